@@ -1,0 +1,1 @@
+"""flowrt: a dataflow runtime for machine learning on asyncio and Numba."""

@@ -1,0 +1,74 @@
+"""Where something runs: ``/job:worker/task:0/device:cpu:0``, any part of which may be left open."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from flowrt.errors import PlacementError
+
+_PATTERN = re.compile(
+    r"(?:/job:(?P<job>[A-Za-z][A-Za-z0-9_]*))?(?:/task:(?P<task>\d+))?(?:/device:(?P<kind>[a-z][a-z0-9_]*)(?::(?P<index>\d+))?)?"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """A device's name, or a constraint on one: ``None`` leaves a part open."""
+
+    job: str | None = None
+    task: int | None = None
+    kind: str | None = None
+    index: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> Device:
+        """``""`` is no constraint; ``"cpu:0"`` is short for ``"/device:cpu:0"``."""
+        full = text if text.startswith("/") or not text else f"/device:{text}"
+        match = _PATTERN.fullmatch(full)
+        if match is None:
+            raise PlacementError(f"{text!r} is not a device; write /job:worker/task:0/device:cpu:0 or a part of it")
+        job, task, kind, index = match["job"], match["task"], match["kind"], match["index"]
+        return Device(job, None if task is None else int(task), kind, None if index is None else int(index))
+
+    @property
+    def host(self) -> str:
+        """The task this device belongs to: ``/job:worker/task:0``."""
+        return str(Device(self.job, self.task))
+
+    @property
+    def local(self) -> str:
+        """The device's name on its own task: ``cpu:0``."""
+        return f"{self.kind}:{self.index}"
+
+    def matches(self, device: Device) -> bool:
+        """Whether ``device`` satisfies this constraint."""
+        return all(
+            mine is None or mine == other
+            for mine, other in zip(
+                (self.job, self.task, self.kind, self.index),
+                (device.job, device.task, device.kind, device.index),
+                strict=True,
+            )
+        )
+
+    def over(self, outer: Device) -> Device:
+        """This constraint where it says something, ``outer`` where it does not."""
+        same_job = self.job is None or self.job == outer.job
+        same_kind = self.kind is None or self.kind == outer.kind
+        return Device(
+            outer.job if self.job is None else self.job,
+            (outer.task if same_job else None) if self.task is None else self.task,
+            outer.kind if self.kind is None else self.kind,
+            (outer.index if same_kind else None) if self.index is None else self.index,
+        )
+
+    def __str__(self) -> str:
+        out = "" if self.job is None else f"/job:{self.job}"
+        out += "" if self.task is None else f"/task:{self.task}"
+        if self.kind is not None:
+            out += f"/device:{self.kind}" + ("" if self.index is None else f":{self.index}")
+        return out
+
+
+ANYWHERE = Device()

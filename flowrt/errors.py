@@ -1,0 +1,124 @@
+"""Every error flowrt raises, by whose fault it is, and where in the user's program it began.
+
+The caller's (`GraphError`, `FeedError`), a peer's (`RemoteError`), the world's (`ResourceError`), use after close
+(`ClosedError`), or a bug of ours (`InternalError`). An error that crosses the wire is named by its class and rebuilt
+from `BY_NAME`; nothing is imported by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class FlowrtError(Exception):
+    """Root of every error raised on purpose."""
+
+
+class GraphError(FlowrtError):
+    """The caller's program is wrong: a graph, fetch or feed that cannot mean anything."""
+
+
+class SpecError(GraphError):
+    """Shapes, dtypes or attributes that an op does not accept."""
+
+
+class GraphFinalizedError(GraphError):
+    """An op was added to a graph that a session already runs."""
+
+
+class PlacementError(GraphError):
+    """A node cannot be put where it was asked to be, or nowhere at all."""
+
+
+class FeedError(FlowrtError):
+    """A fed value is missing, misshapen or of another dtype."""
+
+
+class DeadTensorError(FlowrtError):
+    """A fetched tensor lies on the branch of a switch that was not taken."""
+
+
+class QueueClosedError(FlowrtError):
+    """The queue is closed: nothing more can be enqueued, and nothing is left to dequeue."""
+
+
+class WouldBlock(FlowrtError):
+    """An operation that does not wait would have to."""
+
+
+class ClosedError(FlowrtError):
+    """A session, cluster, connection or queue was used after it was closed."""
+
+
+class StepTimeout(FlowrtError):
+    """A step did not finish within its ``timeout``; it was cancelled and left nothing behind."""
+
+
+class StepCancelled(FlowrtError):
+    """A step was cancelled before it finished."""
+
+
+class ResourceError(FlowrtError):
+    """Memory, disk, ports or descriptors ran out."""
+
+
+class CheckpointError(FlowrtError):
+    """A checkpoint could not be written, or none that is whole could be read."""
+
+
+class RemoteError(FlowrtError):
+    """Another node, or the way to it, failed."""
+
+
+class NodeLost(RemoteError):
+    """A node died or cannot be reached."""
+
+
+class AuthenticationError(RemoteError):
+    """A token was missing or wrong."""
+
+
+class VersionMismatch(RemoteError):
+    """The other end speaks another version of the protocol."""
+
+
+class BrokenStream(RemoteError):
+    """A peer sent something that is not a legal message."""
+
+
+class InternalError(FlowrtError):
+    """A bug in flowrt; please report it."""
+
+
+def _family(root: type[FlowrtError]) -> dict[str, type[FlowrtError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _family(child)
+    return found
+
+
+BY_NAME = _family(FlowrtError)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        here = os.getcwd() + os.sep
+        return f"{self.file.removeprefix(here)}:{self.line}"
+
+
+def user_site() -> Site:
+    """The innermost line on the stack that is not flowrt's own."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return Site(frame.f_code.co_filename, frame.f_lineno)

@@ -1,0 +1,437 @@
+"""The deferred dataflow graph: nodes that apply ops, tensors between them, the variables and queues they share.
+
+A graph only grows, by its own builder interface, until it is finalized. It holds no value but constants and runs
+nothing. Scopes (names, devices, control dependencies) are one immutable value in a ``ContextVar``, so threads and tasks
+that build side by side do not see each other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.device import ANYWHERE, Device
+from flowrt.errors import GraphError, GraphFinalizedError, Site, user_site
+from flowrt.op import REGISTRY, Attr, Op, active_builder, as_attr, as_value, building
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What surrounds the code that builds nodes."""
+
+    prefix: str = ""
+    device: Device = ANYWHERE
+    colocate: tuple[Node, ...] = ()
+    control: tuple[Node, ...] = ()
+    container: str = ""
+
+
+_OUTERMOST = Scope()
+_scope: ContextVar[Scope] = ContextVar("flowrt_scope", default=_OUTERMOST)
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One application of an op. ``outputs`` are its tensors; ``control_inputs`` must finish before it starts."""
+
+    graph: Graph
+    index: int
+    op: Op
+    name: str
+    inputs: tuple[Tensor, ...]
+    attrs: dict[str, Attr]
+    control_inputs: tuple[Node, ...]
+    device: Device
+    colocate: tuple[Node, ...]
+    site: Site
+    outputs: tuple[Tensor, ...] = ()
+
+    @property
+    def builder(self) -> Graph:
+        return self.graph
+
+    @property
+    def resource(self) -> tuple[str, str] | None:
+        """The (container, name) of the variable or queue this node works on."""
+        name = self.attrs.get("resource")
+        return None if name is None else (str(self.attrs.get("container", "")), str(name))
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {self.name!r} ({self.site})>"
+
+
+class Tensor:
+    """A value that a step will compute: one output of a node.
+
+    Python's operators, slicing and ``len`` work as on arrays. Tensors compare by identity, so they are keys of feeds;
+    `flowrt.equal` compares values.
+    """
+
+    __slots__ = ("_node", "_spec", "index")
+    __array_ufunc__ = None  # an array beside a tensor leaves the operator to the tensor
+
+    def __init__(self, node: Node, index: int, spec: Spec) -> None:
+        self._node = node
+        self.index = index
+        self._spec = spec
+
+    @property
+    def op(self) -> Node:
+        """The operation that computes this tensor."""
+        return self._node
+
+    @property
+    def graph(self) -> Graph:
+        return self._node.graph
+
+    @property
+    def builder(self) -> Graph:
+        return self._node.graph
+
+    @property
+    def spec(self) -> Spec:
+        return self._spec
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._spec.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        return self._spec.shape
+
+    @property
+    def name(self) -> str:
+        return f"{self._node.name}:{self.index}"
+
+    @property
+    def device(self) -> str:
+        """The device this tensor was asked to be on, as far as the program says."""
+        return str(self._node.device)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name!r} {self._spec}>"
+
+    def __bool__(self) -> bool:
+        raise GraphError(
+            f"{user_site()}: the tensor {self.name!r} has no value while the graph is built; "
+            "use fr.cond for a choice in the graph, or fetch the tensor first"
+        )
+
+    def __len__(self) -> int:
+        first = self.shape[0] if self.shape else None
+        if first is None:
+            raise GraphError(f"{user_site()}: the length of {self!r} is not known; use fr.shape_of(tensor)[0]")
+        return first
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def __array__(self, *args: object, **kwargs: object) -> Any:
+        raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
+
+    def __getitem__(self, key: Any) -> Any:
+        return REGISTRY["getitem"](self, as_key(key))
+
+    def _with(self, name: str, other: Any) -> Any:
+        return REGISTRY[name](self, other)
+
+    def _from(self, name: str, other: Any) -> Any:
+        return REGISTRY[name](other, self)
+
+    def __add__(self, other: Any) -> Any:
+        return self._with("add", other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._from("add", other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with("subtract", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._from("subtract", other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with("multiply", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._from("multiply", other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._with("divide", other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._from("divide", other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._with("floor_divide", other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._from("floor_divide", other)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._with("remainder", other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._from("remainder", other)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._with("pow", other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._from("pow", other)
+
+    def __matmul__(self, other: Any) -> Any:
+        return self._with("matmul", other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return self._from("matmul", other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._with("less", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._with("less_equal", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._with("greater", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._with("greater_equal", other)
+
+    def __and__(self, other: Any) -> Any:
+        return self._with("logical_and" if self.dtype == bool else "bitwise_and", other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._with("logical_or" if self.dtype == bool else "bitwise_or", other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._with("logical_xor" if self.dtype == bool else "bitwise_xor", other)
+
+    def __invert__(self) -> Any:
+        return REGISTRY["logical_not"](self)
+
+    def __neg__(self) -> Any:
+        return REGISTRY["negative"](self)
+
+    def __abs__(self) -> Any:
+        return REGISTRY["abs"](self)
+
+
+def as_key(key: Any) -> tuple[Attr, ...]:
+    """An index expression as plain data: ints, ``(start, stop, step)`` slices, ``None`` for a new axis, ``"..."``."""
+    out: list[Attr] = []
+    for item in key if isinstance(key, tuple) else (key,):
+        if isinstance(item, slice):
+            out.append(tuple(None if v is None else int(v) for v in (item.start, item.stop, item.step)))
+        elif item is Ellipsis:
+            out.append("...")
+        elif item is None or (isinstance(item, (int, np.integer)) and not isinstance(item, bool)):
+            out.append(None if item is None else int(item))
+        else:
+            raise GraphError(f"{user_site()}: index with ints, slices, None and ...; use fr.take for {item!r}")
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A variable or queue that nodes share by (container, name).
+
+    ``initial`` is the tensor a variable starts from; ``detail`` holds what else describes it (a queue's capacity).
+    """
+
+    kind: str
+    container: str
+    name: str
+    specs: tuple[Spec, ...]
+    device: Device
+    site: Site
+    trainable: bool = False
+    initial: Tensor | None = None
+    initialize: Node | None = None
+    detail: Mapping[str, Attr] = field(default_factory=dict)
+
+
+class Graph:
+    """A graph of ops. ``with graph:`` makes it the one that ops record into.
+
+    ``seed`` is what random ops without a seed of their own derive theirs from; ``None`` leaves it to the session.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self.nodes: list[Node] = []
+        self.resources: dict[tuple[str, str], Resource] = {}
+        self.finalized = False
+        self.variables: list[Any] = []
+        self._names: dict[str, int] = {}
+        self._entered: list[building] = []
+
+    def __enter__(self) -> Graph:
+        if active_builder() not in (None, self):
+            raise GraphError(f"{user_site()}: another graph is being built; leave it before entering this one")
+        scope = building(self)
+        scope.__enter__()
+        self._entered.append(scope)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._entered.pop().__exit__(*exc)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.nodes)} nodes>"
+
+    def finalize(self) -> None:
+        """Let no further node in. A session's first step does it."""
+        self.finalized = True
+
+    def constant(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """A constant tensor of ``array``, which is copied."""
+        made: Tensor = REGISTRY["constant"](as_attr(array))
+        return made
+
+    def spec(self, value: Tensor) -> Spec:
+        return value.spec
+
+    def apply(self, op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Attr], name: str | None = None) -> Any:
+        """Record one node and answer its outputs (the node itself where it has none)."""
+        site = user_site()
+        if self.finalized:
+            raise GraphFinalizedError(f"{op.name} ({site}): a session runs this graph; build before that")
+        for tensor in inputs:
+            if tensor.graph is not self:
+                raise GraphError(f"{op.name} ({site}): {tensor!r} belongs to another graph")
+        specs = op.infer([t.spec for t in inputs], attrs)
+        scope = _scope.get()
+        node = Node(
+            self,
+            len(self.nodes),
+            op,
+            self.unique_name(name or op.name),
+            tuple(inputs),
+            dict(attrs),
+            tuple(n for n in scope.control if n.graph is self),
+            scope.device,
+            scope.colocate,
+            site,
+        )
+        node.outputs = tuple(Tensor(node, i, spec) for i, spec in enumerate(specs))
+        self.nodes.append(node)
+        return node.outputs or (node,)
+
+    def unique_name(self, name: str) -> str:
+        """``name`` under the scope's prefix, numbered if it is taken."""
+        full = _scope.get().prefix + name
+        count = self._names.get(full, 0)
+        self._names[full] = count + 1
+        if count == 0:
+            return full
+        return self.unique_name(f"{name}_{count}")
+
+    def add_resource(self, resource: Resource) -> None:
+        """Enter a variable or queue; an equal (container, name) twice is an error."""
+        key = (resource.container, resource.name)
+        if self.finalized:
+            raise GraphFinalizedError(f"{resource.kind} {resource.name!r} ({resource.site}): the graph is finalized")
+        if key in self.resources:
+            other = self.resources[key]
+            raise GraphError(f"{resource.site}: {other.kind} {resource.name!r} exists already ({other.site})")
+        self.resources[key] = resource
+
+    def complete_resource(self, key: tuple[str, str], initial: Tensor, initialize: Node) -> None:
+        """Record how a variable gets its first value."""
+        self.resources[key] = replace(self.resources[key], initial=initial, initialize=initialize)
+
+    def to_bytes(self) -> bytes:
+        """The graph as validated, self-contained data; no code inside."""
+        from flowrt.serialize import graph_to_bytes
+
+        return graph_to_bytes(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Graph:
+        """The graph that `to_bytes` wrote; raises `BrokenStream` or `GraphError` for anything else."""
+        from flowrt.serialize import graph_from_bytes
+
+        return graph_from_bytes(data)
+
+
+def current_graph(what: str) -> Graph:
+    """The graph being built; ``what`` names who needs one in the error."""
+    graph = active_builder()
+    if not isinstance(graph, Graph):
+        raise GraphError(f"{user_site()}: {what} needs a graph; write it inside `with fr.Graph():`")
+    return graph
+
+
+def current_scope() -> Scope:
+    return _scope.get()
+
+
+@contextmanager
+def _scoped(scope: Scope) -> Iterator[None]:
+    token = _scope.set(scope)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+@contextmanager
+def name_scope(name: str) -> Iterator[None]:
+    """Prefix the names of the nodes built inside with ``name/``."""
+    if not name or name.startswith("/") or name.endswith("/"):
+        raise GraphError(f"{user_site()}: {name!r} is not a name for a scope")
+    scope = _scope.get()
+    with _scoped(replace(scope, prefix=f"{scope.prefix}{name}/")):
+        yield
+
+
+@contextmanager
+def device(name: str) -> Iterator[None]:
+    """Ask for a device, any part of whose name may be left out; inner scopes refine outer ones."""
+    scope = _scope.get()
+    with _scoped(replace(scope, device=Device.parse(name).over(scope.device))):
+        yield
+
+
+@contextmanager
+def colocate_with(value: Any) -> Iterator[None]:
+    """Put what is built inside on the same device as ``value``."""
+    scope = _scope.get()
+    with _scoped(replace(scope, colocate=(*scope.colocate, as_node(value)))):
+        yield
+
+
+@contextmanager
+def control_dependencies(values: Sequence[Any]) -> Iterator[None]:
+    """Start what is built inside only after ``values`` are computed."""
+    scope = _scope.get()
+    with _scoped(replace(scope, control=(*scope.control, *(as_node(v) for v in values)))):
+        yield
+
+
+@contextmanager
+def container(name: str) -> Iterator[None]:
+    """Keep the variables and queues created inside in the container ``name`` of their nodes."""
+    with _scoped(replace(_scope.get(), container=name)):
+        yield
+
+
+def as_node(value: Any) -> Node:
+    """The operation behind a tensor, variable or operation."""
+    found = as_value(value)
+    if isinstance(found, Tensor):
+        return found.op
+    if isinstance(found, Node):
+        return found
+    raise GraphError(f"{user_site()}: {value!r} is neither a tensor nor an operation")

@@ -1,0 +1,305 @@
+"""What an op is, and who is building.
+
+An op's meaning is one function: parameters annotated ``Spec`` are its tensors, every other parameter is an attribute,
+and the body infers the outputs' specs from the inputs'. Calling the op hands it to the builder in force: a graph
+records it, the eager builder evaluates it. This file knows neither; it knows only that *somebody is building*.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.spec import Spec, as_dtype
+
+Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | None"
+DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
+Gradient: TypeAlias = Callable[..., "Sequence[Any]"]
+
+REGISTRY: dict[str, Op] = {}
+
+
+class Builder(Protocol):
+    """Who turns a call of an op into a result: a graph, or the eager builder."""
+
+    def constant(self, array: np.ndarray[Any, Any]) -> Any:
+        """What stands for a plain array among this builder's values."""
+
+    def spec(self, value: Any) -> Spec:
+        """The spec of one of this builder's values."""
+
+    def apply(self, op: Op, inputs: Sequence[Any], attrs: Mapping[str, Attr], name: str | None) -> tuple[Any, ...]:
+        """The outputs of ``op``; an op without outputs answers with the operation itself, alone in the tuple."""
+
+
+_active: ContextVar[Builder | None] = ContextVar("flowrt_builder", default=None)
+_eager: list[Callable[[], Builder]] = []
+
+
+def active_builder() -> Builder | None:
+    """The builder that `building` put in force here, if any."""
+    return _active.get()
+
+
+def set_eager_builder(make: Callable[[], Builder]) -> None:
+    """Name what evaluates ops outside every graph; ``make`` is called at the first such op."""
+    _eager[:] = [make]
+
+
+class building:
+    """``with building(builder):`` ops on plain arrays go to ``builder``."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+
+    def __enter__(self) -> None:
+        self._token = _active.set(self._builder)
+
+    def __exit__(self, *exc: object) -> None:
+        _active.reset(self._token)
+
+
+def builder_for(values: Iterable[Any]) -> Builder:
+    """The builder of the tensors among ``values``, else the one in force, else the eager one."""
+    found = _active.get()
+    for value in values:
+        mine = getattr(value, "builder", None)
+        if mine is None or mine is found:
+            continue
+        if found is not None:
+            raise GraphError(f"{user_site()}: {value!r} belongs to another graph; build the whole step in one graph")
+        found = mine
+    if found is None:
+        if not _eager:
+            raise GraphError("ops outside a graph need flowrt's eager builder: import flowrt")
+        found = _eager[0]()
+    return found
+
+
+def as_attr(value: Any) -> Attr:
+    """``value`` as plain, immutable data that a plan can carry."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return cast("Attr", value.item())
+    if isinstance(value, (list, tuple)):
+        return tuple(as_attr(item) for item in value)
+    if isinstance(value, np.ndarray):
+        frozen = np.array(value)
+        frozen.setflags(write=False)
+        return frozen
+    if isinstance(value, (np.dtype, type)):
+        return as_dtype(value).name
+    raise SpecError(f"{value!r} cannot be an attribute; use numbers, strings, tuples, dtypes or arrays")
+
+
+def default_array(value: Any) -> np.ndarray[Any, Any]:
+    """``value`` as an array; Python floats become float32, ints int64."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+    else:
+        array = np.asarray(value)
+        if array.dtype == np.float64 and not _holds_numpy(value):
+            array = array.astype(np.float32)
+    if array.dtype.kind not in "biuf":
+        raise SpecError(f"{value!r} is not a tensor: its dtype would be {array.dtype}")
+    return array
+
+
+def _holds_numpy(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_numpy(item) for item in value)
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an op's signature."""
+
+    name: str
+    tensor: bool
+    many: bool  # a sequence of tensors
+    optional: bool  # a tensor that may be None
+    dtype: bool  # an attribute that names a dtype
+    default: Any
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[Parameter, ...]:
+    out = []
+    for p in inspect.signature(fn).parameters.values():
+        note = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", str(p.annotation))
+        tensor = "Spec" in note
+        many = tensor and "Sequence" in note
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise GraphError(f"op {fn.__name__}: take Sequence[Spec] rather than *{p.name}")
+        out.append(Parameter(p.name, tensor, many, tensor and "None" in note, note == "DType", p.default))
+    return tuple(out)
+
+
+class Op:
+    """A primitive: name, attributes, shape and dtype inference, gradient. Call it to build one."""
+
+    def __init__(
+        self, infer: Callable[..., Any], *, promote: bool = False, stateful: bool = False, effect: bool = False
+    ) -> None:
+        self.name = infer.__name__
+        self.__name__ = infer.__name__
+        self.__doc__ = infer.__doc__
+        self.__module__ = infer.__module__
+        self.__wrapped__ = infer
+        self.parameters = _parameters(infer)
+        self.promote = promote  # inputs are cast to their common dtype, as NumPy would
+        self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
+        self.effect = effect  # waits, on the event loop; it has no kernel
+        self.differentiable = True
+        self.gradient_rule: Gradient | None = None
+        self._infer = infer
+        self._signature = inspect.signature(infer)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def gradient(self, rule: Gradient) -> Gradient:
+        """Decorator: ``rule(node, *output_gradients)`` answers one gradient (or None) per input."""
+        self.gradient_rule = rule
+        return rule
+
+    def infer(self, inputs: Sequence[Spec], attrs: Mapping[str, Attr]) -> tuple[Spec, ...]:
+        """The outputs' specs; raises `SpecError` saying what does not fit."""
+        out = self._infer(*self._arguments(inputs, attrs), **{k: v for k, v in attrs.items() if not k.startswith("_")})
+        if out is None:
+            return ()
+        return (out,) if isinstance(out, Spec) else tuple(out)
+
+    def _arguments(self, inputs: Sequence[Any], attrs: Mapping[str, Attr]) -> list[Any]:
+        """``inputs`` dealt to the tensor parameters; ``_many`` holds the count of a sequence, ``_none`` absent ones."""
+        left = list(inputs)
+        absent = cast("tuple[str, ...]", attrs.get("_none", ()))
+        out: list[Any] = []
+        for p in self.parameters:
+            if not p.tensor:
+                break
+            if p.name in absent:
+                out.append(None)
+            elif p.many:
+                count = cast("int", attrs["_many"])
+                out.append(left[:count])
+                del left[:count]
+            else:
+                out.append(left.pop(0))
+        return out
+
+    def __call__(self, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise SpecError(f"{self.name}{self._signature} ({user_site()}): {error}") from None
+        bound.apply_defaults()
+        values, attrs = self._sort(bound.arguments)
+        builder = builder_for(values)
+        inputs = self._as_inputs(builder, values)
+        try:
+            outputs = builder.apply(self, inputs, attrs, name)
+        except SpecError as error:
+            raise SpecError(f"{self.name}{f' {name!r}' if name else ''} ({user_site()}): {error}") from None
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Attr]]:
+        values: list[Any] = []
+        attrs: dict[str, Attr] = {}
+        absent: list[str] = []
+        for p in self.parameters:
+            given = arguments[p.name]
+            if p.many:
+                items = [as_value(v) for v in given]
+                attrs["_many"] = len(items)
+                values += items
+            elif p.tensor:
+                if given is None and p.optional:
+                    absent.append(p.name)
+                else:
+                    values.append(as_value(given))
+            else:
+                attrs[p.name] = as_dtype(given).name if p.dtype and given is not None else as_attr(given)
+        if absent:
+            attrs["_none"] = tuple(absent)
+        return values, attrs
+
+    def _as_inputs(self, builder: Builder, values: Sequence[Any]) -> list[Any]:
+        if not self.promote:
+            return [v if is_tensor(v, builder) else builder.constant(default_array(v)) for v in values]
+        dtype = common_dtype([builder.spec(v).dtype if is_tensor(v, builder) else v for v in values])
+        return [_cast(builder, v, dtype) for v in values]
+
+
+def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
+    """NumPy's result type of dtypes, arrays and Python scalars; scalars alone are float32 or int64."""
+    kinds = []
+    for value in values:
+        if isinstance(value, np.dtype) or (isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)):
+            kinds.append(value)
+        else:
+            kinds.append(default_array(value).dtype)
+    if all(not isinstance(k, np.dtype) for k in kinds):
+        return np.result_type(*[default_array(k).dtype for k in kinds])
+    return np.result_type(*[np.dtype(bool) if isinstance(k, bool) else k for k in kinds])
+
+
+def _cast(builder: Builder, value: Any, dtype: np.dtype[Any]) -> Any:
+    if not is_tensor(value, builder):
+        return builder.constant(default_array(value).astype(dtype))
+    return value if builder.spec(value).dtype == dtype else REGISTRY["astype"](value, dtype)
+
+
+def as_value(value: Any) -> Any:
+    """The tensor that ``value`` stands for (a variable stands for its read); lists that hold tensors are stacked."""
+    convert = getattr(value, "__tensor__", None)
+    if convert is not None:
+        return convert()
+    if isinstance(value, (list, tuple)) and any(getattr(as_value(v), "builder", None) is not None for v in value):
+        return REGISTRY["stack"](list(value))
+    return value
+
+
+def is_tensor(value: Any, builder: Builder) -> bool:
+    """Whether ``value`` is one of ``builder``'s own values rather than plain data."""
+    return getattr(value, "builder", None) is builder
+
+
+def op(
+    infer: Callable[..., Any] | None = None, *, promote: bool = False, stateful: bool = False, effect: bool = False
+) -> Any:
+    """Decorator: make ``infer`` an op of the registry.
+
+    ``promote`` casts the inputs to their common dtype; ``stateful`` ops read or write more than their inputs; an
+    ``effect`` waits on the event loop and has no kernel.
+    """
+
+    def register(fn: Callable[..., Any]) -> Op:
+        made = Op(fn, promote=promote, stateful=stateful, effect=effect)
+        if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
+            raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
+        REGISTRY[made.name] = made
+        return made
+
+    return register if infer is None else register(infer)
+
+
+def no_gradient(op: Op) -> Op:
+    """Decorator: no derivative flows through ``op``."""
+    op.differentiable = False
+    return op
+
+
+def lookup(name: str) -> Op:
+    """The op of that name; raises `GraphError` where the registry has none."""
+    try:
+        return REGISTRY[name]
+    except KeyError:
+        raise GraphError(f"no op is named {name!r}; is the module that defines it imported on this node?") from None

@@ -1,0 +1,140 @@
+"""What crosses from meaning to doing: the frozen description of one task's part of a step.
+
+Values are numbered: a plan's feeds come first, then every node's outputs in node order. Nodes stand in a topological
+order of their data and control inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flowrt.errors import BrokenStream
+from flowrt.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNode:
+    """One op to run: ``inputs`` are value ids, ``control`` node positions, ``device`` is local (``cpu:0``)."""
+
+    op: str
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[Spec, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    control: tuple[int, ...] = ()
+    device: str = "cpu:0"
+    site: str = ""
+
+    def where(self) -> str:
+        """How errors name this node."""
+        return f"{self.op} {self.name!r} ({self.site})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFeed:
+    """A value the step is given; ``name`` and ``site`` are for errors."""
+
+    name: str
+    spec: Spec
+    site: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One task's part of a step. ``fetches`` are value ids; every node is run.
+
+    A value on a switch's dead side may be fetched only where ``fetches`` raise `DeadTensorError` for it.
+    """
+
+    task: str
+    nodes: tuple[PlanNode, ...]
+    feeds: tuple[PlanFeed, ...] = ()
+    fetches: tuple[int, ...] = ()
+
+    def value_starts(self) -> list[int]:
+        """The id of the first output of each node, and one past the last value."""
+        starts = [len(self.feeds)]
+        for node in self.nodes:
+            starts.append(starts[-1] + len(node.outputs))
+        return starts
+
+    def value_specs(self) -> list[Spec]:
+        """The static spec of every value, by id."""
+        return [feed.spec for feed in self.feeds] + [spec for node in self.nodes for spec in node.outputs]
+
+
+def spec_to_data(spec: Spec) -> dict[str, Any]:
+    return {"dtype": spec.dtype.name, "shape": spec.dims, "value": spec.value}
+
+
+def spec_from_data(data: Any) -> Spec:
+    return Spec(data["dtype"], data["shape"], data["value"])
+
+
+def plan_to_data(plan: Plan) -> dict[str, Any]:
+    """``plan`` as plain data for the codec."""
+    return {
+        "task": plan.task,
+        "feeds": [{"name": f.name, "spec": spec_to_data(f.spec), "site": f.site} for f in plan.feeds],
+        "fetches": plan.fetches,
+        "nodes": [
+            {
+                "op": n.op,
+                "name": n.name,
+                "inputs": n.inputs,
+                "outputs": [spec_to_data(s) for s in n.outputs],
+                "attrs": dict(n.attrs),
+                "control": n.control,
+                "device": n.device,
+                "site": n.site,
+            }
+            for n in plan.nodes
+        ],
+    }
+
+
+def plan_from_data(data: Any) -> Plan:
+    """The plan that `plan_to_data` wrote, checked; raises `BrokenStream` for anything else."""
+    try:
+        feeds = tuple(PlanFeed(str(f["name"]), spec_from_data(f["spec"]), str(f["site"])) for f in data["feeds"])
+        nodes = tuple(_node_from_data(n) for n in data["nodes"])
+        plan = Plan(str(data["task"]), nodes, feeds, tuple(int(v) for v in data["fetches"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BrokenStream(f"not a plan: {error!r}") from error
+    _check_order(plan)
+    return plan
+
+
+def _node_from_data(data: Any) -> PlanNode:
+    attrs = dict(data["attrs"])
+    for value in attrs.values():
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    return PlanNode(
+        str(data["op"]),
+        str(data["name"]),
+        tuple(int(v) for v in data["inputs"]),
+        tuple(spec_from_data(s) for s in data["outputs"]),
+        attrs,
+        tuple(int(c) for c in data["control"]),
+        str(data["device"]),
+        str(data["site"]),
+    )
+
+
+def _check_order(plan: Plan) -> None:
+    starts = plan.value_starts()
+    for position, node in enumerate(plan.nodes):
+        _check_range(node.where(), node.inputs, starts[position])
+        _check_range(node.where(), node.control, position)
+    _check_range("fetches", plan.fetches, starts[-1])
+
+
+def _check_range(where: str, ids: Sequence[int], bound: int) -> None:
+    for i in ids:
+        if not 0 <= i < bound:
+            raise BrokenStream(f"not a plan: {where} refers to {i}, which does not come before it")

@@ -1,0 +1,130 @@
+"""What is known of a tensor before it exists: its dtype, its shape, and sometimes its value.
+
+``None`` stands for a dimension that only a step will know. ``value`` carries small host integers (a shape computed in
+the graph) into shape inference; it has the nesting of the array, with ``None`` for entries not known yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import SpecError
+
+Shape: TypeAlias = tuple[int | None, ...]
+Value: TypeAlias = int | tuple["Value", ...] | None
+
+KINDS = "biuf"  # bool, signed, unsigned, float: what a tensor may hold
+MAX_RANK = 8
+MAX_VALUE_SIZE = 64
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """The NumPy dtype that ``dtype`` names, if a tensor may hold it."""
+    try:
+        found = np.dtype(dtype).newbyteorder("=")
+    except TypeError as error:
+        raise SpecError(f"{dtype!r} is not a dtype") from error
+    if found.kind not in KINDS or found.itemsize > 8:
+        raise SpecError(f"tensors of dtype {found} are not supported; use a bool, integer or float dtype")
+    return found
+
+
+def as_shape(shape: Any) -> Shape:
+    """``shape`` as a tuple of non-negative ints and Nones."""
+    items = (shape,) if shape is None or isinstance(shape, (int, np.integer)) else tuple(shape)
+    out = tuple(None if n is None else int(n) for n in items)
+    if any(n is not None and n < 0 for n in out):
+        raise SpecError(f"a shape cannot hold negative sizes: {out}")
+    if len(out) > MAX_RANK:
+        raise SpecError(f"a tensor has at most {MAX_RANK} dimensions, got {len(out)}")
+    return out
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Spec:
+    """The static description of a tensor.
+
+    ``Spec("float32", (None, 784))`` is a matrix of any number of rows. ``shape=None`` leaves even the rank open;
+    reading ``.shape`` of such a spec raises `SpecError`.
+    """
+
+    dtype: np.dtype[Any]
+    dims: Shape | None
+    value: Value = None
+
+    def __init__(self, dtype: Any, shape: Any = (), value: Value = None) -> None:
+        object.__setattr__(self, "dtype", as_dtype(dtype))
+        object.__setattr__(self, "dims", None if shape is None else as_shape(shape))
+        object.__setattr__(self, "value", value)
+
+    @property
+    def shape(self) -> Shape:
+        if self.dims is None:
+            raise SpecError("the rank is not known here; declare the shape (a queue takes shapes=)")
+        return self.dims
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def known(self) -> bool:
+        """Whether every dimension is known."""
+        return self.dims is not None and None not in self.dims
+
+    @property
+    def size(self) -> int:
+        """The number of elements of a known shape."""
+        return math.prod(self.concrete)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of a known shape."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def concrete(self) -> tuple[int, ...]:
+        """The shape of a spec that is known entirely."""
+        if not self.known:
+            raise SpecError(f"the shape of {self} is not known before a step")
+        return tuple(n for n in self.shape if n is not None)
+
+    def accepts(self, dtype: np.dtype[Any], shape: Sequence[int | None]) -> bool:
+        """Whether a tensor of ``dtype`` and ``shape`` may stand where this spec is asked for."""
+        if dtype != self.dtype:
+            return False
+        if self.dims is None:
+            return True
+        return len(shape) == len(self.dims) and all(
+            m is None or n is None or m == n for m, n in zip(self.dims, shape, strict=True)
+        )
+
+    def with_shape(self, shape: Any) -> Spec:
+        return Spec(self.dtype, shape)
+
+    def with_dtype(self, dtype: Any) -> Spec:
+        return Spec(dtype, self.dims, self.value)
+
+    def without_value(self) -> Spec:
+        return self if self.value is None else replace_value(self, None)
+
+    def __str__(self) -> str:
+        dims = "..." if self.dims is None else ",".join("?" if n is None else str(n) for n in self.dims)
+        return f"{self.dtype}[{dims}]"
+
+
+def replace_value(spec: Spec, value: Value) -> Spec:
+    return Spec(spec.dtype, spec.dims, value)
+
+
+def spec_of(array: np.ndarray[Any, Any]) -> Spec:
+    """The spec of an array, with its value when that is small and integral."""
+    if array.dtype.kind in "iu" and array.size <= MAX_VALUE_SIZE and array.ndim <= 1:
+        value = array.tolist()
+        return Spec(array.dtype, array.shape, tuple(value) if array.ndim else value)
+    return Spec(array.dtype, array.shape)
