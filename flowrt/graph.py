@@ -68,76 +68,11 @@ class Node:
         return f"<{self.op.name} {self.name!r} ({self.site})>"
 
 
-class Tensor:
-    """A value that a step will compute: one output of a node.
+class Operators:
+    """Python's operators and slicing, as on arrays, for what stands for a tensor."""
 
-    Python's operators, slicing and ``len`` work as on arrays. Tensors compare by identity, so they are keys of feeds;
-    `flowrt.equal` compares values.
-    """
-
-    __slots__ = ("_node", "_spec", "index")
+    __slots__ = ()
     __array_ufunc__ = None  # an array beside a tensor leaves the operator to the tensor
-
-    def __init__(self, node: Node, index: int, spec: Spec) -> None:
-        self._node = node
-        self.index = index
-        self._spec = spec
-
-    @property
-    def op(self) -> Node:
-        """The operation that computes this tensor."""
-        return self._node
-
-    @property
-    def graph(self) -> Graph:
-        return self._node.graph
-
-    @property
-    def builder(self) -> Graph:
-        return self._node.graph
-
-    @property
-    def spec(self) -> Spec:
-        return self._spec
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._spec.dtype
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        return self._spec.shape
-
-    @property
-    def name(self) -> str:
-        return f"{self._node.name}:{self.index}"
-
-    @property
-    def device(self) -> str:
-        """The device this tensor was asked to be on, as far as the program says."""
-        return str(self._node.device)
-
-    def __repr__(self) -> str:
-        return f"<Tensor {self.name!r} {self._spec}>"
-
-    def __bool__(self) -> bool:
-        raise GraphError(
-            f"{user_site()}: the tensor {self.name!r} has no value while the graph is built; "
-            "use fr.cond for a choice in the graph, or fetch the tensor first"
-        )
-
-    def __len__(self) -> int:
-        first = self.shape[0] if self.shape else None
-        if first is None:
-            raise GraphError(f"{user_site()}: the length of {self!r} is not known; use fr.shape_of(tensor)[0]")
-        return first
-
-    def __iter__(self) -> Iterator[Any]:
-        for i in range(len(self)):
-            yield self[i]
-
-    def __array__(self, *args: object, **kwargs: object) -> Any:
-        raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
 
     def __getitem__(self, key: Any) -> Any:
         return REGISTRY["getitem"](self, as_key(key))
@@ -209,13 +144,13 @@ class Tensor:
         return self._with("greater_equal", other)
 
     def __and__(self, other: Any) -> Any:
-        return self._with("logical_and" if self.dtype == bool else "bitwise_and", other)
+        return self._with("logical_and" if as_value(self).dtype == bool else "bitwise_and", other)
 
     def __or__(self, other: Any) -> Any:
-        return self._with("logical_or" if self.dtype == bool else "bitwise_or", other)
+        return self._with("logical_or" if as_value(self).dtype == bool else "bitwise_or", other)
 
     def __xor__(self, other: Any) -> Any:
-        return self._with("logical_xor" if self.dtype == bool else "bitwise_xor", other)
+        return self._with("logical_xor" if as_value(self).dtype == bool else "bitwise_xor", other)
 
     def __invert__(self) -> Any:
         return REGISTRY["logical_not"](self)
@@ -225,6 +160,77 @@ class Tensor:
 
     def __abs__(self) -> Any:
         return REGISTRY["abs"](self)
+
+
+class Tensor(Operators):
+    """A value that a step will compute: one output of a node.
+
+    Python's operators, slicing and ``len`` work as on arrays. Tensors compare by identity, so they are keys of feeds;
+    `flowrt.equal` compares values.
+    """
+
+    __slots__ = ("_node", "_spec", "index")
+
+    def __init__(self, node: Node, index: int, spec: Spec) -> None:
+        self._node = node
+        self.index = index
+        self._spec = spec
+
+    @property
+    def op(self) -> Node:
+        """The operation that computes this tensor."""
+        return self._node
+
+    @property
+    def graph(self) -> Graph:
+        return self._node.graph
+
+    @property
+    def builder(self) -> Graph:
+        return self._node.graph
+
+    @property
+    def spec(self) -> Spec:
+        return self._spec
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._spec.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        return self._spec.shape
+
+    @property
+    def name(self) -> str:
+        return f"{self._node.name}:{self.index}"
+
+    @property
+    def device(self) -> str:
+        """The device this tensor was asked to be on, as far as the program says."""
+        return str(self._node.device)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name!r} {self._spec}>"
+
+    def __bool__(self) -> bool:
+        raise GraphError(
+            f"{user_site()}: the tensor {self.name!r} has no value while the graph is built; "
+            "use fr.cond for a choice in the graph, or fetch the tensor first"
+        )
+
+    def __len__(self) -> int:
+        first = self.shape[0] if self.shape else None
+        if first is None:
+            raise GraphError(f"{user_site()}: the length of {self!r} is not known; use fr.shape_of(tensor)[0]")
+        return first
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(len(self)):
+            yield self[i]
+
+    def __array__(self, *args: object, **kwargs: object) -> Any:
+        raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
 
 
 def as_key(key: Any) -> tuple[Attr, ...]:
@@ -296,7 +302,7 @@ class Graph:
 
     def constant(self, array: np.ndarray[Any, Any]) -> Tensor:
         """A constant tensor of ``array``, which is copied."""
-        made: Tensor = REGISTRY["constant"](as_attr(array))
+        made: Tensor = self.apply(REGISTRY["constant"], (), {"value": as_attr(array)})[0]
         return made
 
     def spec(self, value: Tensor) -> Spec:
@@ -413,10 +419,11 @@ def colocate_with(value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def control_dependencies(values: Sequence[Any]) -> Iterator[None]:
-    """Start what is built inside only after ``values`` are computed."""
+def control_dependencies(values: Sequence[Any] | None) -> Iterator[None]:
+    """Start what is built inside only after ``values`` are computed; ``None`` forgets those that surround it."""
     scope = _scope.get()
-    with _scoped(replace(scope, control=(*scope.control, *(as_node(v) for v in values)))):
+    control = () if values is None else (*scope.control, *(as_node(v) for v in values))
+    with _scoped(replace(scope, control=control)):
         yield
 
 

@@ -146,15 +146,22 @@ class Op:
     """A primitive: name, attributes, shape and dtype inference, gradient. Call it to build one."""
 
     def __init__(
-        self, infer: Callable[..., Any], *, promote: bool = False, stateful: bool = False, effect: bool = False
+        self,
+        infer: Callable[..., Any],
+        *,
+        promote: bool | tuple[str, ...] = False,
+        stateful: bool = False,
+        effect: bool = False,
+        name: str | None = None,
     ) -> None:
-        self.name = infer.__name__
-        self.__name__ = infer.__name__
+        self.name = name or infer.__name__
+        self.__name__ = self.name
         self.__doc__ = infer.__doc__
         self.__module__ = infer.__module__
         self.__wrapped__ = infer
         self.parameters = _parameters(infer)
-        self.promote = promote  # inputs are cast to their common dtype, as NumPy would
+        tensors = tuple(p.name for p in self.parameters if p.tensor)
+        self.promote = tensors if promote is True else promote or ()  # cast to their common dtype, as NumPy would
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
         self.effect = effect  # waits, on the event loop; it has no kernel
         self.differentiable = True
@@ -201,17 +208,19 @@ class Op:
         except TypeError as error:
             raise SpecError(f"{self.name}{self._signature} ({user_site()}): {error}") from None
         bound.apply_defaults()
-        values, attrs = self._sort(bound.arguments)
+        values, promoted, attrs = self._sort(bound.arguments)
         builder = builder_for(values)
-        inputs = self._as_inputs(builder, values)
+        inputs = self._as_inputs(builder, values, promoted)
         try:
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
             raise SpecError(f"{self.name}{f' {name!r}' if name else ''} ({user_site()}): {error}") from None
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Attr]]:
+    def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], list[bool], dict[str, Attr]]:
+        """The tensors among ``arguments``, whether each is promoted, and the attributes."""
         values: list[Any] = []
+        promoted: list[bool] = []
         attrs: dict[str, Attr] = {}
         absent: list[str] = []
         for p in self.parameters:
@@ -227,15 +236,16 @@ class Op:
                     values.append(as_value(given))
             else:
                 attrs[p.name] = as_dtype(given).name if p.dtype and given is not None else as_attr(given)
+            promoted += [p.name in self.promote] * (len(values) - len(promoted))
         if absent:
             attrs["_none"] = tuple(absent)
-        return values, attrs
+        return values, promoted, attrs
 
-    def _as_inputs(self, builder: Builder, values: Sequence[Any]) -> list[Any]:
-        if not self.promote:
-            return [v if is_tensor(v, builder) else builder.constant(default_array(v)) for v in values]
-        dtype = common_dtype([builder.spec(v).dtype if is_tensor(v, builder) else v for v in values])
-        return [_cast(builder, v, dtype) for v in values]
+    def _as_inputs(self, builder: Builder, values: Sequence[Any], promoted: Sequence[bool]) -> list[Any]:
+        both = list(zip(values, promoted, strict=True))
+        kinds = [builder.spec(v).dtype if is_tensor(v, builder) else v for v, cast_it in both if cast_it]
+        dtype = common_dtype(kinds) if kinds else None
+        return [_cast(builder, v, dtype if cast_it else None) for v, cast_it in both]
 
 
 def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
@@ -251,10 +261,12 @@ def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
     return np.result_type(*[np.dtype(bool) if isinstance(k, bool) else k for k in kinds])
 
 
-def _cast(builder: Builder, value: Any, dtype: np.dtype[Any]) -> Any:
+def _cast(builder: Builder, value: Any, dtype: np.dtype[Any] | None) -> Any:
+    """``value`` among the builder's own values, of ``dtype`` if one is asked for."""
     if not is_tensor(value, builder):
-        return builder.constant(default_array(value).astype(dtype))
-    return value if builder.spec(value).dtype == dtype else REGISTRY["astype"](value, dtype)
+        array = default_array(value)
+        return builder.constant(array if dtype is None else array.astype(dtype))
+    return value if dtype is None or builder.spec(value).dtype == dtype else REGISTRY["astype"](value, dtype)
 
 
 def as_value(value: Any) -> Any:
@@ -273,16 +285,22 @@ def is_tensor(value: Any, builder: Builder) -> bool:
 
 
 def op(
-    infer: Callable[..., Any] | None = None, *, promote: bool = False, stateful: bool = False, effect: bool = False
+    infer: Callable[..., Any] | None = None,
+    *,
+    promote: bool | tuple[str, ...] = False,
+    stateful: bool = False,
+    effect: bool = False,
+    name: str | None = None,
 ) -> Any:
     """Decorator: make ``infer`` an op of the registry.
 
-    ``promote`` casts the inputs to their common dtype; ``stateful`` ops read or write more than their inputs; an
-    ``effect`` waits on the event loop and has no kernel.
+    ``promote`` casts the inputs (or those it names) to their common dtype; ``stateful`` ops read or write more than
+    their inputs; an ``effect`` waits on the event loop and has no kernel. ``name`` is for an op behind a function that
+    bears its name and brings arguments into one form first.
     """
 
     def register(fn: Callable[..., Any]) -> Op:
-        made = Op(fn, promote=promote, stateful=stateful, effect=effect)
+        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
             raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
         REGISTRY[made.name] = made
