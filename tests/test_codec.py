@@ -1,0 +1,264 @@
+"""The codec: what goes in comes out, and nothing illegal gets further than `BrokenStream`."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+import time
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrt.codec import FRAME, Limits, decode, encode, pack, survey, unpack
+from flowrt.errors import BrokenStream, SpecError
+
+WIDTHS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
+DTYPES = ["bool", *(f"{kind}{bits}" for kind, widths in WIDTHS.items() for bits in widths)]
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=40)
+    | st.binary(max_size=40)
+)
+shapes = st.lists(st.integers(0, 4), max_size=4)
+arrays = st.builds(lambda dtype, shape: np.ones(shape, dtype), st.sampled_from(DTYPES), shapes)
+messages = st.recursive(
+    scalars | arrays,
+    lambda inner: st.lists(inner, max_size=4).map(tuple) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality of messages in which arrays stand, types and dtypes included."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+def array_token(code: bytes, *dims: int) -> bytes:
+    """The header of a message that is one array, written by hand."""
+    return msgpack.packb(msgpack.ExtType(1, code + struct.pack(f"<{len(dims)}Q", *dims)))
+
+
+@given(messages)
+def test_a_message_comes_back_as_it_was_sent(message: Any) -> None:
+    header, buffers = encode(message)
+    assert same(decode(header, buffers), message)
+    assert same(unpack(pack(message)), message)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_array_of_every_dtype_comes_back_bitwise(dtype: str) -> None:
+    array = np.random.default_rng(0).integers(0, 2, (3, 5)).astype(dtype)
+    assert same(unpack(pack({"x": array}))["x"], array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(7, "float32"),
+        np.zeros((0,), "float32"),
+        np.zeros((3, 0, 2), "int64"),
+        np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        np.arange(10)[::-2],
+        np.asfortranarray(np.ones((3, 4))),
+        np.broadcast_to(np.float32(1), (4, 3)),
+        np.arange(5, dtype=">f4"),
+        np.zeros((1,) * 8, "uint8"),
+    ],
+    ids=["0-d", "empty", "zero-rows", "transposed", "reversed", "fortran", "broadcast", "big-endian", "rank-8"],
+)
+def test_arrays_of_odd_layout_come_back_with_their_values(array: np.ndarray[Any, Any]) -> None:
+    back = decode(*encode([array]))[0]
+    assert back.shape == array.shape
+    assert np.array_equal(back, array)
+    assert back.dtype.isnative
+
+
+def test_contiguous_arrays_are_not_copied() -> None:
+    array = np.arange(6.0)
+    array.flags.writeable = False
+    _, (buffer,) = encode(array)
+    assert np.shares_memory(np.frombuffer(buffer), array)
+    assert np.shares_memory(decode(*encode(array)), array)
+
+
+def test_every_sequence_comes_back_as_a_tuple_that_can_be_hashed() -> None:
+    assert decode(*encode([1, [2, ("a", [None])]])) == (1, (2, ("a", (None,))))
+    hash(decode(*encode([[1], [2, (3,)]])))
+
+
+def test_unpacked_arrays_are_owned_and_writable() -> None:
+    back = unpack(pack(np.zeros(3)))
+    back[0] = 1.0
+    assert back.tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({1: 2}, "keys"),
+        ({"a": [{b"k": 1}]}, "keys"),
+        ({"a": {1, 2}}, "set"),
+        (np.int32(3), "item"),
+        (2**64, "hold"),
+        ("\ud800", "hold"),
+        (np.ones(2, "complex64"), "complex64"),
+        (np.array(["a"]), "not supported"),
+        (np.array([None]), "not supported"),
+        (b"x" * (FRAME.header + 1), "limit"),
+        ([0] * (FRAME.items + 1), "values"),
+        ([np.ones(1)] * (FRAME.arrays + 1), "arrays"),
+    ],
+)
+def test_what_no_reader_would_accept_is_refused_by_the_writer(message: Any, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        encode(message)
+
+
+def test_a_message_that_holds_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(SpecError, match="levels"):
+        encode(loop)
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (b"", "truncated"),
+        (b"\xc1", "nothing legal"),
+        (b"\x01\x01", "its value 1"),
+        (b"\x92\x01", "truncated"),
+        (b"\xa5ab", "its value"),
+        (b"\xdb\xff\xff\xff\xffa", "its value"),
+        (b"\xdd\xff\xff\xff\xff", "values"),
+        (b"\xdf\xff\xff\xff\xff", "values"),
+        (b"\x91" * 40 + b"\x00", "levels"),
+        (b"\x82\xa1a\x01\xa1a\x02", "twice"),
+        (b"\x81\x01\x02", "not legal"),
+        (b"\x81\xc4\x01a\x02", "not a str"),
+        (b"\x81\x90\x02", "not legal"),
+        (b"\xa1\xff", "not legal"),
+        (b"\xd6\xff\x00\x00\x00\x00", "describes no array"),
+        (b"\xd4\x01\x00", "describes no array"),
+        (array_token(b"<c8", 1), "describes no array"),
+        (array_token(b"|O8", 1), "describes no array"),
+        (array_token(b"<f4", 1)[:-1], "describes no array"),
+        (array_token(b"<f4", *[1] * 9), "dimensions"),
+        (array_token(b"<f4", 2**63), "address"),
+        (array_token(b"<f4", 2**32, 2**32), "address"),
+        (array_token(b"<f8", 0, 2**62), "address"),
+        (array_token(b"<f4", 2**31), "limit"),
+        (b"\x92" + 2 * array_token(b"|u1", 3 << 30), "limit"),
+    ],
+)
+def test_an_illegal_header_is_refused_by_name(header: bytes, told: str) -> None:
+    with pytest.raises(BrokenStream, match=told):
+        decode(header, [memoryview(b"")] * len(survey(header)))
+
+
+def test_buffers_that_do_not_fit_the_header_are_refused() -> None:
+    header, buffers = encode({"x": np.ones(4)})
+    with pytest.raises(BrokenStream, match="came"):
+        decode(header, [])
+    with pytest.raises(BrokenStream, match="32 bytes, 31 came"):
+        decode(header, [buffers[0][:-1]])
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_message_or_a_broken_stream(data: bytes) -> None:
+    for read in (lambda: decode(data, []), lambda: unpack(data), lambda: survey(data)):
+        with suppress(BrokenStream):
+            read()
+
+
+@settings(max_examples=300)
+@given(messages, st.integers(0, 2**32))
+def test_a_mutated_message_is_a_message_or_a_broken_stream(message: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(pack(message))
+    for _ in range(rng.randrange(1, 4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    for damaged in (bytes(data), bytes(data[: rng.randrange(len(data))])):
+        with suppress(BrokenStream):
+            unpack(damaged)
+
+
+@given(messages)
+def test_a_packed_message_cut_short_is_refused(message: Any) -> None:
+    data = pack(message)
+    for end in range(len(data)):
+        with pytest.raises(BrokenStream):
+            unpack(data[:end])
+
+
+def many(count: int, token: bytes) -> bytes:
+    return b"\xdd" + struct.pack(">I", count) + token * count
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        many(10**6, b"\x80"),
+        b"\x91" * 10**6,
+        b"\xdd\x00\x00\x3f\xff" * 1000,
+        b"\xdf\x00\x00\x1f\xff\xa1a" * 1000,
+        array_token(b"<f4", 2**63),
+        many(10**5, array_token(b"|u1", 1)),
+    ],
+    ids=["maps", "nesting", "claimed-arrays", "claimed-maps", "length", "many-arrays"],
+)
+def test_a_bomb_is_refused_before_it_allocates(bomb: bytes) -> None:
+    roomy = Limits(header=4 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BrokenStream):
+            decode(bomb, [], roomy)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_work_of_a_refusal_is_bounded_by_the_limits_not_by_the_input() -> None:
+    small, large = (many(count, b"\x80") for count in (10**5, 10**6))
+
+    def refuse(bomb: bytes) -> float:
+        start = time.process_time()
+        with pytest.raises(BrokenStream):
+            survey(bomb, Limits(header=4 << 20))
+        return time.process_time() - start
+
+    assert max(min(refuse(bomb) for _ in range(5)) for bomb in (small, large)) < 0.05  # a stall would be 130 ms
+
+
+@given(messages, st.integers(1, 64))
+def test_lower_limits_refuse_and_never_alter(message: Any, items: int) -> None:
+    header, buffers = encode(message)
+    with suppress(BrokenStream):
+        assert same(decode(header, buffers, Limits(items=items, arrays=items)), message)
+
+
+def test_not_a_number_and_infinity_survive() -> None:
+    back = decode(*encode((math.nan, math.inf, -0.0)))
+    assert math.isnan(back[0])
+    assert back[1] == math.inf
+    assert math.copysign(1, back[2]) == -1
