@@ -26,7 +26,7 @@ MAX_VALUE_SIZE = 64
 def as_dtype(dtype: Any) -> np.dtype[Any]:
     """The NumPy dtype that ``dtype`` names, if a tensor may hold it."""
     try:
-        found = np.dtype(dtype).newbyteorder("=")
+        found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
         raise SpecError(f"{dtype!r} is not a dtype") from error
     if found.kind not in KINDS or found.itemsize > 8:
@@ -128,3 +128,65 @@ def spec_of(array: np.ndarray[Any, Any]) -> Spec:
         value = array.tolist()
         return Spec(array.dtype, array.shape, tuple(value) if array.ndim else value)
     return Spec(array.dtype, array.shape)
+
+
+def normal_axes(axis: Any, rank: int) -> tuple[int, ...]:
+    """``axis`` (None for all, an int, a tuple) as sorted axes of a tensor of ``rank``, counted from its front."""
+    given = range(rank) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    out = sorted(a + rank if a < 0 else a for a in given)
+    if len(set(out)) != len(out):
+        raise SpecError(f"axis {axis} names an axis twice")
+    if out and not 0 <= out[0] <= out[-1] < rank:
+        raise SpecError(f"axis {axis} is not among the {rank} axes (0 to {rank - 1}, or -{rank} to -1)")
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one item of an index expression does: ``count`` entries of ``axis`` from ``start``, every ``step``-th.
+
+    ``axis`` is None for a new axis; ``kept`` is False where an integer removes the axis. What is not known is None.
+    """
+
+    axis: int | None
+    start: int | None
+    step: int
+    count: int | None
+    kept: bool = True
+
+
+def index_steps(key: Sequence[Any], shape: Sequence[int | None]) -> list[Step]:
+    """The steps of an index expression (ints, ``(start, stop, step)``, None, ``"..."``) on a tensor of ``shape``."""
+    used = sum(item is not None and item != "..." for item in key)
+    if used > len(shape) or list(key).count("...") > 1:
+        raise SpecError(f"{used} indices do not fit {len(shape)} dimensions; use at most one index each and one ...")
+    whole = [(None, None, None)] * (len(shape) - used)
+    spot = list(key).index("...") if "..." in key else len(key)
+    full = [*key[:spot], *whole, *key[spot + 1 :]]
+    out: list[Step] = []
+    axis = 0
+    for item in full:
+        if item is None:
+            out.append(Step(None, 0, 1, 1))
+            continue
+        out.append(_integer(item, axis, shape[axis]) if isinstance(item, int) else _slice(item, axis, shape[axis]))
+        axis += 1
+    return out
+
+
+def _integer(index: int, axis: int, size: int | None) -> Step:
+    if size is None:
+        return Step(axis, index if index >= 0 else None, 1, 1, kept=False)
+    if not -size <= index < size:
+        raise SpecError(f"index {index} is out of range for axis {axis} of size {size}")
+    return Step(axis, index % size, 1, 1, kept=False)
+
+
+def _slice(item: Sequence[int | None], axis: int, size: int | None) -> Step:
+    step = 1 if item[2] is None else item[2]
+    if step == 0:
+        raise SpecError(f"the slice on axis {axis} has a step of 0")
+    if size is not None:
+        start, stop, step = slice(*item).indices(size)
+        return Step(axis, start, step, len(range(start, stop, step)))
+    return Step(axis, None, step, None)

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Kernels: what computes, on CPUs and CUDA devices, behind one ABI."""

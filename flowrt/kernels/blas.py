@@ -1,0 +1,38 @@
+"""Matrix products of the BLAS that SciPy carries, callable from compiled kernels.
+
+A kernel calls the stub ``gemm_float32`` or ``gemm_float64`` with addresses; where it is compiled the stub becomes a
+call of the external symbol, which `resolve` binds to SciPy's function when the object is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+
+def gemm_float32(*addresses: int) -> None:
+    """BLAS ``sgemm``; thirteen addresses, in its Fortran order."""
+    raise RuntimeError("gemm_float32 runs only inside a compiled kernel")
+
+
+def gemm_float64(*addresses: int) -> None:
+    """BLAS ``dgemm``; thirteen addresses, in its Fortran order."""
+    raise RuntimeError("gemm_float64 runs only inside a compiled kernel")
+
+
+GEMM: dict[str, Callable[..., None]] = {"flowrt_sgemm": gemm_float32, "flowrt_dgemm": gemm_float64}
+_SCIPY = {"flowrt_sgemm": "sgemm", "flowrt_dgemm": "dgemm"}
+
+
+def resolve(symbol: str) -> int:
+    """The address of SciPy's function behind one of `GEMM`'s symbols."""
+    from scipy.linalg import cython_blas
+
+    capsule: Any = cython_blas.__pyx_capi__[_SCIPY[symbol]]
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address: int = pointer(capsule, name(capsule))
+    return address

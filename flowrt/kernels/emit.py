@@ -1,0 +1,281 @@
+"""From a kernel's Python function to machine code: the only file that imports Numba, and only when it must compile.
+
+Every entry has the one ABI ``void(bases, block, begin, end)``. ``bases`` is the run's table of addresses; its slot 0
+holds the run's words. ``block`` is int64 words: for each operand its slot in ``bases`` and its byte offset, then what
+the form needs (dims; for SCALARS the odometer and strides), then the attribute words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, njit, typeof, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+from numba.np import numpy_support
+from numba.np.arrayobj import make_array, populate_array
+
+from flowrt.kernels.blas import GEMM
+from flowrt.kernels.table import JITABLES, Form, Kernel
+
+ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
+FAST = {"contract", "nsz", "arcp"}  # full fastmath would break NaN
+RUN_WORDS = 4
+_WORD = ir.IntType(64)
+_bound: set[Any] = set()
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _word(builder: Any, block: Any, position: int) -> Any:
+    base = _pointer(builder, block, _WORD)
+    return builder.load(builder.gep(base, [ir.Constant(_WORD, position)]))
+
+
+def _operand_address(builder: Any, bases: Any, block: Any, operand: int) -> Any:
+    slot, offset = _word(builder, block, 2 * operand), _word(builder, block, 2 * operand + 1)
+    base = builder.load(builder.gep(_pointer(builder, bases, _WORD), [slot]))
+    return builder.add(base, offset)
+
+
+def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[Any]) -> Any:
+    """A C-contiguous Numba array over memory that someone else owns."""
+    size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    strides, step = [], ir.Constant(_WORD, size)
+    for dim in reversed(dims):
+        strides.insert(0, step)
+        step = builder.mul(step, dim)
+    array = make_array(kind)(context, builder)
+    data = builder.inttoptr(address, context.get_data_type(kind.dtype).as_pointer())
+    populate_array(array, data=data, shape=list(dims), strides=strides, itemsize=ir.Constant(_WORD, size), meminfo=None)
+    return array._getvalue()
+
+
+def _arguments(dtypes: Sequence[Any], ranks: Sequence[int], words: str, run: bool) -> Any:
+    """An intrinsic (bases, block) → the tuple of arrays, words and perhaps the run's words."""
+    arrays = [types.Array(numpy_support.from_dtype(d), r, "C") for d, r in zip(dtypes, ranks, strict=True)]
+    scalars = [types.float64 if w == "f" else types.int64 for w in words]
+    tail = [types.Array(types.int64, 1, "C")] if run else []
+    answer = types.Tuple([*arrays, *scalars, *tail])
+
+    @intrinsic
+    def arguments(typing_context: Any, bases: Any, block: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            bases, block = args
+            position, items = 2 * len(arrays), []
+            for i, kind in enumerate(arrays):
+                dims = [_word(builder, block, position + d) for d in range(kind.ndim)]
+                position += kind.ndim
+                items.append(_array(context, builder, kind, _operand_address(builder, bases, block, i), dims))
+            for i, kind in enumerate(scalars):
+                value = _word(builder, block, position + i)
+                items.append(builder.bitcast(value, ir.DoubleType()) if kind is types.float64 else value)
+            for kind in tail:
+                address = builder.load(_pointer(builder, bases, _WORD))
+                items.append(_array(context, builder, kind, address, [ir.Constant(_WORD, RUN_WORDS)]))
+            return context.make_tuple(builder, answer, items)
+
+        return answer(types.intp, types.intp), codegen
+
+    return arguments
+
+
+def _scalars(function: Callable[..., Any], dtypes: Sequence[Any]) -> Any:
+    """An intrinsic (bases, block) that applies a scalar function along any strides.
+
+    After the operands the block holds: inner length, number of outer dims, product of the outer dims, each operand's
+    inner stride, then per outer dim (last first) its size and a stride for each operand. Strides are in elements.
+    """
+    kinds = [numpy_support.from_dtype(np.dtype(d)) for d in dtypes]
+    scalar = njit(function, fastmath=FAST, error_model="numpy", inline="never")
+    count = len(kinds)
+
+    @intrinsic
+    def scalars(typing_context: Any, bases: Any, block: Any) -> Any:
+        dispatcher = typeof(scalar)
+        inferred = typing_context.resolve_function_type(dispatcher, tuple(kinds[:-1]), {})
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            bases, block = args
+            element = [context.get_data_type(kind) for kind in kinds]
+            apply = context.get_function(dispatcher, inferred)
+            context.add_linking_libs(getattr(apply, "libs", ()))
+            head = 2 * count
+            inner, outer_dims, outer = (_word(builder, block, head + i) for i in range(3))
+            strides = [_word(builder, block, head + 3 + i) for i in range(count)]
+            starts = [_pointer(builder, _operand_address(builder, bases, block, i), element[i]) for i in range(count)]
+            table = builder.gep(_pointer(builder, block, _WORD), [ir.Constant(_WORD, head + 3 + count)])
+            one, zero = ir.Constant(_WORD, 1), ir.Constant(_WORD, 0)
+
+            def row(at: Sequence[Any], steps: Sequence[Any]) -> None:
+                # a step of zero is known here, so that LLVM keeps the value in a register
+                fixed = [
+                    context.unpack_value(builder, kinds[i], at[i]) if steps[i] is zero else None
+                    for i in range(count - 1)
+                ]
+                with cgutils.for_range(builder, inner) as loop:
+                    values = []
+                    for i in range(count - 1):
+                        place = builder.gep(at[i], [builder.mul(loop.index, steps[i])])
+                        values.append(fixed[i] or context.unpack_value(builder, kinds[i], place))
+                    result = context.cast(builder, apply(builder, values), inferred.return_type, kinds[-1])
+                    out = builder.gep(at[-1], [builder.mul(loop.index, steps[-1])])
+                    context.pack_value(builder, kinds[-1], result, out)
+
+            def rows(at: Sequence[Any], cases: Sequence[Sequence[Any]]) -> None:
+                if not cases:
+                    row(at, strides)
+                    return
+                fits = cgutils.true_bit
+                for stride, step in zip(strides, cases[0], strict=True):
+                    fits = builder.and_(fits, builder.icmp_signed("==", stride, step))
+                with builder.if_else(fits) as (then, otherwise):
+                    with then:
+                        row(at, cases[0])
+                    with otherwise:
+                        rows(at, cases[1:])
+
+            cases = [[one] * count]
+            if count > 2:
+                cases += [[zero if i == j else one for i in range(count)] for j in range(count - 1)]
+            with cgutils.for_range(builder, outer) as each:
+                at = _outer_position(builder, table, outer_dims, each.index, starts)
+                rows(at, cases)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp), codegen
+
+    return scalars
+
+
+def _outer_position(builder: Any, table: Any, dims: Any, index: Any, starts: Sequence[Any]) -> list[Any]:
+    """The operands' addresses at the ``index``-th combination of the outer dims."""
+    left = cgutils.alloca_once_value(builder, index)
+    moved = [cgutils.alloca_once_value(builder, ir.Constant(_WORD, 0)) for _ in starts]
+    builder.store(index, left)
+    for place in moved:
+        builder.store(ir.Constant(_WORD, 0), place)
+    width = ir.Constant(_WORD, len(starts) + 1)
+    with cgutils.for_range(builder, dims) as dim:
+        entry = builder.gep(table, [builder.mul(dim.index, width)])
+        size, rest = builder.load(entry), builder.load(left)
+        here = builder.urem(rest, size)
+        builder.store(builder.udiv(rest, size), left)
+        for i, place in enumerate(moved):
+            stride = builder.load(builder.gep(entry, [ir.Constant(_WORD, i + 1)]))
+            builder.store(builder.add(builder.load(place), builder.mul(here, stride)), place)
+    return [builder.gep(start, [builder.load(place)]) for start, place in zip(starts, moved, strict=True)]
+
+
+def _bind_helpers() -> None:
+    """Let compiled kernels call the families' plain helpers and the BLAS entry points."""
+    for helper in JITABLES:
+        if helper not in _bound:
+            _bound.add(helper)
+            overload(helper, strict=False, jit_options={"fastmath": FAST, "error_model": "numpy"})(_itself(helper))
+    for name, stub in GEMM.items():
+        if stub not in _bound:
+            _bound.add(stub)
+            overload(stub, strict=False)(_external(name))
+
+
+def _itself(helper: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: helper
+
+
+def _external(symbol: str) -> Callable[..., Any]:
+    call = types.ExternalFunction(symbol, types.void(*[types.intp] * 13))
+
+    def typed(*args: Any) -> Any:
+        return lambda *args: call(*args)
+
+    return typed
+
+
+def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, symbol: str) -> bytes:
+    """The object code of one variant of ``kernel``, whose entry is named ``symbol``."""
+    _bind_helpers()
+    if kernel.form is Form.ARRAYS:
+        body = njit(kernel.function, fastmath=FAST, error_model="numpy")
+        arguments = _arguments(dtypes, ranks, words, kernel.takes_run)
+
+        def entry(bases: int, block: int, begin: int, end: int) -> None:
+            body(*arguments(bases, block))
+    else:
+        scalars = _scalars(kernel.function, dtypes)
+
+        def entry(bases: int, block: int, begin: int, end: int) -> None:
+            scalars(bases, block)
+
+    return _object_code(entry, ENTRY, symbol)
+
+
+@intrinsic
+def _word_at(typing_context: Any, address: Any, position: Any) -> Any:
+    """The int64 at ``position`` of the words at ``address``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
+
+    return types.intp(types.intp, types.intp), codegen
+
+
+@intrinsic
+def _set_word(typing_context: Any, address: Any, position: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic
+def _call_entry(typing_context: Any, entry: Any, bases: Any, block: Any) -> Any:
+    """Call the entry at an address, for all of its work."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_WORD] * 4)
+        builder.call(_pointer(builder, args[0], kind), [args[1], args[2], ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), codegen
+
+
+def emit_loop(symbol: str) -> bytes:
+    """The object code of the tape's loop: ``loop(entries, blocks, bases, span)``.
+
+    ``span`` points at two words: the first node to run and one past the last. After each node the loop looks at the
+    run's status word and, where it is set, stops and leaves that node's position in the first word of ``span``.
+    """
+
+    def loop(entries: int, blocks: int, bases: int, span: int) -> None:
+        run, node, stop = _word_at(bases, 0), _word_at(span, 0), _word_at(span, 1)
+        while node < stop:
+            _call_entry(_word_at(entries, node), bases, _word_at(blocks, node))
+            if _word_at(run, 0) != 0:
+                break
+            node += 1
+        _set_word(span, 0, node)
+
+    return _object_code(loop, ENTRY, symbol)
+
+
+def _object_code(entry: Callable[..., None], signature: Any, symbol: str) -> bytes:
+    compiled = cfunc(signature, error_model="numpy", fastmath=FAST)(entry)
+    module = llvm.parse_assembly(compiled.inspect_llvm().replace(compiled._wrapper_name, symbol))
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="default",
+        jit=False,
+    )
+    code: bytes = machine.emit_object(module)
+    return code

@@ -1,0 +1,188 @@
+"""From an op on concrete operands to launches: a compiled entry and the immutable block it reads.
+
+The operands of a launch are slots of the run's ``bases`` table, in the order inputs, outputs, scratch, copies. Where a
+kernel wants an operand contiguous and its view is not, a copy into scratch is planned before it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flowrt.errors import FlowrtError
+from flowrt.kernels.store import entry_address
+from flowrt.kernels.table import Call, Form, Kernel, View, Word, require_kernel
+from flowrt.spec import Spec
+
+ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+RUN_WORDS = 4
+STATUS, STEP, SEED = 0, 1, 2
+
+COPY_OP, FILL_OP = "copy", "fill"
+
+# What a kernel may leave in the run's status word.
+FAILURES = {
+    1: "an index is out of range",
+    2: "an integer was divided by zero",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Where an operand lies: a slot of ``bases`` and a byte offset."""
+
+    slot: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry to call: operand numbers into the application's operands, and everything the block needs but places."""
+
+    kernel: Kernel
+    operands: tuple[int, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    call: Call
+
+    def address(self) -> int:
+        """The compiled entry; compiles it if need be."""
+        ranks = [len(view.shape) for view in self.call.views] if self.kernel.form is Form.ARRAYS else []
+        words = "".join("f" if isinstance(w, float) else "i" for w in self.call.words)
+        return entry_address(self.kernel, self.dtypes, ranks, words)
+
+    def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
+        """The entry's block for operands at ``places`` (all of the application's operands)."""
+        head: list[int] = []
+        for number, view, dtype in zip(self.operands, self.call.views, self.dtypes, strict=True):
+            place = places[number]
+            head += [place.slot, place.offset + view.offset * dtype.itemsize]
+        if self.kernel.form is Form.ARRAYS:
+            head += [n for view in self.call.views for n in view.shape]
+            return np.array(head + [_bits(w) for w in self.call.words], np.int64)
+        return np.array(head + _odometer(self.call.views), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """An op on concrete operands: the steps that compute it and the scratch they need beside inputs and outputs."""
+
+    steps: tuple[Step, ...]
+    scratch: tuple[Spec, ...]
+
+
+def _bits(word: Word) -> int:
+    return int(np.float64(word).view(np.int64)) if isinstance(word, float) else int(word)
+
+
+def _odometer(views: Sequence[View]) -> list[int]:
+    """Inner length, outer dims and strides of equally shaped views, merged into as few dims as their strides allow."""
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    for axis in reversed(range(len(views[0].shape))):
+        n, strides = views[0].shape[axis], tuple(v.strides[axis] for v in views)
+        if n == 1:
+            continue
+        if dims and all(s == m * dims[-1][0] for s, m in zip(strides, dims[-1][1], strict=True)):
+            dims[-1] = (dims[-1][0] * n, dims[-1][1])
+        else:
+            dims.append((n, strides))
+    inner, steps = dims[0] if dims else (1, (1,) * len(views))
+    outer = dims[1:]
+    count = 1
+    for n, _ in outer:
+        count *= n
+    return [inner, len(outer), count, *steps, *(word for n, strides in outer for word in (n, *strides))]
+
+
+def apply_kernel(
+    op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str = "cpu"
+) -> Application:
+    """The launches that compute ``op`` on operands of these concrete specs."""
+    kernel = require_kernel(op, device, [s.dtype for s in (*inputs, *outputs)])
+    call = kernel.layout(inputs, outputs, attrs)
+    if kernel.form is Form.PIECES:
+        return Application(tuple(_piece_steps(inputs, outputs[0], call, device)), ())
+    scratch = list(kernel.scratch(inputs, outputs, attrs)) if kernel.scratch else []
+    dtypes = tuple(s.dtype for s in (*inputs, *outputs, *scratch))
+    numbers = list(range(len(dtypes)))
+    views = list(call.views)
+    steps: list[Step] = []
+    for i in range(len(inputs)):
+        if kernel.form is Form.ARRAYS and not views[i].contiguous:
+            dense = View.dense(views[i].shape)
+            scratch.append(Spec(inputs[i].dtype, dense.shape))
+            numbers[i] = len(inputs) + len(outputs) + len(scratch) - 1
+            steps.append(_copy(i, numbers[i], inputs[i].dtype, views[i], dense, device))
+            views[i] = dense
+    steps.append(Step(kernel, tuple(numbers), dtypes, Call(tuple(views), call.words)))
+    return Application(tuple(steps), tuple(scratch))
+
+
+def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[Step]:
+    target, dtype, steps = len(inputs), output.dtype, []
+    if call.words:
+        fill = require_kernel(FILL_OP, device, [dtype])
+        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), (float(call.words[0]),))))
+    for i in range(len(call.views) // 2):
+        source, window = call.views[2 * i], call.views[2 * i + 1]
+        if source.size:
+            steps.append(_copy(i, target, dtype, source, window, device))
+    return steps
+
+
+def _copy(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> Step:
+    return Step(require_kernel(COPY_OP, device, [dtype, dtype]), (source, target), (dtype, dtype), Call((view, other)))
+
+
+class Prepared:
+    """An op on operands of fixed specs, ready to run at any addresses. Immutable once made; shared by threads."""
+
+    __slots__ = ("_calls", "_keep", "_kind", "scratch")
+
+    def __init__(self, application: Application, operands: int) -> None:
+        places = [Operand(i + 1) for i in range(operands + len(application.scratch))]
+        self._keep = [step.block(places) for step in application.steps]
+        self._calls = [
+            (ENTRY_TYPE(step.address()), block.ctypes.data)
+            for step, block in zip(application.steps, self._keep, strict=True)
+        ]
+        self._kind = ctypes.c_int64 * (1 + len(places))
+        self.scratch = application.scratch
+
+    def run(self, run: int, addresses: Sequence[int]) -> None:
+        """Compute on the operands (inputs, outputs, scratch) at ``addresses``; ``run`` is the run's words' address."""
+        bases = self._kind(run, *addresses)
+        at = ctypes.addressof(bases)
+        for entry, block in self._calls:
+            entry(at, block, 0, 1)
+
+
+def prepare(
+    op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str = "cpu"
+) -> Prepared:
+    """`apply_kernel` with its entries compiled or loaded."""
+    return Prepared(apply_kernel(op, inputs, outputs, attrs, device), len(inputs) + len(outputs))
+
+
+def run_kernel(
+    op: str,
+    inputs: Sequence[np.ndarray[Any, Any]],
+    outputs: Sequence[Spec],
+    attrs: Mapping[str, Any],
+    words: np.ndarray[Any, Any] | None = None,
+) -> list[np.ndarray[Any, Any]]:
+    """Compute ``op`` on C-contiguous arrays at once, into new arrays of the specs ``outputs``.
+
+    Raises `FlowrtError` with the kernel's reason where it fails.
+    """
+    run = np.zeros(RUN_WORDS, np.int64) if words is None else words
+    arrays = [np.empty(spec.concrete, spec.dtype) for spec in outputs]
+    prepared = prepare(op, [Spec(a.dtype, a.shape) for a in inputs], outputs, attrs)
+    scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
+    prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *arrays, *scratch)])
+    if run[STATUS]:
+        raise FlowrtError(f"{op}: {FAILURES[int(run[STATUS])]}")
+    return arrays

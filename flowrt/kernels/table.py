@@ -1,0 +1,215 @@
+"""The kernels flowrt knows, by op and device kind, and how each wants to see its operands.
+
+A kernel is a plain Python function over arrays, written so that Numba can compile it: inputs, outputs, scratch, then
+attribute words, in that order. Nothing here or in the families imports Numba: a node whose kernels are on disk never
+needs it. A `Call` says how the dense operands of one application are to be viewed and which words it is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from flowrt.errors import GraphError
+from flowrt.spec import Spec
+
+Attrs: TypeAlias = Mapping[str, Any]
+Word: TypeAlias = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a kernel sees a dense operand: a shape, strides and an offset, all in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @staticmethod
+    def dense(shape: Sequence[int]) -> View:
+        strides = [1] * len(shape)
+        for i in range(len(shape) - 2, -1, -1):
+            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+        return View(tuple(shape), tuple(strides))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie one after another, in order (an empty or single one always does)."""
+        expected = 1
+        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and stride != expected and self.size > 0:
+                return False
+            expected *= n
+        return True
+
+    def reshape(self, shape: Sequence[int]) -> View:
+        """Another shape of a contiguous view."""
+        if not self.contiguous or math.prod(shape) != self.size:
+            raise ValueError(f"cannot view {self.shape} as {tuple(shape)}")
+        return View(tuple(shape), View.dense(shape).strides, self.offset)
+
+    def permute(self, axes: Sequence[int]) -> View:
+        return View(tuple(self.shape[a] for a in axes), tuple(self.strides[a] for a in axes), self.offset)
+
+    def broadcast_to(self, shape: Sequence[int]) -> View:
+        """NumPy's broadcasting: missing and single dimensions repeat with stride 0."""
+        pad = len(shape) - len(self.shape)
+        strides = [0] * pad + [
+            0 if n == 1 and m != 1 else s for n, s, m in zip(self.shape, self.strides, shape[pad:], strict=True)
+        ]
+        return View(tuple(shape), tuple(strides), self.offset)
+
+    def window(self, starts: Sequence[int], shape: Sequence[int], steps: Sequence[int] | None = None) -> View:
+        """The part that begins at ``starts`` and takes every ``steps``-th element; steps may be negative."""
+        steps = steps or (1,) * len(shape)
+        offset = self.offset + sum(s * stride for s, stride in zip(starts, self.strides, strict=True))
+        strides = tuple(stride * step for stride, step in zip(self.strides, steps, strict=True))
+        return View(tuple(shape), strides, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One application of a kernel: a view per operand (inputs, outputs, scratch) and its attribute words."""
+
+    views: tuple[View, ...]
+    words: tuple[Word, ...] = ()
+
+
+Layout: TypeAlias = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Call]
+
+
+class Form(Enum):
+    """What the compiled entry passes to the function."""
+
+    ARRAYS = "arrays"  # C-contiguous arrays of the ranks in the Call
+    SCALARS = "scalars"  # one element of each input; the entry loops over any strides
+    PIECES = (
+        "pieces"  # no function: input i's view 2i is copied to view 2i + 1 of the output, filled first with the word
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How one op is computed on one kind of device."""
+
+    op: str
+    device: str
+    function: Callable[..., Any]
+    layout: Layout
+    form: Form = Form.ARRAYS
+    scratch: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
+    dtypes: Callable[[Sequence[Any]], bool] | None = None
+
+    def supports(self, dtypes: Sequence[Any]) -> bool:
+        return self.dtypes is None or self.dtypes(dtypes)
+
+    @property
+    def takes_run(self) -> bool:
+        """Whether the function ends with the run's words (status, step, seed)."""
+        return "run" in inspect.signature(self.function).parameters
+
+
+KERNELS: dict[tuple[str, str], list[Kernel]] = {}
+ALIASES: set[str] = set()  # ops whose output is their first input under another shape
+HOST_ONLY: set[str] = set()  # ops that have a CPU kernel and, on purpose, no CUDA twin
+JITABLES: list[Callable[..., Any]] = []  # helpers that kernels call, in order of definition
+
+
+def natural(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """Every operand as it is; no words."""
+    return Call(tuple(View.dense(spec.concrete) for spec in (*inputs, *outputs)))
+
+
+def broadcast(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """Every input broadcast to the output's shape."""
+    shape = outputs[0].concrete
+    views = [View.dense(spec.concrete).broadcast_to(shape) for spec in inputs]
+    return Call((*views, View.dense(shape)))
+
+
+def flat(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """Every operand as a vector."""
+    return Call(tuple(View.dense((spec.size,)) for spec in (*inputs, *outputs)))
+
+
+def kernel(
+    op: str,
+    on: str = "cpu",
+    *,
+    layout: Layout = natural,
+    form: Form = Form.ARRAYS,
+    scratch: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
+    dtypes: Callable[[Sequence[Any]], bool] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function computes ``op`` on device kind ``on``.
+
+    It takes the inputs, the outputs (to be filled), scratch arrays, then the words of its ``layout``; a last parameter
+    named ``run`` receives the run's words. It must compile under Numba and neither raise nor allocate. Several
+    kernels of an op may differ in the ``dtypes`` they accept; the one registered last is tried first.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        KERNELS.setdefault((op, on), []).insert(0, Kernel(op, on, function, layout, form, scratch, dtypes))
+        return function
+
+    return register
+
+
+def elementwise(
+    op: str, function: Callable[..., Any], on: tuple[str, ...] = ("cpu", "cuda"), dtypes: Any = None
+) -> Callable[..., Any]:
+    """Register a scalar expression as ``op``'s kernel: one line serves both devices."""
+    for device in on:
+        kernel(op, device, layout=broadcast, form=Form.SCALARS, dtypes=dtypes)(function)
+    return function
+
+
+def jitable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator for a helper that kernels call: plain Python here, compiled with the kernel that calls it."""
+    JITABLES.append(function)
+    return function
+
+
+def pieces(op: str, layout: Layout, on: tuple[str, ...] = ("cpu", "cuda")) -> None:
+    """Register an op whose output is made of strided copies of its inputs (over a fill, if the Call has a word)."""
+    for device in on:
+        kernel(op, device, layout=layout, form=Form.PIECES)(_nothing)
+
+
+def _nothing() -> None:
+    """The function of kernels that are made of copies alone."""
+
+
+def alias(*ops: str) -> None:
+    """Say that the ops' output is their first input under another shape: nothing is computed."""
+    ALIASES.update(ops)
+
+
+def host_only(*ops: str) -> None:
+    """Say that the ops run on CPUs alone."""
+    HOST_ONLY.update(ops)
+
+
+def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel | None:
+    """The kernel for these operand dtypes (inputs, then outputs), if there is one."""
+    for candidate in KERNELS.get((op, device), ()):
+        if candidate.supports(dtypes):
+            return candidate
+    return None
+
+
+def require_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel:
+    found = find_kernel(op, device, dtypes)
+    if found is None:
+        has = sorted({kind for name, kind in KERNELS if name == op}) or ["no device"]
+        names = ", ".join(str(d) for d in dtypes)
+        raise GraphError(f"no {device} kernel for {op} of ({names}); {op} has kernels on {', '.join(has)}")
+    return found
