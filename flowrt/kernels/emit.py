@@ -23,7 +23,11 @@ from flowrt.kernels.blas import GEMM
 from flowrt.kernels.table import JITABLES, Form, Kernel
 
 ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
-FAST = {"contract", "nsz", "arcp"}  # full fastmath would break NaN
+OPTIONS = {
+    "fastmath": {"contract", "nsz", "arcp"},  # all of it would break NaN
+    "error_model": "numpy",
+    "_nrt": False,  # a kernel that allocates does not compile
+}
 RUN_WORDS = 4
 _WORD = ir.IntType(64)
 _bound: set[Any] = set()
@@ -47,7 +51,8 @@ def _operand_address(builder: Any, bases: Any, block: Any, operand: int) -> Any:
 def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[Any]) -> Any:
     """A C-contiguous Numba array over memory that someone else owns."""
     size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-    strides, step = [], ir.Constant(_WORD, size)
+    strides: list[Any] = []
+    step = ir.Constant(_WORD, size)
     for dim in reversed(dims):
         strides.insert(0, step)
         step = builder.mul(step, dim)
@@ -93,7 +98,7 @@ def _scalars(function: Callable[..., Any], dtypes: Sequence[Any]) -> Any:
     inner stride, then per outer dim (last first) its size and a stride for each operand. Strides are in elements.
     """
     kinds = [numpy_support.from_dtype(np.dtype(d)) for d in dtypes]
-    scalar = njit(function, fastmath=FAST, error_model="numpy", inline="never")
+    scalar = njit(function, **OPTIONS)
     count = len(kinds)
 
     @intrinsic
@@ -178,7 +183,7 @@ def _bind_helpers() -> None:
     for helper in JITABLES:
         if helper not in _bound:
             _bound.add(helper)
-            overload(helper, strict=False, jit_options={"fastmath": FAST, "error_model": "numpy"})(_itself(helper))
+            overload(helper, strict=False, jit_options=OPTIONS)(_itself(helper))
     for name, stub in GEMM.items():
         if stub not in _bound:
             _bound.add(stub)
@@ -202,7 +207,7 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
     """The object code of one variant of ``kernel``, whose entry is named ``symbol``."""
     _bind_helpers()
     if kernel.form is Form.ARRAYS:
-        body = njit(kernel.function, fastmath=FAST, error_model="numpy")
+        body = njit(kernel.function, **OPTIONS)
         arguments = _arguments(dtypes, ranks, words, kernel.takes_run)
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
@@ -267,7 +272,7 @@ def emit_loop(symbol: str) -> bytes:
 
 
 def _object_code(entry: Callable[..., None], signature: Any, symbol: str) -> bytes:
-    compiled = cfunc(signature, error_model="numpy", fastmath=FAST)(entry)
+    compiled = cfunc(signature, **OPTIONS)(entry)
     module = llvm.parse_assembly(compiled.inspect_llvm().replace(compiled._wrapper_name, symbol))
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from flowrt.kernels.table import Kernel
 
 _DIGEST = 32
+# What the code around a kernel would call to turn an error into a Python exception; kernels have none.
+_RAISING = (
+    "numba_gil_ensure",
+    "numba_gil_release",
+    "numba_unpickle",
+    "numba_do_raise",
+    "numba_runtime_build_excinfo_struct",
+)
 _load_lock = threading.RLock()
 _entries: dict[str, int] = {}
 
@@ -183,7 +191,7 @@ def _engine() -> Any:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     stub = ctypes.CFUNCTYPE(None)(_unreachable)
     _kept.append(stub)
-    for name in ("numba_gil_ensure", "numba_gil_release", "numba_unpickle"):
+    for name in _RAISING:
         llvm.add_symbol(name, ctypes.cast(stub, ctypes.c_void_p).value)
     return engine
 
