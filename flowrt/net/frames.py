@@ -1,0 +1,181 @@
+"""The unit of the wire: a length, a header, and the raw bytes of the arrays it describes.
+
+Law: pure; bytes go in and messages come out, whatever way the bytes were cut. `FrameReader` hands out the memory that
+the next bytes belong in, so a large array is received where it will stay. A peer's claims are checked against `Limits`
+before memory is allocated for them; what is not a legal frame raises `BrokenStream`, and the reader is then done for.
+Frames do not interpret messages.
+
+    u32 length of the header, little-endian | header (see `flowrt.codec`) | array 0 | array 1 | …
+
+A length of zero is the goodbye: the last thing a peer says, which tells an end from a loss.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt import codec
+from flowrt.codec import FRAME, Array, Limits, Message
+from flowrt.errors import BrokenStream, InternalError, ResourceError
+
+Allocate: TypeAlias = Callable[[np.dtype[Any], tuple[int, ...]], Array]
+Piece: TypeAlias = bytes | memoryview
+
+GOODBYE = bytes(4)
+WINDOW = 1 << 16  # bytes received at once when it is not known what they are
+_PREFIX = struct.Struct("<I")
+_SMALL = 1 << 14  # pieces up to this are cheaper to copy than to hand to the kernel one by one
+_DIRECT = 1 << 14  # an array that lacks fewer bytes than this is completed through the window, with what follows it
+
+
+def allocate_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Fresh memory for an array that is about to be received."""
+    return np.empty(shape, dtype)
+
+
+def frame(message: Message, limits: Limits = FRAME) -> list[Piece]:
+    """The bytes of ``message`` on the wire, aliasing its arrays. `SpecError` if it is not a legal message."""
+    header, buffers = codec.encode(message, limits)
+    return [_PREFIX.pack(len(header)) + header, *buffers]
+
+
+def writes(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
+    """``pieces`` as a sender should write them: small ones joined, large ones uncopied in slices of ``size`` bytes."""
+    small: list[Piece] = []
+    for piece in pieces:
+        if len(piece) <= _SMALL:
+            small.append(piece)
+            continue
+        if small:
+            yield from _joined(small, size)
+            small = []
+        for start in range(0, len(piece), size):
+            yield piece[start : start + size]
+    if small:
+        yield from _joined(small, size)
+
+
+def _joined(small: Sequence[Piece], size: int) -> Iterator[Piece]:
+    whole = small[0] if len(small) == 1 else b"".join(small)
+    for start in range(0, len(whole), size):
+        yield whole[start : start + size]
+
+
+class FrameReader:
+    """Bytes in, messages out, by the two calls of `asyncio.BufferedProtocol`.
+
+    Fill the start of `get_buffer`, then tell `buffer_updated` how much came. ``allocate`` is asked for the memory of
+    each array once the limits are checked; it must answer a writable, C-contiguous array of that dtype and shape.
+    """
+
+    __slots__ = (
+        "_allocate",
+        "_arrays",
+        "_end",
+        "_header",
+        "_limits",
+        "_rest",
+        "_size",
+        "_start",
+        "_targets",
+        "_window",
+        "ended",
+    )
+
+    def __init__(self, limits: Limits = FRAME, allocate: Allocate = allocate_array, window: int = WINDOW) -> None:
+        self._limits = limits
+        self._allocate = allocate
+        self._window = memoryview(bytearray(max(window, 2 * _PREFIX.size)))
+        self._start = self._end = 0  # what of the window is received and not yet used
+        self._rest = memoryview(b"")  # what of the header or array in progress is not yet received
+        self._header: bytearray | None = None  # of the frame in progress
+        self._arrays: list[Array] | None = None  # of the frame in progress, once its header is whole
+        self._targets: list[memoryview] = []  # arrays not yet begun, the next one last
+        self._size = 0  # bytes of the frame in progress
+        self.ended = False  # the peer said goodbye
+
+    @property
+    def idle(self) -> bool:
+        """Whether no frame is in progress: an end of the stream here cuts nothing."""
+        return self._header is None and self._start == self._end
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes of the stream belong; never empty."""
+        return self._rest if len(self._rest) >= _DIRECT else self._window[self._end :]
+
+    def buffer_updated(self, count: int) -> list[tuple[Message, int]]:
+        """The messages completed by ``count`` bytes written to `get_buffer`, each with its bytes on the wire."""
+        if len(self._rest) >= _DIRECT:
+            self._rest = self._rest[count:]
+        else:
+            self._end += count
+        messages: list[tuple[Message, int]] = []
+        while self._advance(messages):
+            pass
+        self._make_room()
+        return messages
+
+    def _advance(self, messages: list[tuple[Message, int]]) -> bool:
+        """Take one step; answers whether another is possible with the bytes at hand."""
+        if self._rest:
+            self._pour()
+            return not self._rest
+        if self._targets:
+            self._rest = self._targets.pop()
+        elif self._header is None:
+            return self._begin()
+        elif self._arrays is None:
+            self._open(self._header)
+        else:
+            messages.append((codec.assemble(self._header, self._arrays), self._size))
+            self._header = self._arrays = None
+        return True
+
+    def _begin(self) -> bool:
+        """Read the length of the next header."""
+        if self.ended and self._start < self._end:
+            raise BrokenStream("bytes came after the goodbye")
+        if self._end - self._start < _PREFIX.size:
+            return False
+        (length,) = _PREFIX.unpack_from(self._window, self._start)
+        self._start += _PREFIX.size
+        if length == 0:
+            self.ended = True
+            return True
+        if length > self._limits.header:
+            raise BrokenStream(f"a frame announces a header of {length} bytes, over the limit of {self._limits.header}")
+        self._header = bytearray(length)
+        self._rest = memoryview(self._header)
+        self._size = _PREFIX.size + length
+        return True
+
+    def _open(self, header: bytearray) -> None:
+        """Make room for the arrays that a whole header describes."""
+        layouts = codec.survey(header, self._limits)
+        try:
+            self._arrays = [self._allocate(dtype, shape) for dtype, shape in layouts]
+        except MemoryError as error:
+            total = sum(map(codec.nbytes, layouts))
+            raise ResourceError(f"no memory for the {total} bytes of arrays that a frame announces") from error
+        for (dtype, shape), array in zip(layouts, self._arrays, strict=True):
+            if (array.dtype, array.shape) != (dtype, shape) or not array.flags.carray:
+                raise InternalError(f"asked for {dtype}{list(shape)}, allocated {array.dtype}{list(array.shape)}")
+        self._targets = [codec.bytes_of(array) for array in reversed(self._arrays) if array.size]
+        self._size += sum(map(len, self._targets))
+
+    def _pour(self) -> None:
+        """Move received bytes from the window to where they belong."""
+        count = min(len(self._rest), self._end - self._start)
+        self._rest[:count] = self._window[self._start : self._start + count]
+        self._rest = self._rest[count:]
+        self._start += count
+
+    def _make_room(self) -> None:
+        left = self._end - self._start
+        if self._start and left:
+            self._window[:left] = self._window[self._start : self._end]
+        self._start, self._end = 0, left

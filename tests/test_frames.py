@@ -1,0 +1,163 @@
+"""Frames: any cut of the bytes gives the same messages, and garbage gives `BrokenStream` alone."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_messages import messages, same
+
+from flowrt.codec import FRAME, Array, Limits
+from flowrt.errors import BrokenStream, InternalError, ResourceError, SpecError
+from flowrt.net.frames import GOODBYE, FrameReader, frame, writes
+
+
+def wire(*sent: Any) -> bytes:
+    return b"".join(bytes(piece) for message in sent for piece in frame(message))
+
+
+def feed(reader: FrameReader, data: bytes, cuts: list[int] | None = None) -> list[Any]:
+    """Everything ``reader`` makes of ``data``, received in pieces that end at ``cuts`` or where its memory does."""
+    out, at = [], 0
+    ends = sorted({min(cut, len(data)) for cut in cuts or []} | {len(data)})
+    for end in ends:
+        while at < end:
+            room = reader.get_buffer()
+            assert len(room) > 0
+            count = min(len(room), end - at)
+            room[:count] = data[at : at + count]
+            out += [message for message, _ in reader.buffer_updated(count)]
+            at += count
+    return out
+
+
+@given(st.lists(messages, max_size=4), st.lists(st.integers(0, 2000), max_size=30), st.integers(1, 100))
+def test_any_cut_of_the_bytes_gives_the_same_messages(sent: list[Any], cuts: list[int], window: int) -> None:
+    reader = FrameReader(window=window)
+    assert same(tuple(feed(reader, wire(*sent), cuts)), tuple(sent))
+    assert reader.idle
+
+
+def test_frames_come_one_byte_at_a_time() -> None:
+    sent = ({"a": np.arange(5), "b": "text"}, np.zeros((0, 3)), (), np.float32([[1]]))
+    data = wire(*sent)
+    assert same(tuple(feed(FrameReader(), data, list(range(len(data))))), sent)
+
+
+def test_a_large_array_is_received_where_it_will_stay() -> None:
+    destination = np.zeros(1 << 18, "uint8")
+    reader = FrameReader(allocate=lambda dtype, shape: destination)
+    array = np.random.default_rng(1).integers(0, 256, 1 << 18, dtype=np.uint8)
+    data = wire(array)
+    feed(reader, data[:100])
+    assert np.shares_memory(np.frombuffer(reader.get_buffer(), np.uint8), destination)
+    (received,) = feed(reader, data[100:])
+    assert received is destination
+    assert np.array_equal(received, array)
+
+
+def test_many_small_frames_in_one_window_are_all_delivered() -> None:
+    sent = tuple({"step": step} for step in range(1000))
+    assert feed(FrameReader(), wire(*sent)) == list(sent)
+
+
+def test_a_header_larger_than_the_window_is_received() -> None:
+    assert feed(FrameReader(), wire("x" * 300_000)) == ["x" * 300_000]
+
+
+def test_a_size_is_told_with_each_message() -> None:
+    reader, data = FrameReader(), wire(np.zeros(100, "uint8"))
+    reader.get_buffer()[: len(data)] = data
+    ((_, size),) = reader.buffer_updated(len(data))
+    assert size == len(data)
+
+
+def test_a_reader_is_idle_only_between_frames() -> None:
+    data = wire({"a": np.arange(3)})
+    for end in range(len(data) + 1):
+        reader = FrameReader()
+        got = feed(reader, data[:end])
+        assert reader.idle == (end in (0, len(data)))
+        assert len(got) == (end == len(data))
+
+
+def test_a_goodbye_ends_the_stream_and_nothing_may_follow() -> None:
+    reader = FrameReader()
+    assert feed(reader, wire(1) + GOODBYE) == [1]
+    assert reader.ended
+    assert reader.idle
+    with pytest.raises(BrokenStream, match="after the goodbye"):
+        feed(reader, b"\x01")
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=10))
+def test_garbage_is_a_broken_stream_or_waits_for_more(data: bytes, cuts: list[int]) -> None:
+    with suppress(BrokenStream):
+        feed(FrameReader(Limits(array_bytes=1 << 20)), data, cuts)
+
+
+@settings(max_examples=200)
+@given(st.lists(messages, min_size=1, max_size=3), st.integers(0, 2**32))
+def test_damaged_frames_are_messages_or_a_broken_stream(sent: list[Any], seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(wire(*sent))
+    for _ in range(rng.randrange(1, 4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    with suppress(BrokenStream):
+        feed(FrameReader(Limits(array_bytes=1 << 20)), bytes(data))
+
+
+def test_oversized_claims_are_refused_before_memory_is_asked_for() -> None:
+    asked: list[Any] = []
+
+    def allocate(dtype: Any, shape: tuple[int, ...]) -> Array:
+        asked.append(shape)
+        return np.empty(shape, dtype)
+
+    with pytest.raises(BrokenStream, match="header of 4294967295"):
+        feed(FrameReader(allocate=allocate), b"\xff" * 4)
+    huge = frame([np.zeros(10), np.broadcast_to(np.uint8(0), (2**20,))])[0]
+    with pytest.raises(BrokenStream, match="limit of 1000"):
+        feed(FrameReader(Limits(array_bytes=1000), allocate), bytes(huge))
+    assert asked == []
+
+
+def test_a_failing_allocator_is_a_resource_error() -> None:
+    def allocate(dtype: Any, shape: tuple[int, ...]) -> Array:
+        raise MemoryError
+
+    with pytest.raises(ResourceError, match="80 bytes"):
+        feed(FrameReader(allocate=allocate), wire(np.zeros(10)))
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(9), np.zeros(10, "float32"), np.zeros(20)[::2]])
+def test_an_allocator_that_answers_something_else_is_a_bug(wrong: Array) -> None:
+    with pytest.raises(InternalError, match="allocated"):
+        feed(FrameReader(allocate=lambda dtype, shape: wrong), wire(np.zeros(10)))
+
+
+def test_what_is_over_the_limits_is_not_sent() -> None:
+    with pytest.raises(SpecError, match="limit"):
+        frame("x" * FRAME.header)
+
+
+@given(st.lists(st.integers(0, 70_000), max_size=6), st.sampled_from([1000, 1 << 14, 1 << 20]))
+def test_writes_keep_the_bytes_and_bound_their_size(lengths: list[int], size: int) -> None:
+    pieces = [memoryview(bytes([i]) * n) for i, n in enumerate(lengths)]
+    written = list(writes(pieces, size))
+    assert b"".join(written) == b"".join(pieces)
+    assert all(0 < len(piece) <= size for piece in written)
+
+
+def test_a_small_message_is_one_write_and_a_large_one_is_not_copied() -> None:
+    assert len(list(writes(frame([np.zeros(128), np.ones(3)]), 1 << 20))) == 1
+    array = np.zeros(3 << 20, "uint8")
+    written = list(writes(frame(array), 1 << 20))
+    assert [len(piece) for piece in written[1:]] == [1 << 20] * 3
+    assert all(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in written[1:])
