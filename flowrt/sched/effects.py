@@ -1,0 +1,116 @@
+"""The ops that wait: coroutines on the event loop that never hold a kernel's lane.
+
+Each handler takes the host, the run's context, the plan's node and its inputs, and answers the node's outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import FeedError, InternalError
+from flowrt.plan import PlanNode
+from flowrt.sched.host import Host, RunContext
+from flowrt.sched.queues import Element, Queue
+from flowrt.sched.rendezvous import Array, Dead
+from flowrt.spec import Spec
+
+Inputs: TypeAlias = "Sequence[Array | Dead]"
+Handler: TypeAlias = Callable[[Host, RunContext, PlanNode, "Sequence[Any]"], Awaitable["Sequence[Array | Dead]"]]
+
+EFFECTS: dict[str, Handler] = {}
+
+
+def effect(handler: Handler) -> Handler:
+    """Decorator: the coroutine function carries out the op of its own name."""
+    EFFECTS[handler.__name__] = handler
+    return handler
+
+
+@effect
+async def send(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
+    await host.rendezvous.send(context.key, node.attrs["edge"], inputs[0])
+    return ()
+
+
+@effect
+async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
+    edge, peer = node.attrs["edge"], node.attrs["peer"]
+    if peer == host.task or host.rendezvous.holds(context.key, edge):
+        return (await host.rendezvous.take(context.key, edge),)
+    if host.remote is None:
+        raise InternalError(f"{node.where()}: {host.task} has no way to {peer}")
+    return (await host.remote.pull(peer, context.key, edge, node.outputs[0]),)
+
+
+@effect
+async def delay(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
+    """Wait as long as this task is told to (not at all by default), then pass the inputs on."""
+    if host.delay is not None:
+        await asyncio.sleep(host.delay.sample(host.random))
+    return tuple(inputs)
+
+
+def _queue(host: Host, node: PlanNode) -> Queue:
+    return host.queue((node.attrs["container"], node.attrs["resource"]), node.attrs["capacity"])
+
+
+def _component_specs(node: PlanNode) -> list[Spec]:
+    shapes = node.attrs["shapes"]
+    return [Spec(d, None if shapes is None else shapes[i]) for i, d in enumerate(node.attrs["dtypes"])]
+
+
+def _check_element(node: PlanNode, element: Element) -> Element:
+    for i, (array, spec) in enumerate(zip(element, _component_specs(node), strict=True)):
+        if not spec.accepts(array.dtype, array.shape):
+            raise FeedError(f"{node.where()}: component {i} is {Spec(array.dtype, array.shape)}, the queue holds {spec}")
+    return tuple(np.array(array) for array in element)  # the queue outlives the step's memory
+
+
+@effect
+async def enqueue(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
+    await _queue(host, node).enqueue([_check_element(node, tuple(inputs))])
+    return ()
+
+
+@effect
+async def enqueue_many(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
+    rows = [_check_element(node, tuple(np.asarray(a[i]) for a in inputs)) for i in range(len(inputs[0]))]
+    await _queue(host, node).enqueue(rows)
+    return ()
+
+
+@effect
+async def dequeue(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
+    (element,) = await _queue(host, node).dequeue(1)
+    return element
+
+
+@effect
+async def dequeue_many(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
+    return _stack(node, await _queue(host, node).dequeue(int(inputs[0])))
+
+
+@effect
+async def dequeue_up_to(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
+    return _stack(node, await _queue(host, node).dequeue(int(inputs[0]), up_to=True))
+
+
+def _stack(node: PlanNode, elements: Sequence[Element]) -> Sequence[Array]:
+    if not elements:
+        return tuple(np.empty((0, *(spec.dims or ())), spec.dtype) for spec in _component_specs(node))
+    return tuple(np.stack(column) for column in zip(*elements, strict=True))
+
+
+@effect
+async def queue_size(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
+    return (np.asarray(len(_queue(host, node)), np.int64),)
+
+
+@effect
+async def queue_close(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
+    _queue(host, node).close(node.attrs["cancel_pending_enqueues"])
+    return ()

@@ -1,0 +1,92 @@
+"""One task: the devices it computes on, and the state that outlives steps and sessions.
+
+Who makes a `Host` closes it. In-process sessions own a private one; ``python -m flowrt.worker`` serves one to masters.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import ClosedError, GraphError
+from flowrt.sched.lanes import Lanes
+from flowrt.sched.queues import Queue
+from flowrt.sched.rendezvous import Budget, Remote, Rendezvous, StepKey
+from flowrt.sched.variables import Name, Variables
+
+if TYPE_CHECKING:
+    from flowrt.sched.delay import Delay
+    from flowrt.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What one run of a step is told beside its feeds: who it is, and what random ops derive their keys from."""
+
+    key: StepKey
+    number: int = 0
+    seed: int = 0
+
+
+class Host:
+    """A task's lanes, variables, queues and rendezvous.
+
+    ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their way
+    here; ``delay`` is awaited by `delay` ops, for experiments with stragglers.
+    """
+
+    def __init__(
+        self,
+        task: str = "/job:local/task:0",
+        *,
+        threads: int | None = None,
+        transfer_budget: int = 256 << 20,
+        delay: Delay | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.task = task
+        self.devices = ("cpu:0",)
+        self.lanes = Lanes(threads)
+        self.variables = Variables(task)
+        self.rendezvous = Rendezvous()
+        self.budget = Budget(transfer_budget)
+        self.remote: Remote | None = None
+        self.delay = delay
+        self.random = random.Random(seed)
+        self.closed = False
+        self.replicas: dict[str, Any] = {}
+        self._queues: dict[Name, Queue] = {}
+
+    def queue(self, name: Name, capacity: int) -> Queue:
+        """The queue of that name, made at its first use."""
+        found = self._queues.get(name)
+        if found is None:
+            found = self._queues[name] = Queue(name[1], capacity)
+        if found.capacity != capacity:
+            raise GraphError(
+                f"queue {name[1]!r} exists on {self.task} with capacity {found.capacity}, not {capacity}; "
+                "rename it, use another container, or session.reset() the old one"
+            )
+        return found
+
+    def inventory(self) -> dict[Name, Spec]:
+        """The variables that have a value here."""
+        return self.variables.inventory()
+
+    def reset(self, container: str | None = None) -> None:
+        """Forget the variables and queues of a container, or of all; who waits on such a queue gets its closing."""
+        self.variables.reset(container)
+        for name in [n for n in self._queues if container is None or n[0] == container]:
+            self._queues.pop(name).close(cancel_pending_enqueues=True)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self.task} is closed")
+
+    async def aclose(self) -> None:
+        """Wait for the lanes and let everything go. Closing twice is closing once."""
+        if not self.closed:
+            self.closed = True
+            self.reset()
+            self.lanes.close()

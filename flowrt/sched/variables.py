@@ -1,0 +1,176 @@
+"""The variables of one task, by (container, name), and who may touch them when.
+
+Law: a region takes all variables it reads and writes at once or waits for all, so no two holders can wait for each
+other; who asked first goes first where two requests conflict. Holders may be on any thread, waiters on any loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import GraphError
+from flowrt.spec import Spec
+
+Name: TypeAlias = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Slot:
+    """A variable's memory. ``value`` is None until it is first assigned."""
+
+    spec: Spec
+    value: np.ndarray[Any, Any] | None = None
+    readers: int = 0
+    writing: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    reads: frozenset[Name]
+    writes: frozenset[Name]
+    loop: asyncio.AbstractEventLoop
+    granted: asyncio.Future[None]
+    held: bool = False
+
+    def conflicts(self, other: _Request) -> bool:
+        return bool(self.writes & (other.reads | other.writes) or self.reads & other.writes)
+
+
+class Variables:
+    """All variables of a task."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._slots: dict[Name, Slot] = {}
+        self._mutex = threading.Lock()
+        self._waiting: list[_Request] = []
+
+    def inventory(self) -> dict[Name, Spec]:
+        """The variables that have a value."""
+        with self._mutex:
+            return {name: slot.spec for name, slot in self._slots.items() if slot.value is not None}
+
+    def declare(self, name: Name, spec: Spec) -> None:
+        """Make room for a variable; one that exists must have the same spec."""
+        with self._mutex:
+            slot = self._slots.setdefault(name, Slot(spec))
+            if slot.value is None:
+                slot.spec = spec
+        if (slot.spec.dtype, slot.spec.dims) != (spec.dtype, spec.dims):
+            raise GraphError(
+                f"variable {name[1]!r} exists on {self._task} as {slot.spec}, not {spec}; "
+                "rename it, use another container, or session.reset() the old one"
+            )
+
+    def reset(self, container: str | None) -> None:
+        """Forget the variables of a container, or of all."""
+        with self._mutex:
+            for name, slot in self._slots.items():
+                if container is None or name[0] == container:
+                    slot.value = None
+
+    def value(self, name: Name) -> np.ndarray[Any, Any]:
+        """A held variable's memory, to be read."""
+        slot = self._slots.get(name)
+        if slot is None or slot.value is None:
+            raise GraphError(
+                f"variable {name[1]!r} has no value on {self._task}: a session initialises the variables of its own "
+                "graph, so was it reset, or made by another graph?"
+            )
+        return slot.value
+
+    def target(self, name: Name) -> np.ndarray[Any, Any]:
+        """A held variable's memory, to be written; allocated at the first write."""
+        slot = self._slots[name]
+        if slot.value is None:
+            slot.value = np.zeros(slot.spec.concrete, slot.spec.dtype)
+        return slot.value
+
+    def try_hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> bool:
+        """Take the variables if that needs no waiting."""
+        with self._mutex:
+            return self._take(reads, writes, before=None)
+
+    def release(self, reads: Iterable[Name], writes: Iterable[Name]) -> None:
+        """Give back what `try_hold` took."""
+        with self._mutex:
+            for name in reads:
+                if name in self._slots:
+                    self._slots[name].readers -= 1
+            for name in writes:
+                if name in self._slots:
+                    self._slots[name].writing = False
+            self._grant()
+
+    @contextmanager
+    def held_now(self, reads: frozenset[Name], writes: frozenset[Name]) -> Iterator[bool]:
+        """`try_hold` as a block; says whether it succeeded."""
+        held = self.try_hold(reads, writes)
+        try:
+            yield held
+        finally:
+            if held:
+                self.release(reads, writes)
+
+    @asynccontextmanager
+    async def hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> AsyncIterator[None]:
+        """Hold the variables inside the block, waiting for their present holders first."""
+        loop = asyncio.get_running_loop()
+        request = _Request(reads, writes, loop, loop.create_future())
+        with self._mutex:
+            request.held = self._take(reads, writes, before=None)
+            if not request.held:
+                self._waiting.append(request)
+        try:
+            if not request.held:
+                await request.granted
+            yield
+        finally:
+            self._end(request)
+
+    def _end(self, request: _Request) -> None:
+        with self._mutex:
+            if not request.held:
+                self._waiting.remove(request)
+                self._grant()
+                return
+        self.release(request.reads, request.writes)
+
+    def _take(self, reads: frozenset[Name], writes: frozenset[Name], before: _Request | None) -> bool:
+        """Take everything if it is free and nobody who asked earlier wants it."""
+        slots = self._slots
+        if any(slots[n].writing for n in reads if n in slots):
+            return False
+        if any(slots[n].writing or slots[n].readers for n in writes if n in slots):
+            return False
+        for other in self._waiting:
+            if other is before:
+                break
+            if writes & (other.reads | other.writes) or reads & other.writes:
+                return False
+        for name in reads:
+            if name in slots:
+                slots[name].readers += 1
+        for name in writes:
+            if name in slots:
+                slots[name].writing = True
+        return True
+
+    def _grant(self) -> None:
+        for request in list(self._waiting):
+            if self._take(request.reads, request.writes, before=request):
+                self._waiting.remove(request)
+                request.held = True
+                request.loop.call_soon_threadsafe(_wake, request.granted)
+
+
+def _wake(granted: asyncio.Future[None]) -> None:
+    if not granted.done():
+        granted.set_result(None)
