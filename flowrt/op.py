@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast, overload
 
 import numpy as np
 
@@ -284,6 +284,20 @@ def is_tensor(value: Any, builder: Builder) -> bool:
     return getattr(value, "builder", None) is builder
 
 
+@overload
+def op(infer: Callable[..., Any]) -> Op: ...
+
+
+@overload
+def op(
+    *,
+    promote: bool | tuple[str, ...] = False,
+    stateful: bool = False,
+    effect: bool = False,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Op]: ...
+
+
 def op(
     infer: Callable[..., Any] | None = None,
     *,
@@ -291,7 +305,7 @@ def op(
     stateful: bool = False,
     effect: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Op | Callable[[Callable[..., Any]], Op]:
     """Decorator: make ``infer`` an op of the registry.
 
     ``promote`` casts the inputs (or those it names) to their common dtype; ``stateful`` ops read or write more than

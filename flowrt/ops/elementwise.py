@@ -1,0 +1,393 @@
+"""Functions of corresponding entries, with NumPy's broadcasting and promotion.
+
+The rules of gradients here ignore broadcasting: the walker sums a gradient down to its input's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import SpecError
+from flowrt.op import no_gradient, op
+from flowrt.ops.inference import as_float, broadcast, carry, each, merged
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+    from flowrt.op import DType
+
+
+def _both(a: Spec, b: Spec) -> Spec:
+    return Spec(a.dtype, broadcast(a, b))
+
+
+def _compared(a: Spec, b: Spec) -> Spec:
+    return Spec("bool", broadcast(a, b))
+
+
+def _numbers(what: str, x: Spec) -> Spec:
+    if x.dtype == bool:
+        raise SpecError(f"{what} of bools is not defined, got {x}; use logical_xor or logical_not, or astype first")
+    return x
+
+
+@op(promote=True)
+def add(a: Spec, b: Spec) -> Spec:
+    """``a + b``; of bools, whether either is true."""
+    return carry(_both(a, b), each(lambda m, n: m + n, 2), a, b)
+
+
+@add.gradient
+def add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return dy, dy
+
+
+@op(promote=True)
+def subtract(a: Spec, b: Spec) -> Spec:
+    """``a - b``."""
+    return carry(_both(_numbers("the difference", a), b), each(lambda m, n: m - n, 2), a, b)
+
+
+@subtract.gradient
+def subtract_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return dy, negative(dy)
+
+
+@op(promote=True)
+def multiply(a: Spec, b: Spec) -> Spec:
+    """``a * b``; of bools, whether both are true."""
+    return carry(_both(a, b), each(lambda m, n: m * n, 2), a, b)
+
+
+@multiply.gradient
+def multiply_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    a, b = node.inputs
+    return dy * b, dy * a
+
+
+@op(promote=True)
+def divide(a: Spec, b: Spec) -> Spec:
+    """``a / b``; of integers and bools, in float64."""
+    return as_float(_both(a, b))
+
+
+@divide.gradient
+def divide_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    b = node.inputs[1]
+    return dy / b, negative(dy * node.outputs[0] / b)
+
+
+@no_gradient
+@op(promote=True)
+def floor_divide(a: Spec, b: Spec) -> Spec:
+    """The largest integer not above ``a / b``. An integer divided by zero is 0."""
+    out = _both(_numbers("the quotient", a), b)
+    return carry(out, each(lambda m, n: m // n if n else 0, 2), a, b)
+
+
+@op(promote=True)
+def remainder(a: Spec, b: Spec) -> Spec:
+    """What ``floor_divide`` leaves, with the sign of ``b``. An integer modulo zero is 0."""
+    out = _both(_numbers("the remainder", a), b)
+    return carry(out, each(lambda m, n: m % n if n else 0, 2), a, b)
+
+
+@remainder.gradient
+def remainder_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return dy, negative(dy * floor_divide(*node.inputs))
+
+
+@op(promote=True)
+def pow(a: Spec, b: Spec) -> Spec:
+    """``a`` to the power ``b``. Integers stay integers: negative powers are truncated (to 0, but of 1 and -1)."""
+    return _both(_numbers("a power", a), b)
+
+
+@pow.gradient
+def pow_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    a, b = node.inputs
+    slope = b * pow(a, where(equal(b, 0), 1, b - 1))
+    positive = greater(a, 0)
+    return dy * slope, dy * where(positive, node.outputs[0] * log(where(positive, a, 1)), 0)
+
+
+@op(promote=True)
+def maximum(a: Spec, b: Spec) -> Spec:
+    """The larger of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
+    return carry(_both(a, b), each(lambda m, n: m if m > n else n, 2), a, b)
+
+
+@maximum.gradient
+def maximum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    first = greater_equal(*node.inputs)
+    return where(first, dy, 0), where(first, 0, dy)
+
+
+@op(promote=True)
+def minimum(a: Spec, b: Spec) -> Spec:
+    """The smaller of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
+    return carry(_both(a, b), each(lambda m, n: m if m < n else n, 2), a, b)
+
+
+@minimum.gradient
+def minimum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    first = less_equal(*node.inputs)
+    return where(first, dy, 0), where(first, 0, dy)
+
+
+@op(promote=True)
+def add_n(values: Sequence[Spec]) -> Spec:
+    """The sum of tensors of one shape."""
+    if not values:
+        raise SpecError("add_n needs at least one tensor")
+    return Spec(values[0].dtype, merged([v.dims for v in values], values))
+
+
+@add_n.gradient
+def add_n_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy,) * len(node.inputs)
+
+
+@op
+def negative(x: Spec) -> Spec:
+    """``-x``."""
+    return carry(_numbers("the negative", x).without_value(), each(lambda n: -n, 1), x)
+
+
+@negative.gradient
+def negative_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (negative(dy),)
+
+
+@op
+def abs(x: Spec) -> Spec:
+    """The absolute value."""
+    return x.without_value()
+
+
+@abs.gradient
+def abs_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * sign(node.inputs[0]),)
+
+
+@no_gradient
+@op
+def sign(x: Spec) -> Spec:
+    """-1, 0 or 1, as ``x`` is negative, zero or positive; NaN stays NaN."""
+    return _numbers("the sign", x).without_value()
+
+
+@op
+def exp(x: Spec) -> Spec:
+    """e to the power ``x``."""
+    return as_float(x)
+
+
+@exp.gradient
+def exp_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * node.outputs[0],)
+
+
+@op
+def log(x: Spec) -> Spec:
+    """The natural logarithm: -inf at 0, NaN below."""
+    return as_float(x)
+
+
+@log.gradient
+def log_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy / node.inputs[0],)
+
+
+@op
+def sqrt(x: Spec) -> Spec:
+    """The square root; NaN below 0."""
+    return as_float(x)
+
+
+@sqrt.gradient
+def sqrt_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * 0.5 / node.outputs[0],)
+
+
+@op
+def rsqrt(x: Spec) -> Spec:
+    """One over the square root."""
+    return as_float(x)
+
+
+@rsqrt.gradient
+def rsqrt_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    y = node.outputs[0]
+    return (dy * -0.5 * y / node.inputs[0],)
+
+
+@op
+def square(x: Spec) -> Spec:
+    """``x * x``."""
+    return x.without_value()
+
+
+@square.gradient
+def square_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * 2.0 * node.inputs[0],)
+
+
+@op
+def reciprocal(x: Spec) -> Spec:
+    """``1 / x``; of integers in float64, like `divide`."""
+    return as_float(x)
+
+
+@reciprocal.gradient
+def reciprocal_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (negative(dy * square(node.outputs[0])),)
+
+
+@op
+def tanh(x: Spec) -> Spec:
+    """The hyperbolic tangent."""
+    return as_float(x)
+
+
+@tanh.gradient
+def tanh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * (1.0 - square(node.outputs[0])),)
+
+
+@op
+def sigmoid(x: Spec) -> Spec:
+    """``1 / (1 + exp(-x))``, without overflow."""
+    return as_float(x)
+
+
+@sigmoid.gradient
+def sigmoid_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    y = node.outputs[0]
+    return (dy * y * (1.0 - y),)
+
+
+@op
+def relu(x: Spec) -> Spec:
+    """``x`` where it is positive, else 0; NaN stays NaN."""
+    return _numbers("relu", x).without_value()
+
+
+@relu.gradient
+def relu_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (where(greater(node.outputs[0], 0), dy, 0),)
+
+
+@no_gradient
+@op
+def floor(x: Spec) -> Spec:
+    """The largest integer not above ``x``, of the same dtype."""
+    return x.without_value()
+
+
+@op(promote=("a", "b"))
+def where(condition: Spec, a: Spec, b: Spec) -> Spec:
+    """``a`` where ``condition`` holds (is not zero), else ``b``."""
+    return Spec(a.dtype, broadcast(condition, a, b))
+
+
+@where.gradient
+def where_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    condition = node.inputs[0]
+    return None, where(condition, dy, 0), where(condition, 0, dy)
+
+
+@no_gradient
+@op(promote=True)
+def equal(a: Spec, b: Spec) -> Spec:
+    """Whether ``a`` equals ``b``; NaN equals nothing."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def not_equal(a: Spec, b: Spec) -> Spec:
+    """Whether ``a`` differs from ``b``; NaN differs from everything."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def less(a: Spec, b: Spec) -> Spec:
+    """Whether ``a < b``."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def less_equal(a: Spec, b: Spec) -> Spec:
+    """Whether ``a <= b``."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def greater(a: Spec, b: Spec) -> Spec:
+    """Whether ``a > b``."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def greater_equal(a: Spec, b: Spec) -> Spec:
+    """Whether ``a >= b``."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def logical_and(a: Spec, b: Spec) -> Spec:
+    """Whether both are true (not zero)."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def logical_or(a: Spec, b: Spec) -> Spec:
+    """Whether either is true (not zero)."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op(promote=True)
+def logical_xor(a: Spec, b: Spec) -> Spec:
+    """Whether exactly one is true (not zero)."""
+    return _compared(a, b)
+
+
+@no_gradient
+@op
+def logical_not(x: Spec) -> Spec:
+    """Whether ``x`` is false (zero)."""
+    return Spec("bool", x.dims)
+
+
+@no_gradient
+@op
+def isnan(x: Spec) -> Spec:
+    """Whether ``x`` is not a number."""
+    return Spec("bool", x.dims)
+
+
+@no_gradient
+@op
+def isfinite(x: Spec) -> Spec:
+    """Whether ``x`` is neither NaN nor infinite."""
+    return Spec("bool", x.dims)
+
+
+@op
+def astype(x: Spec, dtype: DType) -> Spec:
+    """``x`` as another dtype; floats lose their fraction where it is an integer dtype."""
+    return carry(Spec(dtype, x.dims), lambda value: value, x)
+
+
+@astype.gradient
+def astype_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (astype(dy, node.inputs[0].dtype),)

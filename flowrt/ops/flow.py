@@ -1,0 +1,99 @@
+"""Where values go: passing them on, ordering effects, choosing by value, and crossing between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import SpecError
+from flowrt.graph import as_node, control_dependencies, current_graph
+from flowrt.op import building, no_gradient, op
+from flowrt.ops.elementwise import equal
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+    from flowrt.op import DType
+
+
+@op
+def identity(x: Spec) -> Spec:
+    """``x`` itself."""
+    return x
+
+
+@identity.gradient
+def identity_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy,)
+
+
+@no_gradient
+@op
+def stop_gradient(x: Spec) -> Spec:
+    """``x`` itself, as a constant to `flowrt.gradients`."""
+    return x
+
+
+@no_gradient
+@op
+def no_op() -> None:
+    """Nothing; control dependencies give it a place."""
+
+
+def group(*values: Any, name: str | None = None) -> Any:
+    """An operation that is done once all ``values`` (operations, tensors, variables) are."""
+    graph = as_node(values[0]).graph if values else current_graph("group")
+    with building(graph), control_dependencies(values):
+        return no_op(name=name or "group")
+
+
+@op
+def switch(data: Spec, pred: Spec) -> tuple[Spec, Spec]:
+    """``data`` as (if_false, if_true): the side that the bool scalar ``pred`` does not choose is dead."""
+    if pred.dtype != bool or pred.dims not in (None, ()):
+        raise SpecError(f"a switch is set by a bool scalar, got {pred}")
+    return data.without_value(), data.without_value()
+
+
+@switch.gradient
+def switch_grad(node: Node, if_false: Tensor, if_true: Tensor) -> tuple[Any, ...]:
+    return merge([if_false, if_true])[0], None
+
+
+@op
+def merge(values: Sequence[Spec]) -> tuple[Spec, Spec]:
+    """The one of ``values`` that is not dead, and its position (int64). Dead if all are."""
+    if not values:
+        raise SpecError("merge needs at least one tensor")
+    if len({v.dtype for v in values}) > 1:
+        raise SpecError(f"merge takes tensors of one dtype, got {', '.join(map(str, values))}")
+    ranks = {None if v.dims is None else v.rank for v in values}
+    if len(ranks) > 1:
+        return Spec(values[0].dtype, None), Spec("int64", ())
+    return Spec(values[0].dtype, _common(values)), Spec("int64", ())
+
+
+def _common(values: Sequence[Spec]) -> Any:
+    """The sizes that all of ``values`` share; None where they differ."""
+    if values[0].dims is None:
+        return None
+    columns = zip(*[v.shape for v in values], strict=True)
+    return tuple(column[0] if len(set(column)) == 1 else None for column in columns)
+
+
+@merge.gradient
+def merge_grad(node: Node, dy: Tensor, dindex: Tensor) -> tuple[Any, ...]:
+    return tuple(switch(dy, equal(node.outputs[1], i))[1] for i in range(len(node.inputs)))
+
+
+@no_gradient
+@op(effect=True)
+def send(x: Spec, *, edge: int, peer: str) -> None:
+    """Hand ``x`` to whoever receives ``edge`` on ``peer``; put in where a graph is split over devices."""
+
+
+@no_gradient
+@op(effect=True)
+def recv(*, edge: int, peer: str, dtype: DType, shape: Any) -> Spec:
+    """The tensor that ``peer`` sends on ``edge``; put in where a graph is split over devices."""
+    return Spec(dtype, shape)

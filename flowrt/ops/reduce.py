@@ -1,0 +1,238 @@
+"""Reductions over axes, and what undoes them: ``spread`` and ``broadcast_to``.
+
+``axis`` is None (all axes), an int or a tuple; ``keepdims`` leaves reduced axes with size 1.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import SpecError
+from flowrt.op import no_gradient, op
+from flowrt.ops.elementwise import astype, divide, equal, where
+from flowrt.ops.inference import as_float, carry, described, filled
+from flowrt.ops.source import shape_of
+from flowrt.spec import Shape, Spec, normal_axes
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+
+
+def _reduced(x: Spec, axis: Any, keepdims: bool) -> Shape | None:
+    """The shape of ``x`` without the axes it is reduced over."""
+    if x.dims is None:
+        return () if axis is None and not keepdims else None
+    axes = normal_axes(axis, x.rank)
+    kept = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    return kept if keepdims else tuple(n for i, n in enumerate(x.shape) if i not in axes)
+
+
+def _wide(dtype: np.dtype[Any]) -> str:
+    """What a sum of ``dtype`` is held in: 64 bits for integers and bools."""
+    return {"b": "int64", "i": "int64", "u": "uint64"}.get(dtype.kind, dtype.name)
+
+
+def _needs_entries(what: str, x: Spec, axis: Any) -> None:
+    if x.dims is not None and builtins.any(x.shape[a] == 0 for a in normal_axes(axis, x.rank)):
+        raise SpecError(f"the {what} of no entries is not defined: {x} over axis {axis}")
+
+
+@op
+def sum(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """The sum over ``axis``; small integers and bools are summed in 64 bits. Of no entries: 0."""
+    return Spec(_wide(x.dtype), _reduced(x, axis, keepdims))
+
+
+@sum.gradient
+def sum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (_spread_like(dy, node),)
+
+
+@op
+def mean(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """The mean over ``axis``; of integers in float64. Of no entries: NaN."""
+    return Spec(as_float(x).dtype, _reduced(x, axis, keepdims))
+
+
+@mean.gradient
+def mean_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    x, y = node.inputs[0], node.outputs[0]
+    if x.spec.known and y.spec.known:
+        return (_spread_like(dy / (x.spec.size / builtins.max(y.spec.size, 1)), node),)
+    return (_spread_like(dy / astype(divide(size(x), size(y)), dy.dtype), node),)
+
+
+@op
+def max(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """The largest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
+    _needs_entries("maximum", x, axis)
+    return Spec(x.dtype, _reduced(x, axis, keepdims))
+
+
+@max.gradient
+def max_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (_shared_by_the_equal(node, dy),)
+
+
+@op
+def min(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """The smallest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
+    _needs_entries("minimum", x, axis)
+    return Spec(x.dtype, _reduced(x, axis, keepdims))
+
+
+@min.gradient
+def min_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (_shared_by_the_equal(node, dy),)
+
+
+def _shared_by_the_equal(node: Node, dy: Tensor) -> Any:
+    hit = equal(node.inputs[0], _spread_like(node.outputs[0], node))
+    ways = sum(astype(hit, dy.dtype), node.attrs["axis"], node.attrs["keepdims"])
+    return where(hit, _spread_like(dy / ways, node), 0)
+
+
+@op
+def prod(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """The product over ``axis``; small integers and bools are multiplied in 64 bits. Of no entries: 1."""
+    out = Spec(_wide(x.dtype), _reduced(x, axis, keepdims))
+    return carry(out, _known_product, x) if out.dims == () else out
+
+
+def _known_product(entries: Any) -> Any:
+    known = entries.ravel().tolist()
+    return None if None in known else functools.reduce(operator.mul, known, 1)
+
+
+@prod.gradient
+def prod_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    """Without dividing by zero: beside one zero only that entry has a slope, beside two none has."""
+    x, axis, keepdims = node.inputs[0], node.attrs["axis"], node.attrs["keepdims"]
+    zero = equal(x, 0)
+    others = where(zero, 1, x)
+    zeros = _spread_like(sum(astype(zero, x.dtype), axis, keepdims), node)
+    rest = _spread_like(prod(others, axis, keepdims), node) / others
+    counted = where(zero, equal(zeros, 1), equal(zeros, 0))
+    return (where(counted, rest * _spread_like(dy, node), 0),)
+
+
+@no_gradient
+@op
+def any(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """Whether any entry over ``axis`` is true (not zero)."""
+    return Spec("bool", _reduced(x, axis, keepdims))
+
+
+@no_gradient
+@op
+def all(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """Whether every entry over ``axis`` is true (not zero)."""
+    return Spec("bool", _reduced(x, axis, keepdims))
+
+
+@no_gradient
+@op
+def argmax(x: Spec, axis: int | None = None, keepdims: bool = False) -> Spec:
+    """Where the first largest entry (or NaN) is along ``axis``; in the flattened tensor if that is None."""
+    return _position(x, axis, keepdims)
+
+
+@no_gradient
+@op
+def argmin(x: Spec, axis: int | None = None, keepdims: bool = False) -> Spec:
+    """Where the first smallest entry (or NaN) is along ``axis``; in the flattened tensor if that is None."""
+    return _position(x, axis, keepdims)
+
+
+def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
+    if axis is not None and not isinstance(axis, int):
+        raise SpecError(f"axis must be one axis or None, got {axis}")
+    _needs_entries("position of an extreme", x, axis)
+    return Spec("int64", _reduced(x, axis, keepdims))
+
+
+@op
+def spread(y: Spec, shape: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+    """What a reduction over ``axis`` made of a tensor of ``shape``, repeated along the axes it reduced."""
+    out = filled(y.dtype, shape)
+    if y.dims is not None and out.dims is not None:
+        _check_spread(y, out, axis, keepdims)
+    return out
+
+
+def _check_spread(y: Spec, out: Spec, axis: Any, keepdims: bool) -> None:
+    left = _reduced(out, axis, keepdims)
+    if (
+        left is None
+        or len(left) != y.rank
+        or builtins.any(m is not None and n is not None and m != n for m, n in zip(left, y.shape, strict=True))
+    ):
+        raise SpecError(f"{y} is not what a reduction of {out} over axis {axis} leaves")
+
+
+@spread.gradient
+def spread_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return sum(dy, node.attrs["axis"], node.attrs["keepdims"]), None
+
+
+def _spread_like(value: Any, node: Node) -> Any:
+    """``value``, of the reduction's output shape, repeated to its input's."""
+    return spread(value, shape_of(node.inputs[0]), node.attrs["axis"], node.attrs["keepdims"])
+
+
+@op
+def broadcast_to(x: Spec, shape: Spec) -> Spec:
+    """``x`` repeated to ``shape`` (a tuple or an integer vector tensor) by NumPy's rules of broadcasting."""
+    out = filled(x.dtype, shape)
+    if x.dims is None or out.dims is None:
+        return out
+    dims = _onto(x.shape, out.shape)
+    if dims is None:
+        raise SpecError(f"{x} does not broadcast to {out}; its sizes must be 1 or equal, from the right")
+    return out.with_shape(dims)
+
+
+def _onto(small: Shape, large: Shape) -> Shape | None:
+    """``large``, to which ``small`` broadcasts, as far as both tell it; None where it does not."""
+    if len(small) > len(large):
+        return None
+    pairs = list(zip((1,) * (len(large) - len(small)) + small, large, strict=True))
+    if builtins.any(m not in (None, 1) and n not in (None, m) for m, n in pairs):
+        return None
+    return tuple(m if n is None and m != 1 else n for m, n in pairs)
+
+
+@broadcast_to.gradient
+def broadcast_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return sum_to(dy, shape_of(node.inputs[0])), None
+
+
+@op
+def sum_to(x: Spec, shape: Spec) -> Spec:
+    """``x`` summed down to ``shape``, which broadcasts to its own."""
+    out = filled(x.dtype, shape)
+    if x.dims is None or out.dims is None:
+        return out
+    if _onto(out.shape, x.shape) is None:
+        raise SpecError(f"{x} cannot be summed to {out}; its sizes must be 1 or equal, from the right")
+    return out
+
+
+@sum_to.gradient
+def sum_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return broadcast_to(dy, shape_of(node.inputs[0])), None
+
+
+def size(x: Any, *, name: str | None = None) -> Any:
+    """The number of entries of ``x``, an int64 scalar."""
+    return prod(shape_of(x), name=name)
+
+
+def rank(x: Any) -> int:
+    """The number of dimensions of ``x``, which is always known while a graph is built."""
+    return described(x).rank

@@ -1,0 +1,310 @@
+"""Moving entries without computing on them: other shapes, other orders, parts and wholes.
+
+Shapes may be tuples or integer vector tensors; the latter's known entries (`Spec.value`) drive inference.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import SpecError
+from flowrt.op import op
+from flowrt.ops.inference import carry, described, filled, target
+from flowrt.ops.reduce import broadcast_to, sum
+from flowrt.ops.source import shape_of
+from flowrt.spec import MAX_VALUE_SIZE, Shape, Spec, index_steps, normal_axes
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+
+
+@op
+def reshape(x: Spec, shape: Spec) -> Spec:
+    """``x`` in another shape, its entries in the same order; one size may be -1, which the others then determine."""
+    dims = target(shape)
+    if dims is None:
+        return Spec(x.dtype, None)
+    if dims.count(-1) > 1:
+        raise SpecError(f"only one size of a shape may be -1, got {dims}")
+    out = Spec(x.dtype, _resolved(x, dims))
+    return carry(out, lambda value: value.reshape(out.concrete), x) if out.known else out
+
+
+def _resolved(x: Spec, dims: Shape) -> Shape:
+    """``dims`` with what the size of ``x`` tells of one open entry."""
+    open_sizes = [n for n in dims if n is None or n < 0]
+    known = math.prod(n for n in dims if n is not None and n >= 0)
+    if not x.known or len(open_sizes) > 1:
+        return tuple(None if n == -1 else n for n in dims)
+    fits = x.size == known if not open_sizes else known > 0 and x.size % known == 0
+    if not fits and not (known == 0 and open_sizes == [None]):
+        raise SpecError(f"cannot reshape {x} of {x.size} entries to {dims}")
+    return tuple((x.size // known if known else None) if n is None or n == -1 else n for n in dims)
+
+
+@reshape.gradient
+def reshape_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return reshape(dy, shape_of(node.inputs[0])), None
+
+
+@op
+def transpose(x: Spec, axes: Any = None) -> Spec:
+    """``x`` with its axes in the order ``axes`` (reversed if None)."""
+    if x.dims is None:
+        return Spec(x.dtype, None if axes is None else (None,) * len(axes))
+    order = _order(axes, x.rank)
+    return Spec(x.dtype, tuple(x.shape[a] for a in order))
+
+
+def _order(axes: Any, rank: int) -> tuple[int, ...]:
+    order = tuple(reversed(range(rank))) if axes is None else tuple(a + rank if a < 0 else a for a in axes)
+    if sorted(order) != list(range(rank)):
+        raise SpecError(f"axes {axes} do not order the {rank} axes of the tensor; name each one once")
+    return order
+
+
+@transpose.gradient
+def transpose_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    axes = node.attrs["axes"]
+    back = None if axes is None else tuple(np.argsort(_order(axes, dy.spec.rank)).tolist())
+    return (transpose(dy, back),)
+
+
+@op
+def expand_dims(x: Spec, axis: Any) -> Spec:
+    """``x`` with new axes of size 1 at the positions ``axis`` of the result."""
+    if x.dims is None:
+        return Spec(x.dtype, None)
+    count = len(axis) if isinstance(axis, tuple) else 1
+    axes = normal_axes(axis, x.rank + count)
+    sizes = iter(x.shape)
+    out = Spec(x.dtype, tuple(1 if i in axes else next(sizes) for i in range(x.rank + count)))
+    return carry(out, lambda value: value.reshape(-1), x) if out.rank == 1 else out
+
+
+@expand_dims.gradient
+def expand_dims_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (reshape(dy, shape_of(node.inputs[0])),)
+
+
+@op
+def squeeze(x: Spec, axis: Any = None) -> Spec:
+    """``x`` without the axes ``axis``, whose size is 1 (without every such axis if None)."""
+    if x.dims is None or (axis is None and None in x.shape):
+        return Spec(x.dtype, None)
+    axes = tuple(i for i, n in enumerate(x.shape) if n == 1) if axis is None else normal_axes(axis, x.rank)
+    if any(x.shape[a] not in (None, 1) for a in axes):
+        raise SpecError(f"cannot squeeze axis {axis} of {x}: only axes of size 1 can go")
+    out = Spec(x.dtype, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+    return carry(out, lambda value: value.reshape(out.concrete), x) if out.known else out
+
+
+@squeeze.gradient
+def squeeze_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (reshape(dy, shape_of(node.inputs[0])),)
+
+
+@op(promote=True)
+def concat(values: Sequence[Spec], axis: int = 0) -> Spec:
+    """The tensors one after another along ``axis``; their other sizes are equal."""
+    if not values:
+        raise SpecError("concat needs at least one tensor")
+    ranked = [v for v in values if v.dims is not None]
+    if not ranked:
+        return Spec(values[0].dtype, None)
+    if ranked[0].rank == 0:
+        raise SpecError("scalars cannot be concatenated; use stack")
+    at = normal_axes(axis, ranked[0].rank)[0]
+    sizes = [None if v.dims is None else v.shape[at] for v in values]
+    dims = list(_alike(ranked, at))
+    dims[at] = None if None in sizes else builtins.sum(n for n in sizes if n is not None)
+    out = Spec(values[0].dtype, dims)
+    return carry(out, lambda *parts: np.concatenate(parts), *values) if out.rank == 1 else out
+
+
+def _alike(values: Sequence[Spec], free: int | None) -> Shape:
+    """The shape that ``values`` share, but for the axis ``free``."""
+    out: list[int | None] = [None] * values[0].rank
+    for value in values:
+        clash = len(value.shape) != len(out) or any(
+            i != free and m is not None and n is not None and m != n
+            for i, (m, n) in enumerate(zip(out, value.shape, strict=False))
+        )
+        if clash:
+            raise SpecError(
+                f"{' and '.join(map(str, values))} differ" + ("" if free is None else f" beside axis {free}")
+            )
+        out = [m if n is None else n for m, n in zip(out, value.shape, strict=True)]
+    return tuple(out)
+
+
+@concat.gradient
+def concat_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    axis = node.attrs["axis"]
+    sizes = [shape_of(x)[axis] for x in node.inputs]
+    return tuple(slice_along(dy, _total(sizes[:i]), size, axis) for i, size in enumerate(sizes))
+
+
+def _total(sizes: Sequence[Any]) -> Any:
+    return sum(stack(sizes)) if sizes else np.int64(0)
+
+
+@op
+def slice_along(x: Spec, start: Spec, count: Spec, axis: int = 0) -> Spec:
+    """``count`` entries of ``x`` along ``axis``, from ``start``: integer scalars, which a step may compute."""
+    if x.dims is None:
+        return Spec(x.dtype, None)
+    at = normal_axes(axis, x.rank)[0]
+    first, number, size = start.value, count.value, x.shape[at]
+    if isinstance(first, int) and isinstance(number, int) and size is not None:
+        _check_range(x, first, number, size, axis)
+    known = number if isinstance(number, int) else None
+    return Spec(x.dtype, (*x.shape[:at], known, *x.shape[at + 1 :]))
+
+
+def _check_range(x: Spec, start: int, count: int, size: int, axis: int) -> None:
+    if start < 0 or count < 0 or start + count > size:
+        raise SpecError(f"{count} entries from {start} are not all within axis {axis} of {x}")
+
+
+@slice_along.gradient
+def slice_along_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    x, start, _ = node.inputs
+    return place_along(dy, start, shape_of(x), node.attrs["axis"]), None, None
+
+
+@op
+def place_along(x: Spec, start: Spec, shape: Spec, axis: int = 0) -> Spec:
+    """Zeros of ``shape`` with ``x`` at ``start`` along ``axis``."""
+    out = filled(x.dtype, shape)
+    if x.dims is None or out.dims is None:
+        return out
+    at = normal_axes(axis, out.rank)[0]
+    merged = _alike([x, out], at)
+    first, number, size = start.value, x.shape[at], out.shape[at]
+    if isinstance(first, int) and number is not None and size is not None:
+        _check_range(out, first, number, size, axis)
+    return out.with_shape((*merged[:at], size, *merged[at + 1 :]))
+
+
+@place_along.gradient
+def place_along_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    x, start, _ = node.inputs
+    return slice_along(dy, start, shape_of(x)[node.attrs["axis"]], node.attrs["axis"]), None, None
+
+
+@op(promote=True)
+def stack(values: Sequence[Spec], axis: int = 0) -> Spec:
+    """The tensors, all of one shape, side by side along a new axis."""
+    if not values:
+        raise SpecError("stack needs at least one tensor")
+    ranked = [v for v in values if v.dims is not None]
+    if not ranked:
+        return Spec(values[0].dtype, None)
+    at = normal_axes(axis, ranked[0].rank + 1)[0]
+    dims = list(_alike(ranked, None))
+    out = Spec(values[0].dtype, (*dims[:at], len(values), *dims[at:]))
+    return _stacked_value(out, values) if out.rank == 1 else out
+
+
+def _stacked_value(out: Spec, values: Sequence[Spec]) -> Spec:
+    """Unlike other values, a vector's is of use although some entries are not known."""
+    if out.dtype.kind not in "iu":
+        return out
+    return Spec(out.dtype, out.shape, tuple(v.value for v in values)) if len(values) <= MAX_VALUE_SIZE else out
+
+
+@stack.gradient
+def stack_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    axis = normal_axes(node.attrs["axis"], node.outputs[0].spec.rank)[0]
+    return tuple(getitem(dy, (*[(None, None, None)] * axis, i)) for i in range(len(node.inputs)))
+
+
+def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
+    """The slices of ``x`` along ``axis``, whose size must be known, each without that axis."""
+    spec = described(x)
+    at = normal_axes(axis, spec.rank)[0]
+    count = spec.shape[at]
+    if count is None:
+        raise SpecError(f"cannot unstack {spec}: the size of axis {axis} is not known before a step")
+    return tuple(getitem(x, (*[(None, None, None)] * at, i)) for i in range(count))
+
+
+@op
+def getitem(x: Spec, key: Any) -> Spec:
+    """The part of ``x`` that ``key`` names: ints, (start, stop, step), None for a new axis, "..."."""
+    if x.dims is None:
+        return Spec(x.dtype, None)
+    steps = index_steps(key, x.shape)
+    out = Spec(x.dtype, tuple(s.count for s in steps if s.kept))
+    return carry(out, lambda value: value[_numpy_key(key)], x)
+
+
+def _numpy_key(key: Sequence[Any]) -> tuple[Any, ...]:
+    """``key`` as NumPy takes it."""
+    return tuple(slice(*k) if isinstance(k, tuple) else ... if k == "..." else k for k in key)
+
+
+@getitem.gradient
+def getitem_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (place(dy, shape_of(node.inputs[0]), node.attrs["key"]),)
+
+
+@op
+def place(x: Spec, shape: Spec, key: Any) -> Spec:
+    """Zeros of ``shape`` with ``x`` at the part that ``key`` names (as in `getitem`)."""
+    out = filled(x.dtype, shape)
+    if x.dims is not None and out.dims is not None:
+        _alike([x, Spec(x.dtype, tuple(s.count for s in index_steps(key, out.shape) if s.kept))], None)
+    return out
+
+
+@place.gradient
+def place_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return getitem(dy, node.attrs["key"]), None
+
+
+@op(name="pad")
+def pad_op(x: Spec, paddings: Any, value: float = 0) -> Spec:
+    """``x`` with ``paddings[i] = (before, after)`` entries of ``value`` around axis i."""
+    if x.dims is None:
+        return Spec(x.dtype, (None,) * len(paddings))
+    if len(paddings) != x.rank or any(len(p) != 2 or min(p) < 0 for p in paddings):
+        raise SpecError(f"paddings of {x} are {x.rank} pairs (before, after) of sizes from 0 up, got {paddings}")
+    return Spec(x.dtype, tuple(None if n is None else n + a + b for n, (a, b) in zip(x.shape, paddings, strict=True)))
+
+
+@pad_op.gradient
+def pad_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    paddings: Any = node.attrs["paddings"]
+    return (getitem(dy, tuple((before, -after if after else None, None) for before, after in paddings)),)
+
+
+def pad(x: Any, paddings: Any, value: float = 0, *, name: str | None = None) -> Any:
+    """``x`` with entries of ``value`` around it.
+
+    ``paddings`` is one (before, after) per axis, or one pair or number for every axis.
+    """
+    pairs = np.asarray(paddings)
+    if pairs.dtype.kind not in "iu":
+        raise SpecError(f"paddings are integers, got {paddings}")
+    if pairs.ndim < 2:
+        pairs = np.broadcast_to(pairs, (described(x).rank, 2))
+    return pad_op(x, tuple((int(before), int(after)) for before, after in pairs), value, name=name)
+
+
+def tile(x: Any, repeats: Sequence[int], *, name: str | None = None) -> Any:
+    """``x`` repeated ``repeats[i]`` times along axis i (counted from the last, as NumPy does)."""
+    spec = described(x)
+    count = max(spec.rank, len(repeats))
+    times = (1,) * (count - len(repeats)) + tuple(repeats)
+    sizes = [*[1] * (count - spec.rank), *(unstack(shape_of(x)) if spec.rank else ())]
+    both = [n for pair in zip(times, sizes, strict=True) for n in pair]
+    apart = [n for size in sizes for n in (1, size)]
+    repeated = broadcast_to(reshape(x, apart), both)
+    return reshape(repeated, [r * n for r, n in zip(times, sizes, strict=True)], name=name)

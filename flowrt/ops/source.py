@@ -1,0 +1,148 @@
+"""Where values begin: constants, placeholders, and tensors made from a shape alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import SpecError
+from flowrt.op import as_value, default_array, lookup, op
+from flowrt.ops.inference import carry, described, filled
+from flowrt.spec import Spec, as_dtype, spec_of
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+    from flowrt.op import DType
+
+
+@op(name="constant")
+def constant_op(value: Any) -> Spec:
+    """The array that is the attribute ``value``."""
+    if not isinstance(value, np.ndarray):
+        raise SpecError(f"the value of a constant is an array, got {value!r}")
+    return spec_of(value)
+
+
+def constant(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+    """A tensor that always holds ``value`` (copied): Python floats as float32, ints as int64, unless ``dtype`` says."""
+    array = default_array(value) if dtype is None else np.asarray(value).astype(as_dtype(dtype))
+    return constant_op(array, name=name)
+
+
+@op
+def placeholder(dtype: DType, shape: Any = None) -> Spec:
+    """A value that every step is given. ``None`` in ``shape`` leaves a size open; ``shape=None`` even the rank."""
+    return Spec(dtype, shape)
+
+
+@op
+def shape_of(x: Spec) -> Spec:
+    """The sizes of ``x`` as an int64 vector."""
+    if x.dims is None:
+        return Spec("int64", (None,))
+    return Spec("int64", (x.rank,), x.shape)
+
+
+@shape_of.gradient
+def shape_of_grad(node: Node, dy: Tensor) -> tuple[None]:
+    return (None,)
+
+
+@op(name="full")
+def full_op(shape: Spec, value: Spec) -> Spec:
+    """A tensor of ``shape``, every entry of which is the scalar ``value``."""
+    if value.dims not in (None, ()):
+        raise SpecError(f"the value to fill with must be a scalar, got {value}; broadcast_to repeats an array")
+    return filled(value.dtype, shape)
+
+
+@full_op.gradient
+def full_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return None, lookup("sum")(dy)
+
+
+def full(shape: Any, value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+    """A tensor of ``shape`` filled with the scalar ``value``, of its dtype unless ``dtype`` says otherwise."""
+    return full_op(shape, _of_dtype(value, dtype), name=name)
+
+
+def zeros(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
+    """A tensor of ``shape`` (a tuple, or an integer vector tensor) filled with zeros."""
+    return full_op(shape, np.zeros((), as_dtype(dtype)), name=name)
+
+
+def ones(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
+    """A tensor of ``shape`` (a tuple, or an integer vector tensor) filled with ones."""
+    return full_op(shape, np.ones((), as_dtype(dtype)), name=name)
+
+
+@op
+def full_like(x: Spec, value: Spec) -> Spec:
+    """A tensor shaped like ``x``, every entry of which is the scalar ``value``. It is dead where ``x`` is dead."""
+    if value.dims not in (None, ()):
+        raise SpecError(f"the value to fill with must be a scalar, got {value}")
+    return Spec(value.dtype, x.dims)
+
+
+@full_like.gradient
+def full_like_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return None, lookup("sum")(dy)
+
+
+def zeros_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+    """Zeros of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
+    return full_like(x, np.zeros((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
+
+
+def ones_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+    """Ones of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
+    return full_like(x, np.ones((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
+
+
+@op(name="arange")
+def arange_op(start: Spec, stop: Spec, step: Spec) -> Spec:
+    """``start, start + step, …`` up to ``stop``, which is left out: three integer scalars."""
+    if any(s.dims not in (None, ()) or s.dtype.kind not in "iu" for s in (start, stop, step)):
+        raise SpecError(f"arange counts in integer scalars, got {start}, {stop} and {step}")
+    if start.dtype != stop.dtype or start.dtype != step.dtype:
+        raise SpecError(f"start, stop and step must be of one dtype, got {start}, {stop} and {step}")
+    if not all(isinstance(s.value, int) for s in (start, stop, step)):
+        return Spec(start.dtype, (None,))
+    if step.value == 0:
+        raise SpecError("arange needs a step other than 0")
+    count = len(range(start.value, stop.value, step.value))  # type: ignore[arg-type]
+    out = Spec(start.dtype, (count,))
+    return carry(out, lambda a, b, c: np.arange(a, b, c), start, stop, step) if count <= 64 else out
+
+
+@arange_op.gradient
+def arange_grad(node: Node, dy: Tensor) -> tuple[None, None, None]:
+    return None, None, None
+
+
+def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, name: str | None = None) -> Any:
+    """Evenly spaced numbers from ``start`` (0 if only ``stop`` is given) up to ``stop``, which is left out.
+
+    Plain numbers make a constant (float32 where they have fractions); integer tensors are counted in the graph.
+    """
+    first, last = (0, start) if stop is None else (start, stop)
+    if any(hasattr(as_value(v), "builder") for v in (first, last, step)):
+        return arange_op(_of_dtype(first, "int64"), _of_dtype(last, "int64"), _of_dtype(step, "int64"), name=name)
+    array = np.arange(first, last, step)
+    return constant(array, dtype or ("float32" if array.dtype.kind == "f" else None), name=name)
+
+
+def eye(rows: int, columns: int | None = None, dtype: Any = "float32", *, name: str | None = None) -> Any:
+    """The identity matrix with ``rows`` and ``columns`` (square unless ``columns`` is given)."""
+    return constant(np.eye(rows, columns), dtype, name=name)
+
+
+def _of_dtype(value: Any, dtype: Any) -> Any:
+    """``value`` as something of ``dtype`` that an op takes."""
+    found = as_value(value)
+    if dtype is None:
+        return found
+    if hasattr(found, "builder"):
+        return found if found.dtype == as_dtype(dtype) else lookup("astype")(found, dtype)
+    return np.asarray(found).astype(as_dtype(dtype))
