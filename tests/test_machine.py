@@ -315,10 +315,48 @@ def test_nested_loops_multiply() -> None:
         return [draft.node(value, kernel=lambda got: got[0] + 1) for value in state]
 
     exits = draft.loop([0, 3], [1, 2, 0], outer, parallel=2)
-    run = Run(draft, exits, [0, 6, 7, 1])
+    run = Run(draft, exits, [0, 40, 7, 1])
     run.drive()
-    assert run.fetched() == [6, 43]
+    assert run.fetched() == [40, 281]
     assert run.most_slots <= 1 + 4 + 3 * 5
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+@pytest.mark.parametrize(("limit", "before"), [(0, 0), (3, 1)])
+def test_the_first_iteration_is_not_over_before_every_enter_has_come(
+    is_constant: bool, limit: int, before: int
+) -> None:
+    draft = Draft(feeds=2)
+    (out,) = draft.loop([0], [1], lambda state, _: [draft.node(state[0], kernel=lambda got: got[0] + 1)], parallel=1)
+    value = draft.node(0)
+    late, body = draft.makers[value], draft.makers[out] + 1
+    draft.enter(value, "loop0", is_constant, parallel=1)  # nobody reads it
+    run = Run(draft, [out], [0, limit])
+    run.obey(run.machine.start())
+    while others := [activation for activation in run.running if activation != late]:
+        run.finish(others[0])
+    assert run.launches[body] == before
+    assert any(slot is not None for slot in run.machine._slots[1:])
+    while run.running:
+        run.finish(next(iter(run.running)))
+    assert run.machine.done
+    assert run.values == {out: limit}
+    assert all(slot is None for slot in run.machine._slots[1:])
+
+
+def test_a_variable_that_dies_stays_dead_while_its_loop_goes_on() -> None:
+    draft = Draft(feeds=3)
+
+    def body(state: list[int], _: list[int]) -> list[int]:
+        _, if_odd = draft.switch(state[1], state[0])
+        return [draft.node(state[0], kernel=lambda got: got[0] + 1), if_odd]
+
+    exits = draft.loop([0, 2], [1], body)
+    draft.inputs[3] += (draft.enter(2, "loop0"),)  # its merge hears from two ENTERs at first, then from none
+    run = Run(draft, exits, [0, 4, 9])
+    run.drive()
+    assert run.fetched() == [4, DEAD]
+    assert all(slot is None for slot in run.machine._slots[1:])
 
 
 def test_leaving_a_frame_twice_by_one_exit_is_refused() -> None:

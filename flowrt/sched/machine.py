@@ -195,7 +195,10 @@ class StepMachine:
         return [(home if value in constants else here) + value for value in values]
 
     def outputs(self, activation: int) -> range:
-        """The value instances that a launched activation produces."""
+        """The value instances that a launched activation produces; an ENTER's lie in the frame it opens.
+
+        To be asked before `complete`: that call may already free them, and the slot with them.
+        """
         node = activation % self._nodes
         produced = self._topology.produced[node]
         if activation < self._nodes and self._topology.kinds[node] is not Kind.ENTER:
@@ -336,6 +339,9 @@ class StepMachine:
         if not self._topology.enters[node].is_constant:
             self._bring(instance.iterations[0], node, dead)
             return
+        value = self._topology.produced[node].start
+        if not dead and not self._topology.read(value):
+            self.free.append(instance.slot * self._topology.values + value)
         instance.constants.append((node, dead))
         for iteration in instance.iterations:
             self._emit(iteration, node, ALL_DEAD if dead else 0)
