@@ -190,3 +190,70 @@ def _slice(item: Sequence[int | None], axis: int, size: int | None) -> Step:
         start, stop, step = slice(*item).indices(size)
         return Step(axis, start, step, len(range(start, stop, step)))
     return Step(axis, None, step, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """How a window slides along one axis: ``count`` places, ``stride`` apart, the first ``before`` the axis' start.
+
+    The window touches every ``dilation``-th of the entries it spans. What is not known is None.
+    """
+
+    count: int | None
+    stride: int
+    dilation: int
+    before: int | None
+
+
+def pair(what: str, value: Any) -> tuple[int, int]:
+    """``value``, a positive integer or two of them, as (vertical, horizontal)."""
+    items = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(items) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in items):
+        raise SpecError(f"{what} must be a positive integer or a pair of them, got {value!r}")
+    return items[0], items[1]
+
+
+def sliding(
+    sizes: Sequence[int | None], window: Sequence[int | None], strides: Any, dilations: Any, padding: Any
+) -> tuple[Sliding, Sliding]:
+    """How a window slides over an image of ``sizes``: vertically and horizontally.
+
+    ``padding`` is "SAME" (as many places as the size over the stride, rounded up; the odd entry of padding comes
+    last), "VALID" (none) or ((top, bottom), (left, right)).
+    """
+    steps, spacing = pair("strides", strides), pair("dilations", dilations)
+    if isinstance(padding, str):
+        if padding not in ("SAME", "VALID"):
+            raise SpecError(f'padding must be "SAME", "VALID" or ((top, bottom), (left, right)), got {padding!r}')
+        edges: Sequence[Any] = (None, None) if padding == "SAME" else ((0, 0), (0, 0))
+    else:
+        edges = tuple(_edges(edge) for edge in padding) if isinstance(padding, (tuple, list)) else ()
+        if len(edges) != 2:
+            raise SpecError(f'padding must be "SAME", "VALID" or ((top, bottom), (left, right)), got {padding!r}')
+    vertical, horizontal = (_slide(sizes[i], window[i], steps[i], spacing[i], edges[i]) for i in (0, 1))
+    return vertical, horizontal
+
+
+def _edges(edge: Any) -> tuple[int, int]:
+    items = tuple(edge) if isinstance(edge, (tuple, list)) else ()
+    if len(items) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in items):
+        raise SpecError(f"padding of an axis is (before, after), two sizes from 0 up, got {edge!r}")
+    return items[0], items[1]
+
+
+def _slide(size: int | None, window: int | None, stride: int, dilation: int, edges: tuple[int, int] | None) -> Sliding:
+    span = None if window is None else (window - 1) * dilation + 1
+    if edges is None:
+        count = None if size is None else -(-size // stride)
+        if size is None or span is None or count is None:
+            return Sliding(count, stride, dilation, None)
+        return Sliding(count, stride, dilation, max((count - 1) * stride + span - size, 0) // 2)
+    if size is None or span is None:
+        return Sliding(None, stride, dilation, edges[0])
+    room = size + sum(edges) - span
+    if room < 0:
+        raise SpecError(
+            f"a window that spans {span} does not fit into {size + sum(edges)} entries; "
+            'use a smaller one, or padding="SAME"'
+        )
+    return Sliding(room // stride + 1, stride, dilation, edges[0])

@@ -1,0 +1,79 @@
+"""Entries chosen by integers that a step computes: gathering, its adding inverse, and one-hot codes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import SpecError
+from flowrt.op import no_gradient, op
+from flowrt.ops.inference import filled
+from flowrt.ops.source import shape_of
+from flowrt.spec import Spec, normal_axes
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+    from flowrt.op import DType
+
+
+def _indices(indices: Spec) -> None:
+    if indices.dtype.kind not in "iu":
+        raise SpecError(f"indices must be integers, got {indices}; use astype")
+
+
+@op
+def take(x: Spec, indices: Spec, axis: int = 0) -> Spec:
+    """The slices of ``x`` at ``indices`` along ``axis``; the axes of ``indices`` stand where that axis was.
+
+    Negative indices count from the end. One that is out of range fails the step.
+    """
+    _indices(indices)
+    if x.dims is None or indices.dims is None:
+        return Spec(x.dtype, None)
+    at = _axis(x, axis)
+    if x.shape[at] == 0 and indices.known and indices.size > 0:
+        raise SpecError(f"nothing can be taken from axis {axis} of {x}, which is empty")
+    return Spec(x.dtype, (*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
+
+
+def _axis(x: Spec, axis: int) -> int:
+    if x.rank == 0:
+        raise SpecError("a scalar has no axis to index")
+    return normal_axes(axis, x.rank)[0]
+
+
+@take.gradient
+def take_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    x, indices = node.inputs
+    return scatter_add(dy, indices, shape_of(x), node.attrs["axis"]), None
+
+
+@op
+def scatter_add(updates: Spec, indices: Spec, shape: Spec, axis: int = 0) -> Spec:
+    """Zeros of ``shape``, to whose slices at ``indices`` along ``axis`` the ``updates`` are added.
+
+    ``updates`` is shaped like ``take(result, indices, axis)``; slices named more than once get every addition.
+    """
+    _indices(indices)
+    out = filled(updates.dtype, shape)
+    if out.dims is None or indices.dims is None or updates.dims is None:
+        return out
+    at = _axis(out, axis)
+    expected = Spec(updates.dtype, (*out.shape[:at], *indices.shape, *out.shape[at + 1 :]))
+    if not expected.accepts(updates.dtype, updates.shape):
+        raise SpecError(f"updates of {out} at {indices} along axis {axis} must be {expected}, got {updates}")
+    return out
+
+
+@scatter_add.gradient
+def scatter_add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return take(dy, node.inputs[1], node.attrs["axis"]), None, None
+
+
+@no_gradient
+@op
+def one_hot(indices: Spec, depth: int, dtype: DType = "float32") -> Spec:
+    """A last axis of ``depth`` entries: 1 at the index, else 0. An index out of range makes zeros only."""
+    _indices(indices)
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise SpecError(f"depth must be an integer from 0 up, got {depth!r}")
+    return Spec(dtype, None if indices.dims is None else (*indices.dims, depth))

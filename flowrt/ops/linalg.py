@@ -1,0 +1,71 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import SpecError
+from flowrt.op import op
+from flowrt.ops.inference import broadcast
+from flowrt.ops.shape import expand_dims, squeeze
+from flowrt.spec import Shape, Spec
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+
+
+@op(promote=True)
+def matmul(a: Spec, b: Spec, transpose_a: bool = False, transpose_b: bool = False) -> Spec:
+    """The product of matrices in the last two axes; the axes before them broadcast.
+
+    ``transpose_a`` and ``transpose_b`` swap the last two axes of an operand first. As in NumPy a vector stands for a
+    row on the left and a column on the right, and its axis is left out of the result.
+    """
+    if a.dtype == bool:
+        raise SpecError(f"cannot multiply matrices of bools, got {a} and {b}; use astype")
+    if a.dims is None or b.dims is None:
+        return Spec(a.dtype, None)
+    if a.rank == 0 or b.rank == 0:
+        raise SpecError(f"cannot multiply {a} by {b}: matmul takes matrices; use multiply for scalars")
+    if (a.rank == 1 and transpose_a) or (b.rank == 1 and transpose_b):
+        raise SpecError(f"cannot transpose a vector: {a} by {b}; leave its transpose flag out")
+    (m, k), (other, n) = _matrix(a, transpose_a, row=True), _matrix(b, transpose_b, row=False)
+    if k is not None and other is not None and k != other:
+        raise SpecError(f"cannot multiply {a} by {b}{_fix(a, b, transpose_a, transpose_b)}")
+    batch = broadcast(Spec(a.dtype, a.shape[:-2]), Spec(b.dtype, b.shape[:-2]))
+    rows, columns = () if a.rank == 1 else (m,), () if b.rank == 1 else (n,)
+    return Spec(a.dtype, None if batch is None else (*batch, *rows, *columns))
+
+
+def _matrix(x: Spec, transposed: bool, *, row: bool) -> Shape:
+    if x.rank == 1:
+        return (1, x.shape[0]) if row else (x.shape[0], 1)
+    return (x.shape[-1], x.shape[-2]) if transposed else x.shape[-2:]
+
+
+def _fix(a: Spec, b: Spec, transpose_a: bool, transpose_b: bool) -> str:
+    """The flags under which the operands would fit, the fewest changed first."""
+    flags = sorted(product((False, True), repeat=2), key=lambda f: (f[0] != transpose_a) + (f[1] != transpose_b))
+    for flag_a, flag_b in flags:
+        if (a.rank == 1 and flag_a) or (b.rank == 1 and flag_b):
+            continue
+        k, other = _matrix(a, flag_a, row=True)[1], _matrix(b, flag_b, row=False)[0]
+        if k is None or other is None or k == other:
+            changed = [("transpose_a", flag_a, transpose_a), ("transpose_b", flag_b, transpose_b)]
+            told = ", ".join(f"{name}={new}" for name, new, old in changed if new != old)
+            return f"; {told} would fit"
+    return "; the last axis of the one must be as long as the second last of the other"
+
+
+@matmul.gradient
+def matmul_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    a, b = node.inputs
+    flag_a, flag_b = bool(node.attrs["transpose_a"]), bool(node.attrs["transpose_b"])
+    row, column = a.spec.dims is not None and a.spec.rank == 1, b.spec.dims is not None and b.spec.rank == 1
+    left, right = expand_dims(a, 0) if row else a, expand_dims(b, 1) if column else b
+    dy = expand_dims(dy, -1) if column else dy
+    dy = expand_dims(dy, -2) if row else dy
+    da = matmul(right, dy, flag_b, True) if flag_a else matmul(dy, right, False, not flag_b)
+    db = matmul(dy, left, True, flag_a) if flag_b else matmul(left, dy, not flag_a, False)
+    return squeeze(da, -2) if row else da, squeeze(db, -1) if column else db

@@ -1,0 +1,285 @@
+"""What neural networks are made of: convolution, pooling, softmax and the losses over it.
+
+Images are NHWC (batch, height, width, channels), filters HWIO. The three convolution ops are one another's gradients,
+as are the two below pooling, so every order of derivative is at hand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import SpecError
+from flowrt.op import op
+from flowrt.ops.elementwise import exp, negative, relu, sigmoid, tanh
+from flowrt.ops.inference import as_float, described, filled, merged
+from flowrt.ops.reduce import sum
+from flowrt.ops.shape import expand_dims
+from flowrt.ops.source import shape_of
+from flowrt.spec import Shape, Spec, normal_axes, pair, sliding
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+
+__all__ = [
+    "conv2d",
+    "log_softmax",
+    "max_pool2d",
+    "relu",
+    "sigmoid",
+    "softmax",
+    "softmax_cross_entropy",
+    "tanh",
+]
+
+
+@op(promote=True)
+def conv2d(
+    x: Spec, filters: Spec, strides: Any = 1, padding: Any = "SAME", dilations: Any = 1, groups: int = 1
+) -> Spec:
+    """The cross-correlation of images (NHWC) with ``filters`` (HWIO), as networks call convolution.
+
+    ``strides`` and ``dilations`` are an integer or a (vertical, horizontal) pair; ``padding`` is "SAME", "VALID" or
+    ((top, bottom), (left, right)) zeros. With ``groups`` the channels fall into that many parts, each with its own
+    part of the filters, whose third axis is then the channels of one part.
+    """
+    return Spec(x.dtype, _convolved(x, filters, (strides, padding, dilations, groups)))
+
+
+def _convolved(x: Spec, filters: Spec, how: tuple[Any, ...]) -> Shape:
+    """The shape of the result for images ``x``."""
+    strides, padding, dilations, groups = how
+    _check_images("x", x)
+    _check_images("filters", filters)
+    batch, height, width, channels = x.dims or (None,) * 4
+    rows, columns, per_group, outputs = filters.dims or (None,) * 4
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise SpecError(f"groups must be a positive integer, got {groups!r}")
+    if outputs is not None and outputs % groups:
+        raise SpecError(f"{groups} groups do not divide the {outputs} output channels of {filters}")
+    if channels is not None and per_group is not None and channels != per_group * groups:
+        raise SpecError(
+            f"cannot convolve {x} with {filters} in {groups} groups: the filters' third axis must be the "
+            f"channels over the groups, {channels}/{groups}, got {per_group}"
+        )
+    if rows == 0 or columns == 0:
+        raise SpecError(f"filters must not be empty, got {filters}")
+    down, across = sliding((height, width), (rows, columns), strides, dilations, padding)
+    return (batch, down.count, across.count, outputs)
+
+
+def _check_images(what: str, x: Spec) -> None:
+    if x.dtype.kind != "f":
+        raise SpecError(f"{what} must be floating, got {x}; use astype")
+    if x.dims is not None and x.rank != 4:
+        order = "(height, width, in, out)" if what == "filters" else "(batch, height, width, channels)"
+        raise SpecError(f"{what} must have 4 axes {order}, got {x}")
+
+
+def _sliding_attrs(node: Node) -> tuple[Any, ...]:
+    return tuple(node.attrs[k] for k in ("strides", "padding", "dilations", "groups"))
+
+
+@conv2d.gradient
+def conv2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    x, filters = node.inputs
+    how = _sliding_attrs(node)
+    return conv2d_input_grad(dy, filters, shape_of(x), *how), conv2d_filter_grad(x, dy, shape_of(filters), *how)
+
+
+@op
+def conv2d_input_grad(
+    dy: Spec, filters: Spec, shape: Spec, strides: Any = 1, padding: Any = "SAME", dilations: Any = 1, groups: int = 1
+) -> Spec:
+    """The gradient of `conv2d` for its images, of ``shape``, given that of its result."""
+    out = filled(dy.dtype, shape)
+    _check_result(dy, _convolved(out, filters, (strides, padding, dilations, groups)))
+    return out
+
+
+def _check_result(dy: Spec, shape: Shape) -> None:
+    if dy.dims is not None and not Spec(dy.dtype, shape).accepts(dy.dtype, dy.dims):
+        raise SpecError(f"the result's gradient must be {Spec(dy.dtype, shape)}, got {dy}")
+
+
+@conv2d_input_grad.gradient
+def conv2d_input_grad_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
+    dy, filters, _ = node.inputs
+    how = _sliding_attrs(node)
+    return conv2d(dx, filters, *how), conv2d_filter_grad(dx, dy, shape_of(filters), *how), None
+
+
+@op
+def conv2d_filter_grad(
+    x: Spec, dy: Spec, shape: Spec, strides: Any = 1, padding: Any = "SAME", dilations: Any = 1, groups: int = 1
+) -> Spec:
+    """The gradient of `conv2d` for its filters, of ``shape``, given that of its result."""
+    out = filled(x.dtype, shape)
+    _check_result(dy, _convolved(x, out, (strides, padding, dilations, groups)))
+    return out
+
+
+@conv2d_filter_grad.gradient
+def conv2d_filter_grad_grad(node: Node, dfilters: Tensor) -> tuple[Any, ...]:
+    x, dy, _ = node.inputs
+    how = _sliding_attrs(node)
+    return conv2d_input_grad(dy, dfilters, shape_of(x), *how), conv2d(x, dfilters, *how), None
+
+
+@op
+def max_pool2d(x: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+    """The largest entry of every window of images (NHWC), per channel; NaN where the window holds one.
+
+    ``window`` and ``strides`` (the window if None) are an integer or a pair; ``padding`` is as in `conv2d`, and what
+    it adds is never the largest. The gradient goes to the first of equal entries.
+    """
+    return Spec(x.dtype, _pooled(x, window, strides, padding))
+
+
+def _pooled(x: Spec, window: Any, strides: Any, padding: Any) -> Shape:
+    size = pair("window", window)
+    if x.dtype == bool:
+        raise SpecError(f"x must hold numbers, got {x}; use astype")
+    if x.dims is not None and x.rank != 4:
+        raise SpecError(f"x must have 4 axes (batch, height, width, channels), got {x}")
+    batch, height, width, channels = x.dims or (None,) * 4
+    if height == 0 or width == 0:
+        raise SpecError(f"the largest of no entries is not defined: {x}")
+    down, across = sliding((height, width), size, size if strides is None else strides, 1, padding)
+    if not isinstance(padding, str) and any(edge >= size[i] for i in (0, 1) for edge in padding[i]):
+        raise SpecError(f"padding {padding} must be smaller than the window {size}; else windows may be empty")
+    return (batch, down.count, across.count, channels)
+
+
+def _pool_attrs(node: Node) -> tuple[Any, ...]:
+    return tuple(node.attrs[k] for k in ("window", "strides", "padding"))
+
+
+@max_pool2d.gradient
+def max_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (max_pool2d_spread(node.inputs[0], dy, *_pool_attrs(node)),)
+
+
+@op
+def max_pool2d_spread(x: Spec, dy: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+    """Zeros shaped like ``x`` with every entry of ``dy`` added where its window of ``x`` is largest."""
+    _check_result(dy, _pooled(x, window, strides, padding))
+    return Spec(dy.dtype, x.dims)
+
+
+@max_pool2d_spread.gradient
+def max_pool2d_spread_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
+    return None, max_pool2d_pick(node.inputs[0], dx, *_pool_attrs(node))
+
+
+@op
+def max_pool2d_pick(x: Spec, values: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+    """The entries of ``values``, shaped like ``x``, from where every window of ``x`` is largest."""
+    if x.dims is not None and values.dims is not None:
+        merged([x.dims, values.dims], [x, values])
+    return Spec(values.dtype, _pooled(x, window, strides, padding))
+
+
+@max_pool2d_pick.gradient
+def max_pool2d_pick_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return None, max_pool2d_spread(node.inputs[0], dy, *_pool_attrs(node))
+
+
+@op
+def softmax(x: Spec, axis: int = -1) -> Spec:
+    """``exp(x)`` over its sum along ``axis``, computed without overflow; of integers in float64."""
+    return _along(x, axis)
+
+
+def _along(x: Spec, axis: Any) -> Spec:
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise SpecError(f"axis must be one integer, got {axis!r}")
+    if x.dims is not None:
+        normal_axes(axis, x.rank)
+    return as_float(x)
+
+
+@softmax.gradient
+def softmax_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (_softmax_slope(node.outputs[0], dy, node.attrs["axis"]),)
+
+
+def _softmax_slope(y: Any, dy: Any, axis: Any) -> Any:
+    """The gradient for the input of a softmax whose result is ``y``."""
+    return y * (dy - sum(dy * y, axis, True))
+
+
+@op
+def log_softmax(x: Spec, axis: int = -1) -> Spec:
+    """The logarithm of `softmax`, computed without overflow or loss; of integers in float64."""
+    return _along(x, axis)
+
+
+@log_softmax.gradient
+def log_softmax_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy - exp(node.outputs[0]) * sum(dy, node.attrs["axis"], True),)
+
+
+def softmax_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) -> Any:
+    """The cross entropy between ``labels`` and the softmax of ``logits`` [..., classes], per example: [...].
+
+    ``labels`` are classes, integers [...] from 0 to classes - 1 (any other fails the step), or weights [..., classes].
+    """
+    given, told = described(logits), described(labels)
+    classes = told.dtype.kind in "iu" and (given.dims is None or told.dims is None or told.rank < given.rank)
+    return (class_cross_entropy if classes else cross_entropy)(logits, labels, name=name)
+
+
+def _check_logits(logits: Spec) -> None:
+    if logits.dtype.kind != "f" or logits.dims == ():
+        raise SpecError(f"logits must be floating, with the classes along the last axis, got {logits}")
+
+
+def _check_classes(logits: Spec, labels: Spec) -> Shape | None:
+    """The examples' shape, where ``labels`` are integers."""
+    _check_logits(logits)
+    if labels.dtype.kind not in "iu":
+        raise SpecError(f"labels must be integers, got {labels}")
+    if logits.dims is None:
+        return labels.dims
+    examples = Spec(labels.dtype, logits.shape[:-1])
+    if labels.dims is not None and not examples.accepts(labels.dtype, labels.dims):
+        raise SpecError(f"labels of {logits} must be {examples} or have {logits.rank} axes, got {labels}")
+    return examples.dims if labels.dims is None else merged([examples.dims, labels.dims], [examples, labels])
+
+
+@op(name="class_cross_entropy")
+def class_cross_entropy(logits: Spec, labels: Spec) -> Spec:
+    """`softmax_cross_entropy` where labels are integers."""
+    return Spec(logits.dtype, _check_classes(logits, labels))
+
+
+@class_cross_entropy.gradient
+def class_cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return expand_dims(dy, -1) * class_cross_entropy_slope(*node.inputs), None
+
+
+@op
+def class_cross_entropy_slope(logits: Spec, labels: Spec) -> Spec:
+    """The derivative of `class_cross_entropy` by each logit: the softmax, less 1 at the label."""
+    examples = _check_classes(logits, labels)
+    return Spec(logits.dtype, logits.dims if examples is None or logits.dims is None else (*examples, logits.dims[-1]))
+
+
+@class_cross_entropy_slope.gradient
+def class_cross_entropy_slope_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return _softmax_slope(softmax(node.inputs[0]), dy, -1), None
+
+
+@op(promote=True)
+def cross_entropy(logits: Spec, labels: Spec) -> Spec:
+    """`softmax_cross_entropy` where labels are weights of all classes."""
+    _check_logits(logits)
+    dims = merged([logits.dims, labels.dims], [logits, labels])
+    return Spec(logits.dtype, None if dims is None else dims[:-1])
+
+
+@cross_entropy.gradient
+def cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    logits, labels = node.inputs
+    each = expand_dims(dy, -1)
+    return each * (softmax(logits) * sum(labels, -1, True) - labels), negative(each * log_softmax(logits))

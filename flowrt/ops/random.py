@@ -1,0 +1,99 @@
+"""Random tensors, the same on every device: counter-based, so a value is a function of its key and its position.
+
+The key is (seed, stream, step). The seed is the op's own, else its graph's, else the session's; the stream is a hash of
+the name the op has in its graph; the step is the run's counter. The generator is Philox4x32-10 (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC'11).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import SpecError
+from flowrt.graph import Graph
+from flowrt.op import as_value, builder_for, no_gradient, op
+from flowrt.ops.inference import filled
+
+if TYPE_CHECKING:
+    from flowrt.op import DType
+    from flowrt.spec import Spec
+
+__all__ = ["normal", "uniform"]
+
+_MASK = (1 << 63) - 1
+_eager_streams = itertools.count()
+
+
+def _sampled(dtype: str, shape: Spec) -> Spec:
+    out = filled(dtype, shape)
+    if out.dtype.kind != "f":
+        raise SpecError(f"random numbers are floats, got dtype {out.dtype}; use astype on the result")
+    return out
+
+
+@no_gradient
+@op(stateful=True)
+def random_normal(
+    shape: Spec, mean: float, stddev: float, dtype: DType = "float32", seed: int | None = None, stream: int = 0
+) -> Spec:
+    """Samples of the normal distribution; see `normal`."""
+    return _sampled(dtype, shape)
+
+
+@no_gradient
+@op(stateful=True)
+def random_uniform(
+    shape: Spec, low: float, high: float, dtype: DType = "float32", seed: int | None = None, stream: int = 0
+) -> Spec:
+    """Samples of the uniform distribution; see `uniform`."""
+    if not low <= high:
+        raise SpecError(f"low must not be above high, got {low} and {high}")
+    return _sampled(dtype, shape)
+
+
+def normal(
+    shape: Any,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: Any = "float32",
+    seed: int | None = None,
+    *,
+    name: str | None = None,
+) -> Any:
+    """Samples of the normal distribution, new ones at every step; ``mean`` and ``stddev`` are numbers.
+
+    With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
+    """
+    seed, stream = _key("random_normal", shape, seed, name)
+    return random_normal(shape, float(mean), float(stddev), dtype, seed, stream, name=name)
+
+
+def uniform(
+    shape: Any,
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: Any = "float32",
+    seed: int | None = None,
+    *,
+    name: str | None = None,
+) -> Any:
+    """Samples from ``low`` up to ``high``, which is left out; new ones at every step.
+
+    With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
+    """
+    seed, stream = _key("random_uniform", shape, seed, name)
+    return random_uniform(shape, float(low), float(high), dtype, seed, stream, name=name)
+
+
+def _key(op_name: str, shape: Any, seed: int | None, name: str | None) -> tuple[int | None, int]:
+    """The seed and the stream for an op about to be built."""
+    items = shape if isinstance(shape, (tuple, list)) else [shape]
+    builder = builder_for([as_value(item) for item in items])
+    if not isinstance(builder, Graph):
+        return (None, next(_eager_streams)) if seed is None else (int(seed) & _MASK, 0)
+    seed = builder.seed if seed is None else int(seed)
+    unique = builder.unique_name(f"{name or op_name}#stream")  # numbered as the nodes' names are, and apart from them
+    digest = hashlib.blake2b(unique.encode(), digest_size=8).digest()
+    return None if seed is None else seed & _MASK, int.from_bytes(digest, "little") & _MASK
