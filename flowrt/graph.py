@@ -419,6 +419,13 @@ def colocate_with(value: Any) -> Iterator[None]:
 
 
 @contextmanager
+def beside(node: Node) -> Iterator[None]:
+    """Put what is built inside where ``node`` is, whatever device the code around it asks for."""
+    with _scoped(replace(_scope.get(), device=ANYWHERE, colocate=(node,))):
+        yield
+
+
+@contextmanager
 def control_dependencies(values: Sequence[Any] | None) -> Iterator[None]:
     """Start what is built inside only after ``values`` are computed; ``None`` forgets those that surround it."""
     scope = _scope.get()

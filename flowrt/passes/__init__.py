@@ -1,1 +1,109 @@
-"""placeholder"""
+"""From a graph to plans: the passes, and the pipeline they stand in.
+
+Law: what runs where, what it costs and what a constant evaluates to are parameters; passes never see a kernel or the
+scheduler. Each pass is one function that answers a valid step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowrt.errors import PlacementError
+from flowrt.passes.fold_constants import Evaluate, fold_constants
+from flowrt.passes.merge_common import merge_common
+from flowrt.passes.order_state import order_state
+from flowrt.passes.partition import Client, Transfer, partition
+from flowrt.passes.place import Supports, place
+from flowrt.passes.prune import prune
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flowrt.device import Device
+    from flowrt.graph import Graph, Node, Tensor
+    from flowrt.plan import Plan
+
+__all__ = ["Client", "Compiled", "Evaluate", "PassReport", "Supports", "Transfer", "compile_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did, in numbers."""
+
+    name: str
+    counts: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.name}: " + ", ".join(f"{what} {count}" for what, count in self.counts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A step ready to run: a plan per task, the client's part (None for a step of one task), and how it came about.
+
+    Without a client the one plan's feeds are the fed tensors in order, and its fetches the fetches in order.
+    ``placement`` names the device of every node, by the node's name.
+    """
+
+    plans: Mapping[str, Plan]
+    client: Client | None = None
+    report: tuple[PassReport, ...] = ()
+    placement: Mapping[str, str] = field(default_factory=dict)
+
+
+def compile_step(
+    graph: Graph,
+    fetches: Sequence[Tensor],
+    targets: Sequence[Node],
+    feeds: Sequence[Tensor],
+    *,
+    devices: Sequence[Device],
+    default: Device,
+    supports: Supports,
+    evaluate: Evaluate | None = None,
+    optimize: bool = True,
+    client: str | None = None,
+    rules: Mapping[str, str] | None = None,
+) -> Compiled:
+    """Turn what a step asks for into one plan per task.
+
+    ``devices`` are those that exist, ``default`` the one for what nothing ties down. ``supports(op, dtypes, kind)``
+    says whether an op on these dtypes (inputs, then outputs) runs on a kind of device; effects are never asked about,
+    they run on CPUs. ``evaluate`` computes an op on arrays, to fold constants. ``client`` is the task that feeds and
+    fetches, where that is none of the devices'. ``rules`` map patterns of names to devices.
+
+    Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
+    """
+    reports: list[PassReport] = []
+
+    def report(name: str, **counts: int) -> None:
+        reports.append(PassReport(name, counts))
+
+    step = prune(graph, fetches, targets, feeds)
+    report("prune", kept=len(step.nodes), dropped=len(graph.nodes) - len(step.nodes))
+    if optimize:
+        before, step = step, merge_common(step)
+        report("merge_common", merged=len(before.nodes) - len(step.nodes))
+        before, step = step, fold_constants(step, evaluate)
+        folded = sum(node.op is not before.nodes[node.id].op for node in step.nodes.values())
+        report("fold_constants", folded=folded, dropped=len(before.nodes) - len(step.nodes))
+    step = order_state(step)
+    report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
+    placement = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    report("place", **Counter(map(str, placement.values())))
+    parts = partition(step, placement, home=_home(devices, default), client=client)
+    report("partition", tasks=len(parts.plans), transfers=parts.transfers)
+    names = {node.name: str(placement[node.id]) for node in step.nodes.values()}
+    return Compiled(parts.plans, parts.client, tuple(reports), names)
+
+
+def _home(devices: Sequence[Device], default: Device) -> Device:
+    """The device where a step of one task is fed: its first CPU."""
+    for device in devices:
+        if device.kind == "cpu" and device.host == default.host:
+            return device
+    if not devices:
+        raise PlacementError("there is no device to run on")
+    return default

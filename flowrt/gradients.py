@@ -1,0 +1,193 @@
+"""Reverse-mode differentiation: the graph that computes derivatives, built beside the graph that computes values.
+
+One walk over the nodes between xs and ys, latest first. Each op's own rule turns the gradients of its outputs into
+those of its inputs; what every rule would repeat is done here once: partials are summed, unused outputs get zeros,
+gradients are summed down to the shape that was broadcast. The result is made of ordinary ops, so it can be
+differentiated again. A gradient is computed where its forward node is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import GraphError, user_site
+from flowrt.graph import Node, Tensor, beside, name_scope
+from flowrt.op import as_value, building, default_array
+from flowrt.ops.elementwise import add_n
+from flowrt.ops.reduce import sum_to
+from flowrt.ops.source import ones_like, shape_of, zeros_like
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowrt.graph import Graph
+    from flowrt.spec import Shape
+
+
+def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
+    """The derivatives of the sum of ``ys`` with respect to each of ``xs``.
+
+    ``ys`` and ``xs`` are tensors or variables, alone or in a sequence. Each answer has the shape and dtype of its x;
+    it is None where no y depends on x in a differentiable way, as for every x of an integer dtype. ``grad_ys`` weighs
+    each y by a tensor of its shape (None: ones). Raises `GraphError` for an op on the way without a gradient rule.
+    """
+    outputs, sources = _tensors("ys", ys), _tensors("xs", xs)
+    graph = _shared_graph(outputs + sources)
+    with building(graph), name_scope("gradients"):
+        partials = _Partials()
+        for y, weight in zip(outputs, _weights(outputs, grad_ys), strict=True):
+            partials.add(y, weight)
+        for node in reversed(_dependents(graph, outputs, sources)):
+            if any(partials.has(output) for output in node.outputs):
+                _differentiate(node, partials)
+        return [partials.total(x) if partials.has(x) and _is_real(x) else None for x in sources]
+
+
+class _Partials:
+    """What has been found of each tensor's gradient so far."""
+
+    def __init__(self) -> None:
+        self._found: dict[Tensor, list[Any]] = {}
+
+    def has(self, tensor: Tensor) -> bool:
+        return tensor in self._found
+
+    def add(self, tensor: Tensor, partial: Any) -> None:
+        self._found.setdefault(tensor, []).append(partial)
+
+    def total(self, tensor: Tensor) -> Any:
+        """The sum of the partials, which from now on is the only one."""
+        found = self._found[tensor]
+        if len(found) > 1:
+            found[:] = [_sum(found)]
+        return found[0]
+
+
+def _sum(partials: Sequence[Tensor]) -> Any:
+    """The sum of several partials, beside the first of them."""
+    with beside(partials[0].op):
+        return add_n(list(partials))
+
+
+def _differentiate(node: Node, partials: _Partials) -> None:
+    """Carry the gradients of the outputs of ``node`` to its inputs."""
+    rule = node.op.gradient_rule
+    if rule is None:
+        raise GraphError(
+            f"{_where(node)}: {node.op.name} has no gradient; define one with @{node.op.name}.gradient, "
+            "or cut it off with stop_gradient"
+        )
+    with beside(node):
+        carried = [partials.total(t) if partials.has(t) else zeros_like(t) for t in node.outputs]
+        answers = tuple(rule(node, *carried))
+        if len(answers) != len(node.inputs):
+            raise GraphError(
+                f"{_where(node)}: its gradient rule answered {len(answers)} gradients for {len(node.inputs)} inputs"
+            )
+        for position, (source, answer) in enumerate(zip(node.inputs, answers, strict=True)):
+            if answer is not None and _is_real(source):
+                partials.add(source, _fitted(node, position, as_value(answer)))
+
+
+def _fitted(node: Node, position: int, gradient: Any) -> Any:
+    """``gradient``, summed down to the shape of the input at ``position`` if that was, or may have been, broadcast."""
+    source = node.inputs[position]
+    if not isinstance(gradient, Tensor):
+        gradient = node.graph.constant(default_array(gradient).astype(source.dtype))
+    if gradient.dtype != source.dtype:
+        raise GraphError(
+            f"{_where(node)}: its gradient rule answered {gradient.spec} for input {position}, {source.spec}; "
+            "a gradient has its tensor's dtype"
+        )
+    if not _needs_sum(node, position, gradient):
+        return gradient
+    return sum_to(gradient, np.array(source.shape, np.int64) if source.spec.known else shape_of(source))
+
+
+def _needs_sum(node: Node, position: int, gradient: Tensor) -> bool:
+    want, got = node.inputs[position].spec, gradient.spec
+    if want.known and got.known:
+        return want.dims != got.dims
+    if gradient.op.op.name == "sum_to" or not node.op.promote:
+        return False  # the rule saw to it, or the op does not broadcast
+    return _may_broadcast(want.dims, [t.spec.dims for i, t in enumerate(node.inputs) if i != position])
+
+
+def _may_broadcast(mine: Shape | None, others: Sequence[Shape | None]) -> bool:
+    """Whether a tensor of shape ``mine`` may grow when it is combined with ``others``."""
+    if not others:
+        return False
+    if mine is None or None in others:
+        return True
+    for other in others:
+        if other is not None and len(other) > len(mine):
+            return True
+    for axis, size in enumerate(reversed(mine), 1):
+        beside_it = [other[-axis] for other in others if other is not None and len(other) >= axis]
+        if size in (None, 1) and any(n != 1 for n in beside_it):
+            return True
+    return False
+
+
+def _dependents(graph: Graph, ys: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Node]:
+    """The nodes not later than ``ys`` through which a change of ``xs`` flows on, in creation order."""
+    reached = {x for x in xs if _is_real(x)}
+    found: list[Node] = []
+    if not reached:
+        return found
+    first, last = min(x.op.index for x in reached), max(y.op.index for y in ys)
+    for node in graph.nodes[first : last + 1]:
+        if node.op.differentiable and any(t in reached for t in node.inputs):
+            reached.update(t for t in node.outputs if _is_real(t))
+            found.append(node)
+    return found
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Whether a tensor varies continuously: integers and bools have no derivative."""
+    return tensor.dtype.kind == "f"
+
+
+def _weights(ys: Sequence[Tensor], grad_ys: Any) -> list[Any]:
+    """The gradient that each y starts with."""
+    given = [None] * len(ys) if grad_ys is None else list(grad_ys) if isinstance(grad_ys, (list, tuple)) else [grad_ys]
+    if len(given) != len(ys):
+        raise GraphError(f"{user_site()}: {len(ys)} ys have {len(given)} grad_ys; give each one, or None")
+    return [_weight(y, value) for y, value in zip(ys, given, strict=True)]
+
+
+def _weight(y: Tensor, value: Any) -> Any:
+    if not _is_real(y):
+        raise GraphError(f"{user_site()}: {y!r} has no gradient: it is not floating; differentiate before astype")
+    if value is None:
+        with beside(y.op):
+            return ones_like(y)
+    found = as_value(value)
+    tensor = found if isinstance(found, Tensor) else y.graph.constant(default_array(found).astype(y.dtype))
+    if tensor.spec.dims is None or y.spec.accepts(tensor.dtype, tensor.spec.dims):
+        return tensor
+    raise GraphError(f"{user_site()}: the gradient given for {y!r} is {tensor.spec}; it must be {y.spec}")
+
+
+def _tensors(what: str, values: Any) -> list[Tensor]:
+    found = [as_value(v) for v in values] if isinstance(values, (list, tuple)) else [as_value(values)]
+    for value in found:
+        if not isinstance(value, Tensor):
+            raise GraphError(f"{user_site()}: {what} of gradients are tensors or variables, got {value!r}")
+    if not found:
+        raise GraphError(f"{user_site()}: gradients needs at least one of {what}")
+    return found
+
+
+def _shared_graph(tensors: Sequence[Tensor]) -> Graph:
+    graph = tensors[0].graph
+    for tensor in tensors:
+        if tensor.graph is not graph:
+            raise GraphError(f"{user_site()}: {tensor!r} and {tensors[0]!r} belong to different graphs")
+    return graph
+
+
+def _where(node: Node) -> str:
+    return f"{node.op.name} {node.name!r} ({node.site})"

@@ -1,0 +1,92 @@
+"""Compute what depends on nothing once, before any step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import FlowrtError, InternalError
+from flowrt.op import Attr, Op, lookup
+from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
+from flowrt.spec import Spec, Value, spec_of
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Evaluate: TypeAlias = Callable[[Op, Sequence[Array], Mapping[str, Attr]], tuple[Array, ...]]
+
+LARGEST = 1 << 16
+"""A constant of more bytes than this is not worth sending with every plan; it is computed in the step."""
+
+STRUCTURAL = frozenset({"switch", "merge"})  # which of their inputs is alive is a matter of the step
+
+
+def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST) -> Step:
+    """Put a constant where a node's value is known: from inference (the shape of a tensor), or by ``evaluate``.
+
+    What a step must decide stays: state, effects, nodes that wait for others or lie on a side of a switch. A node that
+    ``evaluate`` refuses stays too, and fails in the step, where its error belongs. Shapes that become known thereby
+    are inferred onward.
+    """
+    guards = guards_of(step)
+    constants: dict[int, Array] = {}
+    changed: dict[Ref, Spec] = {}
+    nodes: dict[int, StepNode] = {}
+    for node in step.nodes.values():
+        made = _inferred_again(step, node, changed)
+        free = not (guards.get(node.id, NO_GUARDS) or made.control or made.after)
+        value = _value(made, constants, evaluate, largest) if free else None
+        if value is not None:
+            constants[node.id] = value
+            made = made if made.op.name == "constant" else _as_constant(made, value)
+        if made is not node:
+            changed |= {(node.id, i): spec for i, spec in enumerate(made.outputs) if spec != node.outputs[i]}
+        nodes[node.id] = made
+    return keep_needed(step, nodes)
+
+
+def _inferred_again(step: Step, node: StepNode, changed: Mapping[Ref, Spec]) -> StepNode:
+    if not any(ref in changed for ref in node.inputs):
+        return node
+    outputs = infer(node, [changed.get(ref) or step.spec(ref) for ref in node.inputs])
+    return node if outputs == node.outputs else replace(node, outputs=outputs)
+
+
+def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | None, largest: int) -> Array | None:
+    """What ``node`` computes in every step, if that is known and small."""
+    if node.op.name == "constant":
+        value = node.attrs["value"]
+        return value if isinstance(value, np.ndarray) else None
+    if len(node.outputs) != 1 or node.op.stateful or node.op.effect or node.op.name in STRUCTURAL:
+        return None
+    spec = node.outputs[0]
+    if _is_complete(spec.value) and spec.known:
+        return _frozen(np.array(spec.value, spec.dtype).reshape(spec.concrete))
+    if evaluate is None or not spec.known or spec.nbytes > largest:
+        return None
+    if any(source == FED or source not in constants for source, _ in node.inputs):
+        return None
+    try:
+        found = evaluate(node.op, [constants[source] for source, _ in node.inputs], node.attrs)[0]
+    except FlowrtError:
+        return None
+    if not spec.accepts(found.dtype, found.shape):
+        raise InternalError(f"{node.where()}: folded to {spec_of(found)}, but {spec} was inferred")
+    return _frozen(found)
+
+
+def _is_complete(value: Value) -> bool:
+    return None not in value if isinstance(value, tuple) else value is not None
+
+
+def _frozen(array: Array) -> Array:
+    out = np.array(array, order="C")
+    out.setflags(write=False)
+    return out
+
+
+def _as_constant(node: StepNode, value: Array) -> StepNode:
+    constant = lookup("constant")
+    attrs: dict[str, Attr] = {"value": value}
+    return StepNode(node.id, constant, node.name, (), constant.infer([], attrs), attrs, (), node.site)

@@ -1,0 +1,73 @@
+"""Compute once what a step would compute twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.passes.step import Ref, Step, StepNode, keep_needed
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from flowrt.op import Attr
+
+LARGE = 1 << 16
+"""Arrays above so many bytes are one only where they are the same object: reading them all would cost more."""
+
+
+def merge_common(step: Step) -> Step:
+    """Let one node stand for all that apply the same op to the same inputs, for the same devices.
+
+    Nodes that touch state or wait are each their own: two draws of random numbers stay two.
+    """
+    first: dict[Hashable, int] = {}
+    stands_for: dict[int, int] = {}
+    nodes: dict[int, StepNode] = {}
+    for node in step.nodes.values():
+        made = _redirect(node, stands_for)
+        if _may_merge(made):
+            original = first.setdefault(_key(step, made), made.id)
+            if original != made.id:
+                stands_for[made.id] = original
+                continue
+        nodes[made.id] = made
+    fetches = tuple(_moved(ref, stands_for) for ref in step.fetches)
+    targets = tuple(dict.fromkeys(stands_for.get(t, t) for t in step.targets))
+    return keep_needed(replace(step, fetches=fetches, targets=targets), nodes)
+
+
+def _may_merge(node: StepNode) -> bool:
+    return bool(node.outputs) and not (node.op.stateful or node.op.effect)
+
+
+def _moved(ref: Ref, stands_for: dict[int, int]) -> Ref:
+    return (stands_for.get(ref[0], ref[0]), ref[1])
+
+
+def _redirect(node: StepNode, stands_for: dict[int, int]) -> StepNode:
+    if not any(source in stands_for for source in node.before()):
+        return node
+    inputs = tuple(_moved(ref, stands_for) for ref in node.inputs)
+    return replace(node, inputs=inputs, control=tuple(dict.fromkeys(stands_for.get(c, c) for c in node.control)))
+
+
+def _key(step: Step, node: StepNode) -> Hashable:
+    origin = step.graph.nodes[node.id]
+    attrs = tuple(sorted((name, _attr_key(value)) for name, value in node.attrs.items() if value is not None))
+    beside = frozenset(n.index for n in origin.colocate)
+    return node.op.name, node.inputs, frozenset(node.control), origin.device, beside, attrs
+
+
+def _attr_key(value: Attr) -> Any:
+    """``value`` as something that equals only what means the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, np.ndarray):
+        content = value.tobytes() if value.nbytes <= LARGE else id(value).to_bytes(8, "big")
+        return "array", value.dtype.str, value.shape, value.nbytes, content
+    if isinstance(value, tuple):
+        return "tuple", tuple(_attr_key(item) for item in value)
+    if isinstance(value, float):
+        return "float", value.hex()
+    return type(value).__name__, value

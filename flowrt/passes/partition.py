@@ -1,0 +1,269 @@
+"""Cut a placed step into one plan per task, joined by sends and receives.
+
+Law: a value crosses once per (tensor, destination device), whoever and however many want it there; small constants are
+repeated instead. Order that must hold across tasks travels as a token. Edges are numbered within the step, so the key
+of a transfer is (step, edge). In a cluster the client is a peer of its own: it sends the feeds and receives the
+fetches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import PlacementError, Site
+from flowrt.op import lookup
+from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
+from flowrt.plan import Plan, PlanFeed, PlanNode
+
+if TYPE_CHECKING:
+    from flowrt.device import Device
+    from flowrt.op import Attr
+
+REPEATED = 1 << 12
+"""A constant of at most so many bytes is repeated where it is wanted: a message costs more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value on its way between the client and ``task``, under the key ``edge`` of the step."""
+
+    edge: int
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What the client of a step over several tasks sends and receives.
+
+    ``feeds``: for each feed, the transfers to send it by (none where nobody needs it). ``fetches``: for each fetch, the
+    transfer it comes by, or the position of the feed that answers it.
+    """
+
+    name: str
+    feeds: tuple[tuple[Transfer, ...], ...]
+    fetches: tuple[Transfer | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A step in parts: a plan per task, the client's part, and how many values cross."""
+
+    plans: Mapping[str, Plan]
+    client: Client | None
+    transfers: int
+
+
+def partition(step: Step, placement: Mapping[int, Device], *, home: Device, client: str | None) -> Parts:
+    """The plans of ``step``, whose nodes run where ``placement`` says.
+
+    Without a ``client`` all is one plan of the task of ``home``, the device where feeds lie; with one, every task that
+    has nodes gets a plan, and feeds and fetches cross to and from it.
+    """
+    cut = _Cut(step, placement, home, client)
+    for node in step.nodes.values():
+        cut.add(node)
+    if client is None:
+        return cut.local()
+    fetches = tuple(cut.answer(ref) for ref in step.fetches)
+    return Parts(cut.plans(), Client(client, cut.feeds(), fetches), cut.transfers)
+
+
+class _Cut:
+    """The nodes of the parts as they come together: those of the step, and the transfers between them."""
+
+    def __init__(self, step: Step, placement: Mapping[int, Device], home: Device, client: str | None) -> None:
+        self._step, self._home, self._client = step, home, client
+        self._device = dict(placement)
+        self._nodes: dict[int, StepNode] = {}
+        self._place: dict[int, tuple[int, int, int]] = {}  # creation order, with what was put in beside its cause
+        self._arrived: dict[tuple[Ref, Device], Ref] = {}
+        self._told: dict[tuple[tuple[int, ...], str], int] = {}
+        self._fed: list[list[Transfer]] = [[] for _ in step.feeds]
+        self._answers: dict[Ref, Transfer] = {}
+        self._next = len(step.graph.nodes)
+        self.transfers = 0
+
+    def add(self, node: StepNode) -> None:
+        """Put a node of the step into the part of its device."""
+        device = self._device[node.id]
+        inputs = tuple(self._bring(ref, device, node.id) for ref in node.inputs)
+        control = self._wait(node.control, device, node.id)
+        control += [source for source in node.after if self._device[source] == device]
+        self._place[node.id] = (node.id, 0, 0)
+        self._nodes[node.id] = replace(node, inputs=inputs, control=tuple(dict.fromkeys(control)), after=())
+
+    def answer(self, ref: Ref) -> Transfer | int:
+        """How the client gets the value ``ref``: one transfer, however often it is fetched."""
+        if ref[0] == FED:
+            return ref[1]
+        if ref not in self._answers:
+            device = self._device[ref[0]]
+            edge, _ = self._send(ref, device, str(self._client))
+            self._answers[ref] = Transfer(edge, device.host)
+        return self._answers[ref]
+
+    def feeds(self) -> tuple[tuple[Transfer, ...], ...]:
+        return tuple(tuple(transfers) for transfers in self._fed)
+
+    # ── crossing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _bring(self, ref: Ref, device: Device, consumer: int) -> Ref:
+        """The value ``ref`` as it is on ``device``."""
+        remote_feed = ref[0] == FED and self._client is not None
+        source = self._home if ref[0] == FED else self._device[ref[0]]
+        if source == device and not remote_feed:
+            return ref
+        if (ref, device) not in self._arrived:
+            if self._is_small_constant(ref):
+                self._arrived[ref, device] = self._repeat(self._step.nodes[ref[0]], device, consumer)
+            elif remote_feed:
+                self._arrived[ref, device] = self._receive_feed(ref, device, consumer)
+            else:
+                self._arrived[ref, device] = self._carry(ref, source, device, consumer)
+        return self._arrived[ref, device]
+
+    def _wait(self, sources: tuple[int, ...], device: Device, consumer: int) -> list[int]:
+        """What a node on ``device`` waits for in order to start after ``sources``: a token from each other task."""
+        by_task: dict[str, list[int]] = {}
+        for source in sources:
+            by_task.setdefault(self._device[source].host, []).append(source)
+        out = by_task.pop(device.host, [])
+        for others in by_task.values():
+            key = (tuple(others), device.host)
+            if key not in self._told:
+                origin = self._device[others[-1]]
+                self._told[key], _ = self._carry((self._token(key[0], origin), 0), origin, device, consumer)
+            out.append(self._told[key])
+        return out
+
+    def _is_small_constant(self, ref: Ref) -> bool:
+        node = self._step.nodes.get(ref[0])
+        return (
+            node is not None
+            and node.op.name == "constant"
+            and not node.control
+            and self._step.spec(ref).nbytes <= REPEATED
+        )
+
+    def _repeat(self, constant: StepNode, device: Device, consumer: int) -> Ref:
+        return self._insert(constant.op, constant.name, (), constant.attrs, constant.site, device, (consumer, -1)), 0
+
+    def _token(self, sources: tuple[int, ...], device: Device) -> int:
+        """A value that is there once all ``sources`` have run, and dead if one of them is dead."""
+        last = self._step.nodes[sources[-1]]
+        attrs: dict[str, Attr] = {"value": np.zeros((), bool)}
+        where = (last.id, 1)
+        return self._insert(lookup("constant"), f"{last.name}/done", (), attrs, last.site, device, where, sources)
+
+    def _carry(self, ref: Ref, source: Device, device: Device, consumer: int) -> Ref:
+        """The value ``ref``, sent from ``source`` to ``device``."""
+        edge, sender = self._send(ref, source, device.host)
+        return self._receive(ref, edge, source.host, device, consumer, (sender,))
+
+    def _receive_feed(self, ref: Ref, device: Device, consumer: int) -> Ref:
+        edge = self._new_edge()
+        self._fed[ref[1]].append(Transfer(edge, device.host))
+        return self._receive(ref, edge, str(self._client), device, consumer)
+
+    def _send(self, ref: Ref, device: Device, peer: str) -> tuple[int, int]:
+        """The edge and the node that send ``ref`` to ``peer``."""
+        edge = self._new_edge()
+        name, site = self._origin(ref)
+        attrs: dict[str, Attr] = {"edge": edge, "peer": peer}
+        return edge, self._insert(lookup("send"), f"{name}/send_{edge}", (ref,), attrs, site, device, (ref[0], 2))
+
+    def _receive(
+        self, ref: Ref, edge: int, peer: str, device: Device, consumer: int, after: tuple[int, ...] = ()
+    ) -> Ref:
+        spec = self._spec(ref)
+        name, site = self._origin(ref)
+        attrs: dict[str, Attr] = {"edge": edge, "peer": peer, "dtype": spec.dtype.name, "shape": spec.dims}
+        name = f"{name}/recv_{edge}"
+        return self._insert(lookup("recv"), name, (), attrs, site, device, (consumer, -1), after=after), 0
+
+    def _insert(
+        self,
+        op: Any,
+        name: str,
+        inputs: tuple[Ref, ...],
+        attrs: Mapping[str, Attr],
+        site: Site,
+        device: Device,
+        place: tuple[int, int],
+        control: tuple[int, ...] = (),
+        after: tuple[int, ...] = (),
+    ) -> int:
+        made = self._next
+        self._next += 1
+        outputs = op.infer([self._spec(ref) for ref in inputs], attrs)
+        self._nodes[made] = StepNode(made, op, name, inputs, outputs, attrs, control, site, after)
+        self._device[made] = device
+        self._place[made] = (self._place[place[0]][0] if place[0] in self._place else place[0], place[1], made)
+        return made
+
+    def _new_edge(self) -> int:
+        self.transfers += 1
+        return self.transfers - 1
+
+    def _spec(self, ref: Ref) -> Any:
+        return self._step.spec(ref) if ref[0] == FED or ref[0] in self._step.nodes else self._nodes[ref[0]].outputs[0]
+
+    def _origin(self, ref: Ref) -> tuple[str, Site]:
+        """The name and site of the node that makes ``ref``."""
+        if ref[0] == FED:
+            node = self._step.feeds[ref[1]].op
+            return node.name, node.site
+        found = self._step.nodes.get(ref[0]) or self._nodes[ref[0]]
+        return found.name, found.site
+
+    # ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def local(self) -> Parts:
+        """Everything as one plan."""
+        tasks = {device.host for device in self._device.values()} | {self._home.host}
+        if len(tasks) > 1:
+            raise PlacementError(f"a step on {', '.join(sorted(tasks))} needs a cluster")
+        feeds = tuple(
+            PlanFeed(t.op.name, spec, str(t.op.site))
+            for t, spec in zip(self._step.feeds, self._step.feed_specs, strict=True)
+        )
+        plan = self._plan(self._home.host, self._ordered(), feeds, self._step.fetches)
+        return Parts({plan.task: plan}, None, self.transfers)
+
+    def plans(self) -> dict[str, Plan]:
+        """One plan for every task that has something to do."""
+        by_task: dict[str, list[StepNode]] = {}
+        for node in self._ordered():
+            by_task.setdefault(self._device[node.id].host, []).append(node)
+        return {task: self._plan(task, nodes, (), ()) for task, nodes in sorted(by_task.items())}
+
+    def _ordered(self) -> Iterable[StepNode]:
+        return in_order(self._nodes, key=self._place.__getitem__).values()
+
+    def _plan(
+        self, task: str, nodes: Iterable[StepNode], feeds: tuple[PlanFeed, ...], fetches: tuple[Ref, ...]
+    ) -> Plan:
+        value: dict[Ref, int] = {(FED, i): i for i in range(len(feeds))}
+        position: dict[int, int] = {}
+        out: list[PlanNode] = []
+        for node in nodes:
+            position[node.id] = len(out)
+            for i in range(len(node.outputs)):
+                value[node.id, i] = len(value)
+            out.append(
+                PlanNode(
+                    node.op.name,
+                    node.name,
+                    tuple(value[ref] for ref in node.inputs),
+                    node.outputs,
+                    node.attrs,
+                    tuple(position[source] for source in node.control),
+                    self._device[node.id].local,
+                    str(node.site),
+                )
+            )
+        return Plan(task, tuple(out), feeds, tuple(value[ref] for ref in fetches))

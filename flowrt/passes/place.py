@@ -1,0 +1,269 @@
+"""Decide on which device each node of a step runs.
+
+Law: pure. What exists, what has a kernel where, and the user's rules are arguments; the answer is a map. A *home* is
+what must share one device: the nodes of one variable or queue (where its memory is), or one node alone. A *family* is
+the homes that colocation ties together; it shares a task, and a device as far as kernels allow. Constraints are
+gathered over the entire graph, not the step, so a variable is in the same place in every step.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.device import ANYWHERE, Device
+from flowrt.errors import PlacementError
+from flowrt.passes.step import FED, Step, StepNode
+
+if TYPE_CHECKING:
+    from flowrt.graph import Graph, Node
+
+Supports: TypeAlias = Callable[[str, Sequence[np.dtype[Any]], str], bool]
+"""(op name, dtypes of inputs then outputs, device kind) → whether the op runs there."""
+Home: TypeAlias = "tuple[str, str] | int"
+"""(container, name) of a resource, or the index of a node that works on none."""
+
+
+@dataclass(slots=True)
+class _Family:
+    """Homes that colocation ties together, what is asked of them, and who asked first for each part."""
+
+    homes: dict[Home, list[Node]] = field(default_factory=dict)
+    asked: dict[Home, Device] = field(default_factory=dict)
+    stateful: bool = False
+    constraint: Device = ANYWHERE
+    askers: dict[str, str] = field(default_factory=dict)
+    needed: list[StepNode] = field(default_factory=list)
+    device: Device | None = None
+
+
+def place(
+    step: Step, *, devices: Sequence[Device], default: Device, supports: Supports, rules: Mapping[str, str]
+) -> dict[int, Device]:
+    """The device of each node of ``step``.
+
+    ``rules`` map patterns of names (``embedding/*``) to devices and go before what the program says. What nothing ties
+    down follows its first input, else its first consumer, else goes to ``default``; variables always go to
+    ``default``. Raises `PlacementError` where a device does not exist, constraints conflict, or a kernel is missing.
+    """
+    chooser = _Chooser(step, tuple(devices), default, supports)
+    families = _families(step.graph, _Rules(rules))
+    mine = {node.id: families[_home(step.graph.nodes[node.id])] for node in step.nodes.values()}
+    for node in step.nodes.values():
+        mine[node.id].needed.append(node)
+    _choose(step, mine, chooser)
+    out: dict[int, Device] = {}
+    for node in step.nodes.values():
+        out[node.id] = chooser.within(mine[node.id], _home(step.graph.nodes[node.id]), node)
+    return out
+
+
+# ── what must be together ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _home(node: Node) -> Home:
+    return node.resource or node.index
+
+
+def _families(graph: Graph, rules: _Rules) -> dict[Home, _Family]:
+    """The family of each home of the graph: union-find over colocation, then constraints merged."""
+    parent: dict[Home, Home] = {}
+
+    def root(home: Home) -> Home:
+        parent.setdefault(home, home)
+        while parent[home] != home:
+            parent[home] = parent[parent[home]]
+            home = parent[home]
+        return home
+
+    for node in graph.nodes:
+        mine = root(_home(node))
+        for other in node.colocate:
+            parent[root(_home(other))] = mine = root(mine)
+    families: dict[Home, _Family] = {}
+    out: dict[Home, _Family] = {}
+    for node in graph.nodes:
+        home = _home(node)
+        if home not in out:
+            out[home] = families.setdefault(root(home), _Family())
+        out[home].homes.setdefault(home, []).append(node)
+        out[home].stateful |= isinstance(home, tuple)
+    for family in families.values():
+        for home, nodes in family.homes.items():
+            for asked, asker in _asked(graph, home, nodes, rules):
+                family.asked[home] = asked
+                _constrain(family, asked, asker)
+    return out
+
+
+def _asked(graph: Graph, home: Home, nodes: Sequence[Node], rules: _Rules) -> Iterable[tuple[Device, str]]:
+    """The constraints on one home: a resource's own, not that of the code around a use of it."""
+    resource = graph.resources.get(home) if isinstance(home, tuple) else None
+    if resource is not None:
+        asker = f"{resource.kind} {resource.name!r} ({resource.site})"
+        own = [n.name for n in nodes if n.name.startswith(f"{resource.name}/")]
+        yield rules.over(resource.device, (resource.name, *own)), asker
+        return
+    for node in nodes:
+        if node.device != ANYWHERE or rules:
+            asker = f"{node.op.name} {node.name!r} ({node.site})"
+            yield rules.over(node.device, (node.name,)), asker
+
+
+def _constrain(family: _Family, asked: Device, asker: str) -> None:
+    """Add what ``asker`` asks for to what the family's others did."""
+    for part in ("job", "task", "kind", "index"):
+        new, old = getattr(asked, part), getattr(family.constraint, part)
+        if new is None:
+            continue
+        if old is not None and old != new:
+            raise PlacementError(
+                f"{asker} asks for {asked}, and {family.askers[part]}, with which it is colocated, is bound to "
+                f"{family.constraint}; ask for one device, or do not colocate them"
+            )
+        family.askers.setdefault(part, asker)
+        family.constraint = replace(family.constraint, **{part: new})
+
+
+class _Rules:
+    """Patterns of names, each with the device it asks for; the first that matches counts."""
+
+    def __init__(self, rules: Mapping[str, str]) -> None:
+        self._rules = [(re.compile(fnmatch.translate(glob)), Device.parse(name)) for glob, name in rules.items()]
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def over(self, device: Device, names: Sequence[str]) -> Device:
+        """``device`` as refined by the first rule that matches one of ``names``."""
+        for pattern, asked in self._rules:
+            if any(pattern.match(name) for name in names):
+                return asked.over(device)
+        return device
+
+
+# ── where to put it ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _choose(step: Step, mine: Mapping[int, _Family], chooser: _Chooser) -> None:
+    """Give every family of the step a device: those tied down first, then along the edges."""
+    for family in mine.values():
+        if family.device is None and family.stateful:
+            family.device = chooser.pick(family, ())
+    order = list(step.nodes.values())
+    for node in order:  # inputs come before their consumers
+        _follow(mine[node.id], _sources(step, node, mine), chooser)
+    consumers = _consumers(step)
+    for node in reversed(order):
+        _follow(mine[node.id], [mine[i].device for i in consumers.get(node.id, ())], chooser)
+    for node in order:
+        family = mine[node.id]
+        if family.device is None:
+            family.device = chooser.pick(family, [d for d in _sources(step, node, mine) if d is not None])
+
+
+def _follow(family: _Family, others: Sequence[Device | None], chooser: _Chooser) -> None:
+    """Choose where one of ``others`` is, if any is placed; a family that asks for a device chooses at once."""
+    placed = [device for device in others if device is not None]
+    if family.device is None and (placed or family.constraint != ANYWHERE):
+        family.device = chooser.pick(family, placed)
+
+
+def _sources(step: Step, node: StepNode, mine: Mapping[int, _Family]) -> list[Device | None]:
+    """Where the inputs of ``node`` are. Reading a variable attracts nobody: parameters travel to their users."""
+    return [mine[i].device for i, _ in node.inputs if i != FED and step.nodes[i].op.name != "read_variable"]
+
+
+def _consumers(step: Step) -> dict[int, list[int]]:
+    out: dict[int, list[int]] = {}
+    for node in step.nodes.values():
+        for source, _ in node.inputs:
+            if source != FED:
+                out.setdefault(source, []).append(node.id)
+    return out
+
+
+class _Chooser:
+    """Which devices there are, and which ops run on which."""
+
+    def __init__(self, step: Step, devices: tuple[Device, ...], default: Device, supports: Supports) -> None:
+        self._step, self._devices, self._default, self._supports = step, devices, default, supports
+        self._known: dict[tuple[Any, ...], bool] = {}
+        self._matching: dict[Device, list[Device]] = {}
+        self._task: dict[Device, list[Device]] = {}  # the devices of the same task
+        tasks: dict[str, list[Device]] = {}
+        for device in devices:
+            self._task[device] = tasks.setdefault(device.host, [])
+            self._task[device].append(device)
+
+    def pick(self, family: _Family, preferred: Sequence[Device]) -> Device:
+        """The family's device: a preferred one or its task, the default or its task, else the first that can."""
+        candidates = self._candidates(family)
+        nodes = self._nodes(family)
+        for device in self._by_preference(candidates, (*preferred, self._default)):
+            if all(self._runs(node, device.kind or "") for node in nodes):
+                return device
+        return next(self._by_preference(candidates, (*preferred, self._default)))
+
+    def _by_preference(self, candidates: Sequence[Device], preferred: Sequence[Device]) -> Iterator[Device]:
+        for wanted in preferred:
+            if wanted in candidates:
+                yield wanted
+            yield from (device for device in self._task.get(wanted, ()) if device in candidates)
+        yield from candidates
+
+    def within(self, family: _Family, home: Home, node: StepNode) -> Device:
+        """The device of one home: the family's if it runs there, else another of the same task that runs it."""
+        assert family.device is not None
+        nodes: Sequence[StepNode | Node] = family.homes[home] if isinstance(home, tuple) else [node]
+        movable = family.asked.get(home, ANYWHERE).kind is None or all(n.op.effect for n in nodes)
+        for device in (family.device, *(self._task[family.device] if movable else [])):
+            if all(self._runs(n, device.kind or "") for n in nodes):
+                return device
+        raise self._without_kernel(next(n for n in nodes if not self._runs(n, family.device.kind or "")), family)
+
+    def _candidates(self, family: _Family) -> list[Device]:
+        found = self._matching.get(family.constraint)
+        if found is None:
+            found = [d for d in self._devices if family.constraint.matches(d)]
+            self._matching[family.constraint] = found
+        if not found:
+            asker = next(iter(family.askers.values()))
+            raise PlacementError(
+                f"{asker}: there is no device {family.constraint}; there are {', '.join(map(str, self._devices))}"
+            )
+        return found
+
+    def _nodes(self, family: _Family) -> list[StepNode | Node]:
+        """Whose kernels decide: those of a resource in whichever step, so that it stays put; else those of the step."""
+        if family.stateful:
+            return [node for home, nodes in family.homes.items() if isinstance(home, tuple) for node in nodes]
+        return list(family.needed)
+
+    def _runs(self, node: StepNode | Node, kind: str) -> bool:
+        if node.op.effect:
+            return kind == "cpu"
+        dtypes = self._dtypes(node)
+        key = (node.op.name, dtypes, kind)
+        if key not in self._known:
+            self._known[key] = self._supports(node.op.name, dtypes, kind)
+        return self._known[key]
+
+    def _dtypes(self, node: StepNode | Node) -> tuple[np.dtype[Any], ...]:
+        if isinstance(node, StepNode):
+            return (*(self._step.spec(r).dtype for r in node.inputs), *(s.dtype for s in node.outputs))
+        return (*(t.dtype for t in node.inputs), *(t.dtype for t in node.outputs))
+
+    def _without_kernel(self, node: StepNode | Node, family: _Family) -> PlacementError:
+        kinds = sorted({d.kind or "" for d in self._devices})
+        has = [kind for kind in kinds if self._runs(node, kind)]
+        dtypes = ", ".join(map(str, self._dtypes(node)))
+        fix = f"it has one on {', '.join(has)}" if has else f"it has none on any device here ({', '.join(kinds)})"
+        return PlacementError(
+            f"{node.op.name} {node.name!r} ({node.site}): no kernel for ({dtypes}) on {family.device}; {fix}"
+        )

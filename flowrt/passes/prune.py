@@ -1,0 +1,78 @@
+"""Cut out of the graph what a step's fetches and targets need, given its feeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrt.errors import FeedError, GraphError
+from flowrt.passes.step import FED, Ref, Step, StepNode, infer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flowrt.graph import Graph, Node, Tensor
+    from flowrt.spec import Spec
+
+
+def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> Step:
+    """The step that computes ``fetches`` and runs ``targets``, in which ``feeds`` stand for what computes them.
+
+    Raises `GraphError` for a foreign fetch, target or feed, and `FeedError` for a placeholder that no feed replaces.
+    """
+    _check_family(graph, fetches, targets, feeds)
+    fed = {tensor: (FED, position) for position, tensor in enumerate(feeds)}
+    if len(fed) < len(feeds):
+        raise GraphError("a tensor is fed twice; give it one value")
+    needed = _needed([t.op for t in fetches if t not in fed] + list(targets), fed)
+    specs = tuple(tensor.spec.without_value() for tensor in feeds)
+    nodes = _cut_out([node for node in graph.nodes if node.index in needed], fed, specs)
+    return Step(
+        graph, nodes, tuple(feeds), specs, tuple(_ref(t, fed) for t in fetches), tuple(node.index for node in targets)
+    )
+
+
+def _check_family(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> None:
+    for what, values in (("fetch", fetches), ("target", targets), ("feed", feeds)):
+        for value in values:
+            if value.graph is not graph:
+                raise GraphError(f"cannot {what} {value!r}: it belongs to another graph than this session's")
+
+
+def _needed(roots: Sequence[Node], fed: Mapping[Tensor, Ref]) -> set[int]:
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node.index not in found:
+            found.add(node.index)
+            stack.extend(t.op for t in node.inputs if t not in fed)
+            stack.extend(n for n in node.control_inputs if not _replaced(n, fed))
+    return found
+
+
+def _replaced(node: Node, fed: Mapping[Tensor, Ref]) -> bool:
+    """Whether feeds stand for all of what ``node`` computes, so that nothing has to wait for it."""
+    return bool(node.outputs) and all(t in fed for t in node.outputs)
+
+
+def _ref(tensor: Tensor, fed: Mapping[Tensor, Ref]) -> Ref:
+    return fed.get(tensor) or (tensor.op.index, tensor.index)
+
+
+def _cut_out(nodes: Sequence[Node], fed: Mapping[Tensor, Ref], feed_specs: Sequence[Spec]) -> dict[int, StepNode]:
+    """``nodes`` as a step's; where a feed takes away a value that inference relied on, specs are inferred again."""
+    out: dict[int, StepNode] = {}
+    changed = {ref: spec for (tensor, ref), spec in zip(fed.items(), feed_specs, strict=True) if spec != tensor.spec}
+    for node in nodes:
+        if node.op.name == "placeholder":
+            raise FeedError(f"placeholder {node.name!r} ({node.site}) needs a value: feed {node.outputs[0].spec}")
+        refs = tuple(_ref(t, fed) for t in node.inputs)
+        control = tuple(dict.fromkeys(n.index for n in node.control_inputs if not _replaced(n, fed)))
+        specs = tuple(t.spec for t in node.outputs)
+        made = StepNode(node.index, node.op, node.name, refs, specs, node.attrs, control, node.site)
+        if any(ref in changed for ref in refs):
+            again = infer(made, [changed.get(r, t.spec) for r, t in zip(refs, node.inputs, strict=True)])
+            changed |= {(node.index, i): s for i, s in enumerate(again) if s != specs[i]}
+            made = StepNode(node.index, node.op, node.name, refs, again, node.attrs, control, node.site)
+        out[node.index] = made
+    return out

@@ -1,0 +1,151 @@
+"""The form a step has between the passes: a cut-out of a graph, as values that a pass rewrites into new values.
+
+Law: a pass takes a `Step` and answers a `Step`; the graph behind it is never touched. Nodes keep the index they have
+in the graph, so names, sites, colocation and resources are looked up there. Nothing here knows a kernel, a thread or a
+socket, and nothing recurses along edges: graphs are deep.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flowrt.errors import GraphError, Site, SpecError
+
+if TYPE_CHECKING:
+    from flowrt.graph import Graph, Tensor
+    from flowrt.op import Attr, Op
+    from flowrt.spec import Spec
+
+FED = -1
+Ref: TypeAlias = tuple[int, int]
+"""A value: (node, output), or (FED, position among the feeds)."""
+Guard: TypeAlias = tuple[Ref, int]
+"""One side of a switch: (its predicate, the output taken)."""
+
+NO_GUARDS: frozenset[Guard] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StepNode:
+    """One op of a step. ``control`` must finish before it starts.
+
+    ``after`` also must, but only where it runs on the same device: it is there for memory, not for meaning.
+    """
+
+    id: int
+    op: Op
+    name: str
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Spec, ...]
+    attrs: Mapping[str, Attr]
+    control: tuple[int, ...]
+    site: Site
+    after: tuple[int, ...] = ()
+
+    def where(self) -> str:
+        """How errors name this node."""
+        return f"{self.op.name} {self.name!r} ({self.site})"
+
+    def before(self) -> Iterator[int]:
+        """The nodes that this one waits for."""
+        for source, _ in self.inputs:
+            if source != FED:
+                yield source
+        yield from self.control
+        yield from self.after
+
+    @property
+    def resource(self) -> tuple[str, str] | None:
+        """The (container, name) of the variable or queue this node works on."""
+        name = self.attrs.get("resource")
+        return None if name is None else (str(self.attrs.get("container", "")), str(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step computes: ``nodes`` by id, in a topological order; every one of them is needed."""
+
+    graph: Graph
+    nodes: Mapping[int, StepNode]
+    feeds: tuple[Tensor, ...]
+    feed_specs: tuple[Spec, ...]
+    fetches: tuple[Ref, ...]
+    targets: tuple[int, ...]
+
+    def spec(self, ref: Ref) -> Spec:
+        return self.feed_specs[ref[1]] if ref[0] == FED else self.nodes[ref[0]].outputs[ref[1]]
+
+
+def infer(node: StepNode, inputs: Sequence[Spec]) -> tuple[Spec, ...]:
+    """The specs of the outputs of ``node`` where those of its inputs are ``inputs``."""
+    try:
+        return node.op.infer(inputs, node.attrs)
+    except SpecError as error:
+        raise SpecError(f"{node.where()}: {error}") from None
+
+
+def keep_needed(step: Step, nodes: Mapping[int, StepNode]) -> Step:
+    """``step`` with those of ``nodes`` that its fetches and targets need."""
+    needed: set[int] = set()
+    stack = [source for source, _ in step.fetches if source != FED]
+    stack += step.targets
+    while stack:
+        found = stack.pop()
+        if found not in needed:
+            needed.add(found)
+            stack.extend(nodes[found].before())
+    return replace(step, nodes={i: node for i, node in nodes.items() if i in needed})
+
+
+def in_order(nodes: Mapping[int, StepNode], key: Callable[[int], Any] = int) -> dict[int, StepNode]:
+    """``nodes`` in the topological order that starts the least ``key`` first; raises `GraphError` for a cycle."""
+    waiting = dict.fromkeys(nodes, 0)
+    followers: dict[int, list[int]] = {}
+    for node in nodes.values():
+        for source in set(node.before()):
+            waiting[node.id] += 1
+            followers.setdefault(source, []).append(node.id)
+    ready = [(key(i), i) for i, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    out: dict[int, StepNode] = {}
+    while ready:
+        _, found = heapq.heappop(ready)
+        out[found] = nodes[found]
+        for follower in followers.get(found, ()):
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, (key(follower), follower))
+    if len(out) < len(nodes):
+        raise GraphError(f"these operations wait for each other: {_some(n for i, n in nodes.items() if i not in out)}")
+    return out
+
+
+def _some(nodes: Iterable[StepNode], limit: int = 4) -> str:
+    names = [node.where() for node in nodes]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def guards_of(step: Step) -> dict[int, frozenset[Guard]]:
+    """The sides of switches that must be taken for each node to be alive; nodes missing here always are."""
+    found: dict[int, frozenset[Guard]] = {}
+    if all(node.op.name != "switch" for node in step.nodes.values()):
+        return found
+
+    def of(ref: Ref) -> frozenset[Guard]:
+        node = step.nodes.get(ref[0])
+        mine = found.get(ref[0], NO_GUARDS)
+        return mine | {(node.inputs[1], ref[1])} if node is not None and node.op.name == "switch" else mine
+
+    for node in step.nodes.values():
+        data = [of(ref) for ref in node.inputs]
+        both = frozenset.intersection if node.op.name == "merge" else frozenset.union
+        guards = both(*data) if data else NO_GUARDS
+        for source in node.control:
+            guards |= found.get(source, NO_GUARDS)
+        if guards:
+            found[node.id] = guards
+    return found
