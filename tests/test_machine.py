@@ -159,6 +159,21 @@ def test_deadness_passes_along_control_edges_but_not_into_a_merge() -> None:
     assert not machine.dead(6)
 
 
+def test_a_send_is_launched_with_a_dead_input_so_that_the_other_end_hears_of_it() -> None:
+    draft = Draft(feeds=2)
+    false, true = draft.switch(0, 1)
+    for side in (false, true):
+        draft.node(side, kind=Kind.SEND, outputs=0)
+    machine = StepMachine(draft.topology())
+    assert machine.start() == Next(launch=[0], free=[])
+    assert sorted(machine.complete(0, dead=0b01).launch) == [1, 2]
+    assert machine.dead(2)
+    assert not machine.dead(3)
+    assert machine.complete(1) == Next(launch=[], free=[])
+    assert machine.complete(2) == Next(launch=[], free=[3])
+    assert machine.done
+
+
 def test_a_merge_launches_once_and_lets_a_second_live_input_go() -> None:
     draft = Draft(feeds=1)
     draft.merge(draft.node(0), draft.node(0))

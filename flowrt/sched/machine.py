@@ -10,6 +10,7 @@ paper (2015), section 4.4, and "Dynamic control flow in large-scale machine lear
 
 - a node waits for all its inputs; one dead input makes it complete dead, unlaunched, when the last has arrived;
 - a MERGE takes its first live data input, and is dead if all are; dead control inputs do not kill it;
+- a SEND is launched with a dead input too: its inputs are then not to be read;
 - ENTER runs outside its frame, EXIT and NEXT_ITERATION inside; what they produce lives where they lead. A dead
   NEXT_ITERATION starts nothing; an EXIT that no iteration took is dead once the frame is over;
 - iterations finish in order. One whose work is over but for its NEXT_ITERATIONs no longer counts against
@@ -232,9 +233,17 @@ class StepMachine:
         """Work off what died and which frames moved on; each may bring about more of both."""
         while self._dying or self._unsettled:
             if self._dying:
-                self._finish(*self._dying.pop(), ALL_DEAD)
+                self._die(*self._dying.pop())
             else:
                 self._settle(self._unsettled.pop())
+
+    def _die(self, iteration: _Iteration, node: int) -> None:
+        """Complete a node that has a dead input; a SEND is launched all the same, to pass the news on."""
+        if self._topology.kinds[node] is Kind.SEND:
+            iteration.pending[node] = 0
+            self._launch(iteration, node)
+        else:
+            self._finish(iteration, node, ALL_DEAD)
 
     def _finish(self, iteration: _Iteration, node: int, dead: int) -> None:
         """Complete a node: tell its successors, let go of what it read."""

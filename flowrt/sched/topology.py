@@ -20,14 +20,18 @@ NEVER_FREED = 1 << 60  # a use count that no run counts down
 
 
 class Kind(IntEnum):
-    """How a node takes part in control flow; anything that computes is PLAIN."""
+    """How a node takes part in control flow; anything that computes is PLAIN.
+
+    A SEND is launched even when its input is dead: somebody elsewhere waits to be told.
+    """
 
     PLAIN = 0
     SWITCH = 1
-    MERGE = 2
-    ENTER = 3
-    EXIT = 4
-    NEXT_ITERATION = 5
+    SEND = 2
+    MERGE = 3
+    ENTER = 4
+    EXIT = 5
+    NEXT_ITERATION = 6
 
 
 @dataclass(frozen=True, slots=True)
