@@ -1,11 +1,28 @@
-"""Scalar expressions: each is compiled for CPUs and CUDA devices alike."""
+"""Scalar expressions: each is compiled for CPUs and CUDA devices alike.
+
+An expression sees one entry of each input, all of the dtype they were promoted to; its result is cast to the output's
+dtype. Nothing here may raise: an integer divided by zero is 0.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowrt.kernels.launch import COPY_OP, FILL_OP
-from flowrt.kernels.table import elementwise, flat, kernel
+from flowrt.kernels.table import elementwise, flat, jitable, kernel
+
+
+def _integral(dtypes: Sequence[Any]) -> bool:
+    return bool(np.dtype(dtypes[0]).kind in "biu")
+
+
+def _signed(dtypes: Sequence[Any]) -> bool:
+    return bool(np.dtype(dtypes[0]).kind == "i")
+
 
 elementwise(COPY_OP, lambda x: x)
 
@@ -17,3 +34,108 @@ def fill(y: Any, value: float) -> None:
 
 
 elementwise("add", lambda x, y: x + y)
+elementwise("subtract", lambda x, y: x - y)
+elementwise("multiply", lambda x, y: x * y)
+elementwise("divide", lambda x, y: x / y)
+elementwise("divide", lambda x, y: float(x) / float(y), dtypes=_integral)
+
+
+@jitable
+def floor_quotient(x: Any, y: Any) -> Any:
+    """As NumPy: exact for floats, by the remainder rather than a rounded quotient."""
+    if y == 0:
+        return x / y
+    rest = math.fmod(x, y)
+    whole = (x - rest) / y
+    if rest != 0 and (rest < 0) != (y < 0):
+        whole -= 1
+    nearest = np.floor(whole)
+    return nearest + 1 if whole - nearest > 0.5 else nearest
+
+
+@jitable
+def float_remainder(x: Any, y: Any) -> Any:
+    """What `floor_quotient` leaves, with the sign of ``y``."""
+    rest = math.fmod(x, y)
+    return rest + y if rest != 0 and (rest < 0) != (y < 0) else rest
+
+
+@jitable
+def signed_quotient(x: Any, y: Any) -> Any:
+    """The lowest integer over -1 overflows: the hardware would trap."""
+    if y == 0:
+        return x - x
+    return -x if y == -1 else x // y
+
+
+@jitable
+def signed_remainder(x: Any, y: Any) -> Any:
+    return x - x if y == 0 or y == -1 else x % y
+
+
+elementwise("floor_divide", lambda x, y: floor_quotient(x, y))
+elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=_integral)
+elementwise("floor_divide", lambda x, y: signed_quotient(x, y), dtypes=_signed)
+elementwise("remainder", lambda x, y: float_remainder(x, y))
+elementwise("remainder", lambda x, y: x % y if y != 0 else y, dtypes=_integral)
+elementwise("remainder", lambda x, y: signed_remainder(x, y), dtypes=_signed)
+
+
+@jitable
+def integer_power(x: Any, y: Any) -> Any:
+    """By squaring; negative powers truncate to 0, but those of 1 and -1."""
+    if y < 0:
+        odd = x if y % 2 != 0 else x * x
+        return odd if x * x == 1 else x - x
+    result, base, left = x - x + 1, x + 0, y
+    while left > 0:
+        if left % 2 != 0:
+            result = result * base
+        base, left = base * base, left // 2
+    return result
+
+
+elementwise("pow", lambda x, y: x**y)
+elementwise("pow", lambda x, y: integer_power(x, y), dtypes=_integral)
+elementwise("maximum", lambda x, y: x if x >= y or x != x else y)
+elementwise("minimum", lambda x, y: x if x <= y or x != x else y)
+
+
+@jitable
+def total(values: Any) -> Any:
+    found = values[0]
+    for i in range(1, len(values)):
+        found = found + values[i]
+    return found
+
+
+elementwise("add_n", lambda *values: total(values))
+elementwise("negative", lambda x: -x)
+elementwise("abs", lambda x: abs(x))
+elementwise("abs", lambda x: x, dtypes=lambda d: np.dtype(d[0]).kind in "bu")
+elementwise("sign", lambda x: np.sign(x))
+elementwise("exp", lambda x: math.exp(x))
+elementwise("log", lambda x: math.log(x))
+elementwise("sqrt", lambda x: math.sqrt(x))
+elementwise("rsqrt", lambda x: 1 / math.sqrt(x))
+elementwise("square", lambda x: x * x)
+elementwise("reciprocal", lambda x: 1 / x)
+elementwise("tanh", lambda x: math.tanh(x))
+elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)))
+elementwise("relu", lambda x: 0 if x <= 0 else x)
+elementwise("floor", lambda x: np.floor(x))
+elementwise("floor", lambda x: x, dtypes=_integral)
+elementwise("where", lambda condition, x, y: x if condition != 0 else y)
+elementwise("equal", lambda x, y: x == y)
+elementwise("not_equal", lambda x, y: x != y)
+elementwise("less", lambda x, y: x < y)
+elementwise("less_equal", lambda x, y: x <= y)
+elementwise("greater", lambda x, y: x > y)
+elementwise("greater_equal", lambda x, y: x >= y)
+elementwise("logical_and", lambda x, y: (x != 0) & (y != 0))
+elementwise("logical_or", lambda x, y: (x != 0) | (y != 0))
+elementwise("logical_xor", lambda x, y: (x != 0) ^ (y != 0))
+elementwise("logical_not", lambda x: x == 0)
+elementwise("isnan", lambda x: x != x)
+elementwise("isfinite", lambda x: x - x == 0)
+elementwise("astype", lambda x: x)

@@ -1,0 +1,101 @@
+"""Ops outside a graph: each is inferred and computed at once, on arrays, by the kernels a graph would use.
+
+Kernels are imported at the first op, so that importing flowrt stays fast. What an application prepares is kept per op,
+specs and attributes, a bounded number of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import FlowrtError, GraphError, user_site
+from flowrt.op import Attr, Op, lookup, set_eager_builder
+from flowrt.spec import Spec, spec_of
+
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import Prepared
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+PREPARED = 1024
+
+
+def evaluate(op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], words: Array | None = None) -> list[Array]:
+    """The outputs of a synchronous op on arrays, as new arrays (views of the first input where nothing is computed).
+
+    ``words`` are the run's words that random kernels read. Raises `GraphError` for an op that only a step can carry
+    out, and `FlowrtError` where the kernel fails.
+    """
+    if op.name == "constant":
+        return [np.array(attrs["value"])]
+    arrays = [np.ascontiguousarray(a, a.dtype.newbyteorder("=")).reshape(a.shape) for a in inputs]
+    prepared, outputs = _prepared(op.name, tuple(spec_of(a) for a in arrays), tuple(sorted(attrs.items())))
+    if prepared is None:
+        return [arrays[0].reshape(outputs[0].concrete)]
+    return _run(op.name, prepared, arrays, outputs, words)
+
+
+def _run(
+    name: str, prepared: Prepared, inputs: Sequence[Array], outputs: Sequence[Spec], words: Array | None
+) -> list[Array]:
+    from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS
+
+    run = np.zeros(RUN_WORDS, np.int64) if words is None else words
+    made = [np.empty(spec.concrete, spec.dtype) for spec in outputs]
+    scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
+    prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
+    if run[STATUS]:
+        raise FlowrtError(f"{name} ({user_site()}): {FAILURES[int(run[STATUS])]}")
+    return made
+
+
+@lru_cache(PREPARED)
+def _prepared(
+    name: str, inputs: tuple[Spec, ...], attrs: tuple[tuple[str, Any], ...]
+) -> tuple[Prepared | None, tuple[Spec, ...]]:
+    """What computes the op on operands of these specs (None where the first input is the answer), and its outputs."""
+    from flowrt.kernels.launch import prepare
+    from flowrt.kernels.table import ALIASES, KERNELS
+
+    if name not in ALIASES and (name, "cpu") not in KERNELS:
+        raise GraphError(
+            f"{name} ({user_site()}) means something only in a graph; build it inside `with fr.Graph():` and run it "
+            "in a session"
+        )
+    known = dict(attrs)
+    outputs = lookup(name).infer(inputs, known)
+    return None if name in ALIASES else prepare(name, inputs, outputs, known), outputs
+
+
+class EagerBuilder:
+    """The builder in force where no graph is: values are arrays."""
+
+    def __init__(self) -> None:
+        self._seed = int.from_bytes(os.urandom(8), "little", signed=True)
+        self._steps = itertools.count()
+
+    def constant(self, array: Array) -> Array:
+        return array
+
+    def spec(self, value: Array) -> Spec:
+        return spec_of(value)
+
+    def apply(self, op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], name: str | None) -> tuple[Array, ...]:
+        """The op's outputs; randomness differs from call to call, unless the op has a seed of its own."""
+        return tuple(evaluate(op, inputs, attrs, self._words() if op.stateful else None))
+
+    def _words(self) -> Array:
+        from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
+
+        words = np.zeros(RUN_WORDS, np.int64)
+        words[STEP], words[SEED] = next(self._steps), self._seed
+        return words
+
+
+set_eager_builder(cache(EagerBuilder))

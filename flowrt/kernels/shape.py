@@ -1,0 +1,101 @@
+"""Moving entries: strided copies from views of the inputs to windows of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flowrt.kernels.table import Attrs, Call, View, alias, pieces
+from flowrt.spec import index_steps, normal_axes
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+alias("reshape", "expand_dims", "squeeze")
+
+
+def _transpose(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    view, axes = View.dense(inputs[0].concrete), attrs["axes"]
+    order = tuple(reversed(range(inputs[0].rank))) if axes is None else [a % inputs[0].rank for a in axes]
+    return Call((view.permute(order), View.dense(outputs[0].concrete)))
+
+
+pieces("transpose", _transpose)
+
+
+def _concat(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    axis = normal_axes(attrs["axis"], outputs[0].rank)[0]
+    whole, views, start = View.dense(outputs[0].concrete), [], 0
+    for spec in inputs:
+        views += [View.dense(spec.concrete), _window(whole, axis, start, spec.concrete)]
+        start += spec.concrete[axis]
+    return Call(tuple(views))
+
+
+def _window(whole: View, axis: int, start: int, shape: tuple[int, ...]) -> View:
+    return whole.window([start if i == axis else 0 for i in range(len(shape))], shape)
+
+
+pieces("concat", _concat)
+
+
+def _slice_along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    axis, start, shape = normal_axes(attrs["axis"], inputs[0].rank)[0], inputs[1].value, outputs[0].concrete
+    assert isinstance(start, int)
+    return Call((_window(View.dense(inputs[0].concrete), axis, start, shape), View.dense(shape)))
+
+
+def _place_along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    axis, start, shape = normal_axes(attrs["axis"], inputs[0].rank)[0], inputs[1].value, inputs[0].concrete
+    assert isinstance(start, int)
+    return Call((View.dense(shape), _window(View.dense(outputs[0].concrete), axis, start, shape)), (0,))
+
+
+pieces("slice_along", _slice_along)
+pieces("place_along", _place_along)
+
+
+def _stack(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    axis = normal_axes(attrs["axis"], outputs[0].rank)[0]
+    whole, shape = View.dense(outputs[0].concrete), inputs[0].concrete
+    slot = (*shape[:axis], 1, *shape[axis:])
+    source = View.dense(slot)
+    return Call(tuple(v for i in range(len(inputs)) for v in (source, _window(whole, axis, i, slot))))
+
+
+pieces("stack", _stack)
+
+
+def _part(view: View, key: Sequence[object]) -> View:
+    """The part of a dense view that an index expression names."""
+    shape, strides, offset = [], [], view.offset
+    for step in index_steps(key, view.shape):
+        assert step.start is not None
+        assert step.count is not None
+        stride = 0 if step.axis is None else view.strides[step.axis]
+        offset += step.start * stride
+        if step.kept:
+            shape.append(step.count)
+            strides.append(stride * step.step)
+    return View(tuple(shape), tuple(strides), offset)
+
+
+def _getitem(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    return Call((_part(View.dense(inputs[0].concrete), attrs["key"]), View.dense(outputs[0].concrete)))
+
+
+def _place(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    return Call((View.dense(inputs[0].concrete), _part(View.dense(outputs[0].concrete), attrs["key"])), (0,))
+
+
+pieces("getitem", _getitem)
+pieces("place", _place)
+
+
+def _pad(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    before = [pair[0] for pair in attrs["paddings"]]
+    window = View.dense(outputs[0].concrete).window(before, inputs[0].concrete)
+    return Call((View.dense(inputs[0].concrete), window), (attrs["value"],))
+
+
+pieces("pad", _pad)
