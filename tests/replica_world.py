@@ -1,0 +1,430 @@
+"""Every state that the replica protocol can reach: the shipped coordinator and shards, and the world around them.
+
+The world owns what the protocol cannot see: which towers pushed what, who is alive, what servers were told, what each
+really wrote. It drives `Coordinator` and `Shard` by their public methods alone; they are values, so an answer is
+computed once per (value, event) and remembered by number.
+
+The network is a set. What was sent may be delivered at any time, in any order, again, or never. A message is therefore
+never taken out: losing it only forbids deliveries, so every state of the nodes that a lossy run reaches is reached
+here too. Loss matters for progress: there, what a crashed replica had sent does not count as deliverable.
+
+States are kept up to a renaming of replicas and of servers: nothing in the protocol depends on their numbers, and the
+initial state is the same under all renamings.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flowrt.errors import InternalError
+from flowrt.sched.coordinator import Coordinator, Outcome
+from flowrt.sched.quorum import Verdict
+from flowrt.sched.shard import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowrt.sched.quorum import Policy
+
+SERVERS = (0, 1)
+
+
+class Violation(Exception):
+    """The protocol did what it must not."""
+
+
+class State(NamedTuple):
+    """One state of the world. An update is (replica, version, index of the try that computed it)."""
+
+    coordinator: int
+    shards: tuple[int, ...]
+    hands: tuple[tuple, ...]  # by server: the (version, updates) that are being written
+    tries: tuple[tuple, ...]  # by replica: (version, servers whose part is not finite, sender crashed since)
+    reports: tuple[int, ...]  # by replica: a bit per (version, finite, server) reported to the coordinator
+    alive: tuple[bool, ...]
+    applied: tuple[int, ...]  # by server: how many versions it has written
+    written: tuple  # (version, updates) of the newest version that a server has written
+    told: tuple  # every (version, set) that servers were told to apply
+    calm: bool  # nothing has failed yet
+    joins: int  # replacements that may still come
+    faults: int  # updates that may still be not finite
+
+
+class World:
+    """The protocol for ``versions`` versions, with ``least`` replicas alive at all times."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        replicas: int = 3,
+        least: int = 2,
+        versions: int = 2,
+        joins: int = 1,
+        faults: int = 1,
+        coordinator: type[Coordinator] = Coordinator,
+        shard: type[Shard] = Shard,
+    ) -> None:
+        self.least, self.versions, self.replicas = least, versions, range(replicas)
+        self.values: list[Any] = []
+        self.numbers: dict[Any, int] = {}
+        self.answers: dict[tuple, tuple] = {}
+        self.renamed: dict[tuple, int] = {}
+        self.columns: dict[Any, int] = {}
+        self.views: dict[int, tuple] = {}
+        self.sizes: dict[int, tuple] = {}
+        first = coordinator.start(policy, replicas, len(SERVERS), remember=0)
+        empty = self.number(shard.start(replicas))
+        none, nothing = (False,) * replicas, ((),) * replicas
+        alive = tuple(not gone for gone in none)
+        self.start = State(
+            self.number(first),
+            (empty, empty),
+            ((), ()),
+            nothing,
+            (0,) * replicas,
+            alive,
+            (0, 0),
+            (),
+            (),
+            True,
+            joins,
+            faults,
+        )
+
+    def number(self, value: Any) -> int:
+        """A number for ``value``, the same for equal ones."""
+        found = self.numbers.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+    def ask(self, number: int, method: str, *arguments: Any) -> tuple[int, Any]:
+        """Call ``method`` of a value; its answer, with the value that follows as a number."""
+        key = (number, method, arguments)
+        if key not in self.answers:
+            try:
+                answer = getattr(self.values[number], method)(*arguments)
+            except InternalError as error:
+                raise Violation(f"{method}{arguments}: {error}") from error
+            value, extra = answer if isinstance(answer, tuple) else (answer, None)
+            self.answers[key] = (self.number(value), extra)
+        return self.answers[key]
+
+    def done(self, state: State) -> bool:
+        return self.values[state.coordinator].version == self.versions
+
+    def steps(self, state: State) -> Iterator[tuple[bool, State]]:
+        """Every state that follows, and whether a network that loses what crashed replicas sent still leads there."""
+        for replica in self.replicas:
+            yield from self._tower(state, replica)
+            yield from self._life(state, replica)
+            yield from self._pushes(state, replica)
+            yield from self._reports(state, replica)
+        for server in SERVERS:
+            yield from self._applies(state, server)
+            for version in range(state.applied[server]):
+                yield True, self._coordinate(state, "publish", server, version)[0]
+        coordinator = self.values[state.coordinator]
+        if coordinator.version < self.versions and coordinator.stuck() is not None:
+            if state.calm:
+                raise Violation("a version was given up although nothing had failed")
+            yield True, self._coordinate(state, "abandon", 0.0)[0]
+
+    def _coordinate(self, state: State, method: str, *arguments: Any) -> tuple[State, Any]:
+        number, answer = self.ask(state.coordinator, method, *arguments)
+        if number == state.coordinator:
+            return state, answer
+        told = state.told
+        coordinator = self.values[number]
+        if coordinator.history and coordinator.history != self.values[state.coordinator].history:
+            ledger = coordinator.history[-1]
+            told = (*told, (ledger.version, ledger.decided))
+            self._account(state, ledger, method == "abandon")
+        after = state._replace(coordinator=number, told=told)
+        before = self.values[state.coordinator].version
+        return (after if coordinator.version == before else self._past(after, before)), answer
+
+    def _past(self, state: State, version: int) -> State:
+        """Blur what was sent for a published version: every part and report of a tower that began may still come.
+
+        That is more than can happen, so nothing is missed, and what did happen no longer tells states apart.
+        """
+        reports = list(state.reports)
+        for replica in self.replicas:
+            reports[replica] &= ~(15 << 4 * version)
+            if any(began == version for began, _, _ in state.tries[replica]):
+                reports[replica] |= bit(version, True, 0) | bit(version, True, 1)
+        tries = tuple(
+            tuple((began, (), True) if began == version else (began, broken, orphan) for began, broken, orphan in mine)
+            for mine in state.tries
+        )
+        return state._replace(tries=tries, reports=tuple(reports), written=())
+
+    def _account(self, state: State, ledger: Any, abandoned: bool) -> None:
+        if any(version == ledger.version for version, _ in state.told):
+            raise Violation(f"version {ledger.version} was decided twice")
+        begun = [r for r in self.replicas if any(version == ledger.version for version, _, _ in state.tries[r])]
+        if [receipt.replica for receipt in ledger.receipts] != begun:
+            raise Violation(f"towers of {begun} had begun, receipts are {ledger.receipts}")
+        kept = tuple(receipt.replica for receipt in ledger.receipts if receipt.outcome is Outcome.KEPT)
+        if kept != ledger.decided or len(kept) != (0 if abandoned else self.values[state.coordinator].quorum.needed):
+            raise Violation(f"the set is {ledger.decided}, receipts are {ledger.receipts}")
+
+    def _tower(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
+        version = self.values[state.coordinator].version
+        if not state.alive[replica] or version >= self.versions:
+            return
+        begun, go = self._coordinate(state, "begin", version, replica)
+        if not go:
+            return
+        for broken in ((), (0,), (1,), SERVERS) if state.faults else ((),):
+            tries = put(state.tries, replica, (*state.tries[replica], (version, broken, False)))
+            yield (
+                not broken,
+                begun._replace(tries=tries, faults=state.faults - bool(broken), calm=state.calm and not broken),
+            )
+
+    def _life(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
+        believed = self.values[state.coordinator].alive[replica]
+        if state.alive[replica]:
+            if sum(state.alive) > self.least:
+                sent = tuple((version, broken, True) for version, broken, _ in state.tries[replica])
+                alive, tries = put(state.alive, replica, False), put(state.tries, replica, sent)
+                yield False, state._replace(alive=alive, tries=tries, calm=False)
+        elif believed:
+            yield True, self._coordinate(state, "lost", replica)[0]
+        elif state.joins:
+            joined, _ = self._coordinate(state, "joined", replica)
+            yield False, joined._replace(alive=put(state.alive, replica, True), joins=state.joins - 1)
+
+    def _pushes(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
+        for index, (version, broken, orphan) in enumerate(state.tries[replica]):
+            for server in SERVERS:
+                finite = server not in broken
+                update = (replica, version, index)
+                number, verdict = self.ask(state.shards[server], "hold", version, replica, update, finite)
+                reports = state.reports[replica]
+                if verdict is not Verdict.LATE:
+                    reports |= bit(version, verdict is not Verdict.REFUSED, server)
+                if number != state.shards[server] or reports != state.reports[replica]:
+                    shards, reported = put(state.shards, server, number), put(state.reports, replica, reports)
+                    yield not orphan, state._replace(shards=shards, reports=reported)
+
+    def _reports(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
+        for version in range(self.versions):
+            for server in SERVERS:
+                for finite in (False, True):
+                    if state.reports[replica] & bit(version, finite, server):
+                        yield True, self._coordinate(state, "held", server, version, replica, finite, 0.0)[0]
+
+    def _applies(self, state: State, server: int) -> Iterator[tuple[bool, State]]:
+        hands = state.hands[server]
+        for version, replicas in state.told:
+            number, updates = self.ask(state.shards[server], "take", version, replicas)
+            if updates is not None:
+                held = (*hands, (version, updates))
+                shards = put(state.shards, server, number)
+                yield True, state._replace(shards=shards, hands=put(state.hands, server, held))
+        for index, (version, updates) in enumerate(hands):
+            left = put(state.hands, server, (*hands[:index], *hands[index + 1 :]))
+            for method in ("applied", "give_back"):
+                shards = put(state.shards, server, self.ask(state.shards[server], method, version)[0])
+                after = state._replace(shards=shards, hands=left)
+                yield True, self._write(after, server, version, updates) if method == "applied" else after
+
+    def _write(self, state: State, server: int, version: int, updates: tuple) -> State:
+        if state.applied[server] != version:
+            raise Violation(f"server {server} applied version {version} after {state.applied[server]} versions")
+        for replica, computed, index in updates:
+            if computed != version or state.tries[replica][index][1]:
+                raise Violation(f"version {version} applied {state.tries[replica][index]}")
+            if any(not state.reports[replica] & bit(version, True, other) for other in SERVERS):
+                raise Violation(f"version {version} applied replica {replica}, which some server does not hold")
+        if state.written and state.written[0] == version and state.written[1] != updates:
+            raise Violation(f"version {version} is torn: {state.written[1]} here, {updates} there")
+        if (version, tuple(replica for replica, _, _ in updates)) not in state.told:
+            raise Violation(f"version {version} applied {updates}, told {state.told}")
+        applied = put(state.applied, server, version + 1)
+        return state._replace(applied=applied, written=(version, updates))
+
+    # Renaming: the same state under other numbers of replicas and servers.
+
+    def canonical(self, state: State) -> State:
+        """The representative of all states that are ``state`` up to a renaming."""
+        first, second = (
+            (done, len(writing), self._size(shard))
+            for done, writing, shard in zip(state.applied, state.hands, state.shards, strict=True)
+        )
+        if first < second:
+            return self._sorted(state)
+        if first > second:
+            return self._sorted(self._swap(state))
+        return min(self._sorted(state), self._sorted(self._swap(state)))
+
+    def _size(self, shard: int) -> tuple:
+        if shard not in self.sizes:
+            value = self.values[shard]
+            self.sizes[shard] = (sum(update is not None for update in value.held), len(value.refused))
+        return self.sizes[shard]
+
+    def _sorted(self, state: State) -> State:
+        first, second = state.shards
+        columns = zip(
+            self._view(state.coordinator),
+            self._view(first),
+            self._view(second),
+            state.tries,
+            state.reports,
+            state.alive,
+            strict=True,
+        )
+        keys = [self.columns.setdefault(column, len(self.columns)) for column in columns]
+        order = tuple(sorted(self.replicas, key=keys.__getitem__))
+        return state if order == tuple(self.replicas) else self._rename(state, order)
+
+    def _view(self, number: int) -> tuple:
+        if number not in self.views:
+            self.views[number] = tuple(view(self.values[number], replica) for replica in self.replicas)
+        return self.views[number]
+
+    def _rename(self, state: State, order: tuple[int, ...]) -> State:
+        name = {old: new for new, old in enumerate(order)}
+        return state._replace(
+            coordinator=self._renumber(state.coordinator, order, SERVERS),
+            shards=tuple(self._renumber(shard, order, SERVERS) for shard in state.shards),
+            hands=tuple(tuple((version, called(u, name)) for version, u in hands) for hands in state.hands),
+            tries=pick(state.tries, order),
+            reports=pick(state.reports, order),
+            alive=pick(state.alive, order),
+            written=state.written and (state.written[0], called(state.written[1], name)),
+            told=tuple((version, tuple(sorted(name[r] for r in chosen))) for version, chosen in state.told),
+        )
+
+    def _swap(self, state: State) -> State:
+        other = SERVERS[::-1]
+        return state._replace(
+            coordinator=self._renumber(state.coordinator, tuple(self.replicas), other),
+            shards=state.shards[::-1],
+            hands=state.hands[::-1],
+            tries=tuple(tuple(swapped(one) for one in tries) for tries in state.tries),
+            reports=tuple(bits(reports) for reports in state.reports),
+            applied=state.applied[::-1],
+        )
+
+    def _renumber(self, number: int, order: tuple[int, ...], servers: tuple[int, ...]) -> int:
+        key = (number, order, servers)
+        if key not in self.renamed:
+            self.renamed[key] = self.number(renamed(self.values[number], order, servers))
+        return self.renamed[key]
+
+
+def put(items: tuple, index: int, item: Any) -> tuple:
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def pick(items: tuple, order: tuple[int, ...]) -> tuple:
+    return tuple(items[old] for old in order)
+
+
+def called(updates: tuple, name: dict[int, int]) -> tuple:
+    return tuple(sorted((name[replica], version, index) for replica, version, index in updates))
+
+
+def swapped(one: tuple) -> tuple:
+    version, broken, orphan = one
+    return version, tuple(sorted(1 - server for server in broken)), orphan
+
+
+def bit(version: int, finite: bool, server: int) -> int:
+    return 1 << (4 * version + 2 * finite + server)
+
+
+def bits(reports: int) -> int:
+    """The same reports with the two servers' bits exchanged."""
+    return (reports & 0x5555) << 1 | (reports & 0xAAAA) >> 1
+
+
+def view(value: Any, replica: int) -> tuple:
+    """What a coordinator or a shard says of one replica, without its number."""
+    if isinstance(value, Coordinator):
+        receipts = tuple(r.outcome.value for ledger in value.history for r in ledger.receipts if r.replica == replica)
+        return value.standing[replica].value, value.holders[replica], value.alive[replica], receipts
+    update = value.held[replica]
+    return update and update[1:], replica in value.refused, value.taken is not None and replica in value.taken
+
+
+def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any:
+    """A coordinator or a shard of which replicas and servers have other numbers."""
+    name = {old: new for new, old in enumerate(order)}
+    if isinstance(value, Shard):
+        held = tuple(update and (name[update[0]], *update[1:]) for update in pick(value.held, order))
+        taken = value.taken and tuple(sorted(name[r] for r in value.taken))
+        return replace(value, held=held, refused=frozenset(name[r] for r in value.refused), taken=taken)
+    history = []
+    for ledger in value.history:
+        receipts = sorted((replace(r, replica=name[r.replica]) for r in ledger.receipts), key=lambda r: r.replica)
+        decided = tuple(sorted(name[r] for r in ledger.decided))
+        history.append(replace(ledger, decided=decided, receipts=tuple(receipts)))
+    return replace(
+        value,
+        quorum=replace(value.quorum, kept=tuple(sorted(name[r] for r in value.quorum.kept))),
+        standing=pick(value.standing, order),
+        holders=tuple(frozenset(servers[s] for s in holders) for holders in pick(value.holders, order)),
+        alive=pick(value.alive, order),
+        published=frozenset(servers[s] for s in value.published),
+        history=tuple(history),
+    )
+
+
+class Search(NamedTuple):
+    """What an exhaustive search found."""
+
+    states: int
+    transitions: int
+    complete: int
+
+
+def search(world: World) -> Search:
+    """Visit every state; raise `Violation` for a forbidden one and for one that cannot reach the last version."""
+    start = world.canonical(world.start)
+    numbers, states = {start: 0}, [start]
+    sources, targets, transitions = array("i"), array("i"), 0
+    for source, state in enumerate(states):  # grows while it is read: breadth first
+        for fair, after in world.steps(state):
+            if after is state:
+                continue
+            transitions += 1
+            after = world.canonical(after)
+            target = numbers.setdefault(after, len(states))
+            if target == len(states):
+                states.append(after)
+            if fair:
+                sources.append(source)
+                targets.append(target)
+    complete = [number for number, state in enumerate(states) if world.done(state)]
+    stuck = unreached(len(states), sources, targets, complete)
+    if stuck is not None:
+        raise Violation(f"no way on from {states[stuck]}: {world.values[states[stuck].coordinator]}")
+    return Search(len(states), transitions, len(complete))
+
+
+def unreached(count: int, sources: array, targets: array, goals: list[int]) -> int | None:
+    """The first node from which no goal can be reached."""
+    before: list[list[int]] = [[] for _ in range(count)]
+    for source, target in zip(sources, targets, strict=True):
+        before[target].append(source)
+    reached, frontier = bytearray(count), goals
+    for goal in goals:
+        reached[goal] = 1
+    while frontier:
+        found = []
+        for node in frontier:
+            for source in before[node]:
+                if not reached[source]:
+                    reached[source] = 1
+                    found.append(source)
+        frontier = found
+    return reached.find(0) if not all(reached) else None

@@ -1,0 +1,302 @@
+"""The quorum and its two users, tested by equality of what they answer."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from flowrt.errors import GraphError, InternalError
+from flowrt.sched.coordinator import Coordinator, Ledger, Outcome, Receipt, Standing, Stuck, Tally
+from flowrt.sched.quorum import AllOf, FirstOf, Policy, Quorum, Verdict
+from flowrt.sched.shard import Shard
+
+HELD, KEEP, CLOSE = Verdict.HELD, Verdict.KEEP, Verdict.CLOSE
+TWO = FirstOf(2)
+LATE, REPEAT, REFUSED = Verdict.LATE, Verdict.REPEAT, Verdict.REFUSED
+
+
+def test_the_first_of_n_close_the_set_and_the_rest_are_late() -> None:
+    quorum = Quorum(FirstOf(2), replicas=3)
+    one, verdict = quorum.offer(2, 0, now=1.0)
+    assert (one, verdict) == (Quorum(FirstOf(2), 3, 0, (2,)), KEEP)
+    assert one.offer(2, 0, now=1.5) == (one, REPEAT)
+    two, verdict = one.offer(0, 0, now=2.0)
+    assert (two, verdict) == (Quorum(FirstOf(2), 3, 0, (0, 2), closed_at=2.0), CLOSE)
+    assert two.offer(1, 0, now=3.0) == (two, LATE)
+    assert two.offer(0, 0, now=3.0) == (two, REPEAT)
+    assert (quorum.decided, one.decided, two.decided) == (None, None, (0, 2))
+
+
+def test_all_of_n_wait_for_everybody() -> None:
+    quorum, verdicts = Quorum(AllOf(), 3), []
+    for replica in (2, 0, 1):
+        quorum, verdict = quorum.offer(replica, 0, now=0.0)
+        verdicts.append(verdict)
+    assert verdicts == [KEEP, KEEP, CLOSE]
+    assert quorum.decided == (0, 1, 2)
+
+
+def test_one_replica_closes_at_its_first_offer() -> None:
+    assert Quorum(AllOf(), 1).offer(0, 0, 5.0) == (Quorum(AllOf(), 1, 0, (0,), 5.0), CLOSE)
+
+
+def test_an_older_version_is_late_and_a_future_one_an_error() -> None:
+    quorum = Quorum(FirstOf(1), replicas=2, version=4)
+    assert quorum.offer(0, 3, now=0.0) == (quorum, LATE)
+    with pytest.raises(InternalError, match="replica 0 offered version 5, the newest there is is 4"):
+        quorum.offer(0, 5, now=0.0)
+    with pytest.raises(InternalError, match="replica 2, expected 0 to 1"):
+        quorum.offer(2, 4, now=0.0)
+
+
+def test_a_version_follows_once_the_one_before_is_decided() -> None:
+    quorum = Quorum(FirstOf(1), 2, version=7)
+    with pytest.raises(InternalError, match="version 7 is not decided"):
+        quorum.next()
+    closed, _ = quorum.offer(1, 7, 0.0)
+    assert closed.next() == Quorum(FirstOf(1), 2, version=8)
+    assert quorum.abandon(3.0).decided == ()
+    with pytest.raises(InternalError, match=r"its set \(1,\) is fixed"):
+        closed.abandon(0.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "replicas", "message"),
+    [
+        (lambda: FirstOf(0), 4, r"FirstOf\(0\): a step needs at least one update; use FirstOf\(1\) or more"),
+        (lambda: FirstOf(-1), 4, "at least one update"),
+        (lambda: FirstOf(2.5), 4, r"FirstOf\(2.5\): expected a number of updates, an int"),
+        (lambda: FirstOf(True), 4, "an int"),
+        (
+            lambda: FirstOf(5),
+            4,
+            r"FirstOf\(5\) of 4 replicas can never be met; use FirstOf\(4\) or fewer, or replicas=5",
+        ),
+        (AllOf, 0, "expected at least one replica, got replicas=0"),
+    ],
+)
+def test_a_policy_that_cannot_be_met_names_the_fix(policy: type[Policy], replicas: int, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        Quorum(policy(), replicas)
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_every_order_of_offers_closes_once_with_exactly_the_needed_updates(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(2_000):
+        replicas = rng.randint(1, 6)
+        needed = rng.randint(1, replicas)
+        quorum, seen, sets = Quorum(FirstOf(needed), replicas), [], set()
+        for _ in range(20):
+            replica = rng.randrange(replicas)
+            quorum, verdict = quorum.offer(replica, 0, 0.0)
+            expected = REPEAT if replica in seen[:needed] else LATE if len(set(seen)) >= needed else None
+            if expected is None:
+                seen.append(replica)
+                expected = CLOSE if len(seen) == needed else KEEP
+            assert verdict is expected
+            sets.add(quorum.decided)
+        assert len(sets - {None}) <= 1
+        assert quorum.kept == tuple(sorted(seen))
+
+
+# One server.
+
+
+def shard_with(*held: str | None, version: int = 0) -> Shard[str]:
+    return replace(Shard[str].start(len(held), version), held=held)
+
+
+def test_a_server_hands_out_the_set_once_in_replica_order() -> None:
+    shard = shard_with("a", "b", "c")
+    taken, updates = shard.take(0, (2, 0))
+    assert updates == ("a", "c")
+    assert taken.take(0, (0, 2)) == (taken, None)
+    after = taken.applied(0)
+    assert after == shard_with(None, None, None, version=1)
+    assert after.take(0, (0, 2)) == (after, None)
+
+
+def test_an_apply_that_failed_is_taken_again_and_counted_once() -> None:
+    shard = shard_with("a", "b")
+    taken, _ = shard.take(0, (0, 1))
+    again, updates = taken.give_back(0).take(0, (0, 1))
+    assert updates == ("a", "b")
+    assert again.applied(0).statistics().applied == 1
+    for done in (shard.applied, shard.give_back, taken.applied(0).applied):
+        with pytest.raises(InternalError, match="but not taken"):
+            done(0)
+
+
+def test_a_server_holds_the_first_push_and_drops_what_follows() -> None:
+    shard: Shard[str] = Shard.start(3, version=1)
+    shard, first = shard.hold(1, 0, "a", True)
+    shard, again = shard.hold(1, 0, "other", True)
+    shard, late = shard.hold(0, 1, "old", True)
+    assert (first, again, late) == (HELD, REPEAT, LATE)
+    assert shard == shard_with("a", None, None, version=1)
+    shard, _ = shard.take(1, (0,))
+    assert shard.hold(1, 2, "c", True)[1] is LATE
+    assert shard.hold(1, 0, "a", True)[1] is REPEAT
+    counts = shard.statistics()
+    assert (counts.buffered, counts.repeats, counts.late) == (1, 1, 1)
+
+
+def test_a_server_refuses_and_attributes_what_is_not_finite() -> None:
+    shard: Shard[str] = Shard.start(2)
+    shard, first = shard.hold(0, 1, "nan", False)
+    shard, again = shard.hold(0, 1, "fine now", True)
+    assert (first, again) == (REFUSED, REFUSED)
+    assert shard.held == (None, None)
+    assert shard.statistics().refused == (0, 1)
+    with pytest.raises(InternalError, match="replica 1 is in the set, its update is not held here"):
+        shard.take(0, (1,))
+
+
+def test_a_server_raises_for_a_version_it_has_not_published() -> None:
+    shard: Shard[str] = Shard.start(2)
+    with pytest.raises(InternalError, match="replica 0 pushed version 1, this server is at 0"):
+        shard.hold(1, 0, "a", True)
+    with pytest.raises(InternalError, match="version 1 is to be applied, this server is at 0"):
+        shard.take(1, (0,))
+    with pytest.raises(InternalError, match="replica 2, expected 0 to 1"):
+        shard.hold(0, 2, "a", True)
+
+
+# The coordinator.
+
+
+def begun(*replicas: int, of: int = 3, policy: Policy = TWO, servers: int = 2, remember: int = 16) -> Coordinator:
+    coordinator = Coordinator.start(policy, of, servers, remember=remember)
+    for replica in replicas:
+        coordinator, go = coordinator.begin(0, replica)
+        assert go
+    return coordinator
+
+
+def whole(coordinator: Coordinator, replica: int, now: float = 0.0) -> tuple[Coordinator, Verdict]:
+    verdict = LATE
+    for server in range(coordinator.servers):
+        coordinator, verdict = coordinator.held(server, coordinator.version, replica, True, now)
+    return coordinator, verdict
+
+
+def test_a_replica_counts_once_every_server_holds_its_update() -> None:
+    coordinator = begun(0, 1, 2)
+    coordinator, first = coordinator.held(1, 0, 2, True, 0.0)
+    assert first is HELD
+    assert coordinator.held(1, 0, 2, True, 0.0) == (coordinator, REPEAT)
+    coordinator, second = coordinator.held(0, 0, 2, True, 0.0)
+    assert second is KEEP
+    assert coordinator.held(0, 0, 2, True, 0.0) == (coordinator, REPEAT)
+    assert coordinator.decided(0) is None
+    coordinator, verdict = whole(coordinator, 0, now=4.0)
+    assert verdict is CLOSE
+    assert coordinator.decided(0) == (0, 2)
+    assert coordinator.held(0, 0, 1, True, 5.0) == (coordinator, LATE)
+    assert coordinator.receipts(0) == (
+        Receipt(0, 0, Outcome.KEPT, 4.0),
+        Receipt(0, 1, Outcome.LATE, 4.0),
+        Receipt(0, 2, Outcome.KEPT, 4.0),
+    )
+
+
+def test_the_next_version_opens_when_every_server_has_published() -> None:
+    coordinator = begun(0, 1)
+    with pytest.raises(InternalError, match="server 0 published version 0, which is not decided"):
+        coordinator.publish(0, 0)
+    coordinator, _ = whole(whole(coordinator, 0)[0], 1)
+    half = coordinator.publish(1, 0)
+    assert (half.version, half.publish(1, 0), half.begin(0, 2)) == (0, half, (half, False))
+    opened = half.publish(0, 0)
+    assert opened.history == (Ledger(0, (0, 1), (Receipt(0, 0, Outcome.KEPT, 0.0), Receipt(0, 1, Outcome.KEPT, 0.0))),)
+    assert replace(opened, history=()) == Coordinator.start(FirstOf(2), 3, 2, version=1)
+    assert opened.publish(0, 0) == opened
+    assert opened.held(0, 0, 2, True, 0.0) == (opened, LATE)
+    assert opened.begin(0, 2) == (opened, False)
+
+
+def test_only_the_last_versions_are_remembered() -> None:
+    coordinator = Coordinator.start(FirstOf(1), 2, 1, remember=2)
+    for version in range(5):
+        coordinator, _ = coordinator.begin(version, version % 2)
+        coordinator, _ = whole(coordinator, version % 2)
+        coordinator = coordinator.publish(0, version)
+    assert [ledger.version for ledger in coordinator.history] == [3, 4]
+    assert coordinator.statistics().tallies == (Tally(kept=3), Tally(kept=2))
+    assert (coordinator.decided(4), coordinator.decided(5)) == ((0,), None)
+    with pytest.raises(InternalError, match="version 2 is forgotten: 2 before 5 are remembered"):
+        coordinator.decided(2)
+    with pytest.raises(InternalError, match="version 6 is not open yet, the newest is 5"):
+        coordinator.receipts(6)
+
+
+def test_an_update_that_is_not_finite_on_one_server_counts_on_none() -> None:
+    coordinator, _ = begun(0, 1, 2).held(0, 0, 1, True, 0.0)
+    coordinator, verdict = coordinator.held(1, 0, 1, False, 0.0)
+    assert verdict is REFUSED
+    assert coordinator.held(1, 0, 1, True, 0.0) == (coordinator, REFUSED)
+    coordinator, _ = whole(whole(coordinator, 0)[0], 2)
+    assert coordinator.decided(0) == (0, 2)
+    assert coordinator.statistics().tallies == (Tally(kept=1), Tally(refused=1), Tally(kept=1))
+
+
+def test_a_lost_replica_counts_only_if_its_update_was_whole() -> None:
+    coordinator, _ = whole(begun(0, 1, of=4), 0)
+    coordinator, _ = coordinator.held(0, 0, 1, True, 0.0)
+    coordinator = coordinator.lost(0).lost(1).lost(2)
+    assert coordinator.standing == (Standing.WHOLE, Standing.LOST, Standing.ABSENT, Standing.IDLE)
+    assert coordinator.held(1, 0, 1, True, 0.0) == (coordinator, LATE)
+    back = coordinator.joined(1)
+    assert back.begin(0, 1) == (back, False)
+    closed, _ = whole(back.begin(0, 3)[0], 3)
+    assert closed.decided(0) == (0, 3)
+    opened = closed.publish(0, 0).publish(1, 0)
+    assert [opened.begin(1, replica)[1] for replica in range(4)] == [False, True, False, True]
+    assert [tally.lost for tally in opened.statistics().tallies] == [0, 1, 0, 0]
+
+
+def test_a_version_that_can_never_close_says_why_and_may_be_abandoned() -> None:
+    coordinator, _ = whole(begun(0, 1, 2, policy=AllOf()), 0)
+    with pytest.raises(InternalError, match="it is decided or may still be"):
+        coordinator.abandon(0.0)
+    coordinator, _ = coordinator.held(1, 0, 1, False, 0.0)
+    coordinator = coordinator.lost(2)
+    stuck = coordinator.stuck()
+    assert stuck == Stuck(0, needed=3, able=(0,), refused=(1,), lost=(2,))
+    assert str(stuck) == (
+        "version 0 needs 3 updates, only 1 can come: replicas lost [2], updates not finite [1], left [0]"
+    )
+    given_up = coordinator.abandon(9.0)
+    assert given_up.stuck() is None
+    assert given_up.decided(0) == ()
+    assert given_up.receipts(0) == (
+        Receipt(0, 0, Outcome.ABANDONED, 9.0),
+        Receipt(0, 1, Outcome.REFUSED, 9.0),
+        Receipt(0, 2, Outcome.LOST, 9.0),
+    )
+    assert shard_with("a", None).take(0, ())[1] == ()
+
+
+def test_first_of_m_is_not_stuck_while_m_remain() -> None:
+    coordinator = begun(0, 1, of=4).lost(0).lost(3)
+    assert coordinator.stuck() is None
+    assert coordinator.lost(1).stuck() == Stuck(0, needed=2, able=(2,), refused=(), lost=(0, 1, 3))
+
+
+def test_a_tower_runs_once_per_version_and_must_have_begun() -> None:
+    coordinator = begun(0)
+    assert coordinator.begin(0, 0) == (coordinator, False)
+    with pytest.raises(InternalError, match="server 1 holds replica 2's update, not begun"):
+        coordinator.held(1, 0, 2, True, 0.0)
+    with pytest.raises(InternalError, match="version 1 is not open yet"):
+        coordinator.begin(1, 0)
+    with pytest.raises(InternalError, match="server 2 does not exist"):
+        coordinator.held(2, 0, 0, True, 0.0)
+    with pytest.raises(InternalError, match="replica 3 does not exist"):
+        coordinator.lost(3)
+    with pytest.raises(GraphError, match="at least 1 server"):
+        Coordinator.start(AllOf(), 1, 0)

@@ -1,0 +1,270 @@
+"""The replica protocol, searched to exhaustion and walked at random; every planted mutant must be caught.
+
+What holds in every state: all servers apply the same set to a version, each exactly once; every applied update was
+held, finite, by every server, and was computed from that version in one try; every tower begun is receipted once. And
+with enough replicas alive, the last version can be reached from every state.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from replica_world import Violation, World, put, search
+
+from flowrt.sched.coordinator import Coordinator, Outcome, Standing
+from flowrt.sched.quorum import AllOf, FirstOf, Verdict
+from flowrt.sched.shard import Shard
+
+FEW = {"joins": 0, "faults": 0}
+CALM = {**FEW, "least": 3}
+BROKEN = {"versions": 1, "joins": 0, "faults": 1}
+
+
+@pytest.mark.timeout(240)
+def test_no_reachable_state_breaks_the_protocol_when_a_replica_crashes_and_an_update_is_not_finite() -> None:
+    found = search(World(FirstOf(2), replicas=3, versions=2, joins=0, faults=1))
+    print(found)
+    assert found.states > 90_000
+    assert found.complete > 0
+
+
+@pytest.mark.timeout(240)
+def test_no_reachable_state_breaks_the_protocol_when_replacements_join() -> None:
+    found = search(World(FirstOf(2), replicas=3, versions=2, joins=1, faults=0))
+    print(found)
+    assert found.states > 70_000
+    assert found.complete > 0
+
+
+def test_no_reachable_state_breaks_the_protocol_when_every_replica_is_needed() -> None:
+    assert search(World(AllOf(), replicas=3, least=3, versions=2, faults=1)).complete > 0
+
+
+@dataclass
+class Net:
+    """Two servers, a coordinator and replicas, joined by a network that loses, repeats and reorders."""
+
+    rng: random.Random
+    replicas: int = 4
+    servers: int = 2
+    needed: int = 2
+    versions: int = 3
+    flight: list[tuple] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.coordinator = Coordinator.start(FirstOf(self.needed), self.replicas, self.servers, remember=self.versions)
+        self.shards: list[Shard[Any]] = [Shard.start(self.replicas) for _ in range(self.servers)]
+        self.alive = [True] * self.replicas
+        self.tries: dict[tuple[int, int], frozenset[int]] = {}
+        self.written: list[list[tuple]] = [[] for _ in range(self.servers)]
+        self.faults = self.replicas - self.needed  # crashes and broken updates per run: enough can always count
+
+    def run(self) -> None:
+        for _ in range(20_000):
+            if self.coordinator.version == self.versions:
+                return
+            if self.flight and (len(self.flight) > 30 or self.rng.random() < 0.7):
+                self.deliver()
+            else:
+                self.send()
+        raise AssertionError(f"stuck: {self.coordinator}")
+
+    def deliver(self) -> None:
+        index = self.rng.randrange(len(self.flight))
+        name, *arguments = self.flight[index]
+        fate = self.rng.random()
+        if fate < 0.7:  # else it stays in flight and comes again
+            self.flight.pop(index)
+        if fate > 0.3:  # else it is lost
+            getattr(self, name)(*arguments)
+
+    def send(self) -> None:
+        """A replica fails, begins or pushes, perhaps again; a set is announced or a publication told, perhaps again."""
+        replica, version = self.rng.randrange(self.replicas), self.coordinator.version
+        if not self.alive[replica]:
+            self.coordinator = self.coordinator.lost(replica)
+            return
+        if self.faults and self.rng.random() < 0.01:
+            self.faults, self.alive[replica] = self.faults - 1, False
+            return
+        self.coordinator, go = self.coordinator.begin(version, replica)
+        if go:
+            spoil = self.faults > 0 and self.rng.random() < 0.05
+            self.faults -= spoil
+            self.tries[version, replica] = frozenset({self.rng.randrange(self.servers)} if spoil else ())
+        server = self.rng.randrange(self.servers)
+        mine = [key for key in self.tries if key[1] == replica]
+        if mine:
+            self.flight.append(("push", server, *(mine[-1] if self.rng.random() < 0.8 else self.rng.choice(mine))))
+        if self.rng.random() < 0.3:
+            self.announce(server, max(0, version - self.rng.randrange(2)))
+        if self.written[server] and self.rng.random() < 0.3:
+            self.flight.append(("publish", server, len(self.written[server]) - 1))
+
+    def announce(self, server: int, version: int) -> None:
+        chosen = self.coordinator.decided(version)
+        if chosen is not None:
+            self.flight.append(("apply", server, version, chosen))
+
+    def push(self, server: int, version: int, replica: int) -> None:
+        finite = server not in self.tries[version, replica]
+        shard, verdict = self.shards[server].hold(version, replica, (version, replica), finite)
+        assert verdict is not Verdict.LATE or shard.version > version or shard.taken is not None
+        self.shards[server] = shard
+        if verdict is not Verdict.LATE:
+            self.flight.append(("report", server, version, replica, verdict is not Verdict.REFUSED))
+
+    def report(self, server: int, version: int, replica: int, finite: bool) -> None:
+        self.coordinator, _ = self.coordinator.held(server, version, replica, finite, 0.0)
+
+    def apply(self, server: int, version: int, chosen: tuple[int, ...]) -> None:
+        shard, updates = self.shards[server].take(version, chosen)
+        if updates is not None and self.rng.random() < 0.2:
+            self.shards[server] = shard.give_back(version)
+        elif updates is not None:
+            self.written[server].append(updates)
+            self.shards[server] = shard.applied(version)
+
+    def publish(self, server: int, version: int) -> None:
+        self.coordinator = self.coordinator.publish(server, version)
+
+
+@pytest.mark.parametrize("seed", [20_160_404])
+def test_random_interleavings_with_loss_repeats_and_crashes_keep_the_servers_equal(seed: int) -> None:
+    print(f"seeds {seed} to {seed + 1_199}")
+    for run in range(seed, seed + 1_200):
+        net = Net(random.Random(run))
+        net.run()
+        for version in range(net.versions):
+            assert_one_set_everywhere(net, version, run)
+        assert all(len(log) == net.versions for log in net.written), run
+        assert sum(tally.kept for tally in net.coordinator.statistics().tallies) == net.needed * net.versions, run
+
+
+def assert_one_set_everywhere(net: Net, version: int, run: int) -> None:
+    chosen, receipts = net.coordinator.decided(version), net.coordinator.receipts(version)
+    assert chosen is not None, run
+    assert receipts is not None, run
+    assert len(chosen) == net.needed, run
+    assert not any(net.tries[version, replica] for replica in chosen), run
+    assert all(log[version] == tuple((version, replica) for replica in chosen) for log in net.written), run
+    assert [receipt.replica for receipt in receipts] == sorted(r for v, r in net.tries if v == version), run
+    assert tuple(r.replica for r in receipts if r.outcome is Outcome.KEPT) == chosen, run
+
+
+class TakesAnyVersion(Shard):
+    def take(self, version: int, replicas: tuple[int, ...]) -> Any:
+        return super().take(self.version, replicas)
+
+
+class AppliesTwice(Shard):
+    def take(self, version: int, replicas: tuple[int, ...]) -> Any:
+        return self, super().take(version, replicas)[1]
+
+    def _owed(self, version: int, done: str) -> None:
+        """Nobody checks."""
+
+
+class ChoosesItself(Shard):
+    """The trap: a server applies what came first here."""
+
+    def take(self, version: int, replicas: tuple[int, ...]) -> Any:
+        here = tuple(replica for replica, update in enumerate(self.held) if update is not None)
+        return super().take(version, here[: len(replicas)])
+
+
+class KeepsLate(Shard):
+    def hold(self, version: int, replica: int, update: Any, finite: bool) -> Any:
+        return super().hold(self.version, replica, update, finite)
+
+
+class AcceptsNotFinite(Shard):
+    def hold(self, version: int, replica: int, update: Any, finite: bool) -> Any:
+        return super().hold(version, replica, update, True)
+
+
+class ForgetsNothing(Shard):
+    def applied(self, version: int) -> Any:
+        return replace(super().applied(version), held=self.held)
+
+
+class CountsRepeats(Coordinator):
+    def _gather(self, server: int, replica: int, finite: bool, now: float) -> Any:
+        return super()._gather(1 - server if server in self.holders[replica] else server, replica, finite, now)
+
+
+class OffersEarly(Coordinator):
+    def _gather(self, server: int, replica: int, finite: bool, now: float) -> Any:
+        early = replace(self, holders=put(self.holders, replica, frozenset({1 - server})))
+        return super(OffersEarly, early)._gather(server, replica, finite, now)
+
+
+class FixesAgain(Coordinator):
+    def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> Any:
+        if version == self.version and self.quorum.closed_at is not None and self.standing[replica] is Standing.RUNNING:
+            reopened = replace(self, quorum=replace(self.quorum, kept=self.quorum.kept[1:], closed_at=None))
+            return reopened._gather(server, replica, finite, now)
+        return super().held(server, version, replica, finite, now)
+
+
+class IgnoresRefusals(Coordinator):
+    def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> Any:
+        return super().held(server, version, replica, True, now)
+
+
+class TriesAgain(Coordinator):
+    def begin(self, version: int, replica: int) -> Any:
+        if version == self.version and self.alive[replica] and self.standing[replica] is Standing.LOST:
+            return self._stand(replica, Standing.RUNNING), True
+        return super().begin(version, replica)
+
+
+class OpensEarly(Coordinator):
+    def publish(self, server: int, version: int) -> Any:
+        first = super().publish(server, version)
+        return first if first.version > version else super(OpensEarly, first).publish(1 - server, version)
+
+
+class ReceiptsOnlyTheKept(Coordinator):
+    def _close(self, quorum: Any, outcomes: Any, now: float) -> Any:
+        return super()._close(quorum, {Standing.WHOLE: Outcome.KEPT}, now)
+
+
+class NeverGivesUp(Coordinator):
+    def stuck(self) -> None:
+        return None
+
+
+class ForgetsTheDecision(Coordinator):
+    def _close(self, quorum: Any, outcomes: Any, now: float) -> Any:
+        return replace(super()._close(quorum, outcomes, now), history=())
+
+
+NOT_HELD = "is in the set, its update is not held here"
+MUTANTS = [
+    (TakesAnyVersion, FEW, NOT_HELD),
+    (AppliesTwice, FEW, "applied version 0 after 1 versions"),
+    (ChoosesItself, FEW, "which some server does not hold"),
+    (KeepsLate, CALM, r"version 1 applied \(0, "),
+    (AcceptsNotFinite, BROKEN, r"version 0 applied \(0, \(1,\)"),
+    (ForgetsNothing, FEW, r"version 1 applied \(0, "),
+    (CountsRepeats, FEW, NOT_HELD),
+    (OffersEarly, FEW, NOT_HELD),
+    (FixesAgain, FEW, "version 0 was decided twice"),
+    (IgnoresRefusals, BROKEN, NOT_HELD),
+    (TriesAgain, {"versions": 1, "faults": 0}, "version 0 is torn"),
+    (OpensEarly, FEW, "pushed version 1, this server is at 0"),
+    (ReceiptsOnlyTheKept, FEW, r"towers of \[0, 1, 2\] had begun"),
+    (NeverGivesUp, BROKEN, "no way on"),
+    (ForgetsTheDecision, FEW, "no way on"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "world", "symptom"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
+def test_the_search_catches(mutant: type, world: dict[str, int], symptom: str) -> None:
+    part = "shard" if issubclass(mutant, Shard) else "coordinator"
+    with pytest.raises(Violation, match=symptom):
+        search(World(FirstOf(2), **world, **{part: mutant}))
