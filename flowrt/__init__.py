@@ -1,1 +1,98 @@
-"""flowrt: a dataflow runtime for machine learning on asyncio and Numba."""
+"""flowrt: a dataflow runtime for machine learning on asyncio and Numba.
+
+Build a graph, run it in a session, on this machine or on a cluster::
+
+    import flowrt as fr
+
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 3))
+        w = fr.Variable(fr.random.normal((3, 1), seed=1))
+        y = x @ w
+
+    async with fr.Session(graph) as session:
+        print(await session.run(y, {x: data}))
+
+Ops on plain arrays outside a graph run at once.
+"""
+
+from flowrt import eager as _eager  # noqa: F401  (ops on plain arrays)
+from flowrt import ops, placement
+from flowrt.blocking import BlockingSession
+from flowrt.checkpoint import Checkpoints
+from flowrt.errors import (
+    AuthenticationError,
+    BrokenStream,
+    CheckpointError,
+    ClosedError,
+    DeadTensorError,
+    FeedError,
+    FlowrtError,
+    GraphError,
+    GraphFinalizedError,
+    InternalError,
+    NodeLost,
+    PlacementError,
+    QueueClosedError,
+    RemoteError,
+    ResourceError,
+    SpecError,
+    StepCancelled,
+    StepTimeout,
+    VersionMismatch,
+    WouldBlock,
+)
+from flowrt.gradients import gradients
+from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
+from flowrt.graph import Node as Operation
+from flowrt.kernels.table import kernel
+from flowrt.op import no_gradient, op
+from flowrt.ops import *  # noqa: F403
+from flowrt.ops import nn, random
+from flowrt.session import Options, Session
+from flowrt.spec import Spec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuthenticationError",
+    "BlockingSession",
+    "BrokenStream",
+    "CheckpointError",
+    "Checkpoints",
+    "ClosedError",
+    "DeadTensorError",
+    "FeedError",
+    "FlowrtError",
+    "Graph",
+    "GraphError",
+    "GraphFinalizedError",
+    "InternalError",
+    "NodeLost",
+    "Operation",
+    "Options",
+    "PlacementError",
+    "QueueClosedError",
+    "RemoteError",
+    "ResourceError",
+    "Session",
+    "Spec",
+    "SpecError",
+    "StepCancelled",
+    "StepTimeout",
+    "Tensor",
+    "VersionMismatch",
+    "WouldBlock",
+    "colocate_with",
+    "container",
+    "control_dependencies",
+    "device",
+    "gradients",
+    "kernel",
+    "name_scope",
+    "nn",
+    "no_gradient",
+    "op",
+    "placement",
+    "random",
+]
+__all__ += ops.__all__

@@ -14,14 +14,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from flowrt.errors import SpecError, user_site
-from flowrt.graph import Operators, Resource, control_dependencies, current_graph, current_scope, name_scope
+from flowrt.graph import (
+    Graph,
+    Operators,
+    Resource,
+    container,
+    control_dependencies,
+    current_graph,
+    current_scope,
+    device,
+    name_scope,
+)
 from flowrt.op import as_value, building, default_array, no_gradient, op
 from flowrt.ops.elementwise import astype
-from flowrt.ops.source import constant
+from flowrt.ops.source import constant, placeholder
 from flowrt.spec import Spec, as_dtype, as_shape
 
 if TYPE_CHECKING:
-    from flowrt.graph import Graph, Node, Tensor
+    from flowrt.graph import Node, Tensor
     from flowrt.op import Attr, DType, Op
 
 
@@ -407,6 +417,18 @@ class FIFOQueue:
         """The operation after which enqueue raises `QueueClosedError`, and dequeue too once the queue is drained."""
         made: Node = self._build(queue_close, cancel_pending_enqueues=cancel_pending_enqueues, name=name)
         return made
+
+    def entrance(self) -> tuple[Graph, tuple[Tensor, ...], Node, Node]:
+        """A graph of its own that fills this queue from outside: (graph, feeds, enqueue, close).
+
+        Queues are shared by (container, name), so it reaches the same one, also when this queue's graph is finalized.
+        """
+        with Graph() as graph, device(str(self.resource.device)), container(self.resource.container):
+            twin = FIFOQueue(
+                self._attributes["capacity"], self._attributes["dtypes"], self._attributes["shapes"], self.name
+            )
+            feeds = tuple(placeholder(s.dtype, s.dims, name="element") for s in self.specs)
+            return graph, feeds, twin.enqueue(feeds), twin.close()
 
     def _build(self, what: Op, *inputs: Any, name: str | None, **more: Any) -> Any:
         with building(self.graph):

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import FeedError, InternalError
 from flowrt.plan import PlanNode
 from flowrt.sched.host import Host, RunContext
-from flowrt.sched.queues import Element, Queue
-from flowrt.sched.rendezvous import Array, Dead
 from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.sched.queues import Element, Queue
+    from flowrt.sched.rendezvous import Array, Dead
 
 Inputs: TypeAlias = "Sequence[Array | Dead]"
 Handler: TypeAlias = Callable[[Host, RunContext, PlanNode, "Sequence[Any]"], Awaitable["Sequence[Array | Dead]"]]
@@ -66,7 +68,9 @@ def _component_specs(node: PlanNode) -> list[Spec]:
 def _check_element(node: PlanNode, element: Element) -> Element:
     for i, (array, spec) in enumerate(zip(element, _component_specs(node), strict=True)):
         if not spec.accepts(array.dtype, array.shape):
-            raise FeedError(f"{node.where()}: component {i} is {Spec(array.dtype, array.shape)}, the queue holds {spec}")
+            raise FeedError(
+                f"{node.where()}: component {i} is {Spec(array.dtype, array.shape)}, the queue holds {spec}"
+            )
     return tuple(np.array(array) for array in element)  # the queue outlives the step's memory
 
 

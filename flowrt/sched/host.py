@@ -32,8 +32,8 @@ class RunContext:
 class Host:
     """A task's lanes, variables, queues and rendezvous.
 
-    ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their way
-    here; ``delay`` is awaited by `delay` ops, for experiments with stragglers.
+    ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their
+    way here; ``delay`` is awaited by `delay` ops, for experiments with stragglers.
     """
 
     def __init__(

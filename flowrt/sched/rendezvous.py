@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import StepCancelled
-from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
 
 StepKey: TypeAlias = tuple[str, int]
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -117,6 +119,11 @@ class Rendezvous:
             _fail(taken, ended)
         for taker in step.takers.values():
             _fail(taker, ended)
+
+    def close_epoch(self, epoch: str) -> None:
+        """End every step of a master that is gone."""
+        for key in [key for key in self._steps if key[0] == epoch]:
+            self.close(key)
 
     def _step(self, key: StepKey) -> _Step:
         if key in self._closed:

@@ -11,12 +11,14 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
 
 Name: TypeAlias = tuple[str, str]
 

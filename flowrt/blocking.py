@@ -1,0 +1,129 @@
+"""The session for scripts and notebooks: the same session on an event loop of its own, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flowrt.errors import ClosedError
+from flowrt.session import Session
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread. `close` stops it and waits for the thread."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="flowrt-loop", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _main(self) -> None:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            self._loop = runner.get_loop()
+            self._stop = asyncio.Event()
+            self._loop.call_soon(self._started.set)
+            runner.run(self._wait())
+
+    async def _wait(self) -> None:
+        await self._stop.wait()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it; an interrupt cancels it and waits for that."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+class BlockingSession:
+    """`Session` without ``await``: ``with BlockingSession(graph) as session: session.run(...)``.
+
+    Takes the arguments of `Session`. Works where an event loop already runs (notebooks). Threads may share it.
+    """
+
+    def __init__(self, graph: Any, cluster: Any = None, **arguments: Any) -> None:
+        self._session = Session(graph, cluster, **arguments)
+        self._thread: LoopThread | None = None
+
+    def __enter__(self) -> BlockingSession:
+        if self._thread is not None:
+            raise ClosedError("a session is opened once; make another one")
+        self._thread = LoopThread()
+        try:
+            self._call(self._session.__aenter__())
+        except BaseException:
+            self._thread.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._call(self._session.__aexit__(kind, error, trace))
+        finally:
+            if self._thread is not None:
+                self._thread.close()
+
+    def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, timeout: float | None = None) -> Any:
+        """`Session.run`, waiting for the answer."""
+        return self._call(self._session.run(fetches, feeds, timeout=timeout))
+
+    def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> Callable[..., Any]:
+        """`Session.compile`, as a plain callable; a step that is one short tape runs in the caller's thread."""
+
+        async def make() -> Any:
+            return self._session.compile(fetches, feeds)
+
+        step = self._call(make())
+
+        def call(*values: Any) -> Any:
+            done, answer = step.run_now(*values)
+            return answer if done else self._call(step(*values))
+
+        return call
+
+    def save(self) -> int:
+        """`Session.save`."""
+        return self._call(self._session.save())
+
+    def restore(self, step: int | None = None) -> int:
+        """`Session.restore`."""
+        return self._call(self._session.restore(step))
+
+    def reset(self, container: str | None = None) -> None:
+        """`Session.reset`."""
+        self._call(self._session.reset(container))
+
+    def explain(self, fetches: Any, feeds: Sequence[Any] = ()) -> str:
+        """`Session.explain`."""
+        return self._call(self._session.explain(fetches, feeds))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            work.close()
+            raise ClosedError("the session is not open; use it inside `with fr.BlockingSession(graph) as session:`")
+        return self._thread.call(work)

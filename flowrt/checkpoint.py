@@ -1,0 +1,287 @@
+"""Checkpoints on a local disk: whole or not there, checked when read, kept and made without the program's help.
+
+A checkpoint is a folder ``save-00000007-step-000000000120`` (saves are numbered, so none replaces another). It holds
+``data``, the variables' bytes, each at a multiple of 64, and ``manifest.json``: what lies where, a BLAKE2b digest of
+each variable and one of the manifest itself. It is written under another name, forced to the disk, and renamed; what is
+not whole never has a checkpoint's name. Names of variables are data in the manifest, never paths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import CheckpointError, FlowrtError, GraphError
+from flowrt.sched.lanes import Lanes
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.graph import Resource, Tensor
+    from flowrt.session import Session
+
+Name: TypeAlias = tuple[str, str]
+Array: TypeAlias = np.ndarray[Any, Any]
+
+FORMAT = 1
+ALIGNMENT = 64
+MAX_MANIFEST = 64 << 20
+_FOLDER = re.compile(r"save-(\d{8})-step-(\d{12})")
+_log = logging.getLogger("flowrt.checkpoint")
+
+
+class Checkpoints:
+    """Saves the variables of a session's graph on its own, and restores the newest whole checkpoint on opening.
+
+    ``path`` is a folder, made if need be. A save follows every ``every_steps`` training steps (runs that write
+    variables) and every ``every_seconds``; without either, only `Session.save` saves. The newest ``keep`` stay.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int = 5,
+    ) -> None:
+        if (
+            keep < 1
+            or (every_steps is not None and every_steps < 1)
+            or (every_seconds is not None and every_seconds < 0)
+        ):
+            raise GraphError(
+                f"Checkpoints: expected keep and every_steps of at least 1 and every_seconds of at least 0, "
+                f"got {keep}, {every_steps} and {every_seconds}"
+            )
+        self.path = Path(path)
+        self.every_steps = every_steps
+        self.every_seconds = every_seconds
+        self.keep = keep
+        self.refused: list[str] = []
+        self._step = 0
+        self._saved_step = 0
+        self._saved_at = time.monotonic()
+        self._saving = asyncio.Lock()
+
+    @property
+    def step(self) -> int:
+        """Training steps so far, those before the restored checkpoint included."""
+        return self._step
+
+    def saves(self) -> list[tuple[int, int]]:
+        """The (number, step) of every save there is, oldest first; whether one is whole is seen when it is read."""
+        if not self.path.is_dir():
+            return []
+        found = (_FOLDER.fullmatch(entry.name) for entry in self.path.iterdir())
+        return sorted((int(match[1]), int(match[2])) for match in found if match)
+
+    async def after_step(self, session: Session) -> None:
+        """Count a training step and save if it is time."""
+        self._step += 1
+        due = self.every_steps is not None and self._step - self._saved_step >= self.every_steps
+        overdue = self.every_seconds is not None and time.monotonic() - self._saved_at >= self.every_seconds
+        if due or overdue:
+            await self.save(session)
+
+    async def save(self, session: Session) -> int:
+        """Save now; answers the step. A failure leaves no file behind and the earlier checkpoints untouched."""
+        async with self._saving:
+            resources = _variables(session)
+            values = await session.run_uncounted([tensor for _, tensor in resources])
+            step = self._step
+            content = [(name, value) for (name, _), value in zip(resources, values, strict=True)]
+            number = max((n for n, _ in self.saves()), default=0) + 1
+            try:
+                await _on_disk(write_checkpoint, self.path, number, step, content)
+            except OSError as error:
+                raise CheckpointError(f"the checkpoint of step {step} was not saved in {self.path}: {error}") from error
+            self._saved_step, self._saved_at = step, time.monotonic()
+            await _on_disk(self._forget_old)
+            return step
+
+    async def restore_newest(self, session: Session) -> set[Name]:
+        """Restore the newest whole checkpoint, if there is any; answers what it restored."""
+        for number, step in reversed(self.saves()):
+            try:
+                return await self._restore(session, number, step)
+            except CheckpointError as error:
+                self.refused.append(str(error))
+                _log.warning("%s; trying the one before", error)
+        return set()
+
+    async def restore(self, session: Session, step: int | None = None) -> int:
+        """Restore the newest checkpoint of ``step``, or the newest whole one of all; answers its step."""
+        if step is None:
+            if not await self.restore_newest(session):
+                raise CheckpointError(f"no whole checkpoint in {self.path}: {'; '.join(self.refused) or 'none at all'}")
+            return self._step
+        numbers = [number for number, of in self.saves() if of == step]
+        if not numbers:
+            have = ", ".join(str(of) for _, of in self.saves()) or "none"
+            raise CheckpointError(f"no checkpoint of step {step} in {self.path}; there are: {have}")
+        await self._restore(session, numbers[-1], step)
+        return step
+
+    async def _restore(self, session: Session, number: int, step: int) -> set[Name]:
+        values = await _on_disk(read_checkpoint, self.path, number, step)
+        resources = session.graph.resources
+        wanted = {n: r for n, r in resources.items() if r.kind == "variable" and n in values}
+        for name, resource in wanted.items():
+            _check_spec(resource, values[name], self.path, step)
+        for batch in _without_shared_initials(wanted.values()):
+            feeds = {r.initial: values[(r.container, r.name)] for r in batch}
+            await session.run_uncounted([r.initialize for r in batch], feeds)
+        self._step = self._saved_step = step
+        self._saved_at = time.monotonic()
+        return set(wanted)
+
+    def _forget_old(self) -> None:
+        for number, step in self.saves()[: -self.keep]:
+            shutil.rmtree(self.path / _folder(number, step), ignore_errors=True)
+
+
+async def _on_disk(function: Any, *args: Any) -> Any:
+    """Run a function that waits for the disk in a thread of its own."""
+    lane = Lanes(1, "checkpoint")
+    try:
+        return await lane.run(function, *args)
+    finally:
+        lane.close()
+
+
+def _variables(session: Session) -> list[tuple[Name, Tensor]]:
+    return [((v.resource.container, v.resource.name), v.__tensor__()) for v in session.graph.variables]
+
+
+def _check_spec(resource: Resource, value: Array, path: Path, step: int) -> None:
+    spec = resource.specs[0]
+    if not spec.accepts(value.dtype, value.shape):
+        raise GraphError(
+            f"variable {resource.name!r} ({resource.site}) is {spec}, but the checkpoint of step {step} in {path} "
+            f"holds {Spec(value.dtype, value.shape)}; it is of another model: use another folder or rename the variable"
+        )
+
+
+def _without_shared_initials(resources: Iterable[Resource]) -> list[list[Resource]]:
+    """The resources in groups in which no two start from the same tensor, since that tensor is fed."""
+    groups: list[dict[int, Resource]] = []
+    for resource in resources:
+        key = id(resource.initial)
+        group = next((g for g in groups if key not in g), None)
+        if group is None:
+            groups.append(group := {})
+        group[key] = resource
+    return [list(group.values()) for group in groups]
+
+
+# The files
+
+
+def _folder(number: int, step: int) -> str:
+    return f"save-{number:08d}-step-{step:012d}"
+
+
+def write_checkpoint(root: Path, number: int, step: int, content: Sequence[tuple[Name, Array]]) -> None:
+    """Write one checkpoint, whole or not at all. Raises `OSError`."""
+    root.mkdir(parents=True, exist_ok=True)
+    final, partial = root / _folder(number, step), root / f".partial-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        entries = _write_data(partial / "data", content)
+        _write_manifest(partial / "manifest.json", {"format": FORMAT, "step": step, "variables": entries})
+        _sync_folder(partial)
+        os.rename(partial, final)
+        _sync_folder(root)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_data(path: Path, content: Sequence[tuple[Name, Array]]) -> list[dict[str, Any]]:
+    entries, at = [], 0
+    with path.open("wb") as file:
+        for (container, name), value in content:
+            padding = -at % ALIGNMENT
+            data = np.ascontiguousarray(value).tobytes()
+            file.write(bytes(padding) + data)
+            entries.append(
+                {
+                    "container": container,
+                    "name": name,
+                    "dtype": value.dtype.name,
+                    "shape": list(np.shape(value)),
+                    "offset": at + padding,
+                    "nbytes": len(data),
+                    "digest": _digest(data),
+                }
+            )
+            at += padding + len(data)
+        _sync_file(file.fileno(), file)
+    return entries
+
+
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    text = json.dumps(manifest, sort_keys=True)
+    with path.open("w") as file:
+        file.write(json.dumps({"manifest": text, "digest": _digest(text.encode())}))
+        _sync_file(file.fileno(), file)
+
+
+def _sync_file(descriptor: int, file: Any) -> None:
+    file.flush()
+    os.fsync(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+def read_checkpoint(root: Path, number: int, step: int) -> dict[Name, Array]:
+    """The variables of one checkpoint. Raises `CheckpointError` for one that is not whole."""
+    folder = root / _folder(number, step)
+    try:
+        manifest = _read_manifest(folder / "manifest.json")
+        if manifest["format"] != FORMAT or manifest["step"] != step:
+            raise ValueError(f"it is of format {manifest['format']}, step {manifest['step']}")
+        data = (folder / "data").read_bytes()
+        return {(e["container"], e["name"]): _read_variable(data, e) for e in manifest["variables"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, FlowrtError) as error:
+        raise CheckpointError(f"the checkpoint {folder} is not whole: {error}") from error
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_MANIFEST:
+        raise ValueError(f"{path.name} is larger than {MAX_MANIFEST} bytes")
+    outer = json.loads(path.read_bytes())
+    text = outer["manifest"]
+    if _digest(text.encode()) != outer["digest"]:
+        raise ValueError(f"{path.name} does not match its digest")
+    manifest: dict[str, Any] = json.loads(text)
+    return manifest
+
+
+def _read_variable(data: bytes, entry: Mapping[str, Any]) -> Array:
+    spec = Spec(entry["dtype"], tuple(entry["shape"]))
+    part = data[entry["offset"] : entry["offset"] + entry["nbytes"]]
+    if len(part) != spec.nbytes or _digest(part) != entry["digest"]:
+        raise ValueError(f"variable {entry['name']!r} does not match its digest")
+    return np.frombuffer(part, spec.dtype).reshape(spec.concrete)

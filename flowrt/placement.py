@@ -1,0 +1,23 @@
+"""Where nodes go, kept apart from the model that they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flowrt.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Devices by node name: ``Rules({"embedding/*": "/job:ps"})``. The first glob that matches a node's name counts.
+
+    A rule refines what the graph leaves open; a device the graph asks for stays. Raises `PlacementError` for a device
+    that cannot be parsed.
+    """
+
+    devices: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for text in self.devices.values():
+            Device.parse(text)

@@ -1,0 +1,203 @@
+"""The two ways to run compiled steps: on a private host in this process, or through the master of a cluster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from flowrt.device import Device
+from flowrt.eager import evaluate
+from flowrt.errors import InternalError
+from flowrt.passes import Compiled, compile_step
+from flowrt.sched.executor import Executor
+from flowrt.sched.host import Host, RunContext
+
+if TYPE_CHECKING:
+    from flowrt.graph import Graph, Node, Tensor
+    from flowrt.net.master import Master
+    from flowrt.placement import Rules
+    from flowrt.spec import Spec
+
+Array = np.ndarray[Any, Any]
+Registered = Any
+CLIENT = "/job:client/task:0"
+
+
+def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
+    """Whether a device of ``kind`` can compute ``op``; imports the kernels on first use."""
+    from flowrt.kernels.table import ALIASES, find_kernel
+    from flowrt.sched.executor import is_structural
+
+    if is_structural(op) or op in ALIASES:
+        return kind == "cpu"
+    return find_kernel(op, kind, dtypes) is not None
+
+
+class Runner(Protocol):
+    """Compiles for its devices, and runs."""
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The tasks that died or cannot be reached any more."""
+
+    def compile(
+        self,
+        graph: Graph,
+        fetches: Sequence[Tensor],
+        targets: Sequence[Node],
+        feeds: Sequence[Tensor],
+        *,
+        optimize: bool,
+        placement: Rules | None,
+    ) -> Compiled:
+        """The step as plans for this runner's devices."""
+
+    async def register(self, compiled: Compiled) -> Registered:
+        """Make a compiled step ready to run; once per step."""
+
+    async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
+        """The fetches of one run."""
+
+    def run_now(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array] | None:
+        """The fetches, where no waiting is needed; else None, and nothing was done."""
+
+    async def inventory(self) -> Mapping[tuple[str, str], Spec]:
+        """The variables that have a value."""
+
+    async def reset(self, container: str | None) -> None:
+        """Forget the variables and queues of a container, or of all."""
+
+    async def aclose(self) -> None:
+        """Let everything go."""
+
+
+class LocalRunner:
+    """Runs steps on a private host. Its one device answers to no job: graphs that name jobs need a cluster."""
+
+    def __init__(self, threads: int | None, transfer_budget: int, tapes: bool) -> None:
+        self._host = Host(threads=threads, transfer_budget=transfer_budget)
+        self._tapes = tapes
+        self._numbers = itertools.count()
+        self._devices = [Device.parse(self._host.task + "/device:" + name) for name in self._host.devices]
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return frozenset()
+
+    def compile(
+        self,
+        graph: Graph,
+        fetches: Sequence[Tensor],
+        targets: Sequence[Node],
+        feeds: Sequence[Tensor],
+        *,
+        optimize: bool,
+        placement: Rules | None,
+    ) -> Compiled:
+        return compile_step(
+            graph,
+            fetches,
+            targets,
+            feeds,
+            devices=self._devices,
+            default=self._devices[0],
+            supports=supports,
+            evaluate=evaluate,
+            optimize=optimize,
+            rules=placement.devices if placement else {},
+        )
+
+    async def register(self, compiled: Compiled) -> Executor:
+        (plan,) = compiled.plans.values()
+        return Executor(plan, self._host, tapes=self._tapes)
+
+    async def run(self, registered: Executor, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
+        key = ("local", next(self._numbers))
+        try:
+            return await registered.run(feeds, RunContext(key, number, seed))
+        finally:
+            self._host.rendezvous.close(key)
+
+    def run_now(self, registered: Executor, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array] | None:
+        return registered.run_now(feeds, RunContext(("local", -1), number, seed))
+
+    async def inventory(self) -> Mapping[tuple[str, str], Spec]:
+        return self._host.inventory()
+
+    async def reset(self, container: str | None) -> None:
+        self._host.reset(container)
+
+    async def aclose(self) -> None:
+        await self._host.aclose()
+
+
+class ClusterRunner:
+    """Runs steps on the nodes of a cluster, through their master."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return self._master.lost
+
+    def compile(
+        self,
+        graph: Graph,
+        fetches: Sequence[Tensor],
+        targets: Sequence[Node],
+        feeds: Sequence[Tensor],
+        *,
+        optimize: bool,
+        placement: Rules | None,
+    ) -> Compiled:
+        devices = self._master.devices
+        return compile_step(
+            graph,
+            fetches,
+            targets,
+            feeds,
+            devices=devices,
+            default=devices[0],
+            supports=supports,
+            evaluate=evaluate,
+            optimize=optimize,
+            client=CLIENT,
+            rules=placement.devices if placement else {},
+        )
+
+    async def register(self, compiled: Compiled) -> Registered:
+        client = compiled.client
+        if client is None:
+            raise InternalError("a step for a cluster was compiled without a client")
+        feeds = [[(t.edge, t.task) for t in transfers] for transfers in client.feeds]
+        fetches = [t if isinstance(t, int) else (t.edge, t.task) for t in client.fetches]
+        return await self._master.register(compiled.plans, feeds, fetches)
+
+    async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
+        return await self._master.run(registered, feeds, number=number, seed=seed)
+
+    def run_now(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array] | None:
+        return None
+
+    async def inventory(self) -> Mapping[tuple[str, str], Spec]:
+        return await self._master.inventory()
+
+    async def reset(self, container: str | None) -> None:
+        await self._master.reset(container)
+
+    async def aclose(self) -> None:
+        await self._master.aclose()
+
+
+async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
+    """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node."""
+    from flowrt.net.master import Master  # a session in one process needs no network
+
+    spec = getattr(cluster, "spec", cluster)
+    master = Master(spec.tasks(), cluster.token, name=name)
+    await master.open()
+    return ClusterRunner(master)

@@ -1,0 +1,46 @@
+"""Nestings of lists, tuples and dicts: taken apart into leaves, and put together again around other leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The form of a nesting: a leaf, or a container of forms (``names`` are a dict's keys)."""
+
+    kind: type | None = None
+    names: tuple[Any, ...] = ()
+    parts: tuple[Structure, ...] = ()
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """The nesting with ``leaves`` in it, in the order `flatten` found them."""
+        return self._build(iter(leaves))
+
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        if self.kind is None:
+            return next(leaves)
+        parts = [part._build(leaves) for part in self.parts]
+        if self.kind is dict:
+            return dict(zip(self.names, parts, strict=True))
+        return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
+
+
+LEAF = Structure()
+
+
+def flatten(value: Any) -> tuple[Structure, list[Any]]:
+    """The form of ``value`` and its leaves, in order."""
+    leaves: list[Any] = []
+    return _flatten(value, leaves), leaves
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Structure:
+    if isinstance(value, dict):
+        return Structure(dict, tuple(value), tuple(_flatten(v, leaves) for v in value.values()))
+    if isinstance(value, (list, tuple)):
+        return Structure(type(value), (), tuple(_flatten(v, leaves) for v in value))
+    leaves.append(value)
+    return LEAF
