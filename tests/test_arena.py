@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowrt.sched.arena import ALIGNMENT, aligned, lay_out, most_alive
+
+lifetimes = st.lists(
+    st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 12)).map(lambda t: (t[0], t[1], t[1] + t[2])),
+    max_size=60,
+)
+
+
+@given(lifetimes)
+@settings(deadline=None)
+def test_values_alive_together_never_share_a_byte(lives: list[tuple[int, int, int]]) -> None:
+    offsets, total = lay_out(lives)
+    for i, (size, first, last) in enumerate(lives):
+        assert offsets[i] % ALIGNMENT == 0
+        assert offsets[i] >= 0
+        assert offsets[i] + size <= total or not size
+        for j, (other, begin, end) in enumerate(lives[:i]):
+            if first <= end and begin <= last and size and other:
+                assert offsets[i] + size <= offsets[j] or offsets[j] + other <= offsets[i]
+
+
+@given(lifetimes)
+@settings(deadline=None)
+def test_a_layout_needs_at_least_what_is_alive_and_at_most_the_sum(lives: list[tuple[int, int, int]]) -> None:
+    _, total = lay_out(lives)
+    assert most_alive(lives) <= total <= sum(aligned(size) for size, _, _ in lives)
+
+
+def test_a_chain_needs_two_places() -> None:
+    chain = [(1000, i, i + 1) for i in range(100)]
+    assert lay_out(chain)[1] == most_alive(chain) == 2 * 1024
+
+
+def test_forward_and_backward_values_come_close_to_the_lower_bound() -> None:
+    """Activations live until their gradient is computed, in reverse; gradients live for a step."""
+    layers = 30
+    lives = [(64 * (7 + 13 * i % 29), i, 2 * layers - i) for i in range(layers)]
+    lives += [(64 * (5 + 11 * i % 23), 2 * layers - i, 2 * layers - i + 1) for i in range(layers)]
+    assert lay_out(lives)[1] <= 1.1 * most_alive(lives)
+
+
+def test_nothing_needs_nothing() -> None:
+    assert lay_out([]) == ([], 0)
+    assert lay_out([(0, 0, 3), (0, 1, 2)]) == ([0, 0], 0)
