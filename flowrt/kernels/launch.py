@@ -28,6 +28,7 @@ COPY_OP, FILL_OP = "copy", "fill"
 FAILURES = {
     1: "an index is out of range",
     2: "an integer was divided by zero",
+    3: "a label is not among the classes, which run from 0 to the logits' last size - 1",
 }
 
 

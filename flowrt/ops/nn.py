@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
 from flowrt.op import op
-from flowrt.ops.elementwise import exp, negative, relu, sigmoid, tanh
+from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, described, filled, merged
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
@@ -225,8 +225,10 @@ def softmax_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) 
     ``labels`` are classes, integers [...] from 0 to classes - 1 (any other fails the step), or weights [..., classes].
     """
     given, told = described(logits), described(labels)
-    classes = told.dtype.kind in "iu" and (given.dims is None or told.dims is None or told.rank < given.rank)
-    return (class_cross_entropy if classes else cross_entropy)(logits, labels, name=name)
+    counted = told.dtype.kind in "biu"
+    if counted and (given.dims is None or told.dims is None or told.rank != given.rank):
+        return class_cross_entropy(logits, labels, name=name)
+    return cross_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
 
 
 def _check_logits(logits: Spec) -> None:

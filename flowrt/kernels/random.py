@@ -1,0 +1,132 @@
+"""Random numbers by Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+
+A key and a counter make four words of 32 bits. A tensor's own key is what (seed, stream, step) makes; its entries are
+blocks counted from 0, so each is computed without those before it, and devices agree. What the words become is computed
+in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.kernels.table import Call, View, jitable, kernel
+from flowrt.kernels.twin import cuda
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+ROUNDS = 10
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+FIRST, SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+FIRST_STEP, SECOND_STEP = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+FIVE, SIX, EIGHT = np.uint64(5), np.uint64(6), np.uint64(8)
+POSITIVE = (1 << 63) - 1
+TWO_PI = 2.0 * math.pi
+
+
+@jitable
+def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
+    """The four random words of a counter and a key, all of them uint64 below 2**32."""
+    for _ in range(ROUNDS):
+        first, second = FIRST * c0, SECOND * c2
+        c0, c1, c2, c3 = (second >> HALF) ^ c1 ^ k0, second & LOW, (first >> HALF) ^ c3 ^ k1, first & LOW
+        k0, k1 = (k0 + FIRST_STEP) & LOW, (k1 + SECOND_STEP) & LOW
+    return c0, c1, c2, c3
+
+
+@jitable
+def tensor_key(given: int, seed: int, stream: int, run: Any) -> Any:
+    """Four words of a tensor's own, from the op's seed (or, where none is ``given``, the run's), stream and step."""
+    root, step = np.uint64((seed if given else run[2]) & POSITIVE), np.uint64(run[1] & POSITIVE)
+    name = np.uint64(stream & POSITIVE)
+    return philox(name & LOW, name >> HALF, step & LOW, step >> HALF, root & LOW, root >> HALF)
+
+
+@jitable
+def block_words(block: int, key: Any) -> Any:
+    counter = np.uint64(block)
+    return philox(counter & LOW, counter >> HALF, key[2], key[3], key[0], key[1])
+
+
+@jitable
+def unit(first: Any, second: Any) -> float:
+    """A float64 from 0 up to 1, which is left out, of 53 random bits."""
+    return (float(first >> FIVE) * 67108864.0 + float(second >> SIX)) * 2.0**-53
+
+
+@jitable
+def fill_uniform(y: Any, block: int, low: float, high: float, key: Any) -> None:
+    """Write the block of `lanes` entries of ``y``."""
+    words, many = block_words(block, key), lanes(y)
+    for lane in range(min(many, y.size - block * many)):
+        share = unit(words[2 * lane], words[2 * lane + 1]) if many == 2 else float(words[lane] >> EIGHT) * 2.0**-24
+        at = block * many + lane
+        y[at] = low + (high - low) * share
+        if y[at] >= high:  # rounded up to what is left out
+            y[at] = low
+
+
+@jitable
+def fill_normal(y: Any, block: int, mean: float, stddev: float, key: Any) -> None:
+    """Write the block of `lanes` entries of ``y``: pairs by Box and Muller's transform."""
+    words, many = block_words(block, key), lanes(y)
+    for pair in range(many // 2):
+        if many == 2:
+            share, turn = unit(words[0], words[1]), unit(words[2], words[3])
+        else:
+            share, turn = float(words[2 * pair]) * 2.0**-32, float(words[2 * pair + 1]) * 2.0**-32
+        radius, at = stddev * math.sqrt(-2.0 * math.log(1.0 - share)), block * many + 2 * pair
+        if at < y.size:
+            y[at] = mean + radius * math.cos(TWO_PI * turn)
+        if at + 1 < y.size:
+            y[at + 1] = mean + radius * math.sin(TWO_PI * turn)
+
+
+@jitable
+def lanes(y: Any) -> int:
+    """How many entries a block makes: float64 takes two words each."""
+    return 2 if y.itemsize == 8 else 4
+
+
+def _sampling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    seed = attrs["seed"]
+    numbers = [float(attrs[name]) for name in ("low", "high", "mean", "stddev") if name in attrs]
+    words = (*numbers, int(seed is not None), seed or 0, attrs["stream"])
+    return Call((View.dense((inputs[0].size,)), View.dense((outputs[0].size,))), words)
+
+
+@kernel("random_normal", layout=_sampling)
+def random_normal(shape: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, run: Any) -> None:
+    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    for block in range((y.size + many - 1) // many):
+        fill_normal(y, block, mean, stddev, key)
+
+
+@kernel("random_normal", "cuda", layout=_sampling)
+def random_normal_on_cuda(
+    shape: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, run: Any
+) -> None:
+    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    for block in range(cuda.grid(1), (y.size + many - 1) // many, cuda.gridsize(1)):
+        fill_normal(y, block, mean, stddev, key)
+
+
+@kernel("random_uniform", layout=_sampling)
+def random_uniform(shape: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, run: Any) -> None:
+    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    for block in range((y.size + many - 1) // many):
+        fill_uniform(y, block, low, high, key)
+
+
+@kernel("random_uniform", "cuda", layout=_sampling)
+def random_uniform_on_cuda(
+    shape: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, run: Any
+) -> None:
+    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    for block in range(cuda.grid(1), (y.size + many - 1) // many, cuda.gridsize(1)):
+        fill_uniform(y, block, low, high, key)
