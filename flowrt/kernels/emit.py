@@ -19,7 +19,7 @@ from numba.extending import intrinsic, overload
 from numba.np import numpy_support
 from numba.np.arrayobj import make_array, populate_array
 
-from flowrt.kernels.blas import GEMM
+from flowrt.kernels.blas import GEMM, resolve
 from flowrt.kernels.table import JITABLES, Form, Kernel
 
 ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
@@ -188,6 +188,7 @@ def _bind_helpers() -> None:
         if stub not in _bound:
             _bound.add(stub)
             overload(stub, strict=False)(_external(name))
+            llvm.add_symbol(name, resolve(name))  # Numba, too, loads what it compiles
 
 
 def _itself(helper: Callable[..., Any]) -> Callable[..., Any]:
