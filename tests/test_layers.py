@@ -1,0 +1,106 @@
+"""The architecture as a test: who may import whom, and which file owns which side effect."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "flowrt"
+FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
+FAMILIES = ["source", "elementwise", "reduce", "shape", "index", "linalg", "nn", "random", "state", "flow", "replica"]
+MEANING = [*FLOOR, "op", "graph", "ops", "gradients", "passes"]
+MAY_IMPORT = {
+    "op": FLOOR,
+    "graph": [*FLOOR, "op", "serialize"],  # to_bytes and from_bytes are methods of a graph
+    "ops": [*FLOOR, "op", "graph", "ops"],
+    "gradients": [*FLOOR, "op", "graph", "ops"],
+    "passes": [*FLOOR, "op", "graph", "ops", "gradients", "passes"],
+    "kernels": [*FLOOR, "kernels"],
+    "sched": [*FLOOR, "op", "kernels", "sched"],
+    "net": [*FLOOR, "sched", "net"],
+}
+# module → the only places that may import it
+OWNERS = {
+    "numba": ["kernels"],
+    "llvmlite": ["kernels"],
+    "cupy": ["kernels"],
+    "scipy": ["kernels"],
+    "aiohttp": ["net/transport"],
+    "msgpack": ["codec"],
+    "threading": ["sched/lanes", "sched/variables", "blocking", "kernels/store"],
+    "concurrent": ["sched/lanes"],
+    "uvloop": ["blocking", "worker"],
+    "pickle": [],
+    "marshal": [],
+}
+PURE = [
+    *MEANING,
+    *(f"sched/{name}" for name in ("machine", "topology", "quorum", "coordinator", "shard", "arena", "regions")),
+    "net/liveness",
+    "net/frames",
+]
+IMPURE = {"asyncio", "time", "random", "socket", "threading", "concurrent", "subprocess", "secrets"}
+
+
+def modules() -> list[tuple[str, ast.Module]]:
+    return [(str(p.relative_to(ROOT).with_suffix("")), ast.parse(p.read_text())) for p in sorted(ROOT.rglob("*.py"))]
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Every module imported anywhere in the file, function bodies included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+            if node.module in ("flowrt", "flowrt.ops", "flowrt.kernels", "flowrt.sched", "flowrt.net"):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(module: str) -> str:
+    return module.split("/")[0]
+
+
+@pytest.mark.parametrize(("module", "tree"), modules(), ids=[m for m, _ in modules()])
+def test_every_file_imports_only_what_its_layer_may(module: str, tree: ast.Module) -> None:
+    inside = {name.split(".")[1] for name in imports(tree) if name.startswith("flowrt.")}
+    if module in FLOOR:
+        assert inside <= set(FLOOR[: FLOOR.index(module)])
+    elif room(module) in MAY_IMPORT:
+        assert inside <= {*MAY_IMPORT[room(module)], room(module)}
+
+
+@pytest.mark.parametrize(("module", "tree"), modules(), ids=[m for m, _ in modules()])
+def test_side_effects_stay_with_their_owners(module: str, tree: ast.Module) -> None:
+    for name in imports(tree):
+        owners = OWNERS.get(name.split(".")[0])
+        if owners is not None:
+            assert module in owners or room(module) in owners, f"{module} imports {name}, which belongs to {owners}"
+
+
+@pytest.mark.parametrize(("module", "tree"), modules(), ids=[m for m, _ in modules()])
+def test_meaning_and_pure_files_know_no_clock_thread_or_socket(module: str, tree: ast.Module) -> None:
+    if module in PURE or room(module) in PURE:
+        assert not {name.split(".")[0] for name in imports(tree)} & IMPURE
+
+
+def test_op_families_import_leftward_only() -> None:
+    for module, tree in modules():
+        family = module.removeprefix("ops/")
+        if module.startswith("ops/") and family in FAMILIES:
+            seen = {name.split(".")[2] for name in imports(tree) if name.startswith("flowrt.ops.")}
+            right = set(FAMILIES[FAMILIES.index(family) :]) & seen
+            assert not right, f"ops/{family} imports {right}, which stand to its right"
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    assert [str(p) for p in ROOT.rglob("*.py") if len(p.read_text().splitlines()) > 500] == []
+
+
+def test_nothing_executes_data() -> None:
+    for module, tree in modules():
+        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        assert not called & {"eval", "exec", "compile", "__import__"}, module
