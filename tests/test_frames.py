@@ -14,92 +14,104 @@ from wire_messages import messages, same
 
 from flowrt.codec import FRAME, Array, Limits
 from flowrt.errors import BrokenStream, InternalError, ResourceError, SpecError
-from flowrt.net.frames import GOODBYE, FrameReader, frame, writes
+from flowrt.net.frames import GOODBYE, WINDOW, Allocate, FrameReader, allocate_array, frame, writes
 
 
 def wire(*sent: Any) -> bytes:
     return b"".join(bytes(piece) for message in sent for piece in frame(message))
 
 
-def feed(reader: FrameReader, data: bytes, cuts: list[int] | None = None) -> list[Any]:
-    """Everything ``reader`` makes of ``data``, received in pieces that end at ``cuts`` or where its memory does."""
-    out, at = [], 0
-    ends = sorted({min(cut, len(data)) for cut in cuts or []} | {len(data)})
-    for end in ends:
-        while at < end:
-            room = reader.get_buffer()
-            assert len(room) > 0
-            count = min(len(room), end - at)
-            room[:count] = data[at : at + count]
-            out += [message for message, _ in reader.buffer_updated(count)]
-            at += count
-    return out
+class Received:
+    """A reader and what it delivered."""
+
+    def __init__(self, limits: Limits = FRAME, allocate: Allocate = allocate_array, window: int = WINDOW) -> None:
+        self.messages: list[Any] = []
+        self.sizes: list[int] = []
+        self.reader = FrameReader(self.deliver, limits, allocate, window)
+
+    def deliver(self, message: Any, size: int) -> None:
+        self.messages.append(message)
+        self.sizes.append(size)
+
+    def feed(self, data: bytes, cuts: list[int] | None = None) -> list[Any]:
+        """Everything delivered after ``data``, received in pieces that end at ``cuts`` or where the room does."""
+        at = 0
+        for end in sorted({min(cut, len(data)) for cut in cuts or []} | {len(data)}):
+            while at < end:
+                room = self.reader.get_buffer()
+                assert len(room) > 0
+                count = min(len(room), end - at)
+                room[:count] = data[at : at + count]
+                self.reader.buffer_updated(count)
+                at += count
+        return self.messages
 
 
 @given(st.lists(messages, max_size=4), st.lists(st.integers(0, 2000), max_size=30), st.integers(1, 100))
 def test_any_cut_of_the_bytes_gives_the_same_messages(sent: list[Any], cuts: list[int], window: int) -> None:
-    reader = FrameReader(window=window)
-    assert same(tuple(feed(reader, wire(*sent), cuts)), tuple(sent))
-    assert reader.idle
+    received = Received(window=window)
+    assert same(tuple(received.feed(wire(*sent), cuts)), tuple(sent))
+    assert received.reader.idle
+    assert sum(received.sizes) == len(wire(*sent))
 
 
 def test_frames_come_one_byte_at_a_time() -> None:
     sent = ({"a": np.arange(5), "b": "text"}, np.zeros((0, 3)), (), np.float32([[1]]))
     data = wire(*sent)
-    assert same(tuple(feed(FrameReader(), data, list(range(len(data))))), sent)
+    assert same(tuple(Received().feed(data, list(range(len(data))))), sent)
 
 
 def test_a_large_array_is_received_where_it_will_stay() -> None:
     destination = np.zeros(1 << 18, "uint8")
-    reader = FrameReader(allocate=lambda dtype, shape: destination)
+    received = Received(allocate=lambda dtype, shape: destination)
     array = np.random.default_rng(1).integers(0, 256, 1 << 18, dtype=np.uint8)
     data = wire(array)
-    feed(reader, data[:100])
-    assert np.shares_memory(np.frombuffer(reader.get_buffer(), np.uint8), destination)
-    (received,) = feed(reader, data[100:])
-    assert received is destination
-    assert np.array_equal(received, array)
+    received.feed(data[:100])
+    assert np.shares_memory(np.frombuffer(received.reader.get_buffer(), np.uint8), destination)
+    (message,) = received.feed(data[100:])
+    assert message is destination
+    assert np.array_equal(message, array)
 
 
 def test_many_small_frames_in_one_window_are_all_delivered() -> None:
     sent = tuple({"step": step} for step in range(1000))
-    assert feed(FrameReader(), wire(*sent)) == list(sent)
+    assert Received().feed(wire(*sent)) == list(sent)
 
 
 def test_a_header_larger_than_the_window_is_received() -> None:
-    assert feed(FrameReader(), wire("x" * 300_000)) == ["x" * 300_000]
-
-
-def test_a_size_is_told_with_each_message() -> None:
-    reader, data = FrameReader(), wire(np.zeros(100, "uint8"))
-    reader.get_buffer()[: len(data)] = data
-    ((_, size),) = reader.buffer_updated(len(data))
-    assert size == len(data)
+    assert Received().feed(wire("x" * 300_000)) == ["x" * 300_000]
 
 
 def test_a_reader_is_idle_only_between_frames() -> None:
     data = wire({"a": np.arange(3)})
     for end in range(len(data) + 1):
-        reader = FrameReader()
-        got = feed(reader, data[:end])
-        assert reader.idle == (end in (0, len(data)))
+        received = Received()
+        got = received.feed(data[:end])
+        assert received.reader.idle == (end in (0, len(data)))
         assert len(got) == (end == len(data))
 
 
 def test_a_goodbye_ends_the_stream_and_nothing_may_follow() -> None:
-    reader = FrameReader()
-    assert feed(reader, wire(1) + GOODBYE) == [1]
-    assert reader.ended
-    assert reader.idle
+    received = Received()
+    assert received.feed(wire(1) + GOODBYE) == [1]
+    assert received.reader.ended
+    assert received.reader.idle
     with pytest.raises(BrokenStream, match="after the goodbye"):
-        feed(reader, b"\x01")
+        received.feed(b"\x01")
+
+
+def test_what_came_whole_before_garbage_is_delivered() -> None:
+    received = Received()
+    with pytest.raises(BrokenStream):
+        received.feed(wire(1, 2) + b"\xff" * 4)
+    assert received.messages == [1, 2]
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=10))
 def test_garbage_is_a_broken_stream_or_waits_for_more(data: bytes, cuts: list[int]) -> None:
     with suppress(BrokenStream):
-        feed(FrameReader(Limits(array_bytes=1 << 20)), data, cuts)
+        Received(Limits(array_bytes=1 << 20)).feed(data, cuts)
 
 
 @settings(max_examples=200)
@@ -110,7 +122,7 @@ def test_damaged_frames_are_messages_or_a_broken_stream(sent: list[Any], seed: i
     for _ in range(rng.randrange(1, 4)):
         data[rng.randrange(len(data))] = rng.randrange(256)
     with suppress(BrokenStream):
-        feed(FrameReader(Limits(array_bytes=1 << 20)), bytes(data))
+        Received(Limits(array_bytes=1 << 20)).feed(bytes(data))
 
 
 def test_oversized_claims_are_refused_before_memory_is_asked_for() -> None:
@@ -121,10 +133,10 @@ def test_oversized_claims_are_refused_before_memory_is_asked_for() -> None:
         return np.empty(shape, dtype)
 
     with pytest.raises(BrokenStream, match="header of 4294967295"):
-        feed(FrameReader(allocate=allocate), b"\xff" * 4)
+        Received(allocate=allocate).feed(b"\xff" * 4)
     huge = frame([np.zeros(10), np.broadcast_to(np.uint8(0), (2**20,))])[0]
     with pytest.raises(BrokenStream, match="limit of 1000"):
-        feed(FrameReader(Limits(array_bytes=1000), allocate), bytes(huge))
+        Received(Limits(array_bytes=1000), allocate).feed(bytes(huge))
     assert asked == []
 
 
@@ -133,13 +145,13 @@ def test_a_failing_allocator_is_a_resource_error() -> None:
         raise MemoryError
 
     with pytest.raises(ResourceError, match="80 bytes"):
-        feed(FrameReader(allocate=allocate), wire(np.zeros(10)))
+        Received(allocate=allocate).feed(wire(np.zeros(10)))
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(9), np.zeros(10, "float32"), np.zeros(20)[::2]])
 def test_an_allocator_that_answers_something_else_is_a_bug(wrong: Array) -> None:
     with pytest.raises(InternalError, match="allocated"):
-        feed(FrameReader(allocate=lambda dtype, shape: wrong), wire(np.zeros(10)))
+        Received(allocate=lambda dtype, shape: wrong).feed(wire(np.zeros(10)))
 
 
 def test_what_is_over_the_limits_is_not_sent() -> None:

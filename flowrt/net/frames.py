@@ -23,6 +23,7 @@ from flowrt.codec import FRAME, Array, Limits, Message
 from flowrt.errors import BrokenStream, InternalError, ResourceError
 
 Allocate: TypeAlias = Callable[[np.dtype[Any], tuple[int, ...]], Array]
+Deliver: TypeAlias = Callable[[Message, int], None]
 Piece: TypeAlias = bytes | memoryview
 
 GOODBYE = bytes(4)
@@ -68,13 +69,15 @@ def _joined(small: Sequence[Piece], size: int) -> Iterator[Piece]:
 class FrameReader:
     """Bytes in, messages out, by the two calls of `asyncio.BufferedProtocol`.
 
-    Fill the start of `get_buffer`, then tell `buffer_updated` how much came. ``allocate`` is asked for the memory of
-    each array once the limits are checked; it must answer a writable, C-contiguous array of that dtype and shape.
+    Fill the start of `get_buffer`, then tell `buffer_updated` how much came; it calls ``deliver(message, size)`` for
+    each message that is whole, with its bytes on the wire. ``allocate`` is asked for the memory of each array once the
+    limits are checked; it must answer a writable, C-contiguous array of that dtype and shape.
     """
 
     __slots__ = (
         "_allocate",
         "_arrays",
+        "_deliver",
         "_end",
         "_header",
         "_limits",
@@ -86,7 +89,10 @@ class FrameReader:
         "ended",
     )
 
-    def __init__(self, limits: Limits = FRAME, allocate: Allocate = allocate_array, window: int = WINDOW) -> None:
+    def __init__(
+        self, deliver: Deliver, limits: Limits = FRAME, allocate: Allocate = allocate_array, window: int = WINDOW
+    ) -> None:
+        self._deliver = deliver
         self._limits = limits
         self._allocate = allocate
         self._window = memoryview(bytearray(max(window, 2 * _PREFIX.size)))
@@ -107,36 +113,36 @@ class FrameReader:
         """Where the next bytes of the stream belong; never empty."""
         return self._rest if len(self._rest) >= _DIRECT else self._window[self._end :]
 
-    def buffer_updated(self, count: int) -> list[tuple[Message, int]]:
-        """The messages completed by ``count`` bytes written to `get_buffer`, each with its bytes on the wire."""
+    def buffer_updated(self, count: int) -> None:
+        """``count`` bytes were written to what `get_buffer` answered."""
         if len(self._rest) >= _DIRECT:
             self._rest = self._rest[count:]
+            if self._rest:
+                return
         else:
             self._end += count
-        messages: list[tuple[Message, int]] = []
-        while self._advance(messages):
+        while self._advance():
             pass
         self._make_room()
-        return messages
 
-    def _advance(self, messages: list[tuple[Message, int]]) -> bool:
+    def _advance(self) -> bool:
         """Take one step; answers whether another is possible with the bytes at hand."""
+        if self._header is None and not self._begin():
+            return False
         if self._rest:
             self._pour()
-            return not self._rest
-        if self._targets:
+            if self._rest:
+                return False
+        if self._arrays is None:
+            self._open()
+        elif self._targets:
             self._rest = self._targets.pop()
-        elif self._header is None:
-            return self._begin()
-        elif self._arrays is None:
-            self._open(self._header)
-        else:
-            messages.append((codec.assemble(self._header, self._arrays), self._size))
-            self._header = self._arrays = None
+        if not (self._rest or self._targets):
+            self._finish()
         return True
 
     def _begin(self) -> bool:
-        """Read the length of the next header."""
+        """Read the length of the next header; answers whether there is a frame."""
         if self.ended and self._start < self._end:
             raise BrokenStream("bytes came after the goodbye")
         if self._end - self._start < _PREFIX.size:
@@ -145,7 +151,7 @@ class FrameReader:
         self._start += _PREFIX.size
         if length == 0:
             self.ended = True
-            return True
+            return self._begin()
         if length > self._limits.header:
             raise BrokenStream(f"a frame announces a header of {length} bytes, over the limit of {self._limits.header}")
         self._header = bytearray(length)
@@ -153,19 +159,29 @@ class FrameReader:
         self._size = _PREFIX.size + length
         return True
 
-    def _open(self, header: bytearray) -> None:
+    def _open(self) -> None:
         """Make room for the arrays that a whole header describes."""
-        layouts = codec.survey(header, self._limits)
+        assert self._header is not None
+        layouts = codec.survey(self._header, self._limits)
         try:
             self._arrays = [self._allocate(dtype, shape) for dtype, shape in layouts]
         except MemoryError as error:
             total = sum(map(codec.nbytes, layouts))
             raise ResourceError(f"no memory for the {total} bytes of arrays that a frame announces") from error
         for (dtype, shape), array in zip(layouts, self._arrays, strict=True):
-            if (array.dtype, array.shape) != (dtype, shape) or not array.flags.carray:
+            if array.dtype != dtype or array.shape != shape or not array.flags.carray:
                 raise InternalError(f"asked for {dtype}{list(shape)}, allocated {array.dtype}{list(array.shape)}")
-        self._targets = [codec.bytes_of(array) for array in reversed(self._arrays) if array.size]
-        self._size += sum(map(len, self._targets))
+            if array.size:
+                self._size += array.nbytes
+                self._targets.append(codec.bytes_of(array))
+        self._targets.reverse()
+
+    def _finish(self) -> None:
+        assert self._header is not None
+        assert self._arrays is not None
+        message = codec.assemble(self._header, self._arrays)
+        self._header = self._arrays = None
+        self._deliver(message, self._size)
 
     def _pour(self) -> None:
         """Move received bytes from the window to where they belong."""
