@@ -256,15 +256,17 @@ def _call_entry(typing_context: Any, entry: Any, bases: Any, block: Any) -> Any:
 def emit_loop(symbol: str) -> bytes:
     """The object code of the tape's loop: ``loop(entries, blocks, bases, span)``.
 
-    ``span`` points at two words: the first node to run and one past the last. After each node the loop looks at the
-    run's status word and, where it is set, stops and leaves that node's position in the first word of ``span``.
+    ``span`` points at two words: the first node to run and one past the last. The last of the run's words is the
+    address of a word by which others stop the loop. After each node the loop looks at that word and at the run's
+    status; where one is set, it stops and leaves that node's position in the first word of ``span``.
     """
 
     def loop(entries: int, blocks: int, bases: int, span: int) -> None:
         run, node, stop = _word_at(bases, 0), _word_at(span, 0), _word_at(span, 1)
+        others = _word_at(run, RUN_WORDS - 1)
         while node < stop:
             _call_entry(_word_at(entries, node), bases, _word_at(blocks, node))
-            if _word_at(run, 0) != 0:
+            if _word_at(run, 0) != 0 or _word_at(others, 0) != 0:
                 break
             node += 1
         _set_word(span, 0, node)

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from types import CodeType
@@ -96,7 +96,8 @@ def _names(code: CodeType) -> set[str]:
     return {*code.co_names, *code.co_freevars}.union(*inner)
 
 
-def _symbol(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> str:
+@lru_cache(4096)
+def _symbol(kernel: Kernel, dtypes: tuple[Any, ...], ranks: tuple[int, ...], words: str) -> str:
     code = fingerprint(kernel.function)
     shape = f"|{kernel.op}|{kernel.form.value}|{[str(d) for d in dtypes]}|{list(ranks)}|{words}|"
     digest = hashlib.blake2b(_surroundings() + shape.encode() + code.encode(), digest_size=16).hexdigest()
@@ -105,7 +106,7 @@ def _symbol(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: 
 
 def entry_address(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> int:
     """The address of a variant's entry, compiled first if no process on this machine has done so yet."""
-    symbol = _symbol(kernel, dtypes, ranks, words)
+    symbol = _symbol(kernel, tuple(dtypes), tuple(ranks), words)
 
     def compile_variant() -> bytes:
         from flowrt.kernels.emit import emit

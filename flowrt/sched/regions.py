@@ -202,7 +202,7 @@ def _region(edges: _Edges, home: Sequence[int], nodes: Sequence[int]) -> Region:
         nodes=tuple(nodes),
         first=tuple(edges.starts[n] for n in nodes),
         device=members[0].device,
-        inputs=tuple(inputs),
+        inputs=tuple(sorted(inputs)),
         outputs=tuple(outputs),
         control=tuple(control),
         reads=_resources(node for node in members if node.op == READ),
@@ -228,7 +228,7 @@ def _shape_inputs(edges: _Edges, nodes: Iterable[int], inputs: Iterable[int]) ->
         if value not in outside:
             node = edges.nodes[edges.producers[value]]
             left += () if node.op == "shape_of" else node.inputs
-    return tuple(value for value in inputs if value in seen)
+    return tuple(value for value in sorted(inputs) if value in seen)
 
 
 def _may_carry(spec: Spec) -> bool:

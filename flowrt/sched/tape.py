@@ -1,0 +1,246 @@
+"""Tapes: a region whose shapes are known, run by the compiled loop without the GIL.
+
+Law: a tape is immutable; what one run writes to is a *room* (words, bases, span and arena), borrowed for the run and
+kept for the next, so that any number of threads may run one tape at once. What to launch and where values lie is
+decided in `recording`; here it is only compiled and called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import FlowrtError, ResourceError, StepCancelled
+from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
+from flowrt.kernels.store import loop_address
+from flowrt.sched.arena import ALIGNMENT
+from flowrt.sched.recording import FIRST_SLOT, DataDependent, Recording, record
+from flowrt.sched.regions import Region, whole
+from flowrt.spec import Spec, Value, spec_of
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan, PlanNode
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+CANCELLED = -1
+"""What another thread writes to the status of a run's words to stop the tapes of that run."""
+
+_byte_of: Any = ctypes.c_char.from_buffer
+_address_of = ctypes.addressof
+
+SPAN, WORDS, BASES = 0, 2, 2 + RUN_WORDS  # where a room's cells hold what
+
+
+@cache
+def _loop() -> Any:
+    return ENTRY_TYPE(loop_address())
+
+
+def address(array: Array) -> int:
+    """The address of a C-contiguous array. ``ctypes.data`` is right too, but five times as slow."""
+    try:
+        return _address_of(_byte_of(array))
+    except (TypeError, ValueError, BufferError):  # read-only, or without a byte
+        return int(array.ctypes.data)
+
+
+class _Room:
+    """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
+
+    __slots__ = ("arena", "arena_at", "bases_at", "cells", "span_at", "words_at")
+    cells: Any
+
+    def __init__(self, tape: Tape) -> None:
+        try:
+            self.arena = np.empty(tape.arena_bytes + ALIGNMENT, np.uint8)
+        except MemoryError as error:
+            raise ResourceError(f"{tape}: no memory for its {tape.arena_bytes} bytes of intermediate values") from error
+        constants = tape.recording.constants
+        self.cells = (ctypes.c_int64 * (BASES + FIRST_SLOT + tape.dynamic + len(constants)))()
+        self.span_at = _address_of(self.cells)
+        self.words_at, self.bases_at = self.span_at + 8 * WORDS, self.span_at + 8 * BASES
+        start = address(self.arena)
+        self.arena_at = start + -start % ALIGNMENT
+        for number, constant in enumerate(constants):
+            self.cells[BASES + FIRST_SLOT + tape.dynamic + number] = address(constant)
+
+
+class Tape:
+    """A region for inputs of one set of specs, compiled. Runs on any number of threads at once.
+
+    ``variables`` names what a run needs besides its inputs, in order; ``predicted_seconds`` is a rough guess of one
+    run. At most ``spare`` rooms are kept between runs.
+    """
+
+    def __init__(self, plan: Plan, region: Region, inputs: Sequence[Spec], *, spare: int = 2) -> None:
+        self.recording: Recording = record(plan, region, inputs)
+        self.variables = self.recording.variables
+        self.predicted_seconds = self.recording.predicted_seconds
+        self.arena_bytes = self.recording.arena_bytes
+        self.launches = len(self.recording.launches)
+        self.dynamic = len(inputs) + sum(o.fresh for o in self.recording.outputs) + len(self.variables)
+        self._plan = plan
+        self._region = region
+        self._compile()
+        self._fresh = [(o.spec.concrete, o.spec.dtype) for o in self.recording.outputs if o.fresh]
+        self._passes_on = len(self._fresh) < len(self.recording.outputs)
+        self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
+        self._rooms: deque[_Room] = deque(maxlen=spare)
+
+    def __str__(self) -> str:
+        first = self._plan.nodes[self._region.nodes[0]]
+        return f"the region of {len(self._region.nodes)} nodes that begins with {first.where()}"
+
+    @property
+    def peak_bytes(self) -> int:
+        """The memory that a run allocates: its arena and its outputs."""
+        return self.arena_bytes + self.recording.output_bytes
+
+    def _compile(self) -> None:
+        launches = self.recording.launches
+        blocks = [launch.step.block(launch.places) for launch in launches]
+        self._words = np.concatenate(blocks) if blocks else np.zeros(1, np.int64)
+        starts = np.cumsum([0, *(block.size for block in blocks)][:-1] if blocks else [0], dtype=np.int64)
+        self._blocks = starts * self._words.itemsize + address(self._words)
+        self._entries = np.array([launch.step.address() for launch in launches], np.int64)
+        self._blocks_at, self._entries_at, self._loop = address(self._blocks), address(self._entries), _loop()
+
+    def run(
+        self,
+        run_words: Array,
+        inputs: Sequence[Array],
+        variables: Sequence[Array] = (),
+        outputs: Sequence[Array] | None = None,
+    ) -> list[Array]:
+        """The region's outputs for inputs and variables of the tape's specs; the loop runs without the GIL.
+
+        ``run_words`` (int64, see `launch`) are shared by all tapes of a run; setting their status, for instance to
+        `CANCELLED`, from another thread stops each after its present node. The ``variables``, C-contiguous, are
+        written in place; whoever calls holds them. Outputs are new arrays, except that an input or a constant that
+        leaves the region is passed on; or they are written into ``outputs``, C-contiguous arrays of their specs.
+        Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
+        """
+        status, step, seed, _ = run_words.tolist()
+        if status:
+            raise StepCancelled(f"{self} was not begun")
+        fresh = self._targets(outputs)
+        kept = []  # what stands in for strided inputs, held while the loop runs
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            room = _Room(self)
+        cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena_at]
+        for array in (*inputs, *fresh, *variables):
+            try:
+                cells.append(_address_of(_byte_of(array)))
+            except (TypeError, ValueError, BufferError):  # read-only, strided, or without a byte
+                kept.append(np.ascontiguousarray(array))
+                cells.append(int(kept[-1].ctypes.data))
+        room.cells[self._cells] = cells
+        if self.launches:
+            self._loop(self._entries_at, self._blocks_at, room.bases_at, room.span_at)
+        reached, status = room.cells[SPAN], room.cells[WORDS + STATUS]
+        self._rooms.append(room)
+        if reached < self.launches:
+            raise self._failure(reached, status)
+        return self._leaving(inputs, fresh, outputs) if self._passes_on else fresh
+
+    def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
+        if outputs is None:
+            return [np.empty(shape, dtype) for shape, dtype in self._fresh]
+        return [given for given, made in zip(outputs, self.recording.outputs, strict=True) if made.fresh]
+
+    def _leaving(self, inputs: Sequence[Array], fresh: Sequence[Array], outputs: Sequence[Array] | None) -> list[Array]:
+        """All outputs, where some are passed on."""
+        left, leaving = iter(fresh), []
+        for number, made in enumerate(self.recording.outputs):
+            if made.fresh:
+                leaving.append(next(left))
+                continue
+            source = made.constant if made.input is None else inputs[made.input]
+            assert source is not None
+            value = np.ascontiguousarray(source).reshape(made.spec.concrete)
+            if outputs is not None:
+                np.copyto(outputs[number], value)
+            leaving.append(value if outputs is None else outputs[number])
+        return leaving
+
+    def _failure(self, reached: int, status: int) -> FlowrtError:
+        node: PlanNode = self._plan.nodes[self.recording.launches[reached].node]
+        if status:
+            return FlowrtError(f"{node.where()}: {FAILURES.get(status, f'failed with status {status}')}")
+        return StepCancelled(f"stopped at {node.where()}")
+
+    def explain(self) -> list[str]:
+        """Lines about what the tape does and needs."""
+        made = self.recording
+        return [
+            f"tape of {len(self._region.nodes)} nodes on {self._region.device}: {self.launches} launches, "
+            f"about {self.predicted_seconds * 1e6:.1f} µs",
+            f"  arena of {self.arena_bytes} bytes for {made.value_bytes} bytes of values, "
+            f"{made.output_bytes} bytes of outputs, {len(self.variables)} variables",
+        ]
+
+
+class Tapes:
+    """The tapes of one plan's regions, by the shapes (and values that decide shapes) of their inputs.
+
+    Keeps the ``bound`` most recently used. May be called from any thread; two that ask for one new tape at the same
+    time may both make it, which costs time and nothing else.
+    """
+
+    def __init__(self, plan: Plan, *, bound: int = 256) -> None:
+        self._plan = plan
+        self._bound = bound
+        self._specs = plan.value_specs()
+        self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
+        self._decisive: dict[Region, tuple[int, ...]] = {}
+
+    def get(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
+        """The tape of ``region`` for arrays like ``inputs``, or None where its shapes depend on values made inside.
+
+        Raises `SpecError` naming the node that these inputs do not fit.
+        """
+        key: Any = (region, *[array.shape for array in inputs])
+        if region.shape_inputs:
+            key = (*key, *[inputs[i].tobytes() for i in self._positions(region)])
+        try:
+            tape = self._tapes[key]
+            self._tapes.move_to_end(key)
+        except KeyError:
+            tape = self._tapes[key] = self._make(region, inputs)
+            if len(self._tapes) > self._bound:
+                self._tapes.popitem(last=False)
+        return tape
+
+    def _positions(self, region: Region) -> tuple[int, ...]:
+        found = self._decisive.get(region)
+        if found is None:
+            found = self._decisive[region] = tuple(region.inputs.index(v) for v in region.shape_inputs)
+        return found
+
+    def _make(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
+        decisive = frozenset(region.shape_inputs)
+        specs = [
+            spec_of(array) if value in decisive else Spec(array.dtype, array.shape, _static(self._specs[value]))
+            for value, array in zip(region.inputs, inputs, strict=True)
+        ]
+        try:
+            return Tape(self._plan, region, specs)
+        except DataDependent:
+            return None
+
+    def explain(self) -> list[str]:
+        """Lines about every tape made so far."""
+        return [line for tape in list(self._tapes.values()) if tape is not None for line in tape.explain()]
+
+
+def _static(spec: Spec) -> Value:
+    """The value that the plan itself knows entirely, if it does."""
+    return spec.value if whole(spec.value) else None
