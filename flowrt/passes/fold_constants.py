@@ -25,17 +25,17 @@ STRUCTURAL = frozenset({"switch", "merge"})  # which of their inputs is alive is
 def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST) -> Step:
     """Put a constant where a node's value is known: from inference (the shape of a tensor), or by ``evaluate``.
 
-    What a step must decide stays: state, effects, nodes that wait for others or lie on a side of a switch. A node that
-    ``evaluate`` refuses stays too, and fails in the step, where its error belongs. Shapes that become known thereby
-    are inferred onward.
+    What a step must decide stays: state, effects and what is behind them, nodes that wait for others or lie on a side
+    of a switch. A node that ``evaluate`` refuses stays too, and fails in the step, where its error belongs. Shapes that
+    become known thereby are inferred onward.
     """
-    guards = guards_of(step)
+    guards, changing = guards_of(step), _behind_changes(step)
     constants: dict[int, Array] = {}
     changed: dict[Ref, Spec] = {}
     nodes: dict[int, StepNode] = {}
     for node in step.nodes.values():
         made = _inferred_again(step, node, changed)
-        free = not (guards.get(node.id, NO_GUARDS) or made.control or made.after)
+        free = not (guards.get(node.id, NO_GUARDS) or made.control or made.after or node.id in changing)
         value = _value(made, constants, evaluate, largest) if free else None
         if value is not None:
             constants[node.id] = value
@@ -44,6 +44,16 @@ def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST
             changed |= {(node.id, i): spec for i, spec in enumerate(made.outputs) if spec != node.outputs[i]}
         nodes[node.id] = made
     return keep_needed(step, nodes)
+
+
+def _behind_changes(step: Step) -> set[int]:
+    """The nodes that change state or wait, and all behind them: to fold one could be to leave a change out."""
+    found: set[int] = set()
+    for node in step.nodes.values():
+        changes = node.op.effect or (node.op.stateful and node.op.name != "read_variable")
+        if changes or any(source in found for source in node.before()):
+            found.add(node.id)
+    return found
 
 
 def _inferred_again(step: Step, node: StepNode, changed: Mapping[Ref, Spec]) -> StepNode:

@@ -242,6 +242,11 @@ class _Cut:
         return {task: self._plan(task, nodes, (), ()) for task, nodes in sorted(by_task.items())}
 
     def _ordered(self) -> Iterable[StepNode]:
+        used = {source for node in self._nodes.values() for source in node.before()}
+        used.update(self._step.targets, (source for source, _ in self._step.fetches))
+        gone = [i for i in self._nodes if i not in used and self._is_small_constant((i, 0))]  # repeated elsewhere
+        for i in gone:
+            del self._nodes[i]
         return in_order(self._nodes, key=self._place.__getitem__).values()
 
     def _plan(

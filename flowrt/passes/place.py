@@ -52,47 +52,40 @@ def place(
     ``default``. Raises `PlacementError` where a device does not exist, constraints conflict, or a kernel is missing.
     """
     chooser = _Chooser(step, tuple(devices), default, supports)
-    families = _families(step.graph, _Rules(rules))
-    mine = {node.id: families[_home(step.graph.nodes[node.id])] for node in step.nodes.values()}
+    homes = [node.resource or node.index for node in step.graph.nodes]
+    families = _families(step.graph, homes, _Rules(rules))
+    mine = {i: families[homes[i]] for i in step.nodes}
     for node in step.nodes.values():
         mine[node.id].needed.append(node)
     _choose(step, mine, chooser)
-    out: dict[int, Device] = {}
-    for node in step.nodes.values():
-        out[node.id] = chooser.within(mine[node.id], _home(step.graph.nodes[node.id]), node)
-    return out
+    return {i: chooser.within(mine[i], homes[i], node) for i, node in step.nodes.items()}
 
 
 # ── what must be together ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _home(node: Node) -> Home:
-    return node.resource or node.index
-
-
-def _families(graph: Graph, rules: _Rules) -> dict[Home, _Family]:
+def _families(graph: Graph, homes: Sequence[Home], rules: _Rules) -> dict[Home, _Family]:
     """The family of each home of the graph: union-find over colocation, then constraints merged."""
-    parent: dict[Home, Home] = {}
+    parent: dict[Home, Home] = {home: home for home in homes}
 
     def root(home: Home) -> Home:
-        parent.setdefault(home, home)
         while parent[home] != home:
             parent[home] = parent[parent[home]]
             home = parent[home]
         return home
 
     for node in graph.nodes:
-        mine = root(_home(node))
         for other in node.colocate:
-            parent[root(_home(other))] = mine = root(mine)
+            parent[root(homes[other.index])] = root(homes[node.index])
     families: dict[Home, _Family] = {}
     out: dict[Home, _Family] = {}
-    for node in graph.nodes:
-        home = _home(node)
-        if home not in out:
-            out[home] = families.setdefault(root(home), _Family())
-        out[home].homes.setdefault(home, []).append(node)
-        out[home].stateful |= isinstance(home, tuple)
+    for home, node in zip(homes, graph.nodes, strict=True):
+        family = out.get(home)
+        if family is None:
+            top = root(home)
+            family = out[home] = families.get(top) or families.setdefault(top, _Family())
+        family.homes.setdefault(home, []).append(node)
+        family.stateful |= isinstance(home, tuple)
     for family in families.values():
         for home, nodes in family.homes.items():
             for asked, asker in _asked(graph, home, nodes, rules):
@@ -156,15 +149,22 @@ def _choose(step: Step, mine: Mapping[int, _Family], chooser: _Chooser) -> None:
         if family.device is None and family.stateful:
             family.device = chooser.pick(family, ())
     order = list(step.nodes.values())
+    consumers = _consumers(step)
     for node in order:  # inputs come before their consumers
         _follow(mine[node.id], _sources(step, node, mine), chooser)
-    consumers = _consumers(step)
     for node in reversed(order):
         _follow(mine[node.id], [mine[i].device for i in consumers.get(node.id, ())], chooser)
     for node in order:
-        family = mine[node.id]
-        if family.device is None:
-            family.device = chooser.pick(family, [d for d in _sources(step, node, mine) if d is not None])
+        if node.inputs:
+            _settle(mine[node.id], _sources(step, node, mine), chooser)
+    for node in order:
+        _settle(mine[node.id], [mine[i].device for i in consumers.get(node.id, ())], chooser)
+
+
+def _settle(family: _Family, others: Sequence[Device | None], chooser: _Chooser) -> None:
+    """Choose now: where one of ``others`` is, or the default."""
+    if family.device is None:
+        family.device = chooser.pick(family, [device for device in others if device is not None])
 
 
 def _follow(family: _Family, others: Sequence[Device | None], chooser: _Chooser) -> None:
@@ -180,10 +180,11 @@ def _sources(step: Step, node: StepNode, mine: Mapping[int, _Family]) -> list[De
 
 
 def _consumers(step: Step) -> dict[int, list[int]]:
+    """The users of each node's outputs. Writing a variable attracts only what has no inputs, such as constants."""
     out: dict[int, list[int]] = {}
     for node in step.nodes.values():
         for source, _ in node.inputs:
-            if source != FED:
+            if source != FED and (node.resource is None or not step.nodes[source].inputs):
                 out.setdefault(source, []).append(node.id)
     return out
 

@@ -1,0 +1,234 @@
+"""Placement: constraints, colocation, kernels and rules, each by equality, and the errors' words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from step_world import CLUSTER, RandomGraph, everywhere
+
+from flowrt.device import Device
+from flowrt.errors import PlacementError
+from flowrt.gradients import gradients
+from flowrt.graph import Graph, colocate_with, device
+from flowrt.ops.elementwise import add, exp, multiply, negative
+from flowrt.ops.source import constant, placeholder
+from flowrt.ops.state import FIFOQueue, Variable
+from flowrt.passes.place import place
+from flowrt.passes.prune import prune
+
+PS, WORKER_0, WORKER_1 = (Device(job, task, "cpu", 0) for job, task in (("ps", 0), ("worker", 0), ("worker", 1)))
+GPU_0 = Device("worker", 0, "cuda", 0)
+ALL = (PS, WORKER_0, GPU_0, WORKER_1)
+
+
+def placed(
+    fetches: Sequence[Any],
+    targets: Sequence[Any] = (),
+    feeds: Sequence[Any] = (),
+    *,
+    default: Device = WORKER_0,
+    supports: Callable[..., bool] = everywhere,
+    rules: dict[str, str] | None = None,
+    devices: Sequence[Device] = ALL,
+) -> dict[str, Device]:
+    """The device of every node of the step, by name."""
+    graph = [*fetches, *targets][0].graph
+    step = prune(graph, fetches, targets, feeds)
+    found = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    assert list(found) == list(step.nodes)
+    return {step.nodes[i].name: where for i, where in found.items()}
+
+
+def except_on_cuda(*names: str) -> Callable[..., bool]:
+    return lambda op, dtypes, kind: kind != "cuda" or op not in names
+
+
+def test_constraints_are_kept_and_partial_ones_completed() -> None:
+    with Graph():
+        with device("/job:worker/task:1"):
+            a = constant(1.0, name="a")
+        with device("/job:ps"):
+            b = negative(a, name="b")
+        with device("/device:cuda"):
+            c = negative(b, name="c")
+    assert placed([c]) == {"a": WORKER_1, "b": PS, "c": GPU_0}
+
+
+def test_what_nothing_ties_down_follows_its_input_else_its_consumer_else_the_default() -> None:
+    with Graph():
+        x = placeholder("float32", name="x")
+        with device("/job:worker/task:1"):
+            a = negative(x, name="a")
+        b = add(a, constant(1.0, name="one"), name="b")
+        lone = constant(2.0, name="lone")
+    assert placed([b, lone], feeds=[x]) == {"a": WORKER_1, "one": WORKER_1, "b": WORKER_1, "lone": WORKER_0}
+
+
+def test_computation_does_not_follow_parameters() -> None:
+    with Graph():
+        with device("/job:ps"):
+            v = Variable([1.0], name="v")
+        y = negative(v, name="y")
+        update = v.assign_sub(multiply(y, constant([0.1], name="rate"), name="delta"), name="update")
+    assert placed([], [update]) == {"v/value": PS, "y": WORKER_0, "rate": WORKER_0, "delta": WORKER_0, "update": PS}
+
+
+def test_the_nodes_of_a_variable_are_together_whatever_surrounds_them() -> None:
+    with Graph():
+        with device("/job:ps"):
+            v = Variable([1.0], name="v")
+        with device("/job:worker/task:1"):
+            update, read = v.assign_add([1.0], name="update"), v.read(name="read")
+    found = placed([read, v.__tensor__()], [update])
+    assert {found[name] for name in ("update", "read", "v/value")} == {PS}
+
+
+def test_a_variable_is_in_the_same_place_in_every_step() -> None:
+    with Graph():
+        with device("/job:worker/task:1"):
+            first = Variable([1.0], name="first")
+        with colocate_with(first):
+            second = Variable([1.0], name="second")
+        third = Variable([1.0], name="third")
+        with device("/job:ps"):
+            y = third + second
+    assert placed([y])["third/value"] == placed([third.read(name="r")])["r"] == WORKER_0
+    assert placed([], [second.initializer])["second/initialize"] == WORKER_1
+
+
+def test_colocation_is_a_union() -> None:
+    with Graph():
+        a = constant(1.0, name="a")
+        with colocate_with(a):
+            b = constant(2.0, name="b")
+        with colocate_with(b), device("/job:ps"):
+            c = constant(3.0, name="c")
+    assert set(placed([a, b, c]).values()) == {PS}
+
+
+def test_conflicting_colocation_names_both_nodes() -> None:
+    with Graph():
+        with device("/job:ps"):
+            a = constant(1.0, name="a")
+        with colocate_with(a), device("/job:worker"):
+            b = negative(a, name="b")
+    pattern = r"negative 'b' \(.*test_place.py:\d+\) asks for /job:worker, and constant 'a' \(.*test_place.py:\d+\)"
+    with pytest.raises(PlacementError, match=pattern):
+        placed([b])
+
+
+def test_a_device_that_does_not_exist_lists_those_that_do() -> None:
+    with Graph(), device("/job:ps/task:7"):
+        a = constant(1.0, name="a")
+    with pytest.raises(PlacementError, match=r"constant 'a' \(.*py:\d+\): there is no device /job:ps/task:7; there "):
+        placed([a])
+
+
+def test_an_op_without_a_kernel_there_says_where_it_has_one() -> None:
+    with Graph(), device("cuda:0"):
+        a = exp(constant(1.0, name="x"), name="a")
+    pattern = r"exp 'a' \(.*py:\d+\): no kernel for \(float32, float32\) on .*cuda:0; it has one on cpu"
+    with pytest.raises(PlacementError, match=pattern):
+        placed([a], supports=except_on_cuda("exp"))
+
+
+def test_an_op_without_any_kernel_says_so() -> None:
+    with Graph():
+        a = exp(constant(1.0, name="x"), name="a")
+    with pytest.raises(PlacementError, match=r"it has none on any device here \(cpu, cuda\)"):
+        placed([a], supports=lambda op, dtypes, kind: op != "exp")
+
+
+def test_supports_is_asked_with_the_dtypes_of_inputs_then_outputs() -> None:
+    asked: list[Any] = []
+
+    def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
+        asked.append((op, tuple(str(d) for d in dtypes), kind))
+        return True
+
+    with Graph():
+        a = constant([1, 2]) < constant([3, 4])
+    placed([a], supports=supports)
+    assert sorted(asked) == [("constant", ("int64",), "cpu"), ("less", ("int64", "int64", "bool"), "cpu")]
+
+
+def test_kernels_decide_among_the_devices_of_an_open_constraint() -> None:
+    with Graph(), device("/job:worker/task:0"):
+        a = exp(constant(1.0, name="x"), name="a")
+    assert placed([a], default=GPU_0, supports=except_on_cuda("exp")) == {"x": GPU_0, "a": WORKER_0}
+
+
+def test_gradients_run_where_their_forward_nodes_do() -> None:
+    with Graph():
+        x = placeholder("float32", (3,), name="x")
+        with device("/job:worker/task:1"):
+            y = exp(x, name="y")
+        with device("/job:ps"):
+            (dx,) = gradients([y], [x])
+    found = placed([dx], feeds=[x])
+    assert {where for name, where in found.items() if name.startswith("gradients/")} == {WORKER_1}
+
+
+def test_a_gradient_without_a_kernel_falls_back_to_the_task_of_its_forward_node() -> None:
+    with Graph():
+        x = placeholder("float32", (3,), name="x")
+        with device("/job:worker/task:0/device:cuda:0"):
+            y = exp(x, name="y")
+        (dx,) = gradients([y], [x])
+    found = placed([dx], feeds=[x], supports=except_on_cuda("full_like"), default=PS)
+    assert found["y"] == GPU_0
+    assert found[dx.op.name] == GPU_0
+    assert found["gradients/full_like"] == WORKER_0
+
+
+def test_effects_run_on_the_cpu_of_their_task() -> None:
+    with Graph(), device("/job:worker/task:0/device:cuda:0"):
+        queue = FIFOQueue(2, "float32", (), name="queue")
+        put = queue.enqueue(constant(1.0, name="x"), name="put")
+    assert placed([], [put]) == {"x": GPU_0, "put": WORKER_0}
+
+
+def test_rules_go_before_the_program() -> None:
+    with Graph(), device("/job:worker/task:1"):
+        v = Variable([1.0], name="embedding/table")
+        y = negative(v, name="y")
+    rules = {"embedding/*": "/job:ps", "*": "/job:worker/task:0/device:cpu:0"}
+    assert placed([y], rules=rules) == {"embedding/table/value": PS, "y": WORKER_0}
+
+
+def test_a_rule_for_a_users_name_does_not_move_the_variable() -> None:
+    with Graph():
+        v = Variable([1.0], name="v")
+        with device("/job:worker/task:1"):
+            update = v.assign([2.0], name="train/update")
+    assert placed([], [update], rules={"train/*": "/job:ps"})["train/update"] == WORKER_0
+
+
+def test_random_placements_keep_every_constraint_and_every_variable_together() -> None:
+    print("seeds 0 to 299")
+    kept = 0
+    for seed in range(300):
+        world = RandomGraph(seed, CLUSTER)
+        step = prune(world.graph, world.fetches, world.targets, list(world.feeds))
+        default = random.Random(seed).choice(CLUSTER)
+        try:
+            found = place(step, devices=CLUSTER, default=default, supports=everywhere, rules={})
+        except PlacementError:
+            continue
+        kept += 1
+        homes: dict[Any, set[Device]] = {}
+        for i, where in found.items():
+            node = world.graph.nodes[i]
+            if node.resource is None:
+                assert node.device.matches(where), f"seed {seed}"
+            else:
+                assert world.graph.resources[node.resource].device.matches(where), f"seed {seed}"
+                homes.setdefault(node.resource, set()).add(where)
+            for other in node.colocate:
+                if other.index in found:
+                    assert found[other.index] == where, f"seed {seed}"
+        assert all(len(devices) == 1 for devices in homes.values()), f"seed {seed}"
+    assert kept > 150
