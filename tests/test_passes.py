@@ -178,6 +178,15 @@ def test_folding_refines_the_shapes_behind_it() -> None:
     assert step.nodes[y.op.index].outputs[0].dims == (2, 3)
 
 
+def test_values_beyond_their_dtype_are_not_carried_into_inference() -> None:
+    with Graph():
+        x = constant(10, name="x")
+        for _ in range(200):  # as a Python integer it would have 10^60 digits
+            x = multiply(x, x)
+    assert x.spec.value is None
+    assert fold_constants(prune(x.graph, [x], [], []), None).nodes[x.op.index].op.name == "multiply"
+
+
 def test_large_results_stateful_nodes_and_switched_ones_are_left() -> None:
     with Graph():
         big = negative(constant(np.zeros(100)), name="big")

@@ -78,7 +78,9 @@ def carry(out: Spec, compute: Callable[..., Any], *inputs: Spec) -> Spec:
     result = np.asarray(compute(*[np.array(s.value, dtype=object) for s in inputs]), dtype=object)
     if result.ndim > 1 or result.size > MAX_VALUE_SIZE:
         return out
-    return replace_value(out, tuple(result.tolist()) if result.ndim else result.item())
+    inside = np.iinfo(out.dtype)  # beyond it the kernels wrap around, and Python's integers grow without bound
+    values = [n if n is not None and inside.min <= n <= inside.max else None for n in result.ravel().tolist()]
+    return replace_value(out, tuple(values) if result.ndim else values[0])
 
 
 def each(compute: Callable[..., Any], inputs: int) -> Callable[..., Any]:
