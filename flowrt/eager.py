@@ -6,7 +6,6 @@ specs and attributes, a bounded number of them.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -26,24 +25,26 @@ Array: TypeAlias = np.ndarray[Any, Any]
 PREPARED = 1024
 
 
-def evaluate(op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], words: Array | None = None) -> list[Array]:
+def evaluate(
+    op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], words: Array | None = None
+) -> tuple[Array, ...]:
     """The outputs of a synchronous op on arrays, as new arrays (views of the first input where nothing is computed).
 
     ``words`` are the run's words that random kernels read. Raises `GraphError` for an op that only a step can carry
     out, and `FlowrtError` where the kernel fails.
     """
     if op.name == "constant":
-        return [np.array(attrs["value"])]
+        return (np.array(attrs["value"]),)
     arrays = [np.ascontiguousarray(a, a.dtype.newbyteorder("=")).reshape(a.shape) for a in inputs]
     prepared, outputs = _prepared(op.name, tuple(spec_of(a) for a in arrays), tuple(sorted(attrs.items())))
     if prepared is None:
-        return [arrays[0].reshape(outputs[0].concrete)]
+        return (arrays[0].reshape(outputs[0].concrete),)
     return _run(op.name, prepared, arrays, outputs, words)
 
 
 def _run(
     name: str, prepared: Prepared, inputs: Sequence[Array], outputs: Sequence[Spec], words: Array | None
-) -> list[Array]:
+) -> tuple[Array, ...]:
     from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS
 
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
@@ -52,7 +53,7 @@ def _run(
     prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
     if run[STATUS]:
         raise FlowrtError(f"{name} ({user_site()}): {FAILURES[int(run[STATUS])]}")
-    return made
+    return tuple(made)
 
 
 @lru_cache(PREPARED)
@@ -78,7 +79,6 @@ class EagerBuilder:
 
     def __init__(self) -> None:
         self._seed = int.from_bytes(os.urandom(8), "little", signed=True)
-        self._steps = itertools.count()
 
     def constant(self, array: Array) -> Array:
         return array
@@ -87,14 +87,14 @@ class EagerBuilder:
         return spec_of(value)
 
     def apply(self, op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], name: str | None) -> tuple[Array, ...]:
-        """The op's outputs; randomness differs from call to call, unless the op has a seed of its own."""
-        return tuple(evaluate(op, inputs, attrs, self._words() if op.stateful else None))
+        """The op's outputs."""
+        return evaluate(op, inputs, attrs, self._words() if op.stateful else None)
 
     def _words(self) -> Array:
-        from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
+        from flowrt.kernels.launch import RUN_WORDS, SEED
 
-        words = np.zeros(RUN_WORDS, np.int64)
-        words[STEP], words[SEED] = next(self._steps), self._seed
+        words = np.zeros(RUN_WORDS, np.int64)  # the step is always 0: each call of a random op is a stream of its own
+        words[SEED] = self._seed
         return words
 
 

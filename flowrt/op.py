@@ -208,10 +208,10 @@ class Op:
         except TypeError as error:
             raise SpecError(f"{self.name}{self._signature} ({user_site()}): {error}") from None
         bound.apply_defaults()
-        values, promoted, attrs = self._sort(bound.arguments)
-        builder = builder_for(values)
-        inputs = self._as_inputs(builder, values, promoted)
         try:
+            values, promoted, attrs = self._sort(bound.arguments)
+            builder = builder_for(values)
+            inputs = self._as_inputs(builder, values, promoted)
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
             raise SpecError(f"{self.name}{f' {name!r}' if name else ''} ({user_site()}): {error}") from None
@@ -257,7 +257,8 @@ def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
         else:
             kinds.append(default_array(value).dtype)
     if all(not isinstance(k, np.dtype) for k in kinds):
-        return np.result_type(*[default_array(k).dtype for k in kinds])
+        found = np.result_type(*[default_array(k).dtype for k in kinds])
+        return np.dtype(np.float32) if found.kind == "f" else found
     return np.result_type(*[np.dtype(bool) if isinstance(k, bool) else k for k in kinds])
 
 

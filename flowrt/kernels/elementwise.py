@@ -37,7 +37,7 @@ elementwise("add", lambda x, y: x + y)
 elementwise("subtract", lambda x, y: x - y)
 elementwise("multiply", lambda x, y: x * y)
 elementwise("divide", lambda x, y: x / y)
-elementwise("divide", lambda x, y: float(x) / float(y), dtypes=_integral)
+elementwise("divide", lambda x, y: (x + 0.0) / (y + 0.0), dtypes=_integral)
 
 
 @jitable
@@ -45,7 +45,7 @@ def floor_quotient(x: Any, y: Any) -> Any:
     """As NumPy: exact for floats, by the remainder rather than a rounded quotient."""
     if y == 0:
         return x / y
-    rest = math.fmod(x, y)
+    rest = np.fmod(x, y)
     whole = (x - rest) / y
     if rest != 0 and (rest < 0) != (y < 0):
         whole -= 1
@@ -56,7 +56,7 @@ def floor_quotient(x: Any, y: Any) -> Any:
 @jitable
 def float_remainder(x: Any, y: Any) -> Any:
     """What `floor_quotient` leaves, with the sign of ``y``."""
-    rest = math.fmod(x, y)
+    rest = np.fmod(x, y)
     return rest + y if rest != 0 and (rest < 0) != (y < 0) else rest
 
 
@@ -101,15 +101,15 @@ elementwise("maximum", lambda x, y: x if x >= y or x != x else y)
 elementwise("minimum", lambda x, y: x if x <= y or x != x else y)
 
 
+fold("add_n", by="add")
+
+
 @jitable
-def total(values: Any) -> Any:
-    found = values[0]
-    for i in range(1, len(values)):
-        found = found + values[i]
-    return found
+def inverse_root(x: Any) -> Any:
+    """The compiler takes an estimate and refines it, which is NaN at both ends."""
+    return 1 / x if x == 0 or x == math.inf else 1 / math.sqrt(x)
 
 
-elementwise("add_n", lambda *values: total(values))
 elementwise("negative", lambda x: -x)
 elementwise("abs", lambda x: abs(x))
 elementwise("abs", lambda x: x, dtypes=lambda d: np.dtype(d[0]).kind in "bu")
@@ -117,7 +117,7 @@ elementwise("sign", lambda x: np.sign(x))
 elementwise("exp", lambda x: math.exp(x))
 elementwise("log", lambda x: math.log(x))
 elementwise("sqrt", lambda x: math.sqrt(x))
-elementwise("rsqrt", lambda x: 1 / math.sqrt(x))
+elementwise("rsqrt", lambda x: inverse_root(x))
 elementwise("square", lambda x: x * x)
 elementwise("reciprocal", lambda x: 1 / x)
 elementwise("tanh", lambda x: math.tanh(x))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.table import Attrs, Call, View, alias, pieces
+import numpy as np
+
+from flowrt.kernels.table import Attrs, Call, View, alias, host_only, kernel, pieces
 from flowrt.spec import index_steps, normal_axes
 
 if TYPE_CHECKING:
@@ -39,20 +42,42 @@ def _window(whole: View, axis: int, start: int, shape: tuple[int, ...]) -> View:
 pieces("concat", _concat)
 
 
-def _slice_along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    axis, start, shape = normal_axes(attrs["axis"], inputs[0].rank)[0], inputs[1].value, outputs[0].concrete
-    assert isinstance(start, int)
-    return Call((_window(View.dense(inputs[0].concrete), axis, start, shape), View.dense(shape)))
+def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """The moved operands as (outer, axis, inner); the axis is the only one whose sizes differ."""
+    axis = normal_axes(attrs["axis"], inputs[0].rank)[0]
+    views = [View.dense(s.concrete) for s in (*inputs, *outputs)]
+    for i in (0, len(views) - 1):
+        shape = views[i].shape
+        views[i] = views[i].reshape((math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])))
+    return Call(tuple(views))
 
 
-def _place_along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    axis, start, shape = normal_axes(attrs["axis"], inputs[0].rank)[0], inputs[1].value, inputs[0].concrete
-    assert isinstance(start, int)
-    return Call((View.dense(shape), _window(View.dense(outputs[0].concrete), axis, start, shape)), (0,))
+@kernel("slice_along", layout=_along)
+def slice_along(x: Any, start: Any, count: Any, y: Any, run: Any) -> None:
+    first = start.item()
+    if first < 0 or first + y.shape[1] > x.shape[1]:
+        run[0] = 1
+        return
+    for o in range(y.shape[0]):
+        for k in range(y.shape[1]):
+            for i in range(y.shape[2]):
+                y[o, k, i] = x[o, np.uint64(first + k), i]
 
 
-pieces("slice_along", _slice_along)
-pieces("place_along", _place_along)
+@kernel("place_along", layout=_along)
+def place_along(x: Any, start: Any, shape: Any, y: Any, run: Any) -> None:
+    first = start.item()
+    if first < 0 or first + x.shape[1] > y.shape[1]:
+        run[0] = 1
+        return
+    for o in range(y.shape[0]):
+        for k in range(y.shape[1]):
+            inside = first <= k < first + x.shape[1]
+            for i in range(y.shape[2]):
+                y[o, k, i] = x[o, np.uint64(k - first), i] if inside else 0
+
+
+host_only("slice_along", "place_along")
 
 
 def _stack(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:

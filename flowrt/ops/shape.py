@@ -136,9 +136,8 @@ def _alike(values: Sequence[Spec], free: int | None) -> Shape:
             for i, (m, n) in enumerate(zip(out, value.shape, strict=False))
         )
         if clash:
-            raise SpecError(
-                f"{' and '.join(map(str, values))} differ" + ("" if free is None else f" beside axis {free}")
-            )
+            where = "" if free is None else f" beside axis {free}"
+            raise SpecError(f"{' and '.join(map(str, values))} must have equal sizes{where}")
         out = [m if n is None else n for m, n in zip(out, value.shape, strict=True)]
     return tuple(out)
 
