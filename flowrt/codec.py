@@ -76,12 +76,14 @@ def encode(message: Message, limits: Limits = FRAME) -> tuple[bytes, list[memory
         raise SpecError(f"a message cannot hold this value: {error}") from error
     if len(header) > limits.header:
         raise SpecError(f"the message is {len(header)} bytes beside its arrays, over the limit of {limits.header}")
-    if len(arrays) > limits.arrays or sum(array.nbytes for array in arrays) > limits.array_bytes:
+    buffers = [bytes_of(array) for array in arrays]
+    total = sum(map(len, buffers))
+    if len(buffers) > limits.arrays or total > limits.array_bytes:
         raise SpecError(
-            f"the message holds {len(arrays)} arrays of {sum(array.nbytes for array in arrays)} bytes; "
+            f"the message holds {len(buffers)} arrays of {total} bytes; "
             f"the limits are {limits.arrays} arrays and {limits.array_bytes} bytes"
         )
-    return header, [bytes_of(array) for array in arrays]
+    return header, buffers
 
 
 def pack(message: Message, limits: Limits = PLAN) -> bytes:
@@ -92,7 +94,7 @@ def pack(message: Message, limits: Limits = PLAN) -> bytes:
 
 def bytes_of(array: Array) -> memoryview:
     """The bytes of a C-contiguous array, uncopied."""
-    return array.reshape(-1).view(np.uint8).data
+    return array.data.cast("B") if array.size else memoryview(b"")
 
 
 def _check_plain(message: Message, limits: Limits) -> None:
@@ -308,9 +310,12 @@ def _array(header: bytes, at: int, limits: Limits) -> tuple[Layout, int]:
 
 
 def _check_sizes(layouts: Sequence[Layout], limits: Limits) -> None:
+    total = 0
     for dtype, shape in layouts:
-        if math.prod(n or 1 for n in shape) * dtype.itemsize > _LARGEST:  # NumPy refuses (0, 2**62, 4) as well
+        size = math.prod(shape) * dtype.itemsize
+        span = size or math.prod(n or 1 for n in shape) * dtype.itemsize  # NumPy refuses (0, 2**62, 4) as well
+        if span > _LARGEST:
             raise BrokenStream(f"the header describes {dtype}{list(shape)}, more than memory can address")
-    total = sum(map(nbytes, layouts))
+        total += size
     if total > limits.array_bytes:
         raise BrokenStream(f"the header describes arrays of {total} bytes, over the limit of {limits.array_bytes}")

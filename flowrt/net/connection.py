@@ -33,7 +33,7 @@ class Bounds:
     inbox_bytes: int = 16 << 20
     slice_bytes: int = 1 << 20  # written at once
     socket_bytes: int | None = None  # the kernel's buffers, each way; None lets it tune them
-    unacknowledged: float = 30.0  # sent and not acknowledged by the peer's kernel: the connection is lost
+    unacknowledged: float = 30.0  # the peer's kernel does not acknowledge, or has no room: then it is lost
     stall: float = 10.0  # a frame that was begun must go on
     grace: float = 2.0  # for a frame or a goodbye in progress when its sender is cancelled or closes
 
@@ -56,6 +56,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.loop = asyncio.get_running_loop()
         self.watch: asyncio.TimerHandle | None = None
         self.moved = 0.0  # when bytes last came in the middle of a frame
+        self.due = 0.0  # when to look whether more came
         self.paused = False
         self.writable.set()
 
@@ -156,15 +157,22 @@ class _Stream(asyncio.BufferedProtocol):
     def _mind_progress(self) -> None:
         self.moved = self.loop.time()
         if self.watch is None:
-            self.watch = self.loop.call_later(self.bounds.stall, self._check_progress)
+            self._look_again(self.bounds.stall)
+
+    def _look_again(self, seconds: float) -> None:
+        self.due = self.loop.time() + seconds
+        self.watch = self.loop.call_later(seconds, self._check_progress)
 
     def _check_progress(self) -> None:
         self.watch = None
         if self.reader.idle or self.lost.is_set():
             return
-        quiet = 0.0 if self.paused else self.loop.time() - self.moved
+        now = self.loop.time()
+        if self.paused or now - self.due > self.bounds.stall:  # it was this side that stood still
+            self.moved = now
+        quiet = now - self.moved
         if quiet < self.bounds.stall:
-            self.watch = self.loop.call_later(self.bounds.stall - quiet, self._check_progress)
+            self._look_again(self.bounds.stall - quiet)
         else:
             self.fail(BrokenStream(f"{self.peer} stalled for {quiet:.1f} s in the middle of a frame"))
 

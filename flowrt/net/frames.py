@@ -171,9 +171,10 @@ class FrameReader:
         for (dtype, shape), array in zip(layouts, self._arrays, strict=True):
             if array.dtype != dtype or array.shape != shape or not array.flags.carray:
                 raise InternalError(f"asked for {dtype}{list(shape)}, allocated {array.dtype}{list(array.shape)}")
-            if array.size:
-                self._size += array.nbytes
-                self._targets.append(codec.bytes_of(array))
+            target = codec.bytes_of(array)
+            if target:
+                self._size += len(target)
+                self._targets.append(target)
         self._targets.reverse()
 
     def _finish(self) -> None:

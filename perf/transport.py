@@ -1,0 +1,244 @@
+"""What the wire costs: round trips and arrays between two processes, as a share of plain blocking sockets.
+
+Four processes on loopback: a blocking server and a flowrt server receive; one process sends to both in turn, so both
+are measured under the same load, with equal socket buffers. An array counts as sent when the receiver's answer of a few
+bytes has come back. Both receive into memory they already hold, as flowrt's pool does; ``--fresh`` lets flowrt allocate
+each array anew.
+
+    python perf/transport.py --sizes 1 64 256 --repeat 15
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from flowrt.net.frames import allocate_array
+from flowrt.net.transport import Bounds, Connection, connect, new_token, serve
+from perf.machine import describe
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection as Pipe
+
+SMALL = 1024
+
+
+def run_on(loop: str, main: Awaitable[Any]) -> Any:
+    """Run ``main`` on uvloop or on asyncio's own loop."""
+    if loop == "uvloop":
+        import uvloop
+
+        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    else:
+        factory = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)  # type: ignore[arg-type]
+
+
+# ── the floor: blocking sockets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def prepare(stream: socket.socket, buffers: int | None) -> socket.socket:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if buffers is not None:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
+    return stream
+
+
+def receive_exactly(stream: socket.socket, room: memoryview) -> bool:
+    at = 0
+    while at < len(room):
+        count = stream.recv_into(room[at:])
+        if not count:
+            return False
+        at += count
+    return True
+
+
+def floor_server(pipe: Pipe, largest: int, buffers: int | None) -> None:
+    """Answer each (8 bytes of length, bytes) with as many bytes if it is small, and with 8 if not."""
+    room = memoryview(np.ones(largest, "uint8")).cast("B")
+    head = memoryview(bytearray(8))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        stream = prepare(listener.accept()[0], buffers)
+    with stream:
+        while receive_exactly(stream, head):
+            length = int.from_bytes(head, "little")
+            receive_exactly(stream, room[:length])
+            stream.sendall(room[:length] if length <= SMALL else head)
+
+
+def floor_send(stream: socket.socket, data: memoryview, answer: memoryview) -> None:
+    if len(data) <= SMALL:
+        stream.sendall(len(data).to_bytes(8, "little") + data)
+    else:
+        stream.sendall(len(data).to_bytes(8, "little"))
+        stream.sendall(data)
+    receive_exactly(stream, answer)
+
+
+# ── flowrt ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def flowrt_server(pipe: Pipe, loop: str, token: str, buffers: int | None, fresh: bool) -> None:
+    with suppress(KeyboardInterrupt):
+        run_on(loop, answer_all(pipe, token, buffers, fresh))
+
+
+async def answer_all(pipe: Pipe, token: str, buffers: int | None, fresh: bool) -> None:
+    done = asyncio.Event()
+
+    async def answer(connection: Connection) -> None:
+        async for message in connection:
+            array = message["x"]
+            await connection.send(message if array.nbytes <= SMALL else {"got": array.nbytes})
+        done.set()
+
+    async with serve(
+        "127.0.0.1",
+        0,
+        token,
+        answer,
+        bounds=Bounds(socket_bytes=buffers),
+        allocate=allocate_array if fresh else reuse(),
+    ) as server:
+        pipe.send(server.port)
+        await done.wait()
+
+
+def reuse() -> Callable[[Any, tuple[int, ...]], Any]:
+    """An allocator that answers the memory of an earlier array of that shape, touched before."""
+    held: dict[tuple[int, ...], Any] = {}
+
+    def allocate(dtype: Any, shape: tuple[int, ...]) -> Any:
+        if shape not in held:
+            held[shape] = np.ones(shape, dtype)
+        return held[shape]
+
+    return allocate
+
+
+async def measure(options: argparse.Namespace, port: int, stream: socket.socket, token: str) -> list[dict[str, Any]]:
+    connection = await connect("127.0.0.1", port, token, bounds=Bounds(socket_bytes=options.buffers))
+    async with connection:
+
+        async def send(array: np.ndarray[Any, Any]) -> None:
+            await connection.send({"x": array})
+            await connection.receive()
+
+        cases = [("1 KiB", SMALL, options.trips, 20)]
+        cases += [(f"{size} MiB", size << 20, 1, options.repeat) for size in options.sizes]
+        return [await compare(*case, stream, send) for case in cases]
+
+
+async def compare(
+    name: str,
+    length: int,
+    trips: int,
+    repeat: int,
+    stream: socket.socket,
+    send: Callable[[np.ndarray[Any, Any]], Awaitable[None]],
+) -> dict[str, Any]:
+    """Median seconds of one transfer by each way, taken in turns."""
+    array = np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8)
+    answer = memoryview(bytearray(length if length <= SMALL else 8))
+    floor, ours = [], []
+    for turn in range(repeat + 2):
+        start = time.perf_counter()
+        for _ in range(trips):
+            floor_send(stream, array.data, answer)
+        middle = time.perf_counter()
+        for _ in range(trips):
+            await send(array)
+        end = time.perf_counter()
+        if turn >= 2:  # the first two warm memory and socket buffers up
+            floor.append((middle - start) / trips)
+            ours.append((end - middle) / trips)
+    return {
+        "case": name,
+        "bytes": length,
+        "floor_s": statistics.median(floor),
+        "flowrt_s": statistics.median(ours),
+        "share": statistics.median(floor) / statistics.median(ours),
+        "best_share": min(floor) / min(ours),
+        "spread_s": [min(ours), max(ours)],
+        "floor_spread_s": [min(floor), max(floor)],
+    }
+
+
+# ── the script ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    context = multiprocessing.get_context("spawn")
+    token = new_token()
+    (floor_end, floor_pipe), (flowrt_end, flowrt_pipe) = context.Pipe(), context.Pipe()
+    children = [
+        context.Process(target=floor_server, args=(floor_pipe, max(options.sizes) << 20, options.buffers), daemon=True),
+        context.Process(
+            target=flowrt_server, args=(flowrt_pipe, options.loop, token, options.buffers, options.fresh), daemon=True
+        ),
+    ]
+    for child in children:
+        child.start()
+    try:
+        with prepare(socket.create_connection(("127.0.0.1", floor_end.recv())), options.buffers) as stream:
+            rows: list[dict[str, Any]] = run_on(options.loop, measure(options, flowrt_end.recv(), stream, token))
+        for child in children:
+            child.join(timeout=10)
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    return rows
+
+
+def show(row: dict[str, Any]) -> str:
+    low, high = row["spread_s"]
+    rate = "" if row["bytes"] <= SMALL else f"  {row['bytes'] / row['flowrt_s'] / 1e9:5.2f} GB/s"
+    return (
+        f"{row['case']:>8}  floor {row['floor_s'] * 1e3:9.3f} ms  flowrt {row['flowrt_s'] * 1e3:9.3f} ms "
+        f"({low * 1e3:.3f} to {high * 1e3:.3f})  share {row['share']:.2f} (of the best {row['best_share']:.2f}){rate}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 256], metavar="MIB", help="arrays, in MiB")
+    parser.add_argument("--repeat", type=int, default=15, help="transfers of each size (default 15)")
+    parser.add_argument("--trips", type=int, default=200, help="round trips of 1 KiB per turn, of 20 turns")
+    parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
+    parser.add_argument(
+        "--buffers", type=int, default=None, metavar="BYTES", help="socket buffers of both (default: auto)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="flowrt allocates every received array anew")
+    parser.add_argument("--json", action="store_true", help="one JSON line instead of the table")
+    options = parser.parse_args()
+    rows = run(options)
+    if options.json:
+        print(json.dumps({"machine": describe(), "loop": options.loop, "fresh": options.fresh, "rows": rows}))
+        return
+    print(describe())
+    print(f"loop {options.loop}, socket buffers {options.buffers or 'automatic'}, fresh memory {options.fresh}")
+    for row in rows:
+        print(show(row))
+
+
+if __name__ == "__main__":
+    main()
