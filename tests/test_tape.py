@@ -170,6 +170,25 @@ def test_inputs_may_be_strided_or_read_only_and_values_empty_or_scalar() -> None
     assert (c.shape, c[()], d[()]) == ((), 4, 6)
 
 
+def test_arithmetic_of_shapes_is_done_when_the_tape_is_made() -> None:
+    make = PlanMaker()
+    x = make.feed("float32", (None, 3))
+    sizes = make.node("shape_of", x)
+    double = make.node("add", sizes, sizes)
+    y = make.node("negative", x)
+    tape = tape_of(make.plan(y, double), array(4, 3))
+    assert tape.launches == 1
+    assert tape.run(words(), [array(4, 3)])[0].tolist() == [8, 6]
+
+
+def test_a_product_too_large_for_its_dtype_is_left_to_the_kernel() -> None:
+    make = PlanMaker()
+    large = make.constant(np.array([1 << 62, 3], np.int64))
+    tape = tape_of(make.plan(make.node("multiply", large, large)))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(tape.run(words(), [])[0], np.array([1 << 62, 3]) ** 2)
+
+
 def test_a_region_that_computes_nothing_runs_too() -> None:
     make = PlanMaker()
     x = make.feed("float32", (2,))

@@ -1,9 +1,10 @@
 """What a region comes to once its inputs' shapes are known: the launches in order, and where every value lies.
 
 Law: pure; it runs inference, picks kernels and lays out memory, and touches none. The order is the plan's. An alias
-shares its input's place. A value that leaves the region is computed straight into memory that leaves with it; inputs
-and constants that leave are passed on as they are. A variable is read where it lies, unless a write comes before the
-last use of what was read, or what was read leaves: then it is copied at the moment of the read.
+shares its input's place; what inference finds out by itself (shapes and their arithmetic) becomes a constant. A value
+that leaves the region is computed straight into memory that leaves with it; inputs and constants that leave are passed
+on as they are. A variable is read where it lies, unless a write comes before the last use of what was read, or what was
+read leaves: then it is copied at the moment of the read.
 
 Slots of the bases: the run's words, the arena, the region's inputs, its fresh outputs, its variables, its constants.
 """
@@ -24,7 +25,7 @@ from flowrt.kernels.launch import COPY_OP, Operand, Step, apply_kernel
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.arena import lay_out
-from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of
+from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of, whole
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
@@ -158,17 +159,20 @@ class _Recorder:
             self.specs[value], self.roots[value], self.uses[value] = spec, value, _Uses(-1, -1)
         for index, (position, first) in enumerate(zip(self.region.nodes, self.region.first, strict=True)):
             node = self.plan.nodes[position]
-            for i, spec in enumerate(self._infer(node)):
-                value = first + i
+            outputs = self._infer(node)
+            for value, spec in enumerate(outputs, first):
                 self.specs[value] = spec
                 self.roots[value] = self.roots[node.inputs[0]] if node.op in ALIASES else value
                 self.uses.setdefault(self.roots[value], _Uses(index, index))
-            for value in node.inputs:
-                self.uses[self.roots[value]].last = index
             if node.op == CONSTANT:
                 self.constants[first] = np.ascontiguousarray(node.attrs["value"])
+            elif _inferred_whole(node, outputs):
+                self.constants |= {value: _frozen(spec) for value, spec in enumerate(outputs, first)}
+                continue  # it reads nothing when the tape runs
             elif node.op == READ or node.op in WRITES:
                 self._touch(node, index)
+            for value in node.inputs:
+                self.uses[self.roots[value]].last = index
 
     def _infer(self, node: PlanNode) -> tuple[Spec, ...]:
         try:
@@ -230,7 +234,7 @@ class _Recorder:
                 self._read(node, index, first)
             elif node.op in WRITES:
                 self._write(node, index)
-            elif node.op != CONSTANT and node.op not in ALIASES and node.outputs:
+            elif node.outputs and node.op not in ALIASES and first not in self.constants:
                 self._compute(node, index, range(first, first + len(node.outputs)))
         for root, slots in self.leaves.items():
             for slot in slots[1:]:
@@ -297,6 +301,26 @@ class _Recorder:
             value_bytes=sum(storage.nbytes for storage in self.arena),
             predicted_seconds=self.cost.seconds,
         )
+
+
+def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
+    """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
+    if not outputs or node.op in ALIASES or lookup(node.op).stateful:
+        return False
+    return all(spec.dtype.kind in "iu" and whole(spec.value) and _fits(spec) for spec in outputs)
+
+
+def _fits(spec: Spec) -> bool:
+    """Whether the value lies within its dtype: Python's integers do not wrap as a kernel's would."""
+    limits, value = np.iinfo(spec.dtype), spec.value
+    entries = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(entry, int) and limits.min <= entry <= limits.max for entry in entries)
+
+
+def _frozen(spec: Spec) -> np.ndarray[Any, Any]:
+    array = np.array(spec.value, spec.dtype)
+    array.setflags(write=False)
+    return array
 
 
 def _flops(op: str, specs: Sequence[Spec]) -> float:
