@@ -1,5 +1,7 @@
 """The ops, by family: each file holds what its ops mean; ``kernels/`` has twins that compute them."""
 
+from flowrt.ops import nn, random
+from flowrt.ops import replica as _replica  # noqa: F401  (the registry on a node is full)
 from flowrt.ops.elementwise import (
     abs,
     add,
@@ -40,6 +42,8 @@ from flowrt.ops.elementwise import (
     where,
 )
 from flowrt.ops.flow import group, identity, merge, no_op, stop_gradient, switch
+from flowrt.ops.index import one_hot, scatter_add, take
+from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import all, any, argmax, argmin, broadcast_to, max, mean, min, prod, rank, size, sum, sum_to
 from flowrt.ops.shape import (
     concat,
@@ -107,6 +111,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "matmul",
     "max",
     "maximum",
     "mean",
@@ -115,8 +120,10 @@ __all__ = [
     "minimum",
     "multiply",
     "negative",
+    "nn",
     "no_op",
     "not_equal",
+    "one_hot",
     "ones",
     "ones_like",
     "pad",
@@ -124,12 +131,14 @@ __all__ = [
     "placeholder",
     "pow",
     "prod",
+    "random",
     "rank",
     "reciprocal",
     "relu",
     "remainder",
     "reshape",
     "rsqrt",
+    "scatter_add",
     "shape_of",
     "sigmoid",
     "sign",
@@ -143,6 +152,7 @@ __all__ = [
     "sum",
     "sum_to",
     "switch",
+    "take",
     "tanh",
     "tile",
     "transpose",

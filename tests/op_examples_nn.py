@@ -1,0 +1,337 @@
+"""The examples of the families index, linalg, nn and random; see `op_examples`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from example import Example, bools, integers, normal
+
+import flowrt.ops as fr
+from flowrt.ops import index, nn
+from flowrt.spec import Spec
+
+NAN, INF = np.float32("nan"), np.float32("inf")
+CUBE = normal(3, 4, 5)
+
+
+def _scattered(updates: np.ndarray, indices: np.ndarray, size: tuple[int, ...], axis: int) -> np.ndarray:
+    out = np.zeros(size, updates.dtype)
+    np.add.at(out, (slice(None),) * axis + (indices,), updates)
+    return out
+
+
+def _hot(indices: np.ndarray, depth: int, dtype: str = "float32") -> np.ndarray:
+    return (indices[..., None] == np.arange(depth)).astype(dtype)
+
+
+INDEX = [
+    *[
+        Example("take", lambda x, i, a=a: fr.take(x, i, axis=a), (CUBE, i), lambda x, i, a=a: x.take(i, a), note=str(a))
+        for a, i in [
+            (0, np.int32([2, 0, 2])),
+            (1, np.int64([[-1, -4], [3, 0]])),
+            (-1, np.uint8([[4]])),
+            (1, np.int8(3)),
+        ]
+    ],
+    Example("take", fr.take, (bools(4, 2), integers(0)), lambda x, i: x.take(i, 0), note="none"),
+    Example("take", fr.take, (np.zeros((0, 2), np.float32), integers(0)), lambda x, i: x.take(i, 0), note="of-none"),
+    Example("take", lambda x: fr.take(x, [1, 1]), (normal(3),), lambda x: x[[1, 1]], note="constant"),
+    Example(
+        "scatter_add",
+        lambda u, i: index.scatter_add(u, i, (5, 2)),
+        (normal(4, 2), np.int32([1, 4, 1, -5])),
+        lambda u, i: _scattered(u, i, (5, 2), 0),
+    ),
+    Example(
+        "scatter_add",
+        lambda u, i, x: index.scatter_add(u, i, fr.shape_of(x), axis=-2),
+        (normal(3, 2, 2, 5), np.int64([[0, 1], [1, 1]]), CUBE),
+        lambda u, i, x: _scattered(u, i, x.shape, 1),
+        note="inner",
+    ),
+    Example(
+        "scatter_add",
+        lambda u, i: index.scatter_add(u, i, (3,)),
+        (integers(0), integers(0)),
+        lambda u, i: np.zeros(3, np.int32),
+        note="none",
+    ),
+    Example("one_hot", lambda i: fr.one_hot(i, 3), (np.int32([0, 2, 3, -1]),), lambda i: _hot(i, 3)),
+    Example("one_hot", lambda i: fr.one_hot(i, 4, bool), (np.uint8([[1], [3]]),), lambda i: _hot(i, 4, "bool")),
+    Example("one_hot", lambda i: fr.one_hot(i, 2, "int64"), (np.int64(1),), lambda i: _hot(i, 2, "int64"), note="one"),
+    Example("one_hot", lambda i: fr.one_hot(i, 0), (integers(3),), lambda i: _hot(i, 0), note="depth-0"),
+]
+
+
+def _product(
+    left: tuple[int, ...], right: tuple[int, ...], make: Callable[..., np.ndarray] = normal, **flags: bool
+) -> Example:
+    """Operands that fit once they are transposed as the flags say."""
+
+    def judge(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a = a.swapaxes(-1, -2) if flags.get("transpose_a") else a
+        b = b.swapaxes(-1, -2) if flags.get("transpose_b") else b
+        with np.errstate(all="ignore"):
+            return np.matmul(a, b)
+
+    note = "".join("t" if flags.get(name) else "n" for name in ("transpose_a", "transpose_b"))
+    run = lambda a, b: fr.matmul(a, b, **flags)  # noqa: E731
+    return Example("matmul", run, (make(*left), make(*right, seed=1)), judge, margin=5e-6, note=note)
+
+
+def _doubles(*shape: int, seed: int = 0) -> np.ndarray:
+    return normal(*shape, seed=seed).astype(np.float64)
+
+
+LINALG = [
+    _product((2, 3), (3, 4)),
+    _product((3, 2), (3, 4), transpose_a=True),
+    _product((2, 3), (4, 3), transpose_b=True),
+    _product((3, 2), (4, 3), transpose_a=True, transpose_b=True),
+    _product((40, 33), (33, 50), _doubles),
+    _product((2, 3), (3, 2), integers),
+    _product((2, 3, 2), (2, 3), integers, transpose_a=True, transpose_b=True),
+    _product((2, 3, 4), (4, 2)),
+    _product((2, 3, 4), (2, 5, 4), transpose_b=True),
+    _product((3, 4), (2, 4, 2)),
+    _product((2, 1, 3, 4), (5, 4, 2)),
+    _product((2, 1, 4, 3), (1, 3, 4, 2), transpose_a=True),
+    _product((0, 3), (3, 2)),
+    _product((2, 0), (0, 3)),
+    _product((0, 2, 3), (3, 2)),
+    _product((4,), (4,)),
+    _product((4,), (4, 3)),
+    _product((2, 3, 4), (4,)),
+    _product((4,), (2, 3, 4), transpose_b=True),
+    Example(
+        "matmul",
+        fr.matmul,
+        (np.float32([[1, NAN], [0, 1], [0, INF]]), np.float32([[1], [2]])),
+        lambda a, b: np.float32([[NAN], [2], [INF]]),
+        gradient=False,
+        note="nan",
+    ),
+    Example("matmul", fr.matmul, (integers(2, 2), normal(2, 2)), np.matmul, gradient=False, note="promoted"),
+]
+
+
+def _each(
+    x: np.ndarray, filters: np.ndarray, edges: Any, strides: Any, dilations: Any, groups: int
+) -> tuple[np.ndarray, list[tuple[Any, ...]]]:
+    """The padded images, and for every product of a convolution where its three factors are."""
+    padded = np.pad(x, ((0, 0), *edges, (0, 0)))
+    rows, columns, depth, outputs = filters.shape
+    high = (padded.shape[1] - (rows - 1) * dilations[0] - 1) // strides[0] + 1
+    wide = (padded.shape[2] - (columns - 1) * dilations[1] - 1) // strides[1] + 1
+    terms = []
+    sizes = (high, wide, rows, columns, depth, outputs)
+    for i, j, r, c, d, o in itertools.product(*map(range, sizes)):
+        h, w = i * strides[0] + r * dilations[0], j * strides[1] + c * dilations[1]
+        terms.append(((slice(None), h, w, o // (outputs // groups) * depth + d), (r, c, d, o), (slice(None), i, j, o)))
+    return padded, [(high, wide), *terms]
+
+
+def _convolution(
+    name: str,
+    images: tuple[int, ...],
+    filters: tuple[int, ...],
+    edges: Any,
+    strides: tuple[int, int] = (1, 1),
+    dilations: tuple[int, int] = (1, 1),
+    groups: int = 1,
+    padding: Any = "SAME",
+    note: str = "",
+) -> Example:
+    """An example of the convolution op ``name``; ``edges`` is what ``padding`` comes to."""
+    x, w = normal(*images), normal(*filters, seed=1)
+    (top, bottom), (left, right) = edges
+    how = (strides, padding, dilations, groups)
+
+    def forward(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        padded, ((high, wide), *terms) = _each(x, w, edges, strides, dilations, groups)
+        y = np.zeros((len(x), high, wide, w.shape[3]), x.dtype)
+        for at_x, at_w, at_y in terms:
+            y[at_y] += padded[at_x] * w[at_w]
+        return y
+
+    def to_images(dy: np.ndarray, w: np.ndarray) -> np.ndarray:
+        padded, (_, *terms) = _each(np.zeros_like(x), w, edges, strides, dilations, groups)
+        for at_x, at_w, at_y in terms:
+            padded[at_x] += dy[at_y] * w[at_w]
+        return padded[:, top : padded.shape[1] - bottom, left : padded.shape[2] - right]
+
+    def to_filters(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+        padded, (_, *terms) = _each(x, w, edges, strides, dilations, groups)
+        out = np.zeros_like(w)
+        for at_x, at_w, at_y in terms:
+            out[at_w] += (padded[at_x] * dy[at_y]).sum()
+        return out
+
+    dy = normal(*forward(x, w).shape, seed=2)
+    if name == "conv2d":
+        return Example(name, lambda x, w: fr.nn.conv2d(x, w, *how), (x, w), forward, margin=1e-5, note=note)
+    if name == "conv2d_input_grad":
+        run = lambda dy, w: nn.conv2d_input_grad(dy, w, x.shape, *how)  # noqa: E731
+        return Example(name, run, (dy, w), to_images, margin=1e-5, note=note)
+    run = lambda x, dy: nn.conv2d_filter_grad(x, dy, w.shape, *how)  # noqa: E731
+    return Example(name, run, (x, dy), to_filters, margin=1e-5, note=note)
+
+
+CONVOLUTIONS = [
+    example
+    for name in ("conv2d", "conv2d_input_grad", "conv2d_filter_grad")
+    for example in [
+        _convolution(name, (2, 4, 5, 2), (3, 3, 2, 3), ((1, 1), (1, 1)), note="same"),
+        _convolution(name, (1, 5, 4, 2), (2, 2, 2, 2), ((0, 1), (0, 0)), (2, 2), note="same-stride"),
+        _convolution(name, (2, 4, 5, 4), (3, 2, 2, 4), ((0, 0), (0, 0)), (1, 2), (1, 2), 2, "VALID", "groups"),
+        _convolution(
+            name, (1, 3, 3, 3), (2, 2, 1, 3), ((1, 0), (2, 1)), (2, 1), (2, 1), 3, ((1, 0), (2, 1)), "explicit"
+        ),
+        _convolution(name, (0, 3, 3, 1), (2, 2, 1, 2), ((0, 1), (0, 1)), note="no-images"),
+    ]
+]
+
+
+def _windows(x: np.ndarray, size: Any, strides: Any, edges: Any) -> Any:
+    """Every window of every channel: where it is in the result, and where its first largest entry is in ``x``."""
+    (top, bottom), (left, right) = edges
+    high = (x.shape[1] + top + bottom - size[0]) // strides[0] + 1
+    wide = (x.shape[2] + left + right - size[1]) // strides[1] + 1
+    for n, i, j, c in itertools.product(range(x.shape[0]), range(high), range(wide), range(x.shape[3])):
+        spots = [
+            (n, h, w, c)
+            for h in range(i * strides[0] - top, i * strides[0] - top + size[0])
+            for w in range(j * strides[1] - left, j * strides[1] - left + size[1])
+            if 0 <= h < x.shape[1] and 0 <= w < x.shape[2]
+        ]
+        values = np.array([x[spot] for spot in spots])
+        yield (n, i, j, c), spots[int(values.argmax())], (x.shape[0], high, wide, x.shape[3])
+
+
+def _pooling(x: np.ndarray, size: Any, strides: Any, edges: Any, *how: Any, note: str = "") -> list[Example]:
+    """The three pooling ops; ``how`` is what the op is told, the rest what it means."""
+    found = list(_windows(x, size, strides, edges))
+    shape = found[0][2] if found else (0, 1, 1, 1)
+
+    def pick(values: np.ndarray) -> np.ndarray:
+        y = np.zeros(shape, values.dtype)
+        for at, spot, _ in found:
+            y[at] = values[spot]
+        return y
+
+    def spread(dy: np.ndarray) -> np.ndarray:
+        out = np.zeros(x.shape, dy.dtype)
+        for at, spot, _ in found:
+            out[spot] += dy[at]
+        return out
+
+    values, dy = normal(*x.shape, seed=3), normal(*shape, seed=4)
+    quiet = None if x.dtype.kind == "f" and not np.isnan(x).any() else False
+    return [
+        Example("max_pool2d", lambda x: fr.nn.max_pool2d(x, *how), (x,), pick, quiet, note=note),
+        Example(
+            "max_pool2d_spread",
+            lambda dy: nn.max_pool2d_spread(x, dy, *how),
+            (dy,),
+            spread,
+            note=note,
+        ),
+        Example("max_pool2d_pick", lambda v: nn.max_pool2d_pick(x, v, *how), (values,), pick, note=note),
+    ]
+
+
+def _softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    wide = x.astype(np.float64)
+    e = np.exp(wide - wide.max(axis, keepdims=True, initial=-np.inf))
+    return (e / e.sum(axis, keepdims=True)).astype(x.dtype if x.dtype.kind == "f" else np.float64)
+
+
+def _log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    wide = x.astype(np.float64)
+    wide = wide - wide.max(axis, keepdims=True, initial=-np.inf)
+    return (wide - np.log(np.exp(wide).sum(axis, keepdims=True))).astype(x.dtype if x.dtype.kind == "f" else np.float64)
+
+
+def _of_classes(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return -np.take_along_axis(_log_softmax(logits), labels[..., None].astype(np.int64), -1)[..., 0]
+
+
+def _of_weights(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return -(labels * _log_softmax(logits)).sum(-1, dtype=logits.dtype)
+
+
+WITH_NAN = np.where(np.arange(32).reshape(1, 4, 4, 2) == 13, NAN, normal(1, 4, 4, 2))
+FAR = np.float32([[1000, 0, -1000], [-2000, -2000, -1999], [88, 89, 90]])
+LOGITS, CLASSES = normal(2, 3, 4) * 3, integers(2, 3, low=0, high=4, seed=1)
+
+NN = [
+    *CONVOLUTIONS,
+    *_pooling(normal(2, 4, 6, 2), (2, 2), (2, 2), ((0, 0), (0, 0))),
+    *_pooling(normal(1, 5, 4, 3), (3, 2), (2, 1), ((1, 1), (0, 1)), (3, 2), (2, 1), "SAME", note="same"),
+    *_pooling(normal(1, 3, 4, 1), (2, 3), (1, 2), ((1, 0), (2, 1)), (2, 3), (1, 2), ((1, 0), (2, 1)), note="explicit"),
+    *_pooling(integers(1, 4, 4, 2, dtype="int8"), (2, 2), (1, 1), ((0, 0), (0, 0)), 2, 1, note="equal"),
+    *_pooling(WITH_NAN, (2, 2), (1, 1), ((0, 0), (0, 0)), 2, 1, note="nan"),
+    *_pooling(normal(0, 2, 2, 1), (2, 2), (2, 2), ((0, 0), (0, 0)), note="no-images"),
+    *[
+        Example(
+            op, lambda x, o=op, a=a: getattr(fr.nn, o)(x, a), (x,), lambda x, j=judge, a=a: j(x, a), grad, note=note
+        )
+        for op, f, judge in [("softmax", fr.nn.softmax, _softmax), ("log_softmax", fr.nn.log_softmax, _log_softmax)]
+        for x, a, grad, note in [
+            (CUBE, -1, None, "last"),
+            (CUBE, 1, None, "middle"),
+            (normal(4), 0, None, "vector"),
+            (FAR, 1, False, "far"),
+            (np.uint8([[3, 5, 255]]), -1, None, "unsigned"),
+            (np.float32([[1, NAN], [NAN, 2], [1, 2], [-INF, 0]]), -1, False, "nan"),
+            (normal(0, 3), -1, False, "no-rows"),
+        ]
+    ],
+    Example("softmax", fr.nn.softmax, (normal(3, 0),), lambda x: x, note="no-classes"),
+    Example("log_softmax", fr.nn.log_softmax, (normal(3, 0),), lambda x: x, note="no-classes"),
+    Example("class_cross_entropy", fr.nn.softmax_cross_entropy, (LOGITS, CLASSES), _of_classes),
+    Example("class_cross_entropy", fr.nn.softmax_cross_entropy, (normal(5), np.uint8(2)), _of_classes, note="one"),
+    Example("class_cross_entropy", fr.nn.softmax_cross_entropy, (FAR, np.int64([0, 1, 2])), _of_classes, note="far"),
+    Example("class_cross_entropy", fr.nn.softmax_cross_entropy, (normal(0, 3), integers(0)), _of_classes, note="none"),
+    Example(
+        "class_cross_entropy",
+        fr.nn.softmax_cross_entropy,
+        (np.float32([[NAN, 1], [0, 1]]), np.int32([1, 0])),
+        _of_classes,
+        gradient=False,
+        note="nan",
+    ),
+    Example(
+        "class_cross_entropy_slope",
+        nn.class_cross_entropy_slope,
+        (LOGITS, CLASSES),
+        lambda x, i: _softmax(x) - _hot(i, 4),
+    ),
+    Example("cross_entropy", fr.nn.softmax_cross_entropy, (LOGITS, _softmax(normal(2, 3, 4, seed=7))), _of_weights),
+    Example("cross_entropy", fr.nn.softmax_cross_entropy, (LOGITS, _hot(CLASSES, 4, "int32")), _of_weights, note="int"),
+    Example("cross_entropy", fr.nn.softmax_cross_entropy, (LOGITS, normal(2, 3, 4, seed=8)), _of_weights, note="any"),
+    Example(
+        "cross_entropy",
+        fr.nn.softmax_cross_entropy,
+        (np.float32([[0, -INF]]), np.float32([[1, 0]])),
+        lambda x, w: np.float32([0]),
+        gradient=False,
+        note="impossible",
+    ),
+    Example("cross_entropy", fr.nn.softmax_cross_entropy, (normal(0, 3), normal(0, 3)), _of_weights, note="none"),
+]
+
+RANDOM = [  # whose values have tests of their own
+    Example("random_normal", lambda: fr.random.normal((2, 3)), specs=(Spec("float32", (2, 3)),)),
+    Example(
+        "random_normal",
+        lambda x: fr.random.normal(fr.shape_of(x), 1.0, 2.0, "float64", seed=1),
+        (CUBE,),
+        specs=(Spec("float64", (3, 4, 5)),),
+    ),
+    Example("random_uniform", lambda: fr.random.uniform((), -1, 1, seed=3), specs=(Spec("float32", ()),)),
+]
