@@ -88,10 +88,10 @@ def _differentiate(node: Node, partials: _Partials) -> None:
             )
         for position, (source, answer) in enumerate(zip(node.inputs, answers, strict=True)):
             if answer is not None and _is_real(source):
-                partials.add(source, _fitted(node, position, as_value(answer)))
+                partials.add(source, _fitted(node, position, as_value(answer), carried))
 
 
-def _fitted(node: Node, position: int, gradient: Any) -> Any:
+def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor]) -> Any:
     """``gradient``, summed down to the shape of the input at ``position`` if that was, or may have been, broadcast."""
     source = node.inputs[position]
     if not isinstance(gradient, Tensor):
@@ -101,16 +101,17 @@ def _fitted(node: Node, position: int, gradient: Any) -> Any:
             f"{_where(node)}: its gradient rule answered {gradient.spec} for input {position}, {source.spec}; "
             "a gradient has its tensor's dtype"
         )
-    if not _needs_sum(node, position, gradient):
+    if not _needs_sum(node, position, gradient, carried):
         return gradient
     return sum_to(gradient, np.array(source.shape, np.int64) if source.spec.known else shape_of(source))
 
 
-def _needs_sum(node: Node, position: int, gradient: Tensor) -> bool:
+def _needs_sum(node: Node, position: int, gradient: Tensor, carried: Sequence[Tensor]) -> bool:
     want, got = node.inputs[position].spec, gradient.spec
     if want.known and got.known:
         return want.dims != got.dims
-    if gradient.op.op.name == "sum_to" or not node.op.promote:
+    summed = gradient.op.op.name == "sum_to" and all(gradient is not given for given in carried)
+    if summed or not node.op.promote:
         return False  # the rule saw to it, or the op does not broadcast
     return _may_broadcast(want.dims, [t.spec.dims for i, t in enumerate(node.inputs) if i != position])
 
