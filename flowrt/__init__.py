@@ -16,7 +16,7 @@ Ops on plain arrays outside a graph run at once.
 """
 
 from flowrt import eager as _eager  # noqa: F401  (ops on plain arrays)
-from flowrt import ops, placement
+from flowrt import ops, optim, placement, train
 from flowrt.blocking import BlockingSession
 from flowrt.checkpoint import Checkpoints
 from flowrt.errors import (
@@ -92,7 +92,9 @@ __all__ = [
     "nn",
     "no_gradient",
     "op",
+    "optim",
     "placement",
     "random",
+    "train",
 ]
 __all__ += ops.__all__

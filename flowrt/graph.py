@@ -384,7 +384,8 @@ def current_scope() -> Scope:
 
 
 @contextmanager
-def _scoped(scope: Scope) -> Iterator[None]:
+def scoped(scope: Scope) -> Iterator[None]:
+    """Put exactly ``scope`` around what is built inside."""
     token = _scope.set(scope)
     try:
         yield
@@ -398,7 +399,7 @@ def name_scope(name: str) -> Iterator[None]:
     if not name or name.startswith("/") or name.endswith("/"):
         raise GraphError(f"{user_site()}: {name!r} is not a name for a scope")
     scope = _scope.get()
-    with _scoped(replace(scope, prefix=f"{scope.prefix}{name}/")):
+    with scoped(replace(scope, prefix=f"{scope.prefix}{name}/")):
         yield
 
 
@@ -406,7 +407,7 @@ def name_scope(name: str) -> Iterator[None]:
 def device(name: str) -> Iterator[None]:
     """Ask for a device, any part of whose name may be left out; inner scopes refine outer ones."""
     scope = _scope.get()
-    with _scoped(replace(scope, device=Device.parse(name).over(scope.device))):
+    with scoped(replace(scope, device=Device.parse(name).over(scope.device))):
         yield
 
 
@@ -414,14 +415,14 @@ def device(name: str) -> Iterator[None]:
 def colocate_with(value: Any) -> Iterator[None]:
     """Put what is built inside on the same device as ``value``."""
     scope = _scope.get()
-    with _scoped(replace(scope, colocate=(*scope.colocate, as_node(value)))):
+    with scoped(replace(scope, colocate=(*scope.colocate, as_node(value)))):
         yield
 
 
 @contextmanager
 def beside(node: Node) -> Iterator[None]:
     """Put what is built inside where ``node`` is, whatever device the code around it asks for."""
-    with _scoped(replace(_scope.get(), device=ANYWHERE, colocate=(node,))):
+    with scoped(replace(_scope.get(), device=ANYWHERE, colocate=(node,))):
         yield
 
 
@@ -430,14 +431,14 @@ def control_dependencies(values: Sequence[Any] | None) -> Iterator[None]:
     """Start what is built inside only after ``values`` are computed; ``None`` forgets those that surround it."""
     scope = _scope.get()
     control = () if values is None else (*scope.control, *(as_node(v) for v in values))
-    with _scoped(replace(scope, control=control)):
+    with scoped(replace(scope, control=control)):
         yield
 
 
 @contextmanager
 def container(name: str) -> Iterator[None]:
     """Keep the variables and queues created inside in the container ``name`` of their nodes."""
-    with _scoped(replace(_scope.get(), container=name)):
+    with scoped(replace(_scope.get(), container=name)):
         yield
 
 

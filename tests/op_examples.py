@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from example import Example, bools, integers, normal, positive
 from op_examples_nn import INDEX, LINALG, NN, RANDOM
+from op_examples_replica import REPLICA
 
 import flowrt.ops as fr
 from flowrt.ops import flow, reduce, shape, state
@@ -400,4 +401,5 @@ EXAMPLES: Sequence[Example] = [
     *RANDOM,
     *STATE,
     *FLOW,
+    *REPLICA,
 ]

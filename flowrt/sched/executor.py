@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
 from flowrt.errors import DeadTensorError, FlowrtError, GraphError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
 from flowrt.kernels.table import ALIASES, KERNELS

@@ -55,7 +55,7 @@ class Host:
         self.delay = delay
         self.random = random.Random(seed)
         self.closed = False
-        self.replicas: dict[str, Any] = {}
+        self.replicas: dict[tuple[str, str, int], Any] = {}  # by (container, group, server): see sched.replica
         self._queues: dict[Name, Queue] = {}
 
     def queue(self, name: Name, capacity: int) -> Queue:
@@ -75,10 +75,12 @@ class Host:
         return self.variables.inventory()
 
     def reset(self, container: str | None = None) -> None:
-        """Forget the variables and queues of a container, or of all; who waits on such a queue gets its closing."""
+        """Forget the variables, queues and replica groups of a container, or of all; who waits on them is told."""
         self.variables.reset(container)
         for name in [n for n in self._queues if container is None or n[0] == container]:
             self._queues.pop(name).close(cancel_pending_enqueues=True)
+        for key in [k for k in self.replicas if container is None or k[0] == container]:
+            self.replicas.pop(key).wake()
 
     def check_open(self) -> None:
         if self.closed:

@@ -1,0 +1,116 @@
+"""One set of variables for every copy of a model: the first copy creates them, the others are handed the same ones.
+
+The program writes its model once, as a function that creates its variables. Copies must ask for the same variables in
+the same order; whatever differs raises, naming both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flowrt.device import Device
+from flowrt.errors import GraphError, Site, user_site
+from flowrt.graph import Scope, current_scope, scoped
+from flowrt.op import as_value, default_array
+from flowrt.ops.state import Variable, variables_from
+from flowrt.spec import Spec, as_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A variable as a copy asked for it, and the server that keeps it."""
+
+    asked: str
+    variable: Variable
+    server: int
+    site: Site
+
+
+class Servers:
+    """Where variables go: each to the server that has the fewest bytes so far."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = tuple(devices)
+        self._bytes = [0] * len(self.devices)
+
+    def choose(self, nbytes: int) -> int:
+        """The server for a variable of ``nbytes``, counted as its own from now on."""
+        server = self._bytes.index(min(self._bytes))
+        self._bytes[server] += nbytes
+        return server
+
+
+class FirstCopy:
+    """Creates the variables of the first copy, on the servers. ``outside`` is the scope around all copies."""
+
+    def __init__(self, servers: Servers, outside: Scope, prefix: str) -> None:
+        self.found: list[Shared] = []
+        self._servers = servers
+        self._outside = outside
+        self._prefix = prefix
+
+    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
+        """A new variable, on the server that has the fewest bytes."""
+        inner = current_scope().prefix.removeprefix(self._prefix)
+        spec = spec_of_initial(initial, dtype)
+        server = self._servers.choose(spec.nbytes if spec.known else 0)
+        device = Device.parse(self._servers.devices[server]).over(self._outside.device)
+        around = replace(self._outside, prefix=self._outside.prefix + inner, device=device)
+        with variables_from(None), scoped(around):
+            made = Variable(initial, dtype=dtype, name=name, trainable=trainable)
+        self.found.append(Shared(inner + (name or "variable"), made, server, user_site()))
+        return made
+
+
+class LaterCopy:
+    """Hands out the variables of the first copy, in the order in which that one asked for them."""
+
+    def __init__(self, first: Sequence[Shared], who: str, prefix: str) -> None:
+        self._first = first
+        self._who = who
+        self._prefix = prefix
+        self._given = 0
+
+    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
+        """The next variable of the first copy; raises `GraphError` where another one is asked for."""
+        asked = current_scope().prefix.removeprefix(self._prefix) + (name or "variable")
+        spec = spec_of_initial(initial, dtype)
+        if self._given == len(self._first):
+            raise GraphError(
+                f"{user_site()}: {self._who} asks for a variable {asked!r} {spec}, after the {len(self._first)} that "
+                "the first copy of the model created; every copy must create the same variables"
+            )
+        shared = self._first[self._given]
+        held = shared.variable
+        if asked != shared.asked or not held.spec.accepts(spec.dtype, spec.shape) or trainable != held.trainable:
+            raise GraphError(
+                f"{user_site()}: {self._who} asks for a variable {asked!r} {spec}{_kind(trainable)} where the first "
+                f"copy created {shared.asked!r} {held.spec}{_kind(held.trainable)} ({shared.site}); "
+                "every copy must create the same variables in the same order"
+            )
+        self._given += 1
+        return held
+
+    def check_all_given(self) -> None:
+        """Raise `GraphError` if this copy asked for fewer variables than the first."""
+        if self._given < len(self._first):
+            left = self._first[self._given]
+            raise GraphError(
+                f"{self._who} asked for {self._given} of the {len(self._first)} variables of the first copy; the next "
+                f"is {left.asked!r} {left.variable.spec} ({left.site}); every copy must create the same variables"
+            )
+
+
+def _kind(trainable: bool) -> str:
+    return "" if trainable else " (not trainable)"
+
+
+def spec_of_initial(initial: Any, dtype: Any) -> Spec:
+    """What a variable that starts from ``initial`` would be."""
+    value = as_value(initial)
+    array = value if hasattr(value, "builder") else default_array(value)
+    return Spec(array.dtype if dtype is None else as_dtype(dtype), array.shape)

@@ -1,0 +1,89 @@
+"""What a trainer has seen: counts and latencies per replica."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flowrt.sched.coordinator import Outcome
+
+REMEMBERED = 1024  # latencies kept per replica: the quantiles are of the newest ones
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """How many updates of one replica ended how, and how long its finished ones took, in seconds (None: none did).
+
+    The latency is that of a whole tower, as the trainer sees it: computing, and being told what became of it. Those
+    that were cancelled because they came too late have none.
+    """
+
+    kept: int
+    late: int
+    refused: int
+    lost: int
+    median_seconds: float | None
+    p95_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Totals over all steps of a trainer. ``lost`` names the nodes of the replicas that are gone."""
+
+    steps: int
+    dropped_batches: int
+    replicas: tuple[ReplicaStatistics, ...]
+    lost: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Counts:
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    def statistics(self) -> ReplicaStatistics:
+        median, p95 = np.quantile(self.seconds, [0.5, 0.95]) if self.seconds else (None, None)
+        return ReplicaStatistics(
+            self.outcomes[Outcome.KEPT],
+            self.outcomes[Outcome.LATE],
+            self.outcomes[Outcome.REFUSED],
+            self.outcomes[Outcome.LOST],
+            None if median is None else float(median),
+            None if p95 is None else float(p95),
+        )
+
+
+class Tally:
+    """Counts as the steps go by."""
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = [_Counts() for _ in range(replicas)]
+        self._lost: dict[int, str] = {}
+        self._steps = 0
+        self._dropped = 0
+
+    def took(self, replica: int, seconds: float) -> None:
+        """A tower of ``replica`` finished in ``seconds``."""
+        self._replicas[replica].seconds.append(seconds)
+
+    def lose(self, replica: int, node: str) -> None:
+        """``replica``, on ``node`` if that is known, is gone."""
+        self._lost[replica] = node or f"replica {replica}"
+
+    def count(self, outcomes: Mapping[int, Outcome]) -> None:
+        """A step ended with these outcomes, by replica."""
+        self._steps += 1
+        for replica, outcome in outcomes.items():
+            self._replicas[replica].outcomes[outcome] += 1
+            self._dropped += outcome is not Outcome.KEPT
+
+    def drop(self, batches: int) -> None:
+        """So many batches were handed out for a step that was given up."""
+        self._dropped += batches
+
+    def statistics(self) -> Statistics:
+        lost = tuple(self._lost[replica] for replica in sorted(self._lost))
+        return Statistics(self._steps, self._dropped, tuple(c.statistics() for c in self._replicas), lost)
