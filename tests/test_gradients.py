@@ -124,6 +124,14 @@ def test_an_open_batch_is_summed_only_where_it_may_have_been_broadcast() -> None
     assert form(dx_beside_row.op.inputs[1]) == ("shape_of", "x")
 
 
+def test_a_sum_for_one_op_does_not_stand_for_the_next() -> None:
+    with Graph():
+        x, row, other = floats(None, 3), floats(None, 3, name="row"), floats(None, 3, name="other")
+        (dx,) = gradients(add(add(x, row), other), x)
+    assert form(dx)[0] == form(dx)[1][0] == "sum_to"
+    assert form(dx)[2] == ("shape_of", "x")
+
+
 def test_unused_outputs_get_zeros() -> None:
     seen: list[Any] = []
 
