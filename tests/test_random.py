@@ -1,0 +1,122 @@
+"""Random ops: the generator's published words, the distributions, and what decides a value."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import flowrt.ops as fr
+from flowrt import eager
+from flowrt.errors import SpecError
+from flowrt.graph import Graph, Tensor
+from flowrt.kernels.random import philox
+
+assert eager
+
+# Random123, kat_vectors: philox4x32 10
+PUBLISHED = [
+    ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> list[np.uint64]:
+    return [np.uint64(int(word, 16)) for word in text.split()]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), PUBLISHED)
+def test_the_generator_makes_the_published_words(counter: str, key: str, expected: str) -> None:
+    assert list(philox(*words(counter), *words(key))) == words(expected)
+
+
+def sample(tensor: Tensor, seed: int = 0, step: int = 0) -> np.ndarray[Any, Any]:
+    """What the random tensor is at a step of a run with ``seed``."""
+    run = np.array([0, step, seed, 0], np.int64)
+    (array,) = eager.evaluate(tensor.op.op, [np.int64(tensor.shape)], tensor.op.attrs, run)
+    return array
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_uniform_numbers_are_uniform(dtype: str) -> None:
+    with Graph():
+        x = sample(fr.random.uniform((40_001,), -2.0, 3.0, dtype, seed=11))
+    assert x.dtype == dtype
+    assert x.min() >= -2
+    assert x.max() < 3
+    assert stats.kstest(x, "uniform", args=(-2, 5)).pvalue > 0.01
+    assert len(np.unique(x)) > 39_900
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_normal_numbers_are_normal_and_neighbours_do_not_depend_on_each_other(dtype: str) -> None:
+    with Graph():
+        x = sample(fr.random.normal((40_003,), 1.0, 2.0, dtype, seed=12)).astype(np.float64)
+    z = (x - 1) / 2
+    assert stats.kstest(z, "norm").pvalue > 0.01
+    for order, expected in ((1, 0), (2, 1), (3, 0), (4, 3)):
+        assert abs((z**order).mean() - expected) < 0.1
+    for lag in (1, 2, 3, 4):
+        assert abs(np.corrcoef(z[:-lag], z[lag:])[0, 1]) < 0.02
+
+
+def test_a_value_is_decided_by_seed_name_and_step() -> None:
+    with Graph():
+        a, b = fr.random.normal((50,)), fr.random.normal((50,))
+        c = fr.random.normal((50,), seed=5)
+    draws = [sample(t, seed, step) for t in (a, b, c) for seed, step in ((0, 0), (0, 1), (1, 0), (-1, 2**40))]
+    own = {8: 10}  # an op with a seed of its own does not ask for the run's
+    for i, x in enumerate(draws):
+        for j, y in enumerate(draws[:i]):
+            assert np.array_equal(x, y) == (own.get(j) == i)
+    np.testing.assert_array_equal(sample(a, 3, 4), sample(a, 3, 4))
+
+
+def test_the_same_program_draws_the_same_again_whatever_stands_beside_it() -> None:
+    def build(extra: bool) -> list[np.ndarray[Any, Any]]:
+        with Graph(seed=7):
+            if extra:
+                fr.add(1, 2)
+            first, named = fr.random.uniform((3,)), fr.random.normal((3,), name="start")
+        return [sample(first), sample(named)]
+
+    for x, y in zip(build(False), build(True), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_names_are_hashed_as_ever() -> None:
+    """What a checkpointed run would draw next must not change from version to version."""
+    with Graph(seed=7):
+        x = fr.random.uniform((2, 3))
+    digest = hashlib.blake2b(b"random_uniform#stream", digest_size=8).digest()
+    assert x.op.attrs["stream"] == int.from_bytes(digest, "little") & (2**63 - 1)
+    assert x.op.attrs["seed"] == 7
+
+
+def test_longer_tensors_begin_like_shorter_ones() -> None:
+    for dtype in ("float32", "float64"):
+        long = fr.random.normal((13,), dtype=dtype, seed=1)
+        for n in range(13):
+            np.testing.assert_array_equal(fr.random.normal((n,), dtype=dtype, seed=1), long[:n])
+        assert fr.random.normal((), dtype=dtype, seed=1) == long[0]
+
+
+def test_outside_a_graph_a_seed_repeats_and_no_seed_does_not() -> None:
+    np.testing.assert_array_equal(fr.random.uniform((4,), seed=3), fr.random.uniform((4,), seed=3))
+    assert not np.array_equal(fr.random.uniform((4,)), fr.random.uniform((4,)))
+
+
+def test_what_is_left_out_of_the_range_never_comes() -> None:
+    x = fr.random.uniform((200_000,), 16_777_215.0, 16_777_216.0, seed=1)  # neighbours in float32
+    assert set(x.tolist()) == {16_777_215.0}
+
+
+def test_integers_and_empty_ranges_are_refused() -> None:
+    with pytest.raises(SpecError, match="random numbers are floats"):
+        fr.random.normal((2,), dtype="int32")
+    with pytest.raises(SpecError, match="low must not be above high"):
+        fr.random.uniform((2,), 2, 1)
