@@ -19,8 +19,6 @@ from flowrt.spec import Spec, normal_axes
 if TYPE_CHECKING:
     from flowrt.spec import Shape
 
-LANES = 16  # a row is reduced in this many independent strands, so that it vectorises
-
 
 def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
     """``shape`` as alternating (reduced?, size), neighbours merged, beginning with kept ones."""
@@ -64,20 +62,20 @@ def _call(sizes: tuple[int, ...], last: bool, ignored: Sequence[Spec]) -> Call:
     outer, _, middle, _, tail = sizes
     kept = 1 if last else tail
     views = (View.dense(sizes), *(View.dense(s.concrete) for s in ignored), View.dense((outer, middle, kept)))
-    return Call((*views, View.dense((middle, kept)), View.dense((LANES,))), (int(last),))
+    return Call((*views, View.dense((middle, kept)), View.dense((1,))), (int(last),))
 
 
 def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
     return _call(*_form(inputs[0].concrete, _axes(inputs, attrs)), ())
 
 
-def _strands(dtype: Any, sizes: tuple[int, ...], last: bool) -> list[Spec]:
-    return [Spec(dtype, (sizes[2], 1 if last else sizes[4])), Spec(dtype, (LANES,))]
+def _held(dtype: Any, sizes: tuple[int, ...], last: bool) -> list[Spec]:
+    return [Spec(dtype, (sizes[2], 1 if last else sizes[4])), Spec(dtype, (1,))]
 
 
 def _scratch(wide: Callable[[np.dtype[Any]], Any]) -> Any:
     def scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        return _strands(wide(inputs[0].dtype), *_form(inputs[0].concrete, _axes(inputs, attrs)))
+        return _held(wide(inputs[0].dtype), *_form(inputs[0].concrete, _axes(inputs, attrs)))
 
     return scratch
 
@@ -126,37 +124,56 @@ def over_count(found: Any, count: Any) -> Any:
     return found / count
 
 
+def row_reduction(combine: Any) -> Callable[..., Any]:
+    """Folds one row, from ``neutral``, in eight strands: a single one would wait for each entry's result."""
+
+    def row(x: Any, o: int, k: int, m: int, neutral: Any) -> Any:
+        tail = x.shape[4]
+        blocks = tail // 8
+        found = neutral
+        if blocks > 0:
+            a = b = c = d = e = f = g = h = neutral
+            for j in range(blocks):
+                t = np.uint64(j * 8)  # unsigned: no check for indices that count from the end
+                a = combine(a, x[o, k, m, 0, t])
+                b = combine(b, x[o, k, m, 0, t + np.uint64(1)])
+                c = combine(c, x[o, k, m, 0, t + np.uint64(2)])
+                d = combine(d, x[o, k, m, 0, t + np.uint64(3)])
+                e = combine(e, x[o, k, m, 0, t + np.uint64(4)])
+                f = combine(f, x[o, k, m, 0, t + np.uint64(5)])
+                g = combine(g, x[o, k, m, 0, t + np.uint64(6)])
+                h = combine(h, x[o, k, m, 0, t + np.uint64(7)])
+            found = combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
+        for t in range(blocks * 8, tail):
+            found = combine(found, x[o, k, m, 0, t])
+        return found
+
+    return jitable(row)
+
+
 def reduction(combine: Any, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
     """The kernel that folds entries by ``combine``, from ``start`` or, if None, from the first, counted twice."""
     first = start is None
     begin = 0 if start is None else start
+    row = row_reduction(combine)
 
-    def reduce(x: Any, y: Any, found: Any, strands: Any, last: int) -> None:
+    def reduce(x: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
         outer, a, middle, b, tail = x.shape
         kept = found.shape[1]
-        blocks = tail // 16
+        count = a * b * tail if last != 0 else a * b
         for o in range(outer):
             for m in range(middle):
                 for t in range(kept):
                     found[m, t] = x[o, 0, m, 0, t] if first else begin
             for k in range(a):
                 for m in range(middle):
-                    if last == 0:
-                        for r in range(b):
-                            for t in range(tail):
-                                found[m, t] = combine(found[m, t], x[o, k, m, r, t])
+                    if last != 0:
+                        neutral[0] = x[o, k, m, 0, 0] if first else begin
+                        found[m, 0] = combine(found[m, 0], row(x, o, k, m, neutral[0]))
                         continue
-                    if blocks > 0:
-                        for s in range(16):
-                            strands[s] = x[o, k, m, 0, s] if first else begin
-                        for j in range(blocks):
-                            for s in range(16):
-                                strands[s] = combine(strands[s], x[o, k, m, 0, np.uint64(j * 16 + s)])
-                        for s in range(16):
-                            found[m, 0] = combine(found[m, 0], strands[s])
-                    for t in range(blocks * 16, tail):
-                        found[m, 0] = combine(found[m, 0], x[o, k, m, 0, t])
-            count = a * b * tail if last != 0 else a * b
+                    for r in range(b):
+                        for t in range(tail):
+                            found[m, t] = combine(found[m, t], x[o, k, m, r, t])
             for m in range(middle):
                 for t in range(kept):
                     y[o, m, t] = finish(found[m, t], count)
@@ -253,14 +270,14 @@ def _sum_to_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs
 
 
 def _sum_to_scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    return _strands(_sum_dtype(inputs[0].dtype), *_form(inputs[0].concrete, _summed_axes(inputs[0], outputs[0])))
+    return _held(_sum_dtype(inputs[0].dtype), *_form(inputs[0].concrete, _summed_axes(inputs[0], outputs[0])))
 
 
 _add_up = jitable(reduction(plus, 0))
 
 
-def sum_to(x: Any, shape: Any, y: Any, found: Any, strands: Any, last: int) -> None:
-    _add_up(x, y, found, strands, last)
+def sum_to(x: Any, shape: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
+    _add_up(x, y, found, neutral, last)
 
 
 kernel("sum_to", layout=_sum_to_layout, scratch=_sum_to_scratch)(sum_to)
