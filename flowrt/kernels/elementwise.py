@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.launch import COPY_OP, FILL_OP
-from flowrt.kernels.table import elementwise, flat, jitable, kernel
+from flowrt.kernels.table import Form, elementwise, flat, jitable, kernel
 
 
 def _integral(dtypes: Sequence[Any]) -> bool:
@@ -101,7 +101,7 @@ elementwise("maximum", lambda x, y: x if x >= y or x != x else y)
 elementwise("minimum", lambda x, y: x if x <= y or x != x else y)
 
 
-fold("add_n", by="add")
+kernel("add_n", layout=flat, form=Form.FOLD)(lambda total, x: total + x)
 
 
 @jitable

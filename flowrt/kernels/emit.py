@@ -178,6 +178,49 @@ def _outer_position(builder: Any, table: Any, dims: Any, index: Any, starts: Seq
     return [builder.gep(start, [builder.load(place)]) for start, place in zip(starts, moved, strict=True)]
 
 
+@intrinsic
+def _word_at(typing_context: Any, address: Any, position: Any) -> Any:
+    """The int64 at ``position`` of the words at ``address``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
+
+    return types.intp(types.intp, types.intp), codegen
+
+
+def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
+    """An entry that combines any number of vectors into the first operand, pair by pair.
+
+    Its block: how many inputs, the vectors' length, then slot and offset of the output and of each input.
+    """
+    kind = types.Array(numpy_support.from_dtype(np.dtype(dtype)), 1, "C")
+    combine = njit(function, **OPTIONS)
+
+    @intrinsic
+    def vector(typing_context: Any, bases: Any, block: Any, operand: Any, length: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            bases, block, operand, length = args
+            place = builder.add(builder.mul(operand, ir.Constant(_WORD, 2)), ir.Constant(_WORD, 2))
+            words = builder.gep(_pointer(builder, block, _WORD), [place])
+            base = builder.load(builder.gep(_pointer(builder, bases, _WORD), [builder.load(words)]))
+            offset = builder.load(builder.gep(words, [ir.Constant(_WORD, 1)]))
+            return _array(context, builder, kind, builder.add(base, offset), [length])
+
+        return kind(types.intp, types.intp, types.intp, types.intp), codegen
+
+    def entry(bases: int, block: int, begin: int, end: int) -> None:
+        count, length = _word_at(block, 0), _word_at(block, 1)
+        out, first = vector(bases, block, 0, length), vector(bases, block, 1, length)
+        for i in range(length):
+            out[i] = first[i]
+        for number in range(2, count + 1):
+            more = vector(bases, block, number, length)
+            for i in range(length):
+                out[i] = combine(out[i], more[i])
+
+    return entry
+
+
 def _bind_helpers() -> None:
     """Let compiled kernels call the families' plain helpers and the BLAS entry points."""
     for helper in JITABLES:
@@ -213,6 +256,8 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             body(*arguments(bases, block))
+    elif kernel.form is Form.FOLD:
+        entry = _fold(kernel.function, dtypes[0])
     else:
         scalars = _scalars(kernel.function, dtypes)
 
@@ -220,16 +265,6 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
             scalars(bases, block)
 
     return _object_code(entry, ENTRY, symbol)
-
-
-@intrinsic
-def _word_at(typing_context: Any, address: Any, position: Any) -> Any:
-    """The int64 at ``position`` of the words at ``address``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
-
-    return types.intp(types.intp, types.intp), codegen
 
 
 @intrinsic

@@ -53,10 +53,15 @@ class Step:
         """The compiled entry; compiles it if need be."""
         ranks = [len(view.shape) for view in self.call.views] if self.kernel.form is Form.ARRAYS else []
         words = "".join("f" if isinstance(w, float) else "i" for w in self.call.words)
-        return entry_address(self.kernel, self.dtypes, ranks, words)
+        dtypes = self.dtypes[:1] if self.kernel.form is Form.FOLD else self.dtypes  # one entry for any number of inputs
+        return entry_address(self.kernel, dtypes, ranks, words)
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
         """The entry's block for operands at ``places`` (all of the application's operands)."""
+        if self.kernel.form is Form.FOLD:
+            *inputs, output = (places[number] for number in self.operands)
+            words = [(place.slot, place.offset) for place in (output, *inputs)]
+            return np.array([len(inputs), self.call.views[0].size, *(w for pair in words for w in pair)], np.int64)
         head: list[int] = []
         for number, view, dtype in zip(self.operands, self.call.views, self.dtypes, strict=True):
             place = places[number]
