@@ -1,0 +1,335 @@
+"""Which tasks make up a cluster and where they are; and a cluster of processes on this machine.
+
+A `ClusterSpec` is plain data. A `LocalCluster` owns its nodes: whatever happens, none outlives it, nor this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import re
+import sys
+import tempfile
+import tomllib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from flowrt.errors import AuthenticationError, ClosedError, GraphError, ResourceError
+from flowrt.net.transport import load_token, new_token, save_token
+from flowrt.sched.delay import Delay
+from flowrt.sched.lanes import usable_cores
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from types import TracebackType
+
+_JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
+_FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ClusterSpec:
+    """The addresses of a cluster's tasks, by job: ``ClusterSpec({"ps": ["127.0.0.1:7001"], "worker": [...]})``.
+
+    Its token is in ``token_file``, else in the file that FLOWRT_TOKEN_FILE names, else in this user's own, which serves
+    clusters within one machine. Raises `GraphError` for what is not a cluster.
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    token_file: str | None
+
+    def __init__(self, jobs: Mapping[str, Sequence[str]], token_file: str | None = None) -> None:
+        object.__setattr__(self, "jobs", _checked(jobs))
+        object.__setattr__(self, "token_file", token_file)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a TOML file with a list of addresses per job, and perhaps a ``token_file``."""
+        try:
+            with open(path, "rb") as file:
+                data = tomllib.load(file)
+        except (OSError, ValueError) as error:
+            raise GraphError(f"cannot read the cluster file {os.fspath(path)}: {error}") from error
+        try:
+            return cls._from_data(data)
+        except GraphError as error:
+            raise GraphError(f"cluster file {os.fspath(path)}: {error}") from None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read FLOWRT_CLUSTER (the path of a cluster file, or its content as JSON), else TF_CONFIG."""
+        found = os.environ if environ is None else environ
+        own, foreign = found.get("FLOWRT_CLUSTER", "").strip(), found.get("TF_CONFIG", "").strip()
+        if own and not own.startswith("{"):
+            return cls.from_file(own)
+        if not own and not foreign:
+            raise GraphError("no cluster is named in the environment; set FLOWRT_CLUSTER to a cluster file")
+        name = "FLOWRT_CLUSTER" if own else "TF_CONFIG"
+        try:
+            data = json.loads(own) if own else json.loads(foreign)["cluster"]
+            return cls._from_data(data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise GraphError(f"{name} is not a cluster: {error!r}") from error
+        except GraphError as error:
+            raise GraphError(f"{name}: {error}") from None
+
+    @classmethod
+    def _from_data(cls, data: Any) -> Self:
+        if not isinstance(data, Mapping):
+            raise GraphError(_FORM)
+        token_file = data.get("token_file")
+        if not isinstance(token_file, str | None):
+            raise GraphError(f"token_file is a path, not {token_file!r}")
+        return cls({job: tasks for job, tasks in data.items() if job != "token_file"}, token_file)
+
+    def tasks(self) -> dict[str, tuple[str, int]]:
+        """The host and port of every task: ``{"/job:ps/task:0": ("127.0.0.1", 7001)}``."""
+        return {
+            f"/job:{job}/task:{number}": parse_address(address)
+            for job, addresses in self.jobs.items()
+            for number, address in enumerate(addresses)
+        }
+
+    @property
+    def token(self) -> str:
+        """The secret that its nodes and masters share; raises `AuthenticationError` where it cannot be had."""
+        path = self.token_file or os.environ.get("FLOWRT_TOKEN_FILE")
+        if path:
+            return load_token(path)
+        abroad = [host for host, _ in self.tasks().values() if not is_loopback(host)]
+        if abroad:
+            raise AuthenticationError(
+                f"the cluster reaches beyond this machine, to {abroad[0]}, so its nodes and masters need a shared "
+                "secret: set token_file in the cluster file, or FLOWRT_TOKEN_FILE"
+            )
+        return own_token()
+
+
+def _checked(jobs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    seen: dict[tuple[str, int], str] = {}
+    for job, addresses in jobs.items():
+        if not _JOB.fullmatch(job) or job == "client":
+            raise GraphError(
+                f"{job!r} cannot name a job: letters, digits and _, and not client, which is the session's"
+            )
+        if isinstance(addresses, str) or not isinstance(addresses, Sequence) or not addresses:
+            raise GraphError(f"job {job!r}: expected a list of addresses, got {addresses!r}; {_FORM}")
+        for number, address in enumerate(addresses):
+            task, place = f"/job:{job}/task:{number}", parse_address(address)
+            if place in seen:
+                raise GraphError(f"{seen[place]} and {task} have the same address, {address}")
+            seen[place] = task
+    if not seen:
+        raise GraphError(f"a cluster needs a task; {_FORM}")
+    return {job: tuple(addresses) for job, addresses in jobs.items()}
+
+
+def _check_job(job: str) -> None:
+    if not _JOB.fullmatch(job) or job == "client":
+        raise GraphError(f"{job!r} cannot name a job: letters, digits and _, but not client, which is the session's")
+
+
+def parse_address(address: Any, *, lowest: int = 1) -> tuple[str, int]:
+    """``"host:port"`` or ``"[::1]:port"`` as a pair. Raises `GraphError` for anything else."""
+    match = re.fullmatch(
+        r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})", address if isinstance(address, str) else ""
+    )
+    if match is None or not lowest <= int(match[3]) < 1 << 16:
+        raise GraphError(f"{address!r} is not an address; write HOST:PORT, as in 127.0.0.1:7001")
+    return match[1] or match[2], int(match[3])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine, to itself."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def own_token() -> str:
+    """This user's token for clusters within this machine: made at the first use, readable by its owner alone."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = Path(base) / "flowrt" / "token"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _publish_token(path)
+    except OSError as error:
+        raise AuthenticationError(f"cannot make the token file {path}: {error}; set FLOWRT_TOKEN_FILE") from error
+    return load_token(path)
+
+
+def _publish_token(path: Path) -> None:
+    """Make a whole token file appear at ``path`` at once; of several processes, the first one's counts."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder) / "token"
+        save_token(draft, new_token())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+
+
+class LocalCluster:
+    """Nodes as processes on this machine: ``async with LocalCluster(ps=1, worker=3) as cluster:``.
+
+    Args:
+        threads: Kernel threads of each node; by default the usable cores are divided among the nodes.
+        delays: For experiments with stragglers, how long a task waits between its gradient and its push, as text
+            (``{"/job:worker/task:3": "0.2"}``; the forms are `Delay`'s).
+        warm: Awaited before the nodes start: a place to fill the kernel cache once.
+        log_level: What the nodes write to this process's stderr.
+        jobs: How many tasks of each job.
+
+    Raises `GraphError` for tasks that make no sense and `ResourceError` if a node does not come up.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        delays: Mapping[str, str | Delay] | None = None,
+        warm: Callable[[], Awaitable[None]] | None = None,
+        log_level: str = "error",
+        startup: float = 60.0,
+        grace: float = 5.0,
+        **jobs: int,
+    ) -> None:
+        for job in jobs:
+            _check_job(job)
+        self._names = [(job, number) for job, count in jobs.items() for number in range(count)]
+        if not self._names:
+            raise GraphError("a cluster needs a task; worker=1 would be one")
+        self._delays = {task: _as_delay(delay) for task, delay in (delays or {}).items()}
+        for task in self._delays.keys() - {f"/job:{job}/task:{number}" for job, number in self._names}:
+            raise GraphError(f"a delay is given for {task}, which is not in the cluster")
+        self._threads = threads or max(1, usable_cores() // len(self._names))
+        self._warm = warm
+        self._log_level = log_level
+        self._startup = startup
+        self._grace = grace
+        self._spec: ClusterSpec | None = None
+        self.token = new_token()
+        self.processes: dict[str, Process] = {}
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """Where the nodes are."""
+        if self._spec is None:
+            raise ClosedError("the cluster is not open; use it inside `async with fr.LocalCluster(...) as cluster:`")
+        return self._spec
+
+    async def __aenter__(self) -> Self:
+        try:
+            if self._warm is not None:
+                await self._warm()
+            with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
+                token_file = os.path.join(folder, "token")
+                save_token(token_file, self.token)
+                async with asyncio.timeout(self._startup):
+                    await self._start(token_file)
+        except BaseException as error:
+            await _finish(self._reap())
+            if isinstance(error, TimeoutError):
+                raise ResourceError(f"the nodes did not come up within {self._startup:g} s") from error
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._spec = None
+        await _finish(self._reap())
+
+    async def _start(self, token_file: str) -> None:
+        """Start all nodes, each on a port of its own choice, and wait until all have said theirs."""
+        for job, number in self._names:
+            self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, token_file)
+        addresses = {task: await _ready(task, process) for task, process in self.processes.items()}
+        jobs: dict[str, list[str]] = {}
+        for job, number in self._names:
+            jobs.setdefault(job, []).append(addresses[f"/job:{job}/task:{number}"])
+        self._spec = ClusterSpec(jobs)
+
+    async def _spawn(self, job: str, number: int, token_file: str) -> Process:
+        options = {"job": job, "task": number, "bind": "127.0.0.1:0", "token-file": token_file}
+        options |= {"threads": self._threads, "log-level": self._log_level}
+        delay = self._delays.get(f"/job:{job}/task:{number}")
+        if delay is not None:
+            options["delay"] = str(delay)
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
+            *(f"--{name}={value}" for name, value in options.items()),
+            stdin=asyncio.subprocess.PIPE,  # held open: its end tells the node that we are gone
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(self._threads),
+        )
+
+    async def _reap(self) -> None:
+        """End every process: asked first, then forced."""
+        for process in self.processes.values():
+            _signal(process, "terminate")
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            async with asyncio.timeout(self._grace):
+                await self._wait()
+        except TimeoutError:
+            for process in self.processes.values():
+                _signal(process, "kill")
+            await self._wait()
+
+    async def _wait(self) -> None:
+        for process in self.processes.values():
+            await process.wait()
+
+
+def _as_delay(delay: str | Delay) -> Delay:
+    return Delay.parse(delay) if isinstance(delay, str) else delay
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Ours, with the libraries' own threads bounded, and this very flowrt to be found first."""
+    found = str(Path(__file__).resolve().parent.parent)
+    rest = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([found, rest]) if rest else found
+    return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}
+
+
+def _signal(process: Process, how: str) -> None:
+    if process.returncode is None:
+        try:
+            getattr(process, how)()
+        except ProcessLookupError:
+            return  # it ended meanwhile
+
+
+async def _ready(task: str, process: Process) -> str:
+    """The address in the line that a node prints when it is ready."""
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode(errors="replace")
+    match = re.search(r" ready on (\S+)$", line.rstrip())
+    if match is None:
+        raise ResourceError(f"{task} did not start: its process ended, or said {line!r}; see its last words on stderr")
+    return match[1]
+
+
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for ``work``, even if cancelled meanwhile; the cancellation is delivered at the end."""
+    cancelled: asyncio.CancelledError | None = None
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,253 @@
+"""One connection that carries tensors between two tasks: each side pulls what it needs, when it has room.
+
+Law: nothing is sent that was not asked for, and nothing large before there is room for it at the receiver. Room is
+given for values that are there, never for values to come: who waits for a value holds nothing that another needs, so
+transfers cannot wait for each other in a circle. (A small allowance may be promised ahead, which saves a round trip; it
+is never waited for.) A pull always ends: with the value, an error, or the loss of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import BrokenStream, ClosedError, FlowrtError, NodeLost, RemoteError, StepCancelled
+from flowrt.net.messages import (
+    DeadValue,
+    Fault,
+    Forget,
+    Grant,
+    Offer,
+    Pull,
+    Value,
+    as_error,
+    from_data,
+    name_error,
+    to_data,
+)
+from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
+
+if TYPE_CHECKING:
+    from flowrt.net.transport import Connection
+    from flowrt.spec import Spec
+
+SMALL = 4096  # bytes that anybody has room for
+MAX_PULLS = 1 << 14  # unanswered, by one peer
+_log = logging.getLogger(__name__)
+
+
+class Allowance:
+    """Bytes that may be on their way here beside the budget, promised before they are known to be there."""
+
+    def __init__(self, total: int = 8 << 20) -> None:
+        self.left = total
+
+    @contextmanager
+    def promise(self, spec: Spec) -> Iterator[int]:
+        """The room for a value of ``spec`` to come; too little for it where the allowance does not reach."""
+        nbytes = spec.nbytes if spec.known else SMALL
+        promised = nbytes if SMALL < nbytes <= self.left else 0
+        self.left -= promised
+        try:
+            yield max(promised, SMALL)
+        finally:
+            self.left += promised
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What a task's links share: where values wait, and the room for those to come.
+
+    ``knows`` says whether an epoch is in force: steps of others are over.
+    """
+
+    rendezvous: Rendezvous
+    budget: Budget
+    allowance: Allowance
+    knows: Callable[[str], bool]
+
+
+class Link:
+    """A connection for tensors; `run` serves it until it ends, and must be running for `pull` to be answered."""
+
+    def __init__(self, connection: Connection, peer: str, store: Store) -> None:
+        self.peer = peer
+        self._connection = connection
+        self._store = store
+        self._requests = itertools.count()
+        self._replies: dict[int, asyncio.Future[Any]] = {}  # to pulls of ours
+        self._serving: dict[int, asyncio.Task[None]] = {}  # pulls of theirs
+        self._grants: dict[int, asyncio.Future[None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._runner: asyncio.Task[Any] | None = None
+        self._ending: FlowrtError | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._ending is not None or self._connection.closed
+
+    async def run(self) -> None:
+        """Serve until the connection ends, however it does; raises nothing but cancellation. Closes it at the end."""
+        self._runner = asyncio.current_task()
+        try:
+            async with self._connection, asyncio.TaskGroup() as self._tasks:
+                try:
+                    if self._ending is None:
+                        await self._read()
+                finally:
+                    self._end()
+        finally:
+            self._end()
+
+    def close(self) -> None:
+        """End `run`, now or once it begins."""
+        self._ending = self._ending or ClosedError(f"the link to {self.peer} was closed here")
+        if self._runner is not None:
+            self._runner.cancel()
+
+    async def pull(self, key: StepKey, edge: int, spec: Spec) -> Array | Dead:
+        """The value of ``edge`` of step ``key``; waits until it is there and there is room for it.
+
+        Raises what went wrong at the peer, or `NodeLost`. Cancelled, it tells the peer to forget the request.
+        """
+        if self._ending is not None:
+            raise self._broken()
+        request = next(self._requests)
+        try:
+            with self._store.allowance.promise(spec) as room:
+                reply = await self._ask(request, Pull(request, *key, edge, room))
+            if isinstance(reply, Offer):
+                async with self._store.budget.reserve(reply.nbytes):
+                    reply = await self._ask(request, Grant(request))
+        except asyncio.CancelledError:
+            self._say(Forget(request))
+            raise
+        finally:
+            self._replies.pop(request, None)
+        value = _value_of(reply, self.peer)
+        return value if isinstance(value, Dead) else checked(value, spec, f"edge {edge} of {self.peer}")
+
+    # ── both sides ──
+
+    async def _read(self) -> None:
+        try:
+            async for data in self._connection:
+                self._hear(from_data(data))
+            self._ending = NodeLost(f"{self.peer} ({self._connection.peer}) closed the link")
+        except (RemoteError, ClosedError) as error:
+            self._ending = NodeLost(f"the link to {self.peer} broke: {error}")
+            _log.info("%s", self._ending)
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case Value() | DeadValue() | Offer() | Fault():
+                self._settle(message)
+            case Pull():
+                self._begin(message)
+            case Grant(request):
+                if request in self._grants and not self._grants[request].done():
+                    self._grants[request].set_result(None)
+            case Forget(request):
+                if request in self._serving:
+                    self._serving[request].cancel()
+            case _:
+                raise BrokenStream(f"{type(message).__name__} does not belong on a link")
+
+    def _end(self) -> None:
+        """Let everyone go who waits here."""
+        if self._ending is None:
+            self._ending = ClosedError(f"the link to {self.peer} was closed here")
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(self._broken())
+        for task in self._serving.values():
+            task.cancel()
+
+    def _broken(self) -> FlowrtError:
+        assert self._ending is not None
+        return type(self._ending)(*self._ending.args)
+
+    def _say(self, message: Any) -> None:
+        """Send without waiting, if there is still a connection to send on."""
+        if not self.closed and self._tasks is not None:
+            self._tasks.create_task(self._send(message))
+
+    async def _send(self, message: Any) -> None:
+        try:
+            await self._connection.send(to_data(message))
+        except (RemoteError, ClosedError) as error:
+            _log.info("%s", error)  # the reader sees the same, and tells who waits
+
+    # ── pulling ──
+
+    async def _ask(self, request: int, message: Any) -> Any:
+        reply = self._replies[request] = asyncio.get_running_loop().create_future()
+        await self._send(message)
+        if self._ending is not None and not reply.done():
+            raise self._broken()
+        return await reply
+
+    def _settle(self, message: Value | DeadValue | Offer | Fault) -> None:
+        reply = self._replies.get(message.request)
+        if reply is not None and not reply.done():
+            reply.set_result(message)
+
+    # ── being pulled from ──
+
+    def _begin(self, pull: Pull) -> None:
+        if pull.request in self._serving or len(self._serving) >= MAX_PULLS:
+            raise BrokenStream(f"pull {pull.request} came twice, or is one of more than {MAX_PULLS}")
+        assert self._tasks is not None
+        task = self._serving[pull.request] = self._tasks.create_task(self._serve(pull))
+        task.add_done_callback(lambda _: self._serving.pop(pull.request, None))
+
+    async def _serve(self, pull: Pull) -> None:
+        try:
+            await self._send(await self._reply(pull))
+        except FlowrtError as error:
+            await self._send(Fault(pull.request, *name_error(error)))
+
+    async def _reply(self, pull: Pull) -> Value | DeadValue:
+        if not self._store.knows(pull.epoch):
+            raise StepCancelled(f"step {pull.number} has ended: its master is gone")
+        value = await self._store.rendezvous.take((pull.epoch, pull.number), pull.edge)
+        if isinstance(value, Dead):
+            return DeadValue(pull.request)
+        if value.nbytes > pull.room:
+            await self._offer(pull.request, value.nbytes)
+        return Value(pull.request, value)
+
+    async def _offer(self, request: int, nbytes: int) -> None:
+        grant = self._grants[request] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(Offer(request, nbytes))
+            await grant
+        finally:
+            del self._grants[request]
+
+
+def _value_of(reply: Any, peer: str) -> Array | Dead:
+    match reply:
+        case Value(_, value):
+            return value
+        case DeadValue():
+            return DEAD
+        case Fault(_, name, text):
+            raise as_error(name, f"from {peer}: {text}")
+        case _:
+            raise BrokenStream(f"{peer} answered a pull with {type(reply).__name__}")
+
+
+def checked(value: Any, spec: Spec, where: str) -> Array:
+    """``value`` if it is the tensor that a plan says comes there; kernels trust it from here on."""
+    if not isinstance(value, np.ndarray) or not spec.accepts(value.dtype, value.shape):
+        got = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise BrokenStream(f"{where}: expected {spec}, {got} came")
+    return value

@@ -1,0 +1,456 @@
+"""The driving side: one master registers plans with the nodes of a cluster and runs steps on them.
+
+Law: a step is one small message to each task that takes part, and one back; everything else is pulled. A step ends when
+every task of it has said so, or is lost, or is suspect and has been told: until then `Master.run` does not return, also
+when cancelled, so nothing of an ended step goes on unseen. Of a step's errors, the one that the others followed from is
+raised. Who is alive is `liveness`'s to decide; a lost task fails the steps it takes part in and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from flowrt import codec
+from flowrt.errors import (
+    BrokenStream,
+    ClosedError,
+    DeadTensorError,
+    FlowrtError,
+    InternalError,
+    NodeLost,
+    RemoteError,
+)
+from flowrt.net.link import SMALL, Allowance, Store, checked
+from flowrt.net.liveness import Change, Liveness, Standing, Timing
+from flowrt.net.messages import (
+    Abort,
+    Answer,
+    Ask,
+    Done,
+    Drive,
+    Ping,
+    Pong,
+    Refused,
+    Register,
+    Start,
+    Unregister,
+    as_error,
+    from_data,
+    root_error,
+    to_data,
+)
+from flowrt.net.peer import Peer, meet
+from flowrt.net.steps import Feed, Registered, Step, describe
+from flowrt.plan import Plan, plan_to_data, spec_from_data
+from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from flowrt.device import Device
+    from flowrt.spec import Spec
+
+_log = logging.getLogger(__name__)
+
+
+class Master:
+    """Drives the tasks at ``addresses`` (``{"/job:ps/task:0": (host, port)}``) while the block runs.
+
+    ``name`` is the session's: a newer master of the same name takes over from an older one; without a name, it is
+    nobody's successor. ``patience`` is how long, in seconds, opening waits for nodes that are not up yet.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[str, tuple[str, int]],
+        token: str,
+        *,
+        name: str = "",
+        timing: Timing | None = None,
+        patience: float = 5.0,
+        transfer_budget: int = 256 << 20,
+    ) -> None:
+        self.epoch = secrets.token_hex(16)
+        self.name = name or f"unnamed {self.epoch}"
+        self._addresses = dict(addresses)
+        self._token = token
+        self._timing = timing or Timing()
+        self._patience = patience
+        self._rendezvous = Rendezvous()
+        budget = Budget(transfer_budget)
+        self._store = Store(self._rendezvous, budget, Allowance(), lambda epoch: epoch == self.epoch)
+        self._group = asyncio.TaskGroup()
+        self._peers: dict[str, Peer] = {}
+        self._steps: dict[int, Step] = {}
+        self._numbers = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._opened = self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # ── opening and closing ──
+
+    async def open(self) -> None:
+        """Connect to every task. Raises `RemoteError` within 10 s for one that is not up or refuses."""
+        if self._opened:
+            raise ClosedError("a master is opened once; make another one")
+        self._opened = True
+        self._liveness = Liveness(self._timing, asyncio.get_running_loop().time())
+        await self._group.__aenter__()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task, address in self._addresses.items():
+                    group.create_task(self._meet(task, *address))
+        except BaseException as error:
+            await self.aclose()
+            if isinstance(error, BaseExceptionGroup):
+                raise root_error(error) from None
+            raise
+        self._peers = {task: self._peers[task] for task in self._addresses}
+        self._spawn(self._watch())
+
+    async def aclose(self) -> None:
+        """End the steps in progress, part from the nodes and let everything go; twice is once."""
+        if self._closed or not self._opened:
+            return
+        self._closed = True
+        for step in self._steps.values():
+            step.fail(ClosedError("the session was closed"))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for peer in self._peers.values():
+                    group.create_task(peer.control.aclose())
+        finally:
+            for peer in self._peers.values():
+                peer.lose(peer.error or ClosedError(f"the session was closed; {peer.task} serves it no more"))
+                self._settle_steps(peer)
+            for task in self._tasks:
+                task.cancel()
+            await self._group.__aexit__(None, None, None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+
+    async def _meet(self, task: str, host: str, port: int) -> None:
+        """Connect to a task and begin to listen."""
+        drive = Drive(self.name, self.epoch, self._addresses)
+        peer = self._peers[task] = await meet(task, host, port, self._token, drive, self._store, self._patience)
+        self._liveness.joined(task, asyncio.get_running_loop().time())
+        for work in (self._listen(peer), self._beat(peer), self._carry(peer)):
+            self._spawn(work)
+
+    # ── who is there ──
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of the tasks that are not lost."""
+        return [device for peer in self._peers.values() if peer.error is None for device in peer.devices]
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """The tasks that are lost."""
+        return frozenset(task for task, peer in self._peers.items() if peer.error is not None)
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """The tasks that have been silent for a while."""
+        return self._liveness.having(Standing.SUSPECT)
+
+    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str] = frozenset()) -> None:
+        """Wait until `lost` or `suspects` differ from these."""
+        while (self.lost, self.suspects) == (lost, suspects):
+            await self._changed.wait()
+
+    def _apply(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            peer = self._peers[change.task]
+            _log.warning("%s (%s) is %s: %s", peer.task, peer.address, change.standing.value, change.cause)
+            if change.standing is Standing.LOST:
+                self._lose(peer, NodeLost(f"{peer.task} ({peer.address}) was lost: {change.cause}"))
+            elif change.standing is Standing.SUSPECT:
+                self._excuse(peer)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _lose(self, peer: Peer, error: FlowrtError) -> None:
+        if peer.error is None:
+            peer.lose(error)
+        self._settle_steps(peer)
+        self._spawn(peer.control.aclose())
+
+    def _settle_steps(self, peer: Peer) -> None:
+        for step in self._steps.values():
+            if peer.task in step.waiting:
+                step.settle(peer.task, peer.error)
+
+    def _excuse(self, peer: Peer) -> None:
+        """Do not let ended steps wait for a task that may never answer: it finds the abort when it wakes."""
+        for step in self._steps.values():
+            if step.aborted and peer.task in step.waiting:
+                step.settle(peer.task)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._timing.beat)
+            self._apply(self._liveness.look(loop.time()))
+
+    async def _beat(self, peer: Peer) -> None:
+        for number in itertools.count():
+            await asyncio.sleep(self._timing.beat)
+            if not await self._say(peer, Ping(number)):
+                return
+
+    async def _carry(self, peer: Peer) -> None:
+        await peer.link.run()
+        self._broke(peer, "its connection for tensors ended")
+
+    def _broke(self, peer: Peer, cause: str) -> None:
+        if not self._closed:
+            self._apply(self._liveness.broke(peer.task, cause))
+
+    # ── talking ──
+
+    async def _say(self, peer: Peer, message: Any) -> bool:
+        """Send; if that fails, who listens to the peer learns the same and acts on it."""
+        try:
+            await peer.control.send(to_data(message))
+        except (RemoteError, ClosedError):
+            return False
+        return True
+
+    async def _listen(self, peer: Peer) -> None:
+        cause = "it closed the connection"
+        loop = asyncio.get_running_loop()
+        try:
+            async for data in peer.control:
+                self._hear(peer, from_data(data))
+                self._apply(self._liveness.heard(peer.task, loop.time()))
+        except (RemoteError, ClosedError) as error:
+            cause = str(error)
+        self._broke(peer, cause)
+
+    def _hear(self, peer: Peer, message: Any) -> None:
+        match message:
+            case Done(number):
+                if number in self._steps:
+                    self._finish(self._steps[number], peer, message)
+            case Pong():
+                pass
+            case Answer(request):
+                reply = peer.replies.get(request)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
+            case Refused(error, text):
+                peer.lose(as_error(error, f"{peer.task} ({peer.address}): {text}"))
+                self._broke(peer, text)
+            case _:
+                raise BrokenStream(f"a node cannot say {type(message).__name__}")
+
+    def _finish(self, step: Step, peer: Peer, done: Done) -> None:
+        if done.error:
+            step.settle(peer.task, as_error(done.error, f"on {peer.task}: {done.text}"), remote=True)
+            return
+        try:
+            for edge, value in zip(done.edges, done.values, strict=True):
+                spec = step.registered.specs[edge]
+                step.values[edge] = DEAD if value is None else checked(value, spec, f"edge {edge} of {peer.task}")
+        except (KeyError, ValueError, BrokenStream) as error:
+            step.settle(peer.task, BrokenStream(f"{peer.task} ended a step with other values than asked for: {error}"))
+            return
+        step.settle(peer.task)
+
+    async def _ask(self, peer: Peer, message: Register | Ask) -> Any:
+        """Send a request and wait for its answer."""
+        peer.check()
+        reply = peer.replies[message.request] = asyncio.get_running_loop().create_future()
+        try:
+            await self._say(peer, message)
+            answer = await reply
+        finally:
+            del peer.replies[message.request]
+        if answer.error:
+            raise as_error(answer.error, f"on {peer.task}: {answer.text}")
+        return answer.value
+
+    async def _ask_each(self, messages: Mapping[str, Register | Ask]) -> dict[str, Any]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = {t: group.create_task(self._ask(self._peers[t], m)) for t, m in messages.items()}
+        except BaseExceptionGroup as errors:
+            raise root_error(errors) from None
+        return {task: answer.result() for task, answer in asked.items()}
+
+    async def _ask_all(self, what: str, container: str = "") -> dict[str, Any]:
+        self._check_open()
+        alive = [task for task, peer in self._peers.items() if peer.error is None]
+        return await self._ask_each({task: Ask(next(self._numbers), what, container) for task in alive})
+
+    def _check_open(self) -> None:
+        if self._closed or not self._opened:
+            raise ClosedError("the session is not open")
+
+    # ── state ──
+
+    async def inventory(self) -> dict[tuple[str, str], Spec]:
+        """The variables of all tasks that are not lost, by (container, name)."""
+        found: dict[tuple[str, str], Spec] = {}
+        for rows in (await self._ask_all("inventory")).values():
+            found |= {(container, name): spec_from_data(spec) for container, name, spec in rows}
+        return found
+
+    async def reset(self, container: str | None = None) -> None:
+        """Forget the variables and queues of a container, or of all."""
+        await self._ask_all("reset", container or "")
+
+    async def statistics(self) -> dict[str, Mapping[str, int]]:
+        """What is open on each task that is not lost, in numbers."""
+        return await self._ask_all("statistics")
+
+    # ── steps ──
+
+    async def register(
+        self,
+        plans: Mapping[str, Plan],
+        feeds: Sequence[Sequence[tuple[int, str]]],
+        fetches: Sequence[tuple[int, str] | int],
+    ) -> Registered:
+        """Ship each plan to its task, once; what comes back can be run any number of times.
+
+        ``feeds[i]``: the (edge, task) pairs that feed i goes to; ``fetches[j]``: the (edge, task) that fetch j comes
+        from, or the number of the feed that it is.
+        """
+        self._check_open()
+        for task in plans:
+            if task not in self._peers:
+                raise InternalError(f"a plan for {task}, which is not in the cluster")
+        registered = describe(next(self._numbers), plans, feeds, fetches)
+        messages = {
+            task: Register(
+                next(self._numbers), registered.plan, np.frombuffer(codec.pack(plan_to_data(plan)), np.uint8)
+            )
+            for task, plan in plans.items()
+        }
+        await self._ask_each(messages)
+        return registered
+
+    async def unregister(self, registered: Registered) -> None:
+        """Let the nodes forget a step."""
+        for task in registered.tasks:
+            await self._say(self._peers[task], Unregister(registered.plan))
+
+    async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
+        """Run a registered step and answer its fetches; several may run at once, under different numbers.
+
+        Cancelling the caller aborts the step on all its tasks and waits until they have ended it. Raises the error
+        that the step failed with, saying where, and `NodeLost` if a task that takes part is lost.
+        """
+        self._check_open()
+        for task in registered.tasks:
+            self._peers[task].check()
+        if number in self._steps:
+            raise InternalError(f"step {number} is in progress")
+        step = self._steps[number] = Step(number, registered)
+        key = (self.epoch, number)
+        try:
+            await self._carry_out(step, key, feeds, seed)
+            await self._end(step)
+        except BaseException:
+            await self._end(step)
+            raise
+        finally:
+            del self._steps[number]
+            self._rendezvous.close(key)
+        if step.errors:
+            raise step.error()
+        return [self._fetched(step, fetch, feeds) for fetch in registered.fetches]
+
+    async def _carry_out(self, step: Step, key: StepKey, feeds: Sequence[Array], seed: int) -> None:
+        """Start the step everywhere and receive what comes, until it has failed or is over."""
+        starts = self._starts(step, key, feeds, seed)
+        if not step.registered.pulled:
+            await self._start(step, starts)
+            await step.news.wait()
+            return
+        async with asyncio.TaskGroup() as group:
+            pulls = [group.create_task(self._fetch(step, key, *edge)) for edge in step.registered.pulled]
+            await self._start(step, starts)
+            await step.news.wait()
+            if step.errors:
+                for pull in pulls:
+                    pull.cancel()
+
+    def _starts(self, step: Step, key: StepKey, feeds: Sequence[Array], seed: int) -> dict[str, Start]:
+        """What to tell each task; large feeds are laid out to be pulled."""
+        registered = step.registered
+        large: dict[int, Array] = {}
+        small: dict[str, dict[int, Array]] = {task: {} for task in registered.tasks}
+        for value, ways in zip(feeds, registered.feeds, strict=True):
+            for edge, task in ways:
+                (small[task] if value.nbytes <= SMALL else large)[edge] = value
+        if large:
+            self._rendezvous.open(key, large)
+        return {
+            task: Start(step.number, registered.plan, seed, tuple(fed), tuple(fed.values()), registered.wanted[task])
+            for task, fed in small.items()
+        }
+
+    async def _start(self, step: Step, starts: Mapping[str, Start]) -> None:
+        for task, start in starts.items():
+            await self._say(self._peers[task], start)
+
+    async def _fetch(self, step: Step, key: StepKey, edge: int, task: str) -> None:
+        try:
+            step.values[edge] = await self._peers[task].link.pull(key, edge, step.registered.specs[edge])
+        except FlowrtError as error:
+            step.fail(error)
+
+    async def _end(self, step: Step) -> None:
+        """Abort the step where it goes on, and wait for that, also if cancelled meanwhile."""
+        step.aborted = True
+        suspects = self.suspects
+        for task in sorted(step.waiting):
+            self._spawn(self._abort(self._peers[task], step.number))
+            if task in suspects:
+                step.settle(task)
+        cancelled: asyncio.CancelledError | None = None
+        while step.waiting:
+            step.news.clear()
+            try:
+                await step.news.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _abort(self, peer: Peer, number: int) -> None:
+        await self._say(peer, Abort(number))
+
+    def _fetched(self, step: Step, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
+        if isinstance(fetch, Feed):
+            return np.array(feeds[fetch.position])
+        value = step.values[fetch]
+        if isinstance(value, Dead):
+            raise DeadTensorError(step.registered.names[fetch])
+        return value
+
+
+def _packed(plan: Plan) -> Array:
+    return np.frombuffer(codec.pack(plan_to_data(plan)), np.uint8)

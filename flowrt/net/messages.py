@@ -1,0 +1,278 @@
+"""What nodes say to each other: one frozen value per kind, checked when it is read.
+
+Law: a message on the wire is a dict with its ``kind`` and exactly the fields of that kind's class, of their types;
+anything else is `BrokenStream`. Deciding what a message means is for who receives it.
+
+A connection begins with two hellos (plain dicts, exchanged by the transport). The opener's says what the connection is:
+`Drive` (a master commands a node) or `Carry` (tensors, pulled in either direction).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_origin, get_type_hints
+
+import numpy as np
+
+from flowrt.errors import BY_NAME, BrokenStream, FlowrtError, InternalError, NodeLost, RemoteError, StepCancelled
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+CLIENT = "/job:client/task:0"
+"""The task that a master stands for: it sends the feeds and receives the fetches."""
+
+
+# ── hellos ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """A master's: ``epoch`` is its own, ``peers`` says where each task is: ``{task: (host, port)}``."""
+
+    session: str
+    epoch: str
+    peers: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Who opens a connection for tensors: a task, or the client of ``epoch``."""
+
+    task: str
+    epoch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """A node's, to whoever opens a connection."""
+
+    task: str
+    devices: tuple[str, ...]
+
+
+# ── a master to a node ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Make a plan ready; answered by `Answer`. ``data`` is the packed plan."""
+
+    request: int
+    plan: int
+    data: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Unregister:
+    """Forget a plan. Not answered."""
+
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run a plan as step ``number``: answered by `Done`.
+
+    ``values`` are the small feeds, by ``edges``; other feeds are pulled. The values of the ``wanted`` edges come back
+    with `Done`; other fetches are pulled.
+    """
+
+    number: int
+    plan: int
+    seed: int
+    edges: tuple[int, ...]
+    values: tuple[Any, ...]
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End step ``number``, begun or not. A step in progress answers `Done`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """``what`` is inventory, statistics or reset (of ``container``, all if empty); answered by `Answer`."""
+
+    request: int
+    what: str
+    container: str
+
+
+# ── a node to its master ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The node obeys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The node does not obey, or not any more."""
+
+    error: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To `Register` and `Ask`; ``error`` is empty if all went well."""
+
+    request: int
+    value: Any
+    error: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a step: its ``values`` by ``edges`` (None where dead), or what went wrong."""
+
+    number: int
+    edges: tuple[int, ...] = ()
+    values: tuple[Any, ...] = ()
+    error: str = ""
+    text: str = ""
+
+
+# ── tensors, either way ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Send me the value of an edge of step (epoch, number) once it is there; at most ``room`` bytes without asking."""
+
+    request: int
+    epoch: str
+    number: int
+    edge: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The pull is not wanted any more."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    request: int
+    value: Array
+
+
+@dataclass(frozen=True, slots=True)
+class DeadValue:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The value is there, and larger than the room that the pull granted."""
+
+    request: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """There is room for what was offered."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """There is no value and never will be."""
+
+    request: int
+    error: str
+    text: str
+
+
+_CLASSES: tuple[type[Any], ...] = (
+    *(Drive, Carry, Serve),
+    *(Ping, Register, Unregister, Start, Abort, Ask),
+    *(Welcome, Refused, Pong, Answer, Done),
+    *(Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
+)
+
+
+def _field_types(kind: type[Any]) -> dict[str, type[Any]]:
+    hints = get_type_hints(kind)
+    types = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {name: object if hint is Any else get_origin(hint) or hint for name, hint in types.items()}
+
+
+_KINDS = {kind.__name__: (kind, _field_types(kind)) for kind in _CLASSES}
+
+
+def to_data(message: Any) -> dict[str, Any]:
+    """``message`` for the codec."""
+    kind = type(message).__name__
+    return {"kind": kind} | {name: getattr(message, name) for name in _KINDS[kind][1]}
+
+
+def from_data(data: Any) -> Any:
+    """The message that `to_data` wrote; raises `BrokenStream` for anything else."""
+    name = data.get("kind") if isinstance(data, Mapping) else None
+    kind, types = _KINDS.get(name, (None, {})) if isinstance(name, str) else (None, {})
+    if kind is None:
+        raise BrokenStream(f"a message of an unknown kind came: {str(data)[:80]}")
+    given = {name: value for name, value in data.items() if name != "kind"}
+    if given.keys() != types.keys():
+        raise BrokenStream(f"{kind.__name__} has the fields {sorted(types)}, {sorted(given)} came")
+    for name, value in given.items():
+        if not isinstance(value, types[name]):
+            raise BrokenStream(f"{kind.__name__}.{name} is a {types[name].__name__}, {type(value).__name__} came")
+    return kind(**given)
+
+
+# ── errors on the wire ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def name_error(error: BaseException) -> tuple[str, str]:
+    """The class and text of ``error`` as they travel. What is not ours is a bug, or the kernel author's."""
+    if isinstance(error, FlowrtError):
+        return type(error).__name__, str(error)
+    return InternalError.__name__, f"{type(error).__name__}: {error}"
+
+
+def as_error(name: str, text: str) -> FlowrtError:
+    """The error that a peer named; a class we do not know is a `RemoteError`."""
+    return BY_NAME.get(name, RemoteError)(text)
+
+
+def root_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error of a task group that the others are most likely consequences of."""
+    flat = [root_error(e) if isinstance(e, BaseExceptionGroup) else e for e in group.exceptions]
+    return min(flat, key=lambda e: consequence(e) if isinstance(e, FlowrtError) else -1)
+
+
+def consequence(error: FlowrtError) -> int:
+    """How far ``error`` may be a mere consequence of another: the least of a step's errors is the one to report."""
+    match error:
+        case StepCancelled():
+            return 3
+        case BrokenStream():
+            return 2
+        case NodeLost():
+            return 1
+        case _:
+            return 0

@@ -1,0 +1,381 @@
+"""The serving side of a task: obeys masters, runs their plans on its host, and trades tensors with other tasks.
+
+Law: of one session name only the newest master is obeyed. A newer one ends the reign of the older first: its steps are
+cancelled and waited for before the newer is welcomed, and an epoch that has ended never returns, so no two masters ever
+drive a step together. A reign also ends with its connection. What a step computes, and in which order, is the
+executor's; what a variable holds outlives all reigns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flowrt import codec
+from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost, RemoteError, StepCancelled
+from flowrt.net.link import Allowance, Link, Store, checked
+from flowrt.net.messages import (
+    CLIENT,
+    Abort,
+    Answer,
+    Ask,
+    Carry,
+    Done,
+    Drive,
+    Ping,
+    Pong,
+    Refused,
+    Register,
+    Serve,
+    Start,
+    Unregister,
+    Welcome,
+    from_data,
+    name_error,
+    root_error,
+    to_data,
+)
+from flowrt.net.transport import Connection, Server, connect, serve
+from flowrt.plan import plan_from_data, spec_to_data
+from flowrt.sched.executor import Executor
+from flowrt.sched.host import Host, RunContext
+from flowrt.sched.rendezvous import Array, Dead, StepKey
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+REMEMBERED_EPOCHS = 1024
+MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that still has a connection is given up
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ready:
+    """A registered plan, and the specs of what it receives."""
+
+    executor: Executor
+    receives: Mapping[int, Spec]
+
+
+@dataclass(slots=True, eq=False)
+class _Reign:
+    """What one master has here, from its welcome until its connection ends or a newer master comes."""
+
+    drive: Drive
+    connection: Connection
+    addresses: Mapping[str, tuple[str, int]]
+    plans: dict[int, _Ready] = field(default_factory=dict)
+    steps: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Node:
+    """A host on the network. `serving` opens its port."""
+
+    def __init__(self, host: Host, token: str) -> None:
+        self.host = host
+        self._token = token
+        self._reigns: dict[str, _Reign] = {}  # by epoch
+        self._over: OrderedDict[str, None] = OrderedDict()  # epochs that have ended
+        self._links: dict[tuple[str, int], Link] = {}
+        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
+        self._store = Store(host.rendezvous, host.budget, Allowance(), self._reigns.__contains__)
+        self._tasks: asyncio.TaskGroup | None = None
+        host.remote = self
+
+    @asynccontextmanager
+    async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
+        """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
+        hello = to_data(Serve(self.host.task, tuple(self.host.devices)))
+        failure: BaseException | None = None
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                async with serve(host, port, self._token, self._attend, hello=hello) as server:
+                    yield server
+            except BaseException as error:  # raised below, so that it leaves bare and not in a group
+                failure = error
+            for link in list(self._links.values()):
+                link.close()
+        if failure is not None:
+            raise failure
+
+    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec) -> Array | Dead:
+        """What ``peer`` sends on ``edge``: how the host's steps receive from other tasks."""
+        reign = self._reigns.get(key[0])
+        if reign is None:
+            raise StepCancelled(f"step {key[1]} has ended: its master is gone")
+        link = await (asyncio.shield(reign.client) if peer == CLIENT else self._link(peer, reign.addresses))
+        return await link.pull(key, edge, spec)
+
+    def statistics(self) -> dict[str, Any]:
+        """What is open now, in numbers."""
+        return {
+            "steps": sum(len(reign.steps) for reign in self._reigns.values()),
+            "open_steps": self.host.rendezvous.open_steps,
+            "plans": sum(len(reign.plans) for reign in self._reigns.values()),
+            "masters": len(self._reigns),
+            "links": len(self._links),
+            "bytes_expected": self.host.budget.used,
+        }
+
+    # ── links ──
+
+    async def _link(self, peer: str, addresses: Mapping[str, tuple[str, int]]) -> Link:
+        address = addresses.get(peer)
+        if address is None:
+            raise InternalError(f"{self.host.task} is to receive from {peer}, which its master did not introduce")
+        async with self._opening.setdefault(address, asyncio.Lock()):
+            link = self._links.get(address)
+            if link is None or link.closed:
+                link = self._links[address] = await self._open_link(peer, address)
+        return link
+
+    async def _open_link(self, peer: str, address: tuple[str, int]) -> Link:
+        try:
+            connection = await connect(*address, self._token, to_data(Carry(self.host.task, "")))
+        except RemoteError as error:
+            raise type(error)(f"{peer}: {error}") from error
+        met = from_data(connection.peer_hello)
+        if not isinstance(met, Serve) or met.task != peer or self._tasks is None:
+            await connection.aclose()
+            raise NodeLost(f"{connection.peer} is not {peer}")
+        link = Link(connection, peer, self._store)
+        self._tasks.create_task(self._run_link(link, address))
+        return link
+
+    async def _run_link(self, link: Link, address: tuple[str, int]) -> None:
+        try:
+            await link.run()
+        finally:
+            if self._links.get(address) is link:
+                del self._links[address]
+
+    # ── connections ──
+
+    async def _attend(self, connection: Connection) -> None:
+        """Serve one connection, whose token was checked, until it ends."""
+        try:
+            hello = from_data(connection.peer_hello)
+            match hello:
+                case Drive():
+                    await self._reign(hello, connection)
+                case Carry(task, ""):
+                    await Link(connection, task, self._store).run()
+                case Carry():
+                    await self._carry_for_client(hello, connection)
+                case _:
+                    raise BrokenStream(f"a connection began with {type(hello).__name__}")
+        except (RemoteError, ClosedError) as error:
+            level = logging.INFO if connection.closed and connection.failure is None else logging.WARNING
+            _log.log(level, "%s: a connection ended: %s", self.host.task, error)
+
+    async def _carry_for_client(self, hello: Carry, connection: Connection) -> None:
+        reign = self._reigns.get(hello.epoch)
+        if reign is None or reign.client.done():
+            raise BrokenStream(f"{connection.peer} is no client of a master here")
+        link = Link(connection, CLIENT, self._store)
+        reign.client.set_result(link)
+        await link.run()
+
+    # ── masters ──
+
+    async def _reign(self, drive: Drive, connection: Connection) -> None:
+        reign = _Reign(drive, connection, _addresses(drive.peers))
+        if drive.epoch in self._over or drive.epoch in self._reigns:
+            await self._say(reign, _superseded(reign))
+            return
+        older = [other for other in self._reigns.values() if other.drive.session == drive.session]
+        self._reigns[drive.epoch] = reign
+        try:
+            for other in older:
+                await self._depose(other)
+            if drive.epoch not in self._over:
+                await self._rule(reign)
+        finally:
+            self._end_reign(reign)
+
+    async def _rule(self, reign: _Reign) -> None:
+        _log.info("%s: obeys the master of session %r", self.host.task, reign.drive.session)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    await self._say(reign, Welcome())
+                    await self._obey(reign, tasks)
+                finally:
+                    for step in reign.steps.values():
+                        step.cancel()
+                    await reign.connection.aclose()
+        except BaseExceptionGroup as group:
+            raise root_error(group) from None
+
+    async def _depose(self, reign: _Reign) -> None:
+        self._over[reign.drive.epoch] = None
+        try:
+            async with asyncio.timeout(1.0):
+                await self._say(reign, _superseded(reign))
+        except (RemoteError, ClosedError, TimeoutError):
+            pass  # it is gone, or does not read: it learns from the end of the connection
+        await reign.connection.aclose()
+        await reign.ended.wait()
+
+    def _end_reign(self, reign: _Reign) -> None:
+        epoch = reign.drive.epoch
+        self._reigns.pop(epoch, None)
+        self._over[epoch] = None
+        while len(self._over) > REMEMBERED_EPOCHS:
+            self._over.popitem(last=False)
+        self.host.rendezvous.close_epoch(epoch)
+        if not reign.client.done():
+            reign.client.cancel()
+        elif not reign.client.cancelled():
+            reign.client.result().close()
+        reign.ended.set()
+
+    async def _obey(self, reign: _Reign, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(MASTER_SILENCE):
+                    message = from_data(await reign.connection.receive())
+            except TimeoutError:
+                raise NodeLost(f"the master was silent for {MASTER_SILENCE:g} s") from None
+            match message:
+                case Ping(number):
+                    await self._say(reign, Pong(number))
+                case Start(number):
+                    self._start(reign, message, tasks)
+                case Abort(number):
+                    await self._abort(reign, number)
+                case Register():
+                    await self._say(reign, self._register(reign, message))
+                case Unregister(plan):
+                    reign.plans.pop(plan, None)
+                case Ask():
+                    await self._say(reign, self._answer(message))
+                case _:
+                    raise BrokenStream(f"a master cannot say {type(message).__name__}")
+
+    async def _say(self, reign: _Reign, message: Any) -> None:
+        await reign.connection.send(to_data(message))
+
+    def _register(self, reign: _Reign, message: Register) -> Answer:
+        try:
+            plan = plan_from_data(codec.unpack(message.data.data))
+            if plan.task != self.host.task:
+                raise InternalError(f"{self.host.task} got a plan of {plan.task}")
+            receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
+            reign.plans[message.plan] = _Ready(Executor(plan, self.host), receives)
+        except Exception as error:
+            return Answer(message.request, None, *self._report(error, "a plan"))
+        return Answer(message.request, None)
+
+    def _answer(self, ask: Ask) -> Answer:
+        try:
+            match ask.what:
+                case "inventory":
+                    found = self.host.inventory().items()
+                    return Answer(ask.request, tuple((*name, spec_to_data(spec)) for name, spec in found))
+                case "statistics":
+                    return Answer(ask.request, self.statistics())
+                case "reset":
+                    self.host.reset(ask.container or None)
+                    return Answer(ask.request, None)
+                case _:
+                    raise BrokenStream(f"a master cannot ask for {ask.what!r}")
+        except FlowrtError as error:
+            return Answer(ask.request, None, *name_error(error))
+
+    def _report(self, error: BaseException, where: str) -> tuple[str, str]:
+        """The error as it travels to the master; what is nobody's on purpose is also logged here, with its trace."""
+        if not isinstance(error, FlowrtError):
+            _log.error("%s: %s failed", self.host.task, where, exc_info=error)
+        return name_error(error)
+
+    # ── steps ──
+
+    def _start(self, reign: _Reign, start: Start, tasks: asyncio.TaskGroup) -> None:
+        if start.number in reign.steps:
+            raise BrokenStream(f"step {start.number} was started twice")
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del reign.steps[start.number]
+            if task.cancelled() and not reign.connection.closed:  # before it began, or before it could say so
+                tasks.create_task(self._tell(reign, _aborted(start.number)))
+
+        task = reign.steps[start.number] = tasks.create_task(self._step(reign, start))
+        task.add_done_callback(ended)
+
+    async def _abort(self, reign: _Reign, number: int) -> None:
+        step = reign.steps.get(number)
+        if step is not None:
+            step.cancel()
+            return
+        self.host.rendezvous.close((reign.drive.epoch, number))  # a pull may have come before the start that never did
+        await self._say(reign, _aborted(number))
+
+    async def _step(self, reign: _Reign, start: Start) -> None:
+        """Run one step and tell the master how it ended, in any case."""
+        key = (reign.drive.epoch, start.number)
+        try:
+            values = await self._run(reign, start, key)
+            done = Done(start.number, start.wanted, values)
+        except asyncio.CancelledError:
+            done = _aborted(start.number)
+        except Exception as error:
+            name, text = self._report(error, f"step {start.number}")
+            done = Done(start.number, error=name, text=text)
+        finally:
+            self.host.rendezvous.close(key)
+        await self._tell(reign, done)
+
+    async def _tell(self, reign: _Reign, done: Done) -> None:
+        with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
+            await self._say(reign, done)
+
+    async def _run(self, reign: _Reign, start: Start, key: StepKey) -> tuple[Array | None, ...]:
+        ready = reign.plans.get(start.plan)
+        if ready is None:
+            raise InternalError(f"plan {start.plan} is not registered on {self.host.task}")
+        fed: dict[int, Array] = {}
+        for edge, value in zip(start.edges, start.values, strict=True):
+            fed[edge] = checked(value, ready.receives[edge], f"the feed on edge {edge}")
+        self.host.rendezvous.open(key, fed)
+        context = RunContext(key, start.number, start.seed)
+        if not start.wanted:
+            await ready.executor.run((), context)
+            return ()
+        return await self._run_for(start.wanted, ready.executor, context)
+
+    async def _run_for(
+        self, wanted: tuple[int, ...], executor: Executor, context: RunContext
+    ) -> tuple[Array | None, ...]:
+        """Run a plan and take the values of ``wanted`` edges, in order; None for a dead one."""
+        rendezvous = self.host.rendezvous
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                taken = [tasks.create_task(rendezvous.take(context.key, edge)) for edge in wanted]
+                await executor.run((), context)
+        except BaseExceptionGroup as group:
+            raise root_error(group) from None
+        values = [task.result() for task in taken]
+        return tuple(None if isinstance(value, Dead) else value for value in values)
+
+
+def _aborted(number: int) -> Done:
+    return Done(number, error=StepCancelled.__name__, text=f"step {number} was aborted")
+
+
+def _superseded(reign: _Reign) -> Refused:
+    return Refused(RemoteError.__name__, f"session {reign.drive.session!r} has a newer master")
+
+
+def _addresses(peers: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    try:
+        return {task: (str(host), int(port)) for task, (host, port) in peers.items()}
+    except (TypeError, ValueError) as error:
+        raise BrokenStream(f"a master introduced its peers as {str(peers)[:80]}") from error

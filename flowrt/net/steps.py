@@ -1,0 +1,124 @@
+"""A registered step, and a step in progress, as their master keeps them.
+
+Pure but for the event that wakes who waits; talking to the tasks is `master`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flowrt.net.link import SMALL
+from flowrt.net.messages import CLIENT, consequence
+
+if TYPE_CHECKING:
+    from flowrt.errors import FlowrtError
+    from flowrt.plan import Plan
+    from flowrt.sched.rendezvous import Array, Dead
+    from flowrt.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registered:
+    """A step that the nodes have plans for. ``fetches``: the edge each fetch comes by, or the feed that answers it."""
+
+    plan: int
+    tasks: tuple[str, ...]
+    feeds: tuple[tuple[tuple[int, str], ...], ...]
+    fetches: tuple[int | Feed, ...]
+    wanted: Mapping[str, tuple[int, ...]]  # by task, the edges whose values come with the end of the step
+    pulled: tuple[tuple[int, str], ...]  # the other edges, with their tasks
+    specs: Mapping[int, Spec]  # of what comes by each edge
+    names: Mapping[int, str]  # what comes by each edge, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A fetch that is simply feed ``position``."""
+
+    position: int
+
+
+class Step:
+    """A step in progress: which tasks have yet to end it, what came, what went wrong."""
+
+    def __init__(self, number: int, registered: Registered) -> None:
+        self.number = number
+        self.registered = registered
+        self.waiting = set(registered.tasks)
+        self.values: dict[int, Array | Dead] = {}
+        self.errors: list[tuple[int, FlowrtError]] = []
+        self.aborted = False
+        self.news = asyncio.Event()  # it has failed, or every task has ended it
+
+    def settle(self, task: str, error: FlowrtError | None = None, *, remote: bool = False) -> None:
+        """``task`` has ended the step, or never will. What a task says of others counts less than what we see."""
+        self.waiting.discard(task)
+        if error is not None:
+            self.errors.append((2 * consequence(error) + remote, error))
+        if error is not None or not self.waiting:
+            self.news.set()
+
+    def fail(self, error: FlowrtError) -> None:
+        self.errors.append((2 * consequence(error) + 1, error))
+        self.news.set()
+
+    def error(self) -> FlowrtError:
+        return min(self.errors, key=lambda ranked: ranked[0])[1]
+
+
+def describe(
+    plan: int,
+    plans: Mapping[str, Plan],
+    feeds: Sequence[Sequence[tuple[int, str]]],
+    fetches: Sequence[tuple[int, str] | int],
+) -> Registered:
+    """How values travel between the client and the tasks of a step."""
+    sends = {edge: (task, *sent) for task, p in plans.items() for edge, sent in _sent_to_client(p).items()}
+    wanted: dict[str, list[int]] = {task: [] for task in plans}
+    pulled = []
+    for edge, (task, spec, _) in sends.items():
+        if spec.known and spec.nbytes <= SMALL:
+            wanted[task].append(edge)
+        else:
+            pulled.append((edge, task))
+    return Registered(
+        plan,
+        tuple(plans),
+        tuple(tuple((edge, task) for edge, task in ways) for ways in feeds),
+        tuple(Feed(fetch) if isinstance(fetch, int) else fetch[0] for fetch in fetches),
+        {task: tuple(edges) for task, edges in wanted.items()},
+        tuple(pulled),
+        {edge: spec for edge, (_, spec, _) in sends.items()},
+        {edge: name for edge, (_, _, name) in sends.items()},
+    )
+
+
+def _sent_to_client(plan: Plan) -> dict[int, tuple[Spec, str]]:
+    """By edge: the static spec of what a plan sends to the client, and what to say if it is dead."""
+    specs = plan.value_specs()
+    return {
+        node.attrs["edge"]: (specs[node.inputs[0]], _why_dead(plan, node.inputs[0]))
+        for node in plan.nodes
+        if node.op == "send" and node.attrs["peer"] == CLIENT
+    }
+
+
+def _why_dead(plan: Plan, value: int) -> str:
+    """The switch that ``value`` depends on, if it is of this plan."""
+    starts = plan.value_starts()
+    producer = {v: n for n in range(len(plan.nodes)) for v in range(starts[n], starts[n + 1])}
+    fetched = plan.nodes[producer[value]].where() if value in producer else plan.feeds[value].name
+    seen: set[int] = set()
+    look = [value]
+    while look:
+        position = producer.get(look.pop())
+        if position is None or position in seen:
+            continue
+        seen.add(position)
+        if plan.nodes[position].op == "switch":
+            return f"{fetched} was fetched, but {plan.nodes[position].where()} took the other side"
+        look.extend(plan.nodes[position].inputs)
+    return f"{fetched} was fetched, but it lies on the side of a switch that was not taken"

@@ -1,0 +1,189 @@
+"""A node of a cluster: ``python -m flowrt.worker --job ps --task 0 --cluster cluster.toml``.
+
+Prints one line on stdout once it can be reached, serves until SIGTERM or SIGINT, and then exits with 0. What keeps it
+from starting is one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
+from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
+from flowrt.errors import AuthenticationError, FlowrtError, GraphError
+from flowrt.net.node import Node
+from flowrt.net.transport import load_token
+from flowrt.sched.delay import Delay
+from flowrt.sched.host import Host
+
+LAST_SECONDS = 5  # for the end of a node whose parent is gone
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a node is told when it starts."""
+
+    task: str
+    host: str
+    port: int
+    token: str
+    threads: int | None
+    delay: Delay | None
+    die_with_parent: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a node until it is told to end; answers the exit code."""
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(level=given.log_level.upper(), format=f"%(levelname)s {given.job}:{given.task} %(message)s")
+    try:
+        settings = read_settings(given)
+        if settings.die_with_parent:
+            _die_with_parent()
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(settings))
+    except FlowrtError as error:
+        print(f"flowrt worker: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until a signal, or the parent's end where it matters."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if settings.die_with_parent:
+        loop.add_reader(0, _watch_parent, loop, stop)
+    host = Host(settings.task, threads=settings.threads, delay=settings.delay)
+    try:
+        async with Node(host, settings.token).serving(settings.host, settings.port) as server:
+            name = f"[{settings.host}]" if ":" in settings.host else settings.host
+            print(f"flowrt worker {settings.task} ready on {name}:{server.port}", flush=True)
+            await stop.wait()
+    finally:
+        await host.aclose()
+
+
+def read_settings(given: argparse.Namespace) -> Settings:
+    """What the command line and the cluster file say together. Raises a `FlowrtError` that says what is wrong."""
+    task = f"/job:{given.job}/task:{given.task}"
+    cluster = _cluster(given)
+    if cluster is None:
+        host, port = parse_address(given.bind, lowest=0)
+    else:
+        tasks = cluster.tasks()
+        if task not in tasks:
+            raise GraphError(f"{task} is not in the cluster, which has {', '.join(tasks)}")
+        host, port = parse_address(given.bind, lowest=0) if given.bind else tasks[task]
+    return Settings(
+        task,
+        host,
+        port,
+        _token(given, cluster, host),
+        given.threads,
+        Delay.parse(given.delay) if given.delay else None,
+        given.die_with_parent,
+    )
+
+
+def _cluster(given: argparse.Namespace) -> ClusterSpec | None:
+    """The cluster, where one is given; its masters tell a node that knows only its own address."""
+    if given.cluster:
+        return ClusterSpec.from_file(given.cluster)
+    return None if given.bind else ClusterSpec.from_env()
+
+
+def _token(given: argparse.Namespace, cluster: ClusterSpec | None, host: str) -> str:
+    path = given.token_file or (cluster and cluster.token_file) or os.environ.get("FLOWRT_TOKEN_FILE")
+    if path:
+        return load_token(path)
+    if not is_loopback(host):
+        raise AuthenticationError(f"listening on {host}, beyond this machine, needs a secret: give --token-file")
+    return own_token()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flowrt.worker",
+        description="A node of a flowrt cluster: computes what masters ask for, and keeps variables between them.",
+        epilog="A cluster file is TOML with the addresses of each job's tasks: "
+        'ps = ["127.0.0.1:7001"], worker = ["127.0.0.1:7002", "127.0.0.1:7003"], and perhaps token_file = "PATH". '
+        "It ends with exit code 0 on SIGTERM or SIGINT; 2 says that it could not start.",
+    )
+    add = parser.add_argument
+    add("--job", required=True, help="the job this node has a task of, as in ps")
+    add("--task", required=True, type=_count, help="which of the job's tasks it is, from 0")
+    add("--cluster", metavar="FILE", help="the cluster file; by default what FLOWRT_CLUSTER or TF_CONFIG says")
+    add("--bind", metavar="HOST:PORT", help="where to listen, if not at the task's address; port 0 is any free one")
+    add(
+        "--token-file",
+        metavar="FILE",
+        help="holds the secret that masters and nodes share, readable by its owner alone; by default the cluster "
+        "file's, FLOWRT_TOKEN_FILE's, or (on this machine only) this user's own, made at the first use",
+    )
+    add("--threads", type=_positive, metavar="N", help="kernel threads; by default the cores it may use")
+    add(
+        "--delay",
+        metavar="SECONDS",
+        help="for experiments: be a straggler, by so long between gradient and push. 0.2, exponential:MEAN, "
+        "uniform:LOWEST,HIGHEST or lognormal:MEDIAN,SIGMA",
+    )
+    levels = ("debug", "info", "warning", "error")
+    add("--log-level", default="warning", choices=levels, help="what to write to stderr (default: %(default)s)")
+    add("--die-with-parent", action="store_true", help="end when stdin, a pipe that the parent holds, ends")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _die_with_parent() -> None:
+    """Have the system kill us when the parent dies, where it can; the end of stdin is noticed everywhere."""
+    mode = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        raise GraphError("--die-with-parent needs a pipe from the parent on stdin")
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    if not os.read(0, 4096):
+        loop.remove_reader(0)
+        signal.alarm(LAST_SECONDS)
+        stop.set()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""Masters and nodes as real processes on loopback, running plans written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from cluster_plans import PS, WORKERS, counter, dead, echo, failing, relay, waiting
+
+from flowrt.cluster import LocalCluster
+from flowrt.errors import (
+    AuthenticationError,
+    DeadTensorError,
+    GraphError,
+    InternalError,
+    NodeLost,
+    QueueClosedError,
+    RemoteError,
+    ResourceError,
+)
+from flowrt.net.master import Master, Registered
+from flowrt.net.transport import new_token
+from flowrt.spec import Spec
+
+SCALAR = Spec("float64", ())
+LARGE = Spec("float64", (1 << 20,))  # 8 MiB
+OPEN = Spec("float64", (None,))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(ps=1, worker=2, log_level="error") as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def driving(cluster: LocalCluster, **options: Any) -> AsyncIterator[Master]:
+    async with Master(cluster.spec.tasks(), cluster.token, **options) as master:
+        yield master
+
+
+class Numbers:
+    """Runs steps under numbers of their own."""
+
+    def __init__(self, master: Master) -> None:
+        self.master = master
+        self.next = 0
+
+    async def __call__(self, step: Registered, *feeds: np.ndarray) -> list[np.ndarray]:
+        self.next += 1
+        return await self.master.run(step, feeds, number=self.next, seed=0)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+    """Look again and again until ``condition`` holds."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 - it looks into other processes
+            await asyncio.sleep(0.01)
+
+
+async def nothing_open(master: Master) -> bool:
+    return all(s["steps"] == s["open_steps"] == s["bytes_expected"] == 0 for s in (await master.statistics()).values())
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()
+
+
+# ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_master_meets_every_task(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        assert [str(d) for d in master.devices] == [f"{task}/device:cpu:0" for task in (PS, *WORKERS)]
+        assert master.lost == frozenset()
+
+
+async def test_values_small_and_large_go_through_two_tasks_and_back(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        run = Numbers(master)
+        for spec, value in ((SCALAR, np.asarray(3.0)), (LARGE, np.arange(1 << 20, dtype=np.float64))):
+            step = await master.register(**relay(PS, WORKERS[0], spec))
+            quadruple, fed = await run(step, value)
+            np.testing.assert_array_equal(quadruple, 4 * value)
+            np.testing.assert_array_equal(fed, value)
+        assert await nothing_open(master)
+
+
+async def test_sizes_may_be_known_only_by_the_value(cluster: LocalCluster) -> None:
+    async with driving(cluster, transfer_budget=1 << 20) as master:
+        run, step = Numbers(master), await master.register(**relay(WORKERS[0], WORKERS[1], OPEN))
+        for size in (0, 1, 512, 513, 1 << 20):
+            (out, _) = await run(step, np.full(size, 2.0))
+            np.testing.assert_array_equal(out, np.full(size, 8.0))
+
+
+async def test_many_steps_run_at_once(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        run = Numbers(master)
+        steps = [await master.register(**relay(PS, w, SCALAR)) for w in WORKERS]
+        steps += [await master.register(**relay(WORKERS[0], WORKERS[1], LARGE))]
+        values = [np.asarray(float(i)) if i % 3 < 2 else np.full(1 << 20, float(i)) for i in range(30)]
+        async with asyncio.TaskGroup() as group:
+            runs = [group.create_task(run(steps[i % 3], value)) for i, value in enumerate(values)]
+        for value, done in zip(values, runs, strict=True):
+            np.testing.assert_array_equal(done.result()[0], 4 * value)
+        assert await nothing_open(master)
+
+
+async def test_variables_outlive_their_master(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        run, steps = Numbers(master), {n: await master.register(**s) for n, s in counter(PS, "kept").items()}
+        assert await run(steps["assign"], np.arange(3.0)) == []
+        await run(steps["assign_add"], np.ones(3))
+    async with driving(cluster) as master:
+        assert (await master.inventory())["kept", "v"] == Spec("float64", (3,))
+        run, read = Numbers(master), await master.register(**counter(PS, "kept")["read"])
+        np.testing.assert_array_equal((await run(read))[0], [1.0, 2.0, 3.0])
+        await master.reset("kept")
+        assert ("kept", "v") not in await master.inventory()
+        with pytest.raises(GraphError, match=f"on {PS}: .*has no value"):
+            await run(read)
+
+
+async def test_a_dead_fetch_names_its_switch(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        run, step = Numbers(master), await master.register(**dead(PS))
+        assert (await run(step, np.asarray(True)))[0] == 1.0
+        with pytest.raises(DeadTensorError, match="switch 'choice'"):
+            await run(step, np.asarray(False))
+
+
+async def test_a_failure_on_one_task_ends_the_step_on_all(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        run, step = Numbers(master), await master.register(**failing(WORKERS[0], WORKERS[1]))
+        with pytest.raises(QueueClosedError, match=f"^on {WORKERS[0]}: "):
+            await run(step)
+        assert await nothing_open(master)
+        await master.reset("")
+
+
+async def test_a_plan_that_a_node_cannot_run_is_refused_when_registered(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        plan = echo(PS, SCALAR)
+        wrong = {"plans": {WORKERS[0]: plan["plans"][PS]}, "feeds": [[(0, PS)]], "fetches": []}
+        with pytest.raises(InternalError, match=f"on {WORKERS[0]}: .*a plan of {PS}"):
+            await master.register(**wrong)
+
+
+async def test_a_cancelled_step_leaves_nothing_anywhere(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        run = Numbers(master)
+        steps = [await master.register(**waiting(*pair)) for pair in ((WORKERS[0], PS), (PS, WORKERS[1]))]
+
+        async def all_wait() -> bool:
+            return sum(s["steps"] for s in (await master.statistics()).values()) == 4
+
+        for cancel_at_once in (True, False):
+            runs = [asyncio.ensure_future(run(step)) for step in steps]
+            if not cancel_at_once:
+                await until(all_wait)
+            for task in runs:
+                task.cancel()
+            assert [type(r) for r in await asyncio.gather(*runs, return_exceptions=True)] == [
+                asyncio.CancelledError
+            ] * 2
+            assert await nothing_open(master)
+
+
+async def test_a_step_is_cancelled_at_any_of_its_waits(cluster: LocalCluster) -> None:
+    async with driving(cluster) as master:
+        run, step = Numbers(master), await master.register(**relay(PS, WORKERS[0], Spec("float64", (1 << 16,))))
+        value = np.ones(1 << 16)
+        for turns in range(0, 120, 4):
+            task = asyncio.ensure_future(run(step, value))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            (ended,) = await asyncio.gather(task, return_exceptions=True)
+            assert isinstance(ended, asyncio.CancelledError | list)
+        assert await nothing_open(master)
+        np.testing.assert_array_equal((await run(step, value))[0], 4 * value)
+
+
+# ── masters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_newer_master_of_the_same_name_takes_over(cluster: LocalCluster) -> None:
+    async with driving(cluster, name="job") as old:
+        step = await old.register(**waiting(WORKERS[0], WORKERS[1]))
+        stuck = asyncio.ensure_future(Numbers(old)(step))
+        async with driving(cluster, name="job") as new, driving(cluster, name="other") as other:
+            with pytest.raises(RemoteError, match="session 'job' has a newer master"):
+                await stuck
+            assert await nothing_open(new)
+            for master in (new, other):
+                echoed = await master.register(**echo(WORKERS[0], SCALAR))
+                assert (await Numbers(master)(echoed, np.asarray(2.0)))[0] == 4.0
+        with pytest.raises(RemoteError):
+            await Numbers(old)(step)
+
+
+async def test_an_epoch_that_ended_never_returns(cluster: LocalCluster) -> None:
+    async with driving(cluster, name="job") as old:
+        again = Master(cluster.spec.tasks(), cluster.token, name="job")
+        again.epoch = old.epoch
+        with pytest.raises(RemoteError, match="newer master"):
+            await again.open()
+        assert await nothing_open(old)
+    again = Master(cluster.spec.tasks(), cluster.token, name="job")
+    again.epoch = old.epoch
+    with pytest.raises(RemoteError, match="newer master"):
+        await again.open()
+
+
+async def test_a_masters_sudden_death_ends_its_steps(cluster: LocalCluster) -> None:
+    program = textwrap.dedent("""
+        import asyncio, sys
+        from cluster_plans import *
+        from flowrt.net.master import Master
+
+        async def main():
+            addresses = {t: (h, int(p)) for t, h, p in (a.split(",") for a in sys.argv[2:])}
+            async with Master(addresses, sys.argv[1]) as master:
+                step = await master.register(**waiting(WORKERS[0], PS))
+                print("running", flush=True)
+                await master.run(step, [], number=1, seed=0)
+
+        asyncio.run(main())
+    """)
+    places = [f"{task},{host},{port}" for task, (host, port) in cluster.spec.tasks().items()]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, cluster.token, *places),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(["tests", "."])},
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"running\n"
+    async with driving(cluster) as master:
+
+        async def runs() -> bool:
+            return (await master.statistics())[WORKERS[0]]["steps"] == 1
+
+        await until(runs)
+        process.kill()
+        await process.wait()
+        await until(lambda: nothing_open(master), 10.0)
+
+
+async def test_a_wrong_token_is_refused(cluster: LocalCluster) -> None:
+    with pytest.raises(AuthenticationError, match=r"/job:.*/task:.*refused the token"):
+        await Master(cluster.spec.tasks(), new_token()).open()
+
+
+async def test_a_node_that_is_not_up_is_named_in_time(cluster: LocalCluster, unused_tcp_port: int) -> None:
+    begin = time.monotonic()
+    addresses = cluster.spec.tasks() | {"/job:worker/task:2": ("127.0.0.1", unused_tcp_port)}
+    with pytest.raises(NodeLost, match=f"/job:worker/task:2: .*127.0.0.1:{unused_tcp_port}: Connection refused"):
+        await Master(addresses, cluster.token, patience=0.5).open()
+    assert time.monotonic() - begin < 5.0
+
+
+async def test_an_address_of_another_task_is_found_out(cluster: LocalCluster) -> None:
+    tasks = cluster.spec.tasks()
+    with pytest.raises(RemoteError, match=f"{WORKERS[0]}: .* is {PS}: the cluster's addresses"):
+        await Master({WORKERS[0]: tasks[PS]}, cluster.token).open()
+
+
+# ── nodes that come and go ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_killed_node_fails_its_own_steps_and_no_others() -> None:
+    async with LocalCluster(ps=1, worker=2) as cluster, driving(cluster) as master:
+        run = Numbers(master)
+        mine = await master.register(**waiting(WORKERS[0], WORKERS[1]))
+        others = await master.register(**relay(PS, WORKERS[1], SCALAR))
+        stuck = asyncio.ensure_future(run(mine))
+
+        async def both_wait() -> bool:
+            return sum(s["steps"] for s in (await master.statistics()).values()) == 2
+
+        await until(both_wait)
+        host, port = cluster.spec.tasks()[WORKERS[0]]
+        cluster.processes[WORKERS[0]].kill()
+        begin = time.monotonic()
+        with pytest.raises(NodeLost, match=rf"{WORKERS[0]} \({host}:{port}\) was lost: "):
+            await stuck
+        assert time.monotonic() - begin < 5.0
+        assert master.lost == {WORKERS[0]}
+        await asyncio.wait_for(master.wait_changed(frozenset()), 1.0)
+        assert await nothing_open(master)
+        assert (await run(others, np.asarray(1.0)))[0] == 4.0
+        with pytest.raises(NodeLost, match=WORKERS[0]):
+            await run(mine)
+        assert [d.host for d in master.devices] == [PS, WORKERS[1]]
+
+
+async def test_a_stopped_node_is_suspected_and_a_cancelled_step_does_not_wait_for_it() -> None:
+    async with LocalCluster(worker=2) as cluster, driving(cluster) as master:
+        run, step = Numbers(master), await master.register(**waiting(WORKERS[0], WORKERS[1]))
+        stuck = asyncio.ensure_future(run(step))
+        pid = cluster.processes[WORKERS[0]].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(3.5):
+                await master.wait_changed(frozenset())
+            assert master.suspects == {WORKERS[0]}
+            stuck.cancel()
+            async with asyncio.timeout(1.0):
+                await asyncio.wait([stuck])
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async with asyncio.timeout(5.0):
+            await master.wait_changed(frozenset(), frozenset({WORKERS[0]}))
+        await until(lambda: nothing_open(master))
+        assert master.lost == frozenset()
+
+
+async def test_a_local_cluster_leaves_no_process_however_it_ends() -> None:
+    pids: list[int] = []
+
+    async def go_wrong() -> None:
+        async with LocalCluster(worker=2, grace=0.5) as cluster:
+            pids.extend(process.pid for process in cluster.processes.values())
+            os.kill(pids[0], signal.SIGSTOP)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await go_wrong()
+    assert len(pids) == 2
+    assert not any(map(alive, pids))
+
+
+async def test_a_cluster_cancelled_while_it_starts_leaves_no_process() -> None:
+    cluster = LocalCluster(worker=2)
+    starting = asyncio.ensure_future(cluster.__aenter__())
+
+    async def started() -> bool:
+        return len(cluster.processes) == 2
+
+    await until(started)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(alive(process.pid) for process in cluster.processes.values())
+
+
+async def test_a_port_in_use_and_a_signal_end_a_worker_as_promised(cluster: LocalCluster, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(new_token())
+    token.chmod(0o600)
+    (_, taken) = cluster.spec.tasks()[PS]
+    command = [sys.executable, "-m", "flowrt.worker", "--job=ps", "--task=0", f"--token-file={token}"]
+    workers = [
+        await asyncio.create_subprocess_exec(
+            *command, f"--bind=127.0.0.1:{port}", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for port in (taken, 0, 0)
+    ]
+    out, err = await workers[0].communicate()
+    assert (workers[0].returncode, out) == (2, b"")
+    assert err.decode().startswith(f"flowrt worker: cannot listen on 127.0.0.1:{taken}: Address already in use")
+    assert err.count(b"\n") == 1
+    for worker, number in zip(workers[1:], (signal.SIGTERM, signal.SIGINT), strict=True):
+        assert worker.stdout is not None
+        assert (await worker.stdout.readline()).startswith(b"flowrt worker /job:ps/task:0 ready on 127.0.0.1:")
+        worker.send_signal(number)
+        assert await worker.communicate() == (b"", b"")
+        assert worker.returncode == 0
+
+
+async def test_nodes_do_not_outlive_a_parent_that_is_killed() -> None:
+    program = textwrap.dedent("""
+        import asyncio
+        from flowrt.cluster import LocalCluster
+
+        async def main():
+            async with LocalCluster(ps=1, worker=1) as cluster:
+                print(*(p.pid for p in cluster.processes.values()), flush=True)
+                await asyncio.Event().wait()
+
+        asyncio.run(main())
+    """)
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pids = [int(word) for word in (await parent.stdout.readline()).split()]
+    assert len(pids) == 2
+    parent.kill()
+    await parent.wait()
+
+    async def gone() -> bool:
+        return not any(map(alive, pids))
+
+    await until(gone, 10.0)
+
+
+async def test_a_node_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ResourceError, match="/job:worker/task:0 did not start"):
+        async with LocalCluster(worker=1):
+            pass

@@ -1,0 +1,217 @@
+"""Cluster files, delays, and a worker's refusals to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flowrt.cluster import ClusterSpec, LocalCluster, own_token, parse_address
+from flowrt.errors import AuthenticationError, BrokenStream, FlowrtError, GraphError, StepCancelled
+from flowrt.net.messages import Start, as_error, from_data, name_error, to_data
+from flowrt.sched.delay import Delay
+from flowrt.worker import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_tasks_are_numbered_within_their_job() -> None:
+    spec = ClusterSpec({"ps": ["127.0.0.1:7001"], "worker": ["node1:7002", "[::1]:7003"]})
+    assert spec.tasks() == {
+        "/job:ps/task:0": ("127.0.0.1", 7001),
+        "/job:worker/task:0": ("node1", 7002),
+        "/job:worker/task:1": ("::1", 7003),
+    }
+
+
+def test_a_cluster_file_is_read(tmp_path: Path) -> None:
+    file = write(tmp_path / "cluster.toml", 'token_file = "/x"\nps = ["127.0.0.1:7001"]\nworker = ["127.0.0.1:7002"]\n')
+    assert ClusterSpec.from_file(file) == ClusterSpec(
+        {"ps": ("127.0.0.1:7001",), "worker": ("127.0.0.1:7002",)}, token_file="/x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("ps = [", "cannot read the cluster file"),
+        ("", "a cluster needs a task"),
+        ('ps = "127.0.0.1:7001"', "expected a list of addresses"),
+        ("ps = []", "expected a list of addresses"),
+        ("ps = [7001]", "7001 is not an address"),
+        ('ps = ["127.0.0.1"]', "'127.0.0.1' is not an address; write HOST:PORT"),
+        ('ps = ["127.0.0.1:70000"]', "is not an address"),
+        ('ps = ["127.0.0.1:0"]', "is not an address"),
+        ('ps = ["a:1", "a:1"]', "/job:ps/task:0 and /job:ps/task:1 have the same address"),
+        ('"p/s" = ["a:1"]', "'p/s' cannot name a job"),
+        ('client = ["a:1"]', "'client' cannot name a job"),
+        ('token_file = 3\nps = ["a:1"]', "token_file is a path"),
+    ],
+)
+def test_what_is_no_cluster_file_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
+    file = write(tmp_path / "cluster.toml", text)
+    with pytest.raises(GraphError, match=str(file)) as caught:
+        ClusterSpec.from_file(file)
+    assert complaint in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"nowhere\.toml: .*No such file"):
+        ClusterSpec.from_file(tmp_path / "nowhere.toml")
+
+
+def test_the_environment_names_a_file_or_holds_the_cluster(tmp_path: Path) -> None:
+    file = write(tmp_path / "cluster.toml", 'ps = ["127.0.0.1:7001"]')
+    spec = ClusterSpec({"ps": ["127.0.0.1:7001"]})
+    assert ClusterSpec.from_env({"FLOWRT_CLUSTER": str(file)}) == spec
+    assert ClusterSpec.from_env({"FLOWRT_CLUSTER": json.dumps({"ps": ["127.0.0.1:7001"]})}) == spec
+    theirs = {"cluster": {"ps": ["127.0.0.1:7001"]}, "task": {"type": "ps", "index": 0}}
+    assert ClusterSpec.from_env({"TF_CONFIG": json.dumps(theirs)}) == spec
+
+
+@pytest.mark.parametrize("environ", [{}, {"FLOWRT_CLUSTER": "{"}, {"TF_CONFIG": "[]"}, {"TF_CONFIG": '{"cluster": 3}'}])
+def test_an_environment_without_a_cluster_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(GraphError, match=r"FLOWRT_CLUSTER|TF_CONFIG"):
+        ClusterSpec.from_env(environ)
+
+
+@pytest.mark.parametrize("text", ["", ":1", "a:", "a:b", "a b:1", "::1:7001", "http://a:1", "a:1/x"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(GraphError, match="is not an address"):
+        parse_address(text)
+
+
+def test_beyond_this_machine_a_secret_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLOWRT_TOKEN_FILE", raising=False)
+    with pytest.raises(AuthenticationError, match=r"10\.0\.0\.1.*token_file"):
+        _ = ClusterSpec({"ps": ["10.0.0.1:7001"]}).token
+
+
+def test_a_users_own_token_is_made_once_and_kept_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLOWRT_TOKEN_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    token = ClusterSpec({"ps": ["127.0.0.1:7001"]}).token
+    assert token == own_token()
+    assert [p.name for p in (tmp_path / "flowrt").iterdir()] == ["token"]
+    assert (tmp_path / "flowrt" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_local_cluster_knows_its_tasks_before_it_starts() -> None:
+    with pytest.raises(GraphError, match="worker/task:1, which is not in the cluster"):
+        LocalCluster(worker=1, delays={"/job:worker/task:1": "0.2"})
+    with pytest.raises(GraphError, match="needs a task"):
+        LocalCluster()
+    with pytest.raises(GraphError, match="'client' cannot name a job"):
+        LocalCluster(client=1)
+
+
+# ── delays ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_delay_reads_as_it_is_written() -> None:
+    for text in ("0.2", "exponential:0.05", "uniform:0.1,0.3", "lognormal:0.05,0.5"):
+        assert str(Delay.parse(text)) == text
+    assert Delay.parse("constant:1") == Delay.parse("1.0")
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1", "nan", "inf", "uniform:0.1", "uniform:3,1", "gamma:1", "1,2"])
+def test_what_is_no_delay_is_refused(text: str) -> None:
+    with pytest.raises(GraphError, match="is not a delay; write seconds"):
+        Delay.parse(text)
+
+
+def test_delays_are_drawn_from_their_distributions() -> None:
+    rng = random.Random(0)
+
+    def draws(text: str) -> list[float]:
+        delay = Delay.parse(text)
+        return [delay.sample(rng) for _ in range(4000)]
+
+    assert set(draws("0.2")) == {0.2}
+    assert set(draws("exponential:0")) == {0.0}
+    assert statistics.mean(draws("exponential:0.05")) == pytest.approx(0.05, rel=0.1)
+    uniform = draws("uniform:0.1,0.3")
+    assert 0.1 <= min(uniform) < 0.11
+    assert 0.29 < max(uniform) <= 0.3
+    assert statistics.median(draws("lognormal:0.05,0.5")) == pytest.approx(0.05, rel=0.1)
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_message_comes_back_as_it_was() -> None:
+    start = Start(3, 1, 42, (0,), (None,), (2,))
+    assert from_data(to_data(start)) == start
+
+
+NO_MESSAGES = [
+    None,
+    {},
+    {"kind": "Boot"},
+    {"kind": ["Ping"]},
+    {"kind": "Ping"},
+    {"kind": "Ping", "number": "1"},
+    {"kind": "Ping", "number": 1, "more": 2},
+]
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES)
+def test_what_is_no_message_is_refused(data: object) -> None:
+    with pytest.raises(BrokenStream):
+        from_data(data)
+
+
+def test_errors_keep_their_class_on_the_wire() -> None:
+    assert isinstance(as_error(*name_error(StepCancelled("x"))), StepCancelled)
+    assert str(as_error(*name_error(ValueError("x")))) == "ValueError: x"
+    assert type(as_error("SystemExit", "x")).__name__ == "RemoteError"
+    assert isinstance(as_error("SystemExit", "x"), FlowrtError)
+
+
+# ── refusals of the worker ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a worker refuses to start."""
+    assert main(["--job=ps", "--task=0", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("flowrt worker: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_a_worker_refuses_a_bad_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "cluster.toml", 'worker = ["127.0.0.1:7001"]')
+    assert "nowhere.toml" in refusal(capsys, f"--cluster={tmp_path / 'nowhere.toml'}")
+    assert "/job:ps/task:0 is not in the cluster, which has /job:worker/task:0" in refusal(capsys, f"--cluster={file}")
+
+
+def test_a_worker_refuses_a_wider_bind_without_a_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLOWRT_TOKEN_FILE", raising=False)
+    assert "beyond this machine, needs a secret: give --token-file" in refusal(capsys, "--bind=0.0.0.0:0")
+
+
+def test_a_worker_refuses_a_token_it_cannot_keep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "token", "secret")
+    os.chmod(file, 0o644)
+    assert "others can read" in refusal(capsys, "--bind=127.0.0.1:0", f"--token-file={file}")
+    assert "No such file" in refusal(capsys, "--bind=127.0.0.1:0", f"--token-file={tmp_path / 'none'}")
+
+
+def test_a_worker_refuses_a_bad_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "token", "secret")
+    os.chmod(file, 0o600)
+    assert "is not a delay" in refusal(capsys, "--bind=127.0.0.1:0", f"--token-file={file}", "--delay=slow")
