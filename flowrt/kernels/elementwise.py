@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.kernels.exponential import exp32, sigmoid32, tanh32
 from flowrt.kernels.launch import COPY_OP, FILL_OP
 from flowrt.kernels.table import Form, elementwise, flat, jitable, kernel
+from flowrt.kernels.twin import cuda
 
 
 def _integral(dtypes: Sequence[Any]) -> bool:
@@ -24,12 +26,22 @@ def _signed(dtypes: Sequence[Any]) -> bool:
     return bool(np.dtype(dtypes[0]).kind == "i")
 
 
+def _single(dtypes: Sequence[Any]) -> bool:
+    return bool(np.dtype(dtypes[0]) == np.float32)
+
+
 elementwise(COPY_OP, lambda x: x)
 
 
 @kernel(FILL_OP, layout=flat)
 def fill(y: Any, value: float) -> None:
     for i in range(y.size):
+        y[i] = value
+
+
+@kernel(FILL_OP, "cuda", layout=flat)
+def fill_on_cuda(y: Any, value: float) -> None:
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
         y[i] = value
 
 
@@ -115,13 +127,16 @@ elementwise("abs", lambda x: abs(x))
 elementwise("abs", lambda x: x, dtypes=lambda d: np.dtype(d[0]).kind in "bu")
 elementwise("sign", lambda x: np.sign(x))
 elementwise("exp", lambda x: math.exp(x))
+elementwise("exp", lambda x: exp32(x), on=("cpu",), dtypes=_single)
 elementwise("log", lambda x: math.log(x))
 elementwise("sqrt", lambda x: math.sqrt(x))
 elementwise("rsqrt", lambda x: inverse_root(x))
 elementwise("square", lambda x: x * x)
 elementwise("reciprocal", lambda x: 1 / x)
 elementwise("tanh", lambda x: math.tanh(x))
+elementwise("tanh", lambda x: tanh32(x), on=("cpu",), dtypes=_single)
 elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)))
+elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=_single)
 elementwise("relu", lambda x: 0 if x <= 0 else x)
 elementwise("floor", lambda x: np.floor(x))
 elementwise("floor", lambda x: x, dtypes=_integral)

@@ -14,6 +14,7 @@ import numpy as np
 
 from flowrt.errors import SpecError
 from flowrt.kernels.table import Attrs, Call, View, host_only, jitable, kernel, pieces
+from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec, normal_axes
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def row_reduction(combine: Any) -> Callable[..., Any]:
                 g = combine(g, x[o, k, m, 0, t + np.uint64(6)])
                 h = combine(h, x[o, k, m, 0, t + np.uint64(7)])
             found = combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
-        for t in range(blocks * 8, tail):
-            found = combine(found, x[o, k, m, 0, t])
+        for last in range(blocks * 8, tail):
+            found = combine(found, x[o, k, m, 0, last])
         return found
 
     return jitable(row)
@@ -181,17 +182,64 @@ def reduction(combine: Any, start: int | None, finish: Any = as_it_is) -> Callab
     return reduce
 
 
-def _register(op: str, function: Callable[..., Any], wide: Callable[[np.dtype[Any]], Any]) -> None:
-    kernel(op, layout=_layout, scratch=_scratch(wide))(function)
+def strands_on_cuda(combine: Any, start: int | None, finish: Any) -> tuple[Any, Any]:
+    """What one thread of a block folds of the entries of a result, and what the first then makes of all strands."""
+    first = start is None
+    begin = 0 if start is None else start
+
+    def fold_strand(x: Any, folded: Any, entry: int, kept: int, last: int, thread: int) -> None:
+        middle, run = x.shape[2], x.shape[4] if last != 0 else x.shape[3]
+        t, m, o = entry % kept, entry // kept % middle, entry // kept // middle
+        if first:
+            folded[thread] = x[o, 0, m, 0, t]
+        else:
+            folded[thread] = begin
+        for i in range(thread, x.shape[1] * run, THREADS):
+            if last != 0:
+                folded[thread] = combine(folded[thread], x[o, i // run, m, 0, i % run])
+            else:
+                folded[thread] = combine(folded[thread], x[o, i // run, m, i % run, t])
+
+    def fold_strands(x: Any, y: Any, folded: Any, entry: int, last: int) -> None:
+        middle, kept = y.shape[1], y.shape[2]
+        for i in range(1, THREADS):
+            folded[0] = combine(folded[0], folded[i])
+        count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
+        y[entry // kept // middle, entry // kept % middle, entry % kept] = finish(folded[0], count)
+
+    return jitable(fold_strand), jitable(fold_strands)
 
 
-_register("sum", reduction(plus, 0), _sum_dtype)
-_register("mean", reduction(plus, 0, over_count), lambda dtype: "float64")
-_register("max", reduction(larger, None), lambda dtype: dtype)
-_register("min", reduction(smaller, None), lambda dtype: dtype)
-_register("prod", reduction(times, 1), _sum_dtype)
-_register("any", reduction(either, 0), lambda dtype: "bool")
-_register("all", reduction(both, 1), lambda dtype: "bool")
+def reduction_on_cuda(combine: Any, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
+    """The twin of `reduction`: a block folds the entries of one result at a time."""
+    fold_strand, fold_strands = strands_on_cuda(combine, start, finish)
+
+    def reduce(x: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
+        folded = cuda.shared.array(THREADS, found.dtype)
+        for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
+            fold_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                fold_strands(x, y, folded, entry, last)
+            cuda.syncthreads()
+
+    return reduce
+
+
+def _register(
+    op: str, combine: Any, start: int | None, wide: Callable[[np.dtype[Any]], Any], finish: Any = as_it_is
+) -> None:
+    kernel(op, layout=_layout, scratch=_scratch(wide))(reduction(combine, start, finish))
+    kernel(op, "cuda", layout=_layout, scratch=_scratch(wide))(reduction_on_cuda(combine, start, finish))
+
+
+_register("sum", plus, 0, _sum_dtype)
+_register("mean", plus, 0, lambda dtype: "float64", over_count)
+_register("max", larger, None, lambda dtype: dtype)
+_register("min", smaller, None, lambda dtype: dtype)
+_register("prod", times, 1, _sum_dtype)
+_register("any", either, 0, lambda dtype: "bool")
+_register("all", both, 1, lambda dtype: "bool")
 
 
 def _position_sizes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, int, int]:
@@ -281,4 +329,18 @@ def sum_to(x: Any, shape: Any, y: Any, found: Any, neutral: Any, last: int) -> N
 
 
 kernel("sum_to", layout=_sum_to_layout, scratch=_sum_to_scratch)(sum_to)
+_add_strand, _add_strands = strands_on_cuda(plus, 0, as_it_is)
+
+
+@kernel("sum_to", "cuda", layout=_sum_to_layout, scratch=_sum_to_scratch)
+def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
+    folded = cuda.shared.array(THREADS, found.dtype)
+    for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
+        _add_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            _add_strands(x, y, folded, entry, last)
+        cuda.syncthreads()
+
+
 host_only("argmax", "argmin")
