@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowrt.errors import ClosedError
-from flowrt.session import Session
+from flowrt.errors import ClosedError, carried_site, user_site
+from flowrt.session import PENDING, CompiledStep, Session
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,31 +21,59 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._gate = threading.Lock()  # what is called before the loop is told to stop gets its answer
+        self._closed = False
         self._thread = threading.Thread(target=self._main, name="flowrt-loop", daemon=True)
         self._thread.start()
         self._started.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def _main(self) -> None:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            self._loop = runner.get_loop()
-            self._stop = asyncio.Event()
-            self._loop.call_soon(self._started.set)
-            runner.run(self._wait())
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                self._loop = runner.get_loop()
+                self._stop = asyncio.Event()
+                self._loop.call_soon(self._started.set)
+                runner.run(self._wait())
+        except BaseException as error:
+            if self._started.is_set():
+                raise
+            self._failure = error
+            self._started.set()
 
     async def _wait(self) -> None:
         await self._stop.wait()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for it; an interrupt cancels it and waits for that."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine on the loop and wait for it; an interrupt of the calling thread cancels it."""
+        future = self._submit(work)
         try:
             return future.result()
-        except KeyboardInterrupt:
+        except BaseException:
+            if future.cancelled():
+                raise ClosedError("the session was closed meanwhile") from None
             future.cancel()
             raise
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
+        token = carried_site.set(user_site())
+        try:
+            with self._gate:
+                if not self._closed:
+                    return asyncio.run_coroutine_threadsafe(work, self._loop)
+        finally:
+            carried_site.reset(token)
+        work.close()
+        raise ClosedError("the session is closed")
+
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        """Stop the loop, which cancels what still runs on it, and wait for the thread. Twice is once."""
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
 
@@ -95,14 +123,15 @@ class BlockingSession:
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> Callable[..., Any]:
         """`Session.compile`, as a plain callable; a step that is one short tape runs in the caller's thread."""
 
-        async def make() -> Any:
+        async def make() -> CompiledStep:
             return self._session.compile(fetches, feeds)
 
         step = self._call(make())
 
         def call(*values: Any) -> Any:
-            done, answer = step.run_now(*values)
-            return answer if done else self._call(step(*values))
+            arrays = step.arrays(values)
+            answer = step.run_now(arrays)
+            return self._call(step.run(arrays)) if answer is PENDING else answer
 
         return call
 

@@ -16,9 +16,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Name: TypeAlias = tuple[str, str]
 Array: TypeAlias = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 FORMAT = 1
 ALIGNMENT = 64
@@ -43,8 +44,10 @@ _log = logging.getLogger("flowrt.checkpoint")
 class Checkpoints:
     """Saves the variables of a session's graph on its own, and restores the newest whole checkpoint on opening.
 
-    ``path`` is a folder, made if need be. A save follows every ``every_steps`` training steps (runs that write
-    variables) and every ``every_seconds``; without either, only `Session.save` saves. The newest ``keep`` stay.
+    ``path`` is a folder, made if need be; one session at a time saves into it. A save follows every ``every_steps``
+    training steps (runs that write variables) and every ``every_seconds``, as ``clock`` tells them; without either,
+    only `Session.save` saves. The newest ``keep`` stay. ``refused`` lists the checkpoints that were not whole. A save
+    that fails on its own is logged and tried again after the next step; training goes on.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Checkpoints:
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep: int = 5,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if (
             keep < 1
@@ -70,7 +75,8 @@ class Checkpoints:
         self.refused: list[str] = []
         self._step = 0
         self._saved_step = 0
-        self._saved_at = time.monotonic()
+        self._clock = clock
+        self._saved_at = clock()
         self._saving = asyncio.Lock()
 
     @property
@@ -89,41 +95,54 @@ class Checkpoints:
         """Count a training step and save if it is time."""
         self._step += 1
         due = self.every_steps is not None and self._step - self._saved_step >= self.every_steps
-        overdue = self.every_seconds is not None and time.monotonic() - self._saved_at >= self.every_seconds
-        if due or overdue:
-            await self.save(session)
+        overdue = self.every_seconds is not None and self._clock() - self._saved_at >= self.every_seconds
+        if (due or overdue) and not self._saving.locked():
+            try:
+                await self.save(session)
+            except FlowrtError as error:
+                _log.warning("%s; training goes on", error)
 
     async def save(self, session: Session) -> int:
         """Save now; answers the step. A failure leaves no file behind and the earlier checkpoints untouched."""
         async with self._saving:
+            step, run = self._step, session.fresh_number()
             resources = _variables(session)
             values = await session.run_uncounted([tensor for _, tensor in resources])
-            step = self._step
             content = [(name, value) for (name, _), value in zip(resources, values, strict=True)]
             number = max((n for n, _ in self.saves()), default=0) + 1
             try:
-                await _on_disk(write_checkpoint, self.path, number, step, content)
+                await _on_disk(write_checkpoint, self.path, number, step, run, content)
             except OSError as error:
                 raise CheckpointError(f"the checkpoint of step {step} was not saved in {self.path}: {error}") from error
-            self._saved_step, self._saved_at = step, time.monotonic()
+            self._saved_step, self._saved_at = step, self._clock()
             await _on_disk(self._forget_old)
             return step
 
     async def restore_newest(self, session: Session) -> set[Name]:
-        """Restore the newest whole checkpoint, if there is any; answers what it restored."""
+        """Restore the newest whole checkpoint, if there are any; answers what it restored.
+
+        Raises `CheckpointError` where there are some, and none is whole: starting over would push them out.
+        """
+        refused: list[str] = []
         for number, step in reversed(self.saves()):
             try:
                 return await self._restore(session, number, step)
             except CheckpointError as error:
+                refused.append(str(error))
                 self.refused.append(str(error))
                 _log.warning("%s; trying the one before", error)
+        if refused:
+            raise CheckpointError(
+                f"no checkpoint in {self.path} is whole; move them away to start over: {'; '.join(refused)}"
+            )
         return set()
 
     async def restore(self, session: Session, step: int | None = None) -> int:
         """Restore the newest checkpoint of ``step``, or the newest whole one of all; answers its step."""
         if step is None:
-            if not await self.restore_newest(session):
-                raise CheckpointError(f"no whole checkpoint in {self.path}: {'; '.join(self.refused) or 'none at all'}")
+            if not self.saves():
+                raise CheckpointError(f"there is no checkpoint in {self.path}")
+            await self.restore_newest(session)
             return self._step
         numbers = [number for number, of in self.saves() if of == step]
         if not numbers:
@@ -133,7 +152,7 @@ class Checkpoints:
         return step
 
     async def _restore(self, session: Session, number: int, step: int) -> set[Name]:
-        values = await _on_disk(read_checkpoint, self.path, number, step)
+        run, values = await _on_disk(read_checkpoint, self.path, number, step)
         resources = session.graph.resources
         wanted = {n: r for n, r in resources.items() if r.kind == "variable" and n in values}
         for name, resource in wanted.items():
@@ -141,8 +160,9 @@ class Checkpoints:
         for batch in _without_shared_initials(wanted.values()):
             feeds = {r.initial: values[(r.container, r.name)] for r in batch}
             await session.run_uncounted([r.initialize for r in batch], feeds)
+        session.skip_numbers(run)
         self._step = self._saved_step = step
-        self._saved_at = time.monotonic()
+        self._saved_at = self._clock()
         return set(wanted)
 
     def _forget_old(self) -> None:
@@ -191,20 +211,22 @@ def _folder(number: int, step: int) -> str:
     return f"save-{number:08d}-step-{step:012d}"
 
 
-def write_checkpoint(root: Path, number: int, step: int, content: Sequence[tuple[Name, Array]]) -> None:
-    """Write one checkpoint, whole or not at all. Raises `OSError`."""
+def write_checkpoint(root: Path, number: int, step: int, run: int, content: Sequence[tuple[Name, Array]]) -> None:
+    """Write one checkpoint, whole or not at all; ``run`` numbers the runs to come. Raises `OSError`."""
     root.mkdir(parents=True, exist_ok=True)
-    final, partial = root / _folder(number, step), root / f".partial-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)
+    final, partial = root / _folder(number, step), root / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    written = partial
     try:
         partial.mkdir()
         entries = _write_data(partial / "data", content)
-        _write_manifest(partial / "manifest.json", {"format": FORMAT, "step": step, "variables": entries})
+        _write_manifest(partial / "manifest.json", {"format": FORMAT, "step": step, "run": run, "variables": entries})
         _sync_folder(partial)
         os.rename(partial, final)
+        written = final
         _sync_folder(root)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(written, ignore_errors=True)
         raise
 
 
@@ -222,7 +244,6 @@ def _write_data(path: Path, content: Sequence[tuple[Name, Array]]) -> list[dict[
                     "dtype": value.dtype.name,
                     "shape": list(np.shape(value)),
                     "offset": at + padding,
-                    "nbytes": len(data),
                     "digest": _digest(data),
                 }
             )
@@ -251,37 +272,46 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(data: bytes) -> str:
+def _digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
-def read_checkpoint(root: Path, number: int, step: int) -> dict[Name, Array]:
-    """The variables of one checkpoint. Raises `CheckpointError` for one that is not whole."""
+def read_checkpoint(root: Path, number: int, step: int) -> tuple[int, dict[Name, Array]]:
+    """The number of the next run and the variables of one checkpoint; raises `CheckpointError` if it is not whole."""
     folder = root / _folder(number, step)
     try:
         manifest = _read_manifest(folder / "manifest.json")
         if manifest["format"] != FORMAT or manifest["step"] != step:
-            raise ValueError(f"it is of format {manifest['format']}, step {manifest['step']}")
-        data = (folder / "data").read_bytes()
-        return {(e["container"], e["name"]): _read_variable(data, e) for e in manifest["variables"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, FlowrtError) as error:
-        raise CheckpointError(f"the checkpoint {folder} is not whole: {error}") from error
+            raise ValueError(f"it is of format {manifest['format']!r}, step {manifest['step']!r}")
+        data = memoryview((folder / "data").read_bytes())
+        variables = [_read_variable(data, entry) for entry in _of(list, manifest["variables"])]
+        return _of(int, manifest["run"]), dict(variables)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, FlowrtError) as error:
+        raise CheckpointError(f"the checkpoint {folder} is not whole: {str(error) or type(error).__name__}") from error
+
+
+def _of(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"the manifest has {type(value).__name__} where it should have {kind.__name__}")
+    return value
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_MANIFEST:
         raise ValueError(f"{path.name} is larger than {MAX_MANIFEST} bytes")
-    outer = json.loads(path.read_bytes())
-    text = outer["manifest"]
+    outer = _of(dict, json.loads(path.read_bytes()))
+    text = _of(str, outer["manifest"])
     if _digest(text.encode()) != outer["digest"]:
         raise ValueError(f"{path.name} does not match its digest")
-    manifest: dict[str, Any] = json.loads(text)
-    return manifest
+    return _of(dict, json.loads(text))
 
 
-def _read_variable(data: bytes, entry: Mapping[str, Any]) -> Array:
-    spec = Spec(entry["dtype"], tuple(entry["shape"]))
-    part = data[entry["offset"] : entry["offset"] + entry["nbytes"]]
-    if len(part) != spec.nbytes or _digest(part) != entry["digest"]:
-        raise ValueError(f"variable {entry['name']!r} does not match its digest")
-    return np.frombuffer(part, spec.dtype).reshape(spec.concrete)
+def _read_variable(data: memoryview, entry: Any) -> tuple[Name, Array]:
+    fields = _of(dict, entry)
+    name = _of(str, fields["container"]), _of(str, fields["name"])
+    spec = Spec(_of(str, fields["dtype"]), tuple(_of(int, n) for n in _of(list, fields["shape"])))
+    offset = _of(int, fields["offset"])
+    part = data[offset : offset + spec.nbytes] if offset >= 0 else data[:0]
+    if len(part) != spec.nbytes or _digest(part) != fields["digest"]:
+        raise ValueError(f"variable {name[1]!r} does not match its digest")
+    return name, np.frombuffer(part, spec.dtype).reshape(spec.concrete)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -116,8 +117,15 @@ class Site:
         return f"{self.file.removeprefix(here)}:{self.line}"
 
 
+carried_site: ContextVar[Site | None] = ContextVar("flowrt_carried_site", default=None)
+"""The user's line, where a call of theirs is carried to a thread on whose stack it is not."""
+
+
 def user_site() -> Site:
     """The innermost line on the stack that is not flowrt's own."""
+    carried = carried_site.get()
+    if carried is not None:
+        return carried
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

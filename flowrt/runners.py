@@ -61,8 +61,11 @@ class Runner(Protocol):
     async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
         """The fetches of one run."""
 
-    def run_now(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array] | None:
-        """The fetches, where no waiting is needed; else None, and nothing was done."""
+    async def unregister(self, registered: Registered) -> None:
+        """Forget a step that nobody runs any more."""
+
+    def run_now(self, registered: Registered, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
+        """The fetches, where no waiting is needed; else None, and nothing was done. From any thread."""
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         """The variables that have a value."""
@@ -121,8 +124,11 @@ class LocalRunner:
         finally:
             self._host.rendezvous.close(key)
 
-    def run_now(self, registered: Executor, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array] | None:
-        return registered.run_now(feeds, RunContext(("local", -1), number, seed))
+    async def unregister(self, registered: Executor) -> None:
+        """Nothing is kept but the executor itself."""
+
+    def run_now(self, registered: Executor, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
+        return registered.run_now(feeds, number, seed)
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return self._host.inventory()
@@ -180,7 +186,10 @@ class ClusterRunner:
     async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
         return await self._master.run(registered, feeds, number=number, seed=seed)
 
-    def run_now(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array] | None:
+    async def unregister(self, registered: Registered) -> None:
+        await self._master.unregister(registered)
+
+    def run_now(self, registered: Registered, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
         return None
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:

@@ -10,19 +10,28 @@ import asyncio
 import itertools
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import ClosedError, FeedError, GraphError, StepTimeout, user_site
+from flowrt.errors import (
+    ClosedError,
+    FeedError,
+    FlowrtError,
+    GraphError,
+    QueueClosedError,
+    StepCancelled,
+    StepTimeout,
+    user_site,
+)
+from flowrt.feeds import as_feed
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.op import as_value
 from flowrt.runners import LocalRunner, Registered, Runner, open_cluster
 from flowrt.sched.regions import WRITES
-from flowrt.spec import Spec
 from flowrt.structure import LEAF, Structure, flatten
 
 if TYPE_CHECKING:
@@ -34,6 +43,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 MAX_STEPS = 256  # compiled steps a session keeps
+YIELD_EVERY = 32  # runs in the caller's own task between two looks at the loop
+SEEDS = (1 << 63) - 1
+PENDING = object()
+"""What `CompiledStep.run_now` answers where the step cannot run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +55,7 @@ class Options:
 
     ``optimize=False``: no pass rewrites, every node runs as written (tapes still do). ``tapes=False``: the machine runs
     every node. ``threads`` defaults to the cores the process may use. For an in-process session; nodes of a cluster
-    have their own.
+    have their own. ``seed`` decides what random ops without a seed draw; None draws a new one per session.
     """
 
     optimize: bool = True
@@ -77,12 +90,13 @@ class Session:
         self._name = name
         self._runner: Runner | None = None
         self._steps: OrderedDict[Any, _Step] = OrderedDict()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._retired: list[_Step] = []
+        self._running: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._closed = False
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1)  # 0 is the initialisation's
         seeds = (self.options.seed, graph.seed)
-        self._seed = next((seed for seed in seeds if seed is not None), secrets.randbits(62))
+        self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
 
     async def __aenter__(self) -> Session:
         if self._closed or self._runner is not None:
@@ -108,14 +122,20 @@ class Session:
         return await open_cluster(self._cluster, self._name)
 
     async def _close(self) -> None:
+        """Cancel what runs, wait for it, and let the nodes go; a cancellation meanwhile is delivered afterwards."""
         self._closed = True
-        for task in self._running:
-            task.cancel()
+        for scope in self._running:
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
+        await _to_the_end(self._let_go())
+
+    async def _let_go(self) -> None:
         while self._running:
             self._idle.clear()
             await self._idle.wait()
-        if self._runner is not None:
-            await self._runner.aclose()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.aclose()
 
     # Running
 
@@ -123,61 +143,89 @@ class Session:
         """The values of ``fetches``, in the same form; operations answer None.
 
         ``fetches`` is a tensor, operation or variable, or any nesting of lists, tuples and dicts of them; ``feeds``
-        maps tensors (any, not only placeholders) to values. ``timeout`` is in seconds and raises `StepTimeout`. Cancelling
-        the awaiting task cancels the step, on all its nodes, and leaves nothing behind.
+        maps tensors (any, not only placeholders) to values. ``timeout`` is in seconds and raises `StepTimeout`.
+        Cancelling the awaiting task cancels the step, on all its nodes, and leaves nothing behind.
         """
-        given = {self._fed(tensor): value for tensor, value in (feeds or {}).items()}
-        step = self._step(fetches, tuple(given))
-        return await self._run(step, step.arrays(list(given.values())), timeout)
+        step, arrays = self._prepare(fetches, feeds)
+        return await self._run(step, arrays, timeout)
 
     async def run_uncounted(self, fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
         """`run`, which is not taken for a training step, whatever it writes."""
-        given = {self._fed(tensor): value for tensor, value in (feeds or {}).items()}
-        step = self._step(fetches, tuple(given))
-        return await self._run(step, step.arrays(list(given.values())), counted=False)
+        step, arrays = self._prepare(fetches, feeds)
+        return await self._run(step, arrays, counted=False)
 
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> CompiledStep:
         """The fast path of `run`: a callable that takes the values of ``feeds`` in order and awaits the fetches."""
-        return CompiledStep(self, self._step(fetches, tuple(self._fed(t) for t in feeds)))
+        step = self._step(fetches, tuple(self._fed(t) for t in feeds))
+        step.users += 1  # for good: who has it may call it at any time
+        return CompiledStep(self, step)
 
     async def _run(
-        self, step: _Step, arrays: Sequence[Array], timeout: float | None = None, *, counted: bool = True
+        self,
+        step: _Step,
+        arrays: Sequence[Array],
+        timeout: float | None = None,
+        *,
+        counted: bool = True,
+        number: int | None = None,
     ) -> Any:
         runner = self._open()
-        task = asyncio.current_task()
-        assert task is not None
-        nested = task in self._running
-        self._running.add(task)
+        if self._retired:
+            await self._forget_retired(runner)
+        number = next(self._numbers) if number is None else number
+        scope = asyncio.timeout(timeout)
+        self._running.add(scope)
+        step.users += 1
         try:
-            async with asyncio.timeout(timeout):
+            async with scope:
                 registered = step.registered or await step.register(runner)
-                values = await runner.run(registered, arrays, number=next(self._numbers), seed=self._seed)
-        except TimeoutError as error:
-            raise StepTimeout(f"{step} did not finish within {timeout} s; it was cancelled") from error
-        except asyncio.CancelledError:
-            if self._closed and not nested:
-                raise ClosedError(f"the session was closed while {step} ran") from None
-            raise
+                values = await runner.run(registered, arrays, number=number, seed=self._seed)
+        except (TimeoutError, StepCancelled) as error:
+            if not scope.expired():
+                raise
+            raise self._why_stopped(step, timeout) from error
         finally:
-            if not nested:
-                self._running.discard(task)
+            step.users -= 1
+            self._running.discard(scope)
             self._idle.set()
         if counted and step.writes and self.checkpoints is not None:
             await self.checkpoints.after_step(self)
         return step.answer(values)
 
-    def _run_now(self, step: _Step, arrays: Sequence[Array]) -> list[Array] | None:
-        """The fetched arrays where the step is one short tape on this process's own host; else None."""
-        if step.registered is None or self._closed or (step.writes and self.checkpoints is not None):
-            return None
-        return self._open().run_now(step.registered, arrays, number=next(self._numbers), seed=self._seed)
+    def _why_stopped(self, step: _Step, timeout: float | None) -> FlowrtError:
+        if self._closed:
+            return ClosedError(f"the session was closed while {step} ran")
+        return StepTimeout(f"{step} did not finish within {timeout} s; it was cancelled")
+
+    async def _forget_retired(self, runner: Runner) -> None:
+        """Let the nodes forget steps that were pushed out by newer ones, once nothing runs them."""
+        idle = [step for step in self._retired if not step.users]
+        self._retired = [step for step in self._retired if step.users]
+        for step in idle:
+            if step.registered is not None:
+                await runner.unregister(step.registered)
 
     def _open(self) -> Runner:
         if self._closed or self._runner is None:
             raise ClosedError("the session is not open; use it inside `async with fr.Session(graph) as session:`")
         return self._runner
 
+    def fresh_number(self) -> int:
+        """A number above that of every run so far; random ops draw by the number of their run."""
+        return next(self._numbers)
+
+    def skip_numbers(self, number: int) -> None:
+        """Number the runs to come from at least ``number``."""
+        self._numbers = itertools.count(max(number, next(self._numbers)))
+
     # Compiling
+
+    def _prepare(self, fetches: Any, feeds: Mapping[Any, Any] | None) -> tuple[_Step, list[Array]]:
+        given = {self._fed(tensor): value for tensor, value in (feeds or {}).items()}
+        if feeds is not None and len(given) < len(feeds):
+            raise GraphError(f"{user_site()}: a tensor is fed twice (a variable is fed as its read); give it one value")
+        step = self._step(fetches, tuple(given))
+        return step, step.arrays(list(given.values()))
 
     def _fed(self, value: Any) -> Tensor:
         tensor = as_value(value)
@@ -202,7 +250,7 @@ class Session:
         if step is None:
             step = self._steps[key] = _Step(self, self.graph, structure, wanted, feeds)
             if len(self._steps) > MAX_STEPS:
-                self._steps.popitem(last=False)
+                self._retired.append(self._steps.popitem(last=False)[1])
         self._steps.move_to_end(key)
         return step
 
@@ -229,7 +277,7 @@ class Session:
             if key not in have and key not in done and resource.initialize is not None:
                 missing.append(resource.initialize)
         if missing:
-            await self.run_uncounted(missing)
+            await self._run(self._step(missing, ()), (), counted=False, number=0)
 
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container (all of them by default) on every node."""
@@ -259,38 +307,63 @@ class Session:
         """What became of a step: passes, placement, and the tapes of each task, as text."""
         from flowrt.explain import explain_step
 
-        return explain_step(self._step(fetches, tuple(self._fed(t) for t in feeds)).compiled)
+        step = self._step(fetches, tuple(self._fed(t) for t in feeds))
+        return explain_step(step.compiled, tapes=self.options.tapes)
 
     @asynccontextmanager
     async def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[None]:
-        """Fill ``queue`` from an iterator of elements while the block runs; close the queue at the iterator's end.
+        """Fill ``queue`` from an iterable of elements while the block runs, and close it at the iterable's end.
 
-        An element is an array, or a tuple of one per component. An error of the iterator is raised from the block.
+        An element is an array, or a tuple of one per component. Leaving the block early, or an error of the iterable,
+        closes the queue too, so nobody waits for what never comes; that error is raised from the block.
         """
         graph, feeds, enqueue, close = queue.entrance()
         put = _Step(self, graph, LEAF, [enqueue], feeds)
         end = _Step(self, graph, LEAF, [close], ())
 
         async def produce() -> None:
-            async for element in _as_async(source):
-                await self._run(put, put.arrays(element if isinstance(element, tuple) else (element,)))
-            await self._run(end, ())
-
-        async with asyncio.TaskGroup() as group:
-            producer = group.create_task(produce())
             try:
-                yield
+                async with aclosing(_as_async(source)) as elements:
+                    async for element in elements:
+                        await self._run(put, put.arrays(element if isinstance(element, tuple) else (element,)))
+            except QueueClosedError:
+                pass  # nobody wants more
             finally:
-                producer.cancel()
+                with suppress(ClosedError):
+                    await _to_the_end(self._run(end, ()))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                producer = group.create_task(produce())
+                try:
+                    yield
+                finally:
+                    producer.cancel()
+        except BaseExceptionGroup as found:
+            raise found.exceptions[0] from None
 
 
-async def _as_async(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+async def _as_async(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
     if isinstance(source, AsyncIterable):
         async for item in source:
             yield item
     else:
         for item in source:
             yield item
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await cleanup to its end; a cancellation meanwhile is delivered afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 class _Step:
@@ -300,69 +373,51 @@ class _Step:
         self, session: Session, graph: Graph, structure: Structure, wanted: Sequence[Any], feeds: Sequence[Tensor]
     ) -> None:
         self._structure = structure
-        self._slots: list[int | None] = []
-        fetches: list[Tensor] = []
-        targets: list[Node] = []
-        for value in wanted:
-            if isinstance(value, Tensor):
-                self._slots.append(len(fetches))
-                fetches.append(value)
-            else:
-                self._slots.append(None)
-                targets.append(value)
+        self._wanted = tuple(wanted)
+        fetches = [value for value in wanted if isinstance(value, Tensor)]
+        targets = [value for value in wanted if not isinstance(value, Tensor)]
         self.feeds = tuple(feeds)
+        self._fits = [(tensor, tensor.spec.dtype, tensor.spec.dims) for tensor in self.feeds]
         self.compiled = session._open().compile(
             graph, fetches, targets, feeds, optimize=session.options.optimize, placement=session._placement
         )
         self.writes = any(node.op in WRITES for plan in self.compiled.plans.values() for node in plan.nodes)
         self.registered: Registered | None = None
-        self._single = structure == LEAF and self._slots[0] is not None
+        self.users = 0  # runs in progress, and who may run it at any time
+        self._registering = asyncio.Lock()
+        self._single = structure == LEAF and bool(fetches)
 
     def __str__(self) -> str:
-        return f"the step of {len(self._slots)} fetches"
+        names = ", ".join(repr(value.name) for value in self._wanted[:3])
+        more = f" and {len(self._wanted) - 3} more" if len(self._wanted) > 3 else ""
+        return f"the step that fetches {names or 'nothing'}{more}"
 
     async def register(self, runner: Runner) -> Registered:
-        self.registered = await runner.register(self.compiled)
+        async with self._registering:
+            if self.registered is None:
+                self.registered = await runner.register(self.compiled)
         return self.registered
 
     def arrays(self, values: Sequence[Any]) -> list[Array]:
         """The fed values as C-contiguous arrays; raises `FeedError` for one that does not fit its tensor."""
-        if len(values) != len(self.feeds):
+        if len(values) != len(self._fits):
             raise FeedError(f"{user_site()}: the step takes {len(self.feeds)} values, got {len(values)}")
-        return [_as_feed(tensor, value) for tensor, value in zip(self.feeds, values, strict=True)]
+        return [
+            value
+            if type(value) is np.ndarray and value.dtype == dtype and value.shape == dims and value.flags.c_contiguous
+            else as_feed(tensor, value)
+            for (tensor, dtype, dims), value in zip(self._fits, values, strict=True)
+        ]
 
     def answer(self, values: Sequence[Array]) -> Any:
         if self._single:
             return _scalar(values[0])
-        leaves = [None if slot is None else _scalar(values[slot]) for slot in self._slots]
-        return self._structure.rebuild(leaves)
+        left = iter(values)
+        return self._structure.rebuild([_scalar(next(left)) if isinstance(v, Tensor) else None for v in self._wanted])
 
 
 def _scalar(array: Array) -> Any:
     return array if array.ndim else array[()]
-
-
-def _as_feed(tensor: Tensor, value: Any) -> Array:
-    spec = tensor.spec
-    array = value if isinstance(value, np.ndarray) else _convert(tensor, value)
-    if array.dtype != spec.dtype or not (array.shape == spec.dims or spec.accepts(array.dtype, array.shape)):
-        got = Spec(array.dtype, array.shape) if array.dtype.kind in "biuf" else f"{array.dtype}{list(array.shape)}"
-        fix = f"; convert it with .astype({spec.dtype.name!r})" if array.dtype != spec.dtype else ""
-        raise FeedError(f"{user_site()}: feed {tensor.name!r} ({tensor.op.site}): expected {spec}, got {got}{fix}")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-
-
-def _convert(tensor: Tensor, value: Any) -> Array:
-    """Plain Python data takes the tensor's dtype; NumPy scalars and others keep their own."""
-    if isinstance(as_value(value), (Tensor, Node)):
-        raise FeedError(f"{user_site()}: feed {tensor.name!r} with a value, not with {value!r}")
-    try:
-        natural = np.asarray(value)
-        if isinstance(value, np.generic) or not np.can_cast(natural.dtype, tensor.dtype, "same_kind"):
-            return natural
-        return natural.astype(tensor.dtype)
-    except (TypeError, ValueError) as error:
-        raise FeedError(f"{user_site()}: feed {tensor.name!r}: {value!r} is not an array: {error}") from error
 
 
 class CompiledStep:
@@ -371,15 +426,31 @@ class CompiledStep:
     def __init__(self, session: Session, step: _Step) -> None:
         self._session = session
         self._step = step
+        self._runs = 0
 
     async def __call__(self, *values: Any) -> Any:
-        arrays = self._step.arrays(values)
-        done = self._session._run_now(self._step, arrays)
-        if done is not None:
-            return self._step.answer(done)
+        arrays = self.arrays(values)
+        answer = self.run_now(arrays)
+        if answer is PENDING:
+            return await self.run(arrays)
+        self._runs += 1
+        if self._runs % YIELD_EVERY == 0:
+            await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
+        return answer
+
+    def arrays(self, values: Sequence[Any]) -> list[Array]:
+        """The values of the feeds, checked."""
+        return self._step.arrays(values)
+
+    async def run(self, arrays: Sequence[Array]) -> Any:
+        """The fetches for what `arrays` answered."""
         return await self._session._run(self._step, arrays)
 
-    def run_now(self, *values: Any) -> tuple[bool, Any]:
-        """(True, fetches) where the step could run in the calling thread at once; else (False, None)."""
-        done = self._session._run_now(self._step, self._step.arrays(values))
-        return (False, None) if done is None else (True, self._step.answer(done))
+    def run_now(self, arrays: Sequence[Array]) -> Any:
+        """The fetches, where the step is one short tape on a host of this process; else `PENDING`. From any thread."""
+        session, step = self._session, self._step
+        registered, runner = step.registered, session._runner
+        if registered is None or runner is None or session._closed or (step.writes and session.checkpoints is not None):
+            return PENDING
+        values = runner.run_now(registered, arrays, next(session._numbers), session._seed)
+        return PENDING if values is None else step.answer(values)

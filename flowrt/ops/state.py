@@ -266,7 +266,7 @@ def enqueue(
 def enqueue_many(
     values: Sequence[Spec], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> None:
-    """Append the entries along the values' first axis, one element after another, as room comes."""
+    """Append the entries along the values' first axis, all at once, when there is room for all of them."""
     rows = [Spec(s.dtype, None if s.dims is None else (None, *s.dims)) for s in queue_specs(dtypes, shapes)]
     _check_components(values, rows, resource)
     if any(v.dims == () for v in values):

@@ -57,7 +57,8 @@ async def delay(host: Host, context: RunContext, node: PlanNode, inputs: Inputs)
 
 
 def _queue(host: Host, node: PlanNode) -> Queue:
-    return host.queue((node.attrs["container"], node.attrs["resource"]), node.attrs["capacity"])
+    name = (node.attrs["container"], node.attrs["resource"])
+    return host.queue(name, node.attrs["capacity"], _component_specs(node))
 
 
 def _component_specs(node: PlanNode) -> list[Spec]:
@@ -65,24 +66,29 @@ def _component_specs(node: PlanNode) -> list[Spec]:
     return [Spec(d, None if shapes is None else shapes[i]) for i, d in enumerate(node.attrs["dtypes"])]
 
 
-def _check_element(node: PlanNode, element: Element) -> Element:
-    for i, (array, spec) in enumerate(zip(element, _component_specs(node), strict=True)):
+def _element(node: PlanNode, specs: Sequence[Spec], components: Sequence[Array]) -> Element:
+    """One element, copied: the queue outlives the step's memory."""
+    for i, (array, spec) in enumerate(zip(components, specs, strict=True)):
         if not spec.accepts(array.dtype, array.shape):
             raise FeedError(
                 f"{node.where()}: component {i} is {Spec(array.dtype, array.shape)}, the queue holds {spec}"
             )
-    return tuple(np.array(array) for array in element)  # the queue outlives the step's memory
+    return tuple(np.array(array) for array in components)
 
 
 @effect
 async def enqueue(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    await _queue(host, node).enqueue([_check_element(node, tuple(inputs))])
+    await _queue(host, node).enqueue([_element(node, _component_specs(node), inputs)])
     return ()
 
 
 @effect
 async def enqueue_many(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    rows = [_check_element(node, tuple(np.asarray(a[i]) for a in inputs)) for i in range(len(inputs[0]))]
+    counts = {len(a) for a in inputs}
+    if len(counts) > 1:
+        raise FeedError(f"{node.where()}: its components hold different numbers of elements: {sorted(counts)}")
+    specs = _component_specs(node)
+    rows = [_element(node, specs, [np.asarray(a[i]) for a in inputs]) for i in range(len(inputs[0]))]
     await _queue(host, node).enqueue(rows)
     return ()
 
@@ -105,8 +111,14 @@ async def dequeue_up_to(host: Host, context: RunContext, node: PlanNode, inputs:
 
 def _stack(node: PlanNode, elements: Sequence[Element]) -> Sequence[Array]:
     if not elements:
-        return tuple(np.empty((0, *(spec.dims or ())), spec.dtype) for spec in _component_specs(node))
-    return tuple(np.stack(column) for column in zip(*elements, strict=True))
+        return tuple(np.empty((0, *(n or 0 for n in spec.dims or ())), spec.dtype) for spec in _component_specs(node))
+    try:
+        return tuple(np.stack(column) for column in zip(*elements, strict=True))
+    except ValueError:
+        shapes = sorted({str(list(array.shape)) for element in elements for array in element})
+        raise FeedError(
+            f"{node.where()}: elements of different shapes cannot be stacked: {', '.join(shapes)}; dequeue them singly"
+        ) from None
 
 
 @effect

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
-from flowrt.errors import DeadTensorError, FlowrtError, GraphError
-from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
+from flowrt.errors import DeadTensorError, FlowrtError, GraphError, ResourceError
+from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.machine import ALL_DEAD, Kind, StepMachine, Topology
 from flowrt.sched.regions import READ, WRITES, Region, find_regions, resource_of
 from flowrt.sched.rendezvous import DEAD, Array, Dead
 from flowrt.sched.single import NodeRunner, read_variable, variable_spec, write_variable
-from flowrt.sched.tape import Tape, Tapes
+from flowrt.sched.tape import CANCELLED, Tape, Tapes
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Outputs: TypeAlias = "Sequence[Array | Dead]"
 
 INLINE_SECONDS = 50e-6  # a hop to a lane and back costs about as much
-INLINE_BYTES = 1 << 18  # a single kernel that touches more runs in a lane
+INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 YIELD_EVERY = 256  # inline units between two looks at the loop
 
 NOTHING: frozenset[Name] = frozenset()
@@ -65,6 +65,7 @@ class Unit:
     control: tuple[int, ...]  # plan nodes
     reads: frozenset[Name] = NOTHING
     writes: frozenset[Name] = NOTHING
+    begins: frozenset[Name] = NOTHING  # variables that it assigns before it looks at them: they need no value yet
     region: Region | None = None
 
 
@@ -105,6 +106,9 @@ class Executor:
         self.units = self._group(tapes)
         self.runners = [NodeRunner(node) if action_of(node) is Action.COMPUTE else None for node in plan.nodes]
         self._number_values()
+        self._alone = self.units[0] if len(self.units) == 1 and self.units[0].region is not None else None
+        self._straight = self._alone is not None and self._alone.inputs == tuple(range(len(plan.feeds)))
+        self._direct = self._alone is not None and self._alone.outputs == plan.fetches
         for node in plan.nodes:
             if node.op == READ or node.op in WRITES:
                 host.variables.declare(resource_of(node), variable_spec(node))
@@ -114,41 +118,52 @@ class Executor:
         starts = plan.value_starts()
         regions = find_regions(plan, breaks_tape) if tapes else ()
         inside = {n for region in regions for n in region.nodes}
-        units = [
-            Unit(
-                Action.TAPE,
-                region.nodes,
-                region.inputs,
-                region.outputs,
-                region.control,
-                frozenset(region.reads),
-                frozenset(region.writes),
-                region,
-            )
-            for region in regions
-        ]
-        for position, node in enumerate(plan.nodes):
-            if position not in inside:
-                outputs = tuple(range(starts[position], starts[position + 1]))
-                reads = frozenset([resource_of(node)]) if node.op == READ else NOTHING
-                writes = frozenset([resource_of(node)]) if node.op in WRITES else NOTHING
-                units.append(Unit(action_of(node), (position,), node.inputs, outputs, node.control, reads, writes))
+        units = [self._unit(Action.TAPE, r.nodes, r.inputs, r.outputs, r.control, r) for r in regions]
+        for n, node in enumerate(plan.nodes):
+            if n not in inside:
+                outputs = tuple(range(starts[n], starts[n + 1]))
+                units.append(self._unit(action_of(node), (n,), node.inputs, outputs, node.control))
         return units
+
+    def _unit(
+        self,
+        action: Action,
+        nodes: tuple[int, ...],
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        control: tuple[int, ...],
+        region: Region | None = None,
+    ) -> Unit:
+        first: dict[Name, str] = {}
+        touching = [
+            self.plan.nodes[n] for n in nodes if self.plan.nodes[n].op == READ or self.plan.nodes[n].op in WRITES
+        ]
+        for node in touching:
+            first.setdefault(resource_of(node), node.op)
+        return Unit(
+            action,
+            nodes,
+            inputs,
+            outputs,
+            control,
+            frozenset(resource_of(node) for node in touching if node.op == READ),
+            frozenset(resource_of(node) for node in touching if node.op in WRITES),
+            frozenset(name for name, op in first.items() if op == "assign"),
+            region,
+        )
 
     def _number_values(self) -> None:
         """Number the values that units exchange, as the machine wants them: feeds, then outputs in unit order."""
         plan, units = self.plan, self.units
-        self._value_id = {i: i for i in range(len(plan.feeds))}
-        self._plan_value = list(range(len(plan.feeds)))
+        self.value_ids = {i: i for i in range(len(plan.feeds))}
         for unit in units:
             for value in unit.outputs:
-                self._value_id[value] = len(self._plan_value)
-                self._plan_value.append(value)
+                self.value_ids[value] = len(self.value_ids)
         unit_of = {node: i for i, unit in enumerate(units) for node in unit.nodes}
-        self.fetch_ids = [self._value_id[v] for v in plan.fetches]
+        self.fetch_ids = [self.value_ids[v] for v in plan.fetches]
         self.topology = Topology(
             kinds=[self._kind(unit) for unit in units],
-            inputs=[tuple(self._value_id[v] for v in unit.inputs) for unit in units],
+            inputs=[tuple(self.value_ids[v] for v in unit.inputs) for unit in units],
             outputs=[len(unit.outputs) for unit in units],
             controls=[tuple(dict.fromkeys(unit_of[n] for n in unit.control)) for unit in units],
             feeds=len(plan.feeds),
@@ -170,43 +185,77 @@ class Executor:
             raise _first_error(group) from None
         return run.fetches()
 
-    def run_now(self, feeds: Sequence[Array], context: RunContext) -> list[Array] | None:
-        """The fetches, where the plan is one short tape whose variables are free; else None, and nothing was done."""
-        if len(self.units) != 1 or self.units[0].region is None:
+    def run_now(self, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
+        """The fetches, where the plan is one short tape that was made before and its variables are free; else None.
+
+        Where it answers None, nothing was done. May be called from any thread.
+        """
+        unit = self._alone
+        if unit is None or unit.region is None:
             return None
-        unit = self.units[0]
-        tape = self.tape(unit, [feeds[v] for v in unit.inputs])
+        inputs = feeds if self._straight else [feeds[v] for v in unit.inputs]
+        tape = self.tapes.made(unit.region, inputs)
         if tape is None or tape.predicted_seconds > INLINE_SECONDS:
             return None
-        with self.host.variables.held_now(unit.reads, unit.writes) as held:
-            if not held:
-                return None
-            outputs = self.run_tape(unit, tape, [feeds[v] for v in unit.inputs], run_words(context))
-        values = dict(zip(unit.outputs, outputs, strict=True))
-        return [values[v] if v in values else np.array(feeds[v]) for v in self.plan.fetches]
+        if not (unit.reads or unit.writes):
+            outputs = tape.run(run_words(number, seed), inputs)
+        elif self.host.variables.try_hold(unit.reads, unit.writes):
+            try:
+                outputs = self.run_tape(unit, tape, inputs, run_words(number, seed))
+            finally:
+                self.host.variables.release(unit.reads, unit.writes)
+        else:
+            return None
+        if self._direct and not tape.passes_on:
+            return outputs
+        made = dict(zip(unit.outputs, outputs, strict=True))
+        return own([made[v] if v in made else feeds[v] for v in self.plan.fetches], feeds)
 
-    def tape(self, unit: Unit, inputs: Sequence[Array]) -> Tape | None:
-        """The region's tape for these inputs, or None where its shapes depend on values computed inside."""
-        assert unit.region is not None
-        return self.tapes.get(unit.region, inputs)
+    def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:
+        """Whether a unit that need not wait is better carried out on the loop's own thread than in a lane."""
+        if unit.region is not None:
+            tape = self.tapes.made(unit.region, inputs)
+            return tape is not None and tape.predicted_seconds <= INLINE_SECONDS
+        runner = self.runners[unit.nodes[0]]
+        if runner is not None:
+            return runner.predicted_seconds(inputs) <= INLINE_SECONDS
+        return variable_spec(self.plan.nodes[unit.nodes[0]]).nbytes <= INLINE_BYTES
+
+    def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
+        """Run a unit that need not wait, and whose variables are held, on the calling thread."""
+        try:
+            if unit.region is None:
+                return self._compute(unit.nodes[0], inputs, words)
+            tape = self.tapes.get(unit.region, inputs)
+            return self._run_singly(unit, inputs, words) if tape is None else self.run_tape(unit, tape, inputs, words)
+        except MemoryError as error:
+            raise ResourceError(f"{self.plan.nodes[unit.nodes[0]].where()}: out of memory: {error}") from error
 
     def run_tape(self, unit: Unit, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
-        """Run a region whose variables are held."""
-        variables = self.host.variables
-        for name in unit.writes:
-            variables.target(name)
-        return tape.run(words, inputs, [variables.value(name) for name in tape.variables])
+        """Run a region whose variables are held. One that it begins has its value once all of the region is done."""
+        if not tape.variables:
+            return tape.run(words, inputs)
+        variables, memory = self.host.variables, []
+        begun: dict[Name, Array] = {}
+        for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
+            value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)
+            if value is None:
+                value = begun[name] = np.empty(spec.concrete, spec.dtype)
+            memory.append(value)
+        outputs = tape.run(words, inputs, memory)
+        for name, value in begun.items():
+            variables.begin(name, value)
+        return outputs
 
-    def run_singly(self, unit: Unit, inputs: Sequence[Array], words: Array) -> list[Array]:
-        """Run a region's nodes one after the other, where it has no tape. Its variables are held."""
+    def _run_singly(self, unit: Unit, inputs: Sequence[Array], words: Array) -> list[Array]:
+        """Run a region's nodes one after the other, where it has no tape."""
         starts, values = self.plan.value_starts(), dict(zip(unit.inputs, inputs, strict=True))
         for position in unit.nodes:
-            outputs = self.compute(position, [values[v] for v in self.plan.nodes[position].inputs], words)
+            outputs = self._compute(position, [values[v] for v in self.plan.nodes[position].inputs], words)
             values.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
         return [values[v] for v in unit.outputs]
 
-    def compute(self, position: int, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
-        """Carry out one synchronous node; the variable it touches is held."""
+    def _compute(self, position: int, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         node, runner = self.plan.nodes[position], self.runners[position]
         if runner is not None:
             return runner(inputs, words)
@@ -217,11 +266,24 @@ class Executor:
         return ()
 
 
-def run_words(context: RunContext) -> Array:
+def run_words(number: int, seed: int) -> Array:
     """The words that kernels of a run may look at."""
     words = np.zeros(RUN_WORDS, np.int64)
-    words[STEP], words[SEED] = context.number, context.seed
+    words[STEP], words[SEED] = number, seed
     return words
+
+
+def own(arrays: Sequence[Array], feeds: Sequence[Array]) -> list[Array]:
+    """The arrays, copied where they are someone else's memory (a feed's, a constant's) or one another's."""
+    seen = {id(array) for array in feeds}
+    out = []
+    for array in arrays:
+        mine = array
+        if id(array) in seen or array.base is not None or not array.flags.writeable:
+            mine = np.array(array)
+        seen.add(id(array))
+        out.append(mine)
+    return out
 
 
 class _Run:
@@ -232,11 +294,11 @@ class _Run:
         self.context = context
         self.host = executor.host
         self.machine = StepMachine(executor.topology)
-        self.words = run_words(context)
+        self.words = run_words(context.number, context.seed)
+        self.feeds = feeds
         self.values: dict[int, Array | Dead] = dict(enumerate(feeds))
         self.ready: deque[int] = deque()
         self.woken = asyncio.Event()
-        self.fed = {id(array) for array in feeds}
 
     async def drive(self) -> None:
         self._obey(self.machine.start())
@@ -277,47 +339,36 @@ class _Run:
         return True
 
     def _compute_inline(self, activation: int, unit: Unit) -> bool:
-        inputs = self._inputs(activation)
-        work = self._work(unit, inputs)
-        if work is None:
+        inputs, executor, variables = self._inputs(activation), self.executor, self.host.variables
+        if not executor.is_short(unit, inputs):
             return False
         if not (unit.reads or unit.writes):
-            self._complete(activation, work())
+            self._complete(activation, executor.carry_out(unit, inputs, self.words))
             return True
-        with self.host.variables.held_now(unit.reads, unit.writes) as held:
-            if held:
-                self._complete(activation, work())
-        return held
-
-    def _work(self, unit: Unit, inputs: Sequence[Array]) -> Callable[[], Outputs] | None:
-        """What to call for a unit that is short enough for the loop's thread."""
-        executor = self.executor
-        if unit.action is Action.TAPE:
-            tape = executor.tape(unit, inputs)
-            if tape is None or tape.predicted_seconds > INLINE_SECONDS:
-                return None
-            return lambda: executor.run_tape(unit, tape, inputs, self.words)
-        if sum(a.nbytes for a in inputs) > INLINE_BYTES:
-            return None
-        return lambda: executor.compute(unit.nodes[0], inputs, self.words)
+        if not variables.try_hold(unit.reads, unit.writes):
+            return False
+        try:
+            outputs = executor.carry_out(unit, inputs, self.words)
+        finally:
+            variables.release(unit.reads, unit.writes)
+        self._complete(activation, outputs)
+        return True
 
     async def _finish_later(self, activation: int) -> None:
-        unit = self._unit(activation)
+        unit, inputs = self._unit(activation), self._inputs(activation)
+        outputs: Outputs
         if unit.action is Action.EFFECT:
             node = self.executor.plan.nodes[unit.nodes[0]]
-            outputs = await EFFECTS[node.op](self.host, self.context, node, self._inputs(activation))
+            outputs = await EFFECTS[node.op](self.host, self.context, node, inputs)
         else:
             async with self.host.variables.hold(unit.reads, unit.writes):
-                outputs = await self.host.lanes.run(self._compute, unit, self._inputs(activation))
+                work = self.executor.carry_out
+                outputs = await self.host.lanes.run(work, unit, inputs, self.words, stop=self._stop)
         self._complete(activation, outputs)
 
-    def _compute(self, unit: Unit, inputs: Sequence[Array]) -> Outputs:
-        if unit.action is not Action.TAPE:
-            return self.executor.compute(unit.nodes[0], inputs, self.words)
-        tape = self.executor.tape(unit, inputs)
-        if tape is None:
-            return self.executor.run_singly(unit, inputs, self.words)
-        return self.executor.run_tape(unit, tape, inputs, self.words)
+    def _stop(self) -> None:
+        """Have this run's tapes stop after their present nodes."""
+        self.words[STATUS] = CANCELLED
 
     def _unit(self, activation: int) -> Unit:
         return self.executor.units[activation % len(self.executor.units)]
@@ -345,30 +396,34 @@ class _Run:
 
     def fetches(self) -> list[Array]:
         """The fetched values, none of them anyone else's memory."""
-        out = []
-        for value, instance in zip(self.executor.plan.fetches, self.executor.fetch_ids, strict=True):
-            array = self.values.get(instance, DEAD)
+        arrays = [self.values.get(instance, DEAD) for instance in self.executor.fetch_ids]
+        for value, array in zip(self.executor.plan.fetches, arrays, strict=True):
             if isinstance(array, Dead):
                 raise DeadTensorError(self._why_dead(value))
-            shared = id(array) in self.fed or not array.flags.owndata or not array.flags.writeable
-            out.append(np.array(array) if shared else array)
-        return out
+        return own([array for array in arrays if not isinstance(array, Dead)], self.feeds)
 
     def _why_dead(self, value: int) -> str:
-        plan = self.executor.plan
-        starts = plan.value_starts()
-        producer = {v: n for n in range(len(plan.nodes)) for v in range(starts[n], starts[n + 1])}
-        seen, look = set(), deque([value])
+        """What was fetched, and the switch that took the other side: one that was itself alive."""
+        nodes, starts = self.executor.plan.nodes, self.executor.plan.value_starts()
+        producer = {v: n for n in range(len(nodes)) for v in range(starts[n], starts[n + 1])}
+        fetched = producer[value]
+        seen, look = set(), deque([fetched])
         while look:
-            node = producer.get(look.popleft())
-            if node is None or node in seen:
+            node = look.popleft()
+            if node in seen:
                 continue
             seen.add(node)
-            if plan.nodes[node].op == "switch":
-                fetched = plan.nodes[producer[value]]
-                return f"{fetched.where()} was fetched, but {plan.nodes[node].where()} took the other side"
-            look.extend(plan.nodes[node].inputs)
-        return f"value {value} was fetched, but it is dead"
+            dead = [v for v in nodes[node].inputs if self._is_dead(v)]
+            if nodes[node].op == "switch" and not dead:
+                return f"{nodes[fetched].where()} was fetched, but {nodes[node].where()} took the other side"
+            look.extend(producer[v] for v in dead if v in producer)
+            look.extend(nodes[node].control)
+        return f"{nodes[fetched].where()} was fetched, but it is dead"
+
+    def _is_dead(self, value: int) -> bool:
+        """Whether a value is dead, as far as the machine knows it; one inside a tape may be."""
+        known = self.executor.value_ids.get(value)
+        return known is None or self.machine.dead(known)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -16,6 +16,8 @@ from flowrt.sched.rendezvous import Budget, Remote, Rendezvous, StepKey
 from flowrt.sched.variables import Name, Variables
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flowrt.sched.delay import Delay
     from flowrt.spec import Spec
 
@@ -58,14 +60,15 @@ class Host:
         self.replicas: dict[tuple[str, str, int], Any] = {}  # by (container, group, server): see sched.replica
         self._queues: dict[Name, Queue] = {}
 
-    def queue(self, name: Name, capacity: int) -> Queue:
-        """The queue of that name, made at its first use."""
+    def queue(self, name: Name, capacity: int, specs: Sequence[Spec] = ()) -> Queue:
+        """The queue of that name, made at its first use; ``specs`` are those of an element's components."""
         found = self._queues.get(name)
         if found is None:
-            found = self._queues[name] = Queue(name[1], capacity)
-        if found.capacity != capacity:
+            found = self._queues[name] = Queue(name[1], capacity, specs)
+        if found.capacity != capacity or found.specs != tuple(specs):
+            have, want = (_queue_form(*form) for form in ((found.capacity, found.specs), (capacity, specs)))
             raise GraphError(
-                f"queue {name[1]!r} exists on {self.task} with capacity {found.capacity}, not {capacity}; "
+                f"queue {name[1]!r} exists on {self.task} with {have}, not with {want}; "
                 "rename it, use another container, or session.reset() the old one"
             )
         return found
@@ -92,3 +95,7 @@ class Host:
             self.closed = True
             self.reset()
             self.lanes.close()
+
+
+def _queue_form(capacity: int, specs: Sequence[Spec]) -> str:
+    return f"capacity {capacity} for ({', '.join(map(str, specs))})"

@@ -23,11 +23,24 @@ def usable_cores() -> int:
     return max(1, min(cores, _cgroup_cores(cores)))
 
 
-def _cgroup_cores(otherwise: int) -> int:
+def _cgroup_cores(otherwise: int, root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int:
+    """The least quota of this process's cgroup (version 2) and those around it, in cores, rounded up."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        paths = [line.split(":", 2)[2] for line in mine.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        paths = []
+    folders = {root}
+    for path in paths:
+        inner = Path(path.lstrip("/"))
+        folders |= {root / part for part in (inner, *inner.parents)}
+    return min((_quota(folder / "cpu.max", otherwise) for folder in folders), default=otherwise)
+
+
+def _quota(file: Path, otherwise: int) -> int:
+    try:
+        quota, period = file.read_text().split()
         return otherwise if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return otherwise
 
 
@@ -38,8 +51,8 @@ class Lanes:
         self.threads = threads or usable_cores()
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=f"flowrt-{name}")
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Run ``function`` in a lane and wait for it, even if cancelled meanwhile.
+    async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
+        """Run ``function`` in a lane and wait for it, even if cancelled meanwhile; ``stop`` then asks it to be quick.
 
         A kernel writes into buffers that we would otherwise free under it: cancellation is delivered once it returned.
         """
@@ -50,6 +63,8 @@ class Lanes:
                 await asyncio.wait([work])
             except asyncio.CancelledError as error:
                 cancelled = error
+                if stop is not None:
+                    stop()
         if cancelled is not None:
             raise cancelled from work.exception()
         return work.result()

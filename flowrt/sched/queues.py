@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import GraphError, QueueClosedError
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
 
 Element: TypeAlias = tuple[np.ndarray[Any, Any], ...]
 
@@ -47,10 +51,11 @@ class _Take:
 class Queue:
     """A FIFO queue holding at most ``capacity`` elements."""
 
-    def __init__(self, name: str, capacity: int) -> None:
+    def __init__(self, name: str, capacity: int, specs: Sequence[Spec] = ()) -> None:
         if capacity < 1:
             raise GraphError(f"queue {name!r}: the capacity must be at least 1, got {capacity}")
         self.name = name
+        self.specs = tuple(specs)  # of an element's components
         self.capacity = capacity
         self.closed = False
         self._elements: deque[Element] = deque()
@@ -79,12 +84,13 @@ class Queue:
         try:
             await put.done
         except asyncio.CancelledError:
-            if not self._retract(put):
-                return  # the elements were taken: the enqueue stands, and the caller is cancelled where it next waits
+            self._retract(put)
             raise
 
     async def dequeue(self, count: int, *, up_to: bool = False) -> list[Element]:
         """Take ``count`` elements at once; with ``up_to`` a closed queue gives what is left, if anything is."""
+        if count < 0:
+            raise GraphError(f"queue {self.name!r}: cannot take {count} elements")
         if count > self.capacity:
             raise GraphError(f"queue {self.name!r}: {count} elements never gather in a capacity of {self.capacity}")
         if count == 0:
@@ -108,22 +114,19 @@ class Queue:
         if cancel_pending_enqueues:
             while self._puts:
                 put = self._puts.popleft()
-                if not put.done.done():
-                    put.done.set_exception(self._closed_error("the pending enqueue was cancelled"))
+                _fail(put.done, self._closed_error("the pending enqueue was cancelled"))
         self._settle()
 
-    def _retract(self, put: _Put) -> bool:
-        """Undo a cancelled enqueue; False if its elements are gone already."""
+    def _retract(self, put: _Put) -> None:
+        """Undo a cancelled enqueue, unless some of its elements were taken already: then it is done, and stands."""
         if put in self._puts:
             self._puts.remove(put)
-            self._settle()
-            return True
-        mine = {id(element) for element in put.elements}
-        if not mine <= {id(element) for element in self._elements}:
-            return False
-        self._elements = deque(element for element in self._elements if id(element) not in mine)
+        else:
+            mine = {id(element) for element in put.elements}
+            kept = deque(element for element in self._elements if id(element) not in mine)
+            if len(self._elements) - len(kept) == len(put.elements):
+                self._elements = kept
         self._settle()
-        return True
 
     def _settle(self) -> None:
         moved = True
@@ -143,14 +146,17 @@ class Queue:
             return True
         if ended:
             self._takes.popleft()
-            take.done.set_exception(self._closed_error(f"{have} elements are left, {take.count} were asked for"))
+            _fail(take.done, self._closed_error(f"{have} elements are left, {take.count} were asked for"))
             return True
         return False
 
     def _serve_put(self) -> bool:
         while self._puts and self._puts[0].done.done():
             self._puts.popleft()
-        if not self._puts or len(self._elements) + len(self._puts[0].elements) > self.capacity:
+        if not self._puts:
+            return False
+        full = len(self._elements) + len(self._puts[0].elements) > self.capacity
+        if full and not self._takes:  # a take that waits is served in the same breath, and leaves room for the rest
             return False
         put = self._puts.popleft()
         self._elements.extend(put.elements)
@@ -159,3 +165,9 @@ class Queue:
 
     def _closed_error(self, what: str) -> QueueClosedError:
         return QueueClosedError(f"queue {self.name!r} is closed: {what}")
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # seen: who is cancelled at the same moment never looks at it

@@ -323,6 +323,11 @@ def _frozen(spec: Spec) -> np.ndarray[Any, Any]:
     return array
 
 
+def predict(op: str, specs: Sequence[Spec]) -> float:
+    """A rough guess of the seconds one op takes on operands (inputs, then outputs) of these concrete specs."""
+    return _Cost(sum(spec.nbytes for spec in specs), _flops(op, specs), 1).seconds
+
+
 def _flops(op: str, specs: Sequence[Spec]) -> float:
     """Roughly how many multiplications and additions an op does beyond touching its operands once."""
     if op != "matmul" and not op.startswith("conv"):

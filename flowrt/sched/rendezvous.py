@@ -134,6 +134,7 @@ class Rendezvous:
 def _fail(future: asyncio.Future[Any] | None, error: Exception) -> None:
     if future is not None and not future.done():
         future.set_exception(error)
+        future.exception()  # seen: who is cancelled at the same moment never looks at it
 
 
 class Budget:
@@ -166,11 +167,10 @@ class Budget:
         try:
             await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+            if not granted.cancelled():
                 self._release(share)
             else:
-                self._waiting.remove((share, granted))
-                self._grant()
+                self._grant()  # passes over it, to those it kept waiting
             raise
 
     def _release(self, share: int) -> None:
@@ -178,8 +178,11 @@ class Budget:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self.used + self._waiting[0][0] <= self.total:
-            share, granted = self._waiting.popleft()
+        while self._waiting:
+            share, granted = self._waiting[0]
             if not granted.done():
+                if self.used + share > self.total:
+                    return
                 self.used += share
                 granted.set_result(None)
+            self._waiting.popleft()

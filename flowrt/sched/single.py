@@ -6,16 +6,19 @@ what it prepared per shape signature (a bounded number), and computes into fresh
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, SpecError
+from flowrt.errors import FlowrtError, GraphError, SpecError, StepCancelled
 from flowrt.kernels.launch import FAILURES, STATUS, Prepared, prepare
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
+from flowrt.sched.recording import predict
 from flowrt.sched.regions import resource_of, size_operands
 from flowrt.sched.tape import address
 from flowrt.spec import Spec, spec_of
@@ -36,62 +39,102 @@ def variable_spec(node: PlanNode) -> Spec:
     return Spec(node.attrs["dtype"], node.attrs["shape"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What computes a node on inputs of one shape signature: None where the first input is the answer."""
+
+    prepared: Prepared | None
+    outputs: tuple[Spec, ...]
+    seconds: float
+
+
 class NodeRunner:
-    """Computes one synchronous node of a plan."""
+    """Computes one synchronous node of a plan. May be called from any thread."""
 
     def __init__(self, node: PlanNode) -> None:
         self.node = node
         self._op = lookup(node.op)
         self._alias = node.op in ALIASES
-        self._constant = node.attrs["value"] if node.op == "constant" else None
+        self._constant = (node.attrs["value"],) if node.op == "constant" else None
         self._by_value = tuple(size_operands(node))
-        self._prepared: OrderedDict[Any, tuple[Prepared | None, tuple[Spec, ...]]] = OrderedDict()
+        self._known: OrderedDict[Any, _Ready] = OrderedDict()
+
+    def predicted_seconds(self, inputs: Sequence[Array]) -> float:
+        """A rough guess of one call; infinite where something is to be compiled or inferred first."""
+        if self._constant is not None:
+            return 0.0
+        ready = self._known.get(self._key(inputs))
+        return math.inf if ready is None else ready.seconds
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
-        """The outputs for C-contiguous ``inputs``; ``run`` are the run's words."""
+        """The outputs for C-contiguous ``inputs``; ``run`` are the run's words.
+
+        Raises `StepCancelled` if the run was stopped, and `FlowrtError` with the kernel's reason where it fails.
+        """
         if self._constant is not None:
-            return (self._constant,)
-        prepared, outputs = self._prepare(inputs)
-        if prepared is None:
-            return [inputs[0].reshape(outputs[0].concrete)] if outputs else ()
-        arrays = [np.empty(spec.concrete, spec.dtype) for spec in outputs]
-        scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
-        prepared.run(address(run), [address(a) for a in (*inputs, *arrays, *scratch)])
+            return self._constant
+        ready = self._ready(inputs)
+        if ready.prepared is None:
+            return [inputs[0].reshape(ready.outputs[0].concrete)] if ready.outputs else ()
         if run[STATUS]:
-            raise FlowrtError(f"{self.node.where()}: {FAILURES[int(run[STATUS])]}")
+            raise StepCancelled(f"{self.node.where()} was not begun")
+        words = run.copy()  # a failure is this node's own, not that of others beside it
+        arrays = [np.empty(spec.concrete, spec.dtype) for spec in ready.outputs]
+        scratch = [np.empty(spec.concrete, spec.dtype) for spec in ready.prepared.scratch]
+        ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays, *scratch)])
+        status = int(words[STATUS])
+        if status:
+            raise FlowrtError(f"{self.node.where()}: {FAILURES.get(status, f'failed with status {status}')}")
         return arrays
 
-    def _prepare(self, inputs: Sequence[Array]) -> tuple[Prepared | None, tuple[Spec, ...]]:
+    def _key(self, inputs: Sequence[Array]) -> Any:
         key: Any = tuple([a.shape for a in inputs])
-        if self._by_value:
-            key = (key, *(inputs[i].tobytes() for i in self._by_value))
-        found = self._prepared.get(key)
+        return (key, *[inputs[i].tobytes() for i in self._by_value]) if self._by_value else key
+
+    def _ready(self, inputs: Sequence[Array]) -> _Ready:
+        key = self._key(inputs)
+        found = self._known.get(key)
         if found is None:
-            found = self._prepared[key] = self._make(inputs)
-            if len(self._prepared) > PREPARED_PER_NODE:
-                self._prepared.popitem(last=False)
+            found = self._known[key] = self._make(inputs)
+            if len(self._known) > PREPARED_PER_NODE:
+                self._known.popitem(last=False)
         return found
 
-    def _make(self, inputs: Sequence[Array]) -> tuple[Prepared | None, tuple[Spec, ...]]:
-        specs = [spec_of(a) for a in inputs]
+    def _make(self, inputs: Sequence[Array]) -> _Ready:
+        node, specs = self.node, [spec_of(a) for a in inputs]
         try:
-            outputs = self._op.infer(specs, self.node.attrs)
+            outputs = self._op.infer(specs, node.attrs)
         except SpecError as error:
-            raise SpecError(f"{self.node.where()}: {error}") from None
+            raise SpecError(f"{node.where()}: {error}") from None
+        for made, expected in zip(outputs, node.outputs, strict=True):
+            if not expected.accepts(made.dtype, made.shape):
+                raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {made}")
         if self._alias or not outputs:
-            return None, outputs
-        return prepare(self.node.op, specs, outputs, self.node.attrs), outputs
+            return _Ready(None, outputs, 0.0)
+        try:
+            prepared = prepare(node.op, specs, outputs, node.attrs)
+        except GraphError as error:
+            raise type(error)(f"{node.where()}: {error}") from None
+        return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)))
 
 
 def read_variable(node: PlanNode, variables: Variables) -> Array:
     """A copy of a held variable."""
-    return variables.value(resource_of(node)).copy()
+    return variables.value(resource_of(node), variable_spec(node)).copy()
 
 
 def write_variable(node: PlanNode, value: Array, variables: Variables) -> None:
     """Carry out an assignment to a held variable."""
-    if node.op == "assign":
-        np.copyto(variables.target(resource_of(node)), value)
+    name, spec = resource_of(node), variable_spec(node)
+    if not spec.accepts(value.dtype, value.shape):
+        raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {Spec(value.dtype, value.shape)}")
+    if node.op != "assign":
+        held = variables.value(name, spec)
+        with np.errstate(all="ignore"):  # as in kernels
+            UPDATES[node.op](held, value, out=held)
+        return
+    memory = variables.find(name, spec)
+    if memory is None:
+        variables.begin(name, np.array(value))
     else:
-        held = variables.value(resource_of(node))
-        UPDATES[node.op](held, value, out=held)
+        np.copyto(memory, value)

@@ -75,7 +75,8 @@ class Tape:
     """A region for inputs of one set of specs, compiled. Runs on any number of threads at once.
 
     ``variables`` names what a run needs besides its inputs, in order; ``predicted_seconds`` is a rough guess of one
-    run. At most ``spare`` rooms are kept between runs.
+    run; ``passes_on`` says whether some outputs are inputs or constants as they are. At most ``spare`` rooms are kept
+    between runs.
     """
 
     def __init__(self, plan: Plan, region: Region, inputs: Sequence[Spec], *, spare: int = 2) -> None:
@@ -89,7 +90,7 @@ class Tape:
         self._region = region
         self._compile()
         self._fresh = [(o.spec.concrete, o.spec.dtype) for o in self.recording.outputs if o.fresh]
-        self._passes_on = len(self._fresh) < len(self.recording.outputs)
+        self.passes_on = len(self._fresh) < len(self.recording.outputs)
         self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
         self._rooms: deque[_Room] = deque(maxlen=spare)
 
@@ -149,11 +150,14 @@ class Tape:
         self._rooms.append(room)
         if reached < self.launches:
             raise self._failure(reached, status)
-        return self._leaving(inputs, fresh, outputs) if self._passes_on else fresh
+        return self._leaving(inputs, fresh, outputs) if self.passes_on else fresh
 
     def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
         if outputs is None:
-            return [np.empty(shape, dtype) for shape, dtype in self._fresh]
+            try:
+                return [np.empty(shape, dtype) for shape, dtype in self._fresh]
+            except MemoryError as error:
+                raise ResourceError(f"{self}: no memory for its outputs: {error}") from error
         return [given for given, made in zip(outputs, self.recording.outputs, strict=True) if made.fresh]
 
     def _leaving(self, inputs: Sequence[Array], fresh: Sequence[Array], outputs: Sequence[Array] | None) -> list[Array]:
@@ -202,14 +206,16 @@ class Tapes:
         self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
         self._decisive: dict[Region, tuple[int, ...]] = {}
 
+    def made(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
+        """The tape of ``region`` for arrays like ``inputs``, if it was made before: compiles nothing."""
+        return self._tapes.get(self._key(region, inputs))
+
     def get(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
         """The tape of ``region`` for arrays like ``inputs``, or None where its shapes depend on values made inside.
 
         Raises `SpecError` naming the node that these inputs do not fit.
         """
-        key: Any = (region, *[array.shape for array in inputs])
-        if region.shape_inputs:
-            key = (*key, *[inputs[i].tobytes() for i in self._positions(region)])
+        key = self._key(region, inputs)
         try:
             tape = self._tapes[key]
             self._tapes.move_to_end(key)
@@ -218,6 +224,10 @@ class Tapes:
             if len(self._tapes) > self._bound:
                 self._tapes.popitem(last=False)
         return tape
+
+    def _key(self, region: Region, inputs: Sequence[Array]) -> Any:
+        key = (region, *[array.shape for array in inputs])
+        return (key, *[inputs[i].tobytes() for i in self._positions(region)]) if region.shape_inputs else key
 
     def _positions(self, region: Region) -> tuple[int, ...]:
         found = self._decisive.get(region)

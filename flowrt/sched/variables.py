@@ -11,14 +11,12 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import GraphError
-
-if TYPE_CHECKING:
-    from flowrt.spec import Spec
+from flowrt.spec import Spec
 
 Name: TypeAlias = tuple[str, str]
 
@@ -66,10 +64,7 @@ class Variables:
             if slot.value is None:
                 slot.spec = spec
         if (slot.spec.dtype, slot.spec.dims) != (spec.dtype, spec.dims):
-            raise GraphError(
-                f"variable {name[1]!r} exists on {self._task} as {slot.spec}, not {spec}; "
-                "rename it, use another container, or session.reset() the old one"
-            )
+            raise self._mismatch(name, slot.spec, spec)
 
     def reset(self, container: str | None) -> None:
         """Forget the variables of a container, or of all."""
@@ -78,22 +73,38 @@ class Variables:
                 if container is None or name[0] == container:
                     slot.value = None
 
-    def value(self, name: Name) -> np.ndarray[Any, Any]:
-        """A held variable's memory, to be read."""
+    def find(self, name: Name, spec: Spec) -> np.ndarray[Any, Any] | None:
+        """A held variable's memory, None if it has no value yet; raises `GraphError` where it is not of ``spec``.
+
+        Specs are compared at every access: after `reset` another graph may have given the name to something else.
+        """
         slot = self._slots.get(name)
-        if slot is None or slot.value is None:
+        value = None if slot is None else slot.value
+        if value is not None and (value.shape != spec.dims or value.dtype != spec.dtype):
+            raise self._mismatch(name, Spec(value.dtype, value.shape), spec)
+        return value
+
+    def value(self, name: Name, spec: Spec) -> np.ndarray[Any, Any]:
+        """`find` for a variable that must have a value."""
+        value = self.find(name, spec)
+        if value is None:
             raise GraphError(
                 f"variable {name[1]!r} has no value on {self._task}: a session initialises the variables of its own "
                 "graph, so was it reset, or made by another graph?"
             )
-        return slot.value
+        return value
 
-    def target(self, name: Name) -> np.ndarray[Any, Any]:
-        """A held variable's memory, to be written; allocated at the first write."""
-        slot = self._slots[name]
-        if slot.value is None:
-            slot.value = np.zeros(slot.spec.concrete, slot.spec.dtype)
-        return slot.value
+    def begin(self, name: Name, value: np.ndarray[Any, Any]) -> None:
+        """Give a variable that is held to be written its first memory."""
+        with self._mutex:
+            slot = self._slots[name]
+            slot.spec, slot.value = Spec(value.dtype, value.shape), value
+
+    def _mismatch(self, name: Name, have: Spec, want: Spec) -> GraphError:
+        return GraphError(
+            f"variable {name[1]!r} exists on {self._task} as {have}, not {want}; "
+            "rename it, use another container, or session.reset() the old one"
+        )
 
     def try_hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> bool:
         """Take the variables if that needs no waiting."""

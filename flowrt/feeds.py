@@ -1,0 +1,80 @@
+"""What a step is given: any value as the array that its tensor stands for, or an error that says what does not fit.
+
+Arrays and NumPy scalars keep their dtype, so a wrong one is an error with its fix; plain Python data takes the
+tensor's, where that loses no kind of number (a float never becomes an int) and every value fits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import FeedError, GraphError, user_site
+from flowrt.spec import KINDS, Spec
+
+if TYPE_CHECKING:
+    from flowrt.graph import Tensor
+
+Array = np.ndarray[Any, Any]
+
+_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
+def as_feed(tensor: Tensor, value: Any) -> Array:
+    """``value`` as a C-contiguous array of the tensor's spec; raises `FeedError` for one that does not fit."""
+    array = _native(value) if isinstance(value, np.ndarray) else _convert(tensor, value)
+    spec = tensor.spec
+    if array.dtype != spec.dtype or not spec.accepts(array.dtype, array.shape):
+        raise FeedError(f"{_begin(tensor)}: expected {spec}, got {_describe(array)}{_fix(spec, array)}")
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _native(array: Array) -> Array:
+    """A plain array (no subclass) in this machine's byte order."""
+    plain = np.asarray(array)
+    return plain if plain.dtype.isnative else plain.astype(plain.dtype.newbyteorder("="))
+
+
+def _convert(tensor: Tensor, value: Any) -> Array:
+    if hasattr(value, "__tensor__") or hasattr(value, "builder"):
+        raise FeedError(f"{_begin(tensor)} with a value, not with {value!r}; run the step that computes it first")
+    try:
+        natural = np.asarray(value)
+        if isinstance(value, np.generic) or not _keeps_kind(natural.dtype, tensor.dtype):
+            return _native(natural)
+        return np.asarray(value, tensor.dtype)
+    except (TypeError, ValueError, OverflowError, GraphError) as error:
+        raise FeedError(f"{_begin(tensor)}: {_shortened(value)} is not a value for {tensor.spec}: {error}") from error
+
+
+def _keeps_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether numbers of one dtype, written in Python, may be taken for the other: bool, then ints, then floats."""
+    return given.kind in KINDS and _RANKS[given.kind] <= _RANKS[wanted.kind]
+
+
+def _begin(tensor: Tensor) -> str:
+    return f"{user_site()}: feed {tensor.name!r} ({tensor.op.site})"
+
+
+def _describe(array: Array) -> str:
+    return str(Spec(array.dtype, array.shape)) if _holdable(array) else f"{array.dtype}{list(array.shape)}"
+
+
+def _holdable(array: Array) -> bool:
+    return array.dtype.kind in KINDS and array.dtype.itemsize <= 8 and array.ndim <= 8
+
+
+def _fix(spec: Spec, array: Array) -> str:
+    if array.dtype != spec.dtype:
+        return f"; convert it with .astype({spec.dtype.name!r})" if array.dtype.kind in KINDS else ""
+    if array.ndim + 1 == len(spec.shape) and spec.accepts(array.dtype, (1, *array.shape)):
+        return "; give it a first axis with value[None]"
+    if spec.known and array.size == spec.size:
+        return f"; value.reshape({list(spec.concrete)}) has that shape"
+    return ""
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
