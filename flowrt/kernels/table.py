@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from flowrt.errors import GraphError
 from flowrt.spec import Spec
 
@@ -110,6 +112,8 @@ class Kernel:
     dtypes: Callable[[Sequence[Any]], bool] | None = None
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
+        if any(np.dtype(d) == np.float16 for d in dtypes):  # Numba computes on no float16
+            return False
         return self.dtypes is None or self.dtypes(dtypes)
 
     @property
