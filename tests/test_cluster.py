@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -200,6 +201,28 @@ async def test_a_step_is_cancelled_at_any_of_its_waits(cluster: LocalCluster) ->
             assert isinstance(ended, asyncio.CancelledError | list)
         assert await nothing_open(master)
         np.testing.assert_array_equal((await run(step, value))[0], 4 * value)
+
+
+async def test_steps_cancelled_at_random_moments_leave_nothing(cluster: LocalCluster) -> None:
+    rng = random.Random(7)
+    loop = asyncio.get_running_loop()
+    async with driving(cluster, transfer_budget=1 << 20) as master:
+        run = Numbers(master)
+        pairs = ((PS, WORKERS[0]), (WORKERS[0], WORKERS[1]), (WORKERS[1], PS))
+        steps = [await master.register(**relay(*pair, OPEN)) for pair in pairs]
+        whole = 0
+        for _ in range(30):
+            values = [np.full(rng.choice([1, 600, 1 << 14, 1 << 18]), float(i)) for i in range(12)]
+            runs = [asyncio.ensure_future(run(rng.choice(steps), value)) for value in values]
+            for task in rng.sample(runs, 6):
+                loop.call_later(rng.random() * 0.03, task.cancel)
+            for value, ended in zip(values, await asyncio.gather(*runs, return_exceptions=True), strict=True):
+                if not isinstance(ended, asyncio.CancelledError):
+                    assert not isinstance(ended, BaseException), ended
+                    np.testing.assert_array_equal(ended[0], 4 * value)
+                    whole += 1
+        assert whole >= 180
+        assert await nothing_open(master)
 
 
 # ── masters ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -93,6 +93,11 @@ class Link:
     def closed(self) -> bool:
         return self._ending is not None or self._connection.closed
 
+    @property
+    def ending(self) -> str:
+        """Why nothing comes any more, once that is so."""
+        return str(self._ending)
+
     async def run(self) -> None:
         """Serve until the connection ends, however it does; raises nothing but cancellation. Closes it at the end."""
         self._runner = asyncio.current_task()

@@ -220,7 +220,7 @@ class Master:
 
     async def _carry(self, peer: Peer) -> None:
         await peer.link.run()
-        self._broke(peer, "its connection for tensors ended")
+        self._broke(peer, peer.link.ending)
 
     def _broke(self, peer: Peer, cause: str) -> None:
         if not self._closed:

@@ -305,6 +305,7 @@ class Node:
         def ended(task: asyncio.Task[None]) -> None:
             del reign.steps[start.number]
             if task.cancelled() and not reign.connection.closed:  # before it began, or before it could say so
+                self.host.rendezvous.close((reign.drive.epoch, start.number))
                 tasks.create_task(self._tell(reign, _aborted(start.number)))
 
         task = reign.steps[start.number] = tasks.create_task(self._step(reign, start))

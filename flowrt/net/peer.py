@@ -47,7 +47,7 @@ async def meet(task: str, host: str, port: int, token: str, drive: Drive, store:
         control = await _reach(host, port, token, drive, patience)
         try:
             met = await _be_welcomed(task, control, patience)
-            carrying = await connect(host, port, token, to_data(Carry(CLIENT, drive.epoch)))
+            carrying = await connect(host, port, token, to_data(Carry(CLIENT, drive.epoch)), timeout=patience)
         except BaseException:
             await control.aclose()
             raise
