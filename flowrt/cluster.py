@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.errors import AuthenticationError, ClosedError, GraphError, ResourceError
-from flowrt.net.transport import load_token, new_token, save_token
+from flowrt.net.tokens import load_token, new_token, save_token
 from flowrt.sched.delay import Delay
 from flowrt.sched.lanes import usable_cores
 
@@ -269,6 +269,7 @@ class LocalCluster:
             *(f"--{name}={value}" for name, value in options.items()),
             stdin=asyncio.subprocess.PIPE,  # held open: its end tells the node that we are gone
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # an interrupt at the terminal is for us alone: we end the nodes in order
             env=_environment(self._threads),
         )
 

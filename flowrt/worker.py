@@ -21,7 +21,7 @@ import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops f
 from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
 from flowrt.errors import AuthenticationError, FlowrtError, GraphError
 from flowrt.net.node import Node
-from flowrt.net.transport import load_token
+from flowrt.net.tokens import load_token
 from flowrt.sched.delay import Delay
 from flowrt.sched.host import Host
 

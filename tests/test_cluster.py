@@ -32,7 +32,7 @@ from flowrt.errors import (
     ResourceError,
 )
 from flowrt.net.master import Master, Registered
-from flowrt.net.transport import new_token
+from flowrt.net.tokens import new_token
 from flowrt.spec import Spec
 
 SCALAR = Spec("float64", ())
@@ -372,6 +372,11 @@ async def test_a_local_cluster_leaves_no_process_however_it_ends() -> None:
         await go_wrong()
     assert len(pids) == 2
     assert not any(map(alive, pids))
+
+
+async def test_an_interrupt_at_the_terminal_reaches_the_parent_alone(cluster: LocalCluster) -> None:
+    groups = {os.getpgid(process.pid) for process in cluster.processes.values()}
+    assert os.getpgid(0) not in groups
 
 
 async def test_a_cluster_cancelled_while_it_starts_leaves_no_process() -> None:
