@@ -19,6 +19,7 @@ from flowrt import eager as _eager  # noqa: F401  (ops on plain arrays)
 from flowrt import ops, optim, placement, train
 from flowrt.blocking import BlockingSession
 from flowrt.checkpoint import Checkpoints
+from flowrt.cluster import ClusterSpec, LocalCluster
 from flowrt.errors import (
     AuthenticationError,
     BrokenStream,
@@ -60,6 +61,7 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "ClosedError",
+    "ClusterSpec",
     "DeadTensorError",
     "FeedError",
     "FlowrtError",
@@ -67,6 +69,7 @@ __all__ = [
     "GraphError",
     "GraphFinalizedError",
     "InternalError",
+    "LocalCluster",
     "NodeLost",
     "Operation",
     "Options",

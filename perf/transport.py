@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from flowrt.net.frames import allocate_array
-from flowrt.net.transport import Bounds, Connection, connect, new_token, serve
+from flowrt.net.tokens import new_token
+from flowrt.net.transport import Bounds, Connection, connect, serve
 from perf.machine import describe
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from flowrt.errors import (
 )
 from flowrt.net import connection as connection_module
 from flowrt.net.frames import WINDOW, frame
-from flowrt.net.transport import Bounds, Connection, Server, connect, load_token, new_token, save_token, serve
+from flowrt.net.tokens import load_token, new_token, save_token
+from flowrt.net.transport import Bounds, Connection, Server, connect, serve
 
 if TYPE_CHECKING:
     from pathlib import Path

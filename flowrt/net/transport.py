@@ -15,8 +15,6 @@ import ipaddress
 import logging
 import os
 import re
-import secrets
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias, cast
@@ -36,8 +34,9 @@ from flowrt.errors import (
 )
 from flowrt.net.connection import Bounds, Connection
 from flowrt.net.frames import Allocate, allocate_array
+from flowrt.net.tokens import checked
 
-__all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "load_token", "new_token", "save_token", "serve"]
+__all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
 
 Hello: TypeAlias = Mapping[str, Any]
 OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
@@ -45,50 +44,9 @@ OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 PROTOCOL = "flowrt/1"
 PATH = "/flowrt"
 HEAD = 8 << 10  # bytes of HTTP that a stranger may send
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,1024}")
 _log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
-_http_log.setLevel(
-    logging.CRITICAL
-)  # aiohttp logs a traceback for each malformed request; strangers may not fill disks
-
-
-# ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def new_token() -> str:
-    """A secret of 256 bits."""
-    return secrets.token_urlsafe(32)
-
-
-def save_token(path: str | os.PathLike[str], token: str) -> None:
-    """Write ``token`` to a new file that its owner alone can read."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(_checked(token) + "\n")
-
-
-def load_token(path: str | os.PathLike[str]) -> str:
-    """The token in a file. `AuthenticationError` if it cannot be read, is empty, or others can read it."""
-    try:
-        with open(path, encoding="ascii") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            token = file.read(HEAD).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuthenticationError(f"cannot read the token file {os.fspath(path)}: {error}") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise AuthenticationError(
-            f"others can read the token file {os.fspath(path)} (mode {stat.S_IMODE(mode):03o}); chmod 600 it"
-        )
-    if not _TOKEN.fullmatch(token):
-        raise AuthenticationError(f"the token file {os.fspath(path)} is empty or holds more than a token")
-    return token
-
-
-def _checked(token: str) -> str:
-    if not _TOKEN.fullmatch(token):
-        raise AuthenticationError("a token is 1 to 1024 letters, digits and ._~+/=-; new_token() makes one")
-    return token
+_http_log.setLevel(logging.CRITICAL)  # aiohttp logs a traceback per malformed request; strangers may not fill disks
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -116,7 +74,7 @@ async def serve(
     """
     if not token and not _is_loopback(host):
         raise AuthenticationError(f"listening on {host}, beyond this machine, needs a token; see --token-file")
-    _checked(token)
+    checked(token)
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         server = Server(
@@ -338,7 +296,7 @@ async def connect(
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout):
-            return await _shake_hands(host, port, _checked(token), dict(hello or {}), bounds or Bounds(), allocate)
+            return await _shake_hands(host, port, checked(token), dict(hello or {}), bounds or Bounds(), allocate)
     except TimeoutError as error:
         raise NodeLost(f"{where} did not answer within {timeout:g} s; is a node running there?") from error
     except aiohttp.ClientConnectionError as error:

@@ -1,0 +1,49 @@
+"""The secrets that let peers in: made, kept in files that their owner alone can read, and read back."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+
+from flowrt.errors import AuthenticationError
+
+MAX_TOKEN = 1024
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,1024}")
+
+
+def new_token() -> str:
+    """A secret of 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
+def save_token(path: str | os.PathLike[str], token: str) -> None:
+    """Write ``token`` to a new file that its owner alone can read."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(checked(token) + "\n")
+
+
+def load_token(path: str | os.PathLike[str]) -> str:
+    """The token in a file. `AuthenticationError` if it cannot be read, is empty, or others can read it."""
+    try:
+        with open(path, encoding="ascii") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read(MAX_TOKEN + 2).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuthenticationError(f"cannot read the token file {os.fspath(path)}: {error}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise AuthenticationError(
+            f"others can read the token file {os.fspath(path)} (mode {stat.S_IMODE(mode):03o}); chmod 600 it"
+        )
+    if not _TOKEN.fullmatch(token):
+        raise AuthenticationError(f"the token file {os.fspath(path)} is empty or holds more than a token")
+    return token
+
+
+def checked(token: str) -> str:
+    """``token``, if it is one; raises `AuthenticationError`."""
+    if not _TOKEN.fullmatch(token):
+        raise AuthenticationError("a token is 1 to 1024 letters, digits and ._~+/=-; new_token() makes one")
+    return token
