@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -29,6 +30,7 @@ def resolve(symbol: str) -> int:
     """The address of SciPy's function behind one of `GEMM`'s symbols."""
     from scipy.linalg import cython_blas
 
+    _keep_to_the_calling_thread()
     capsule: Any = cython_blas.__pyx_capi__[_SCIPY[symbol]]
     name = ctypes.pythonapi.PyCapsule_GetName
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -36,3 +38,17 @@ def resolve(symbol: str) -> int:
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     address: int = pointer(capsule, name(capsule))
     return address
+
+
+def _keep_to_the_calling_thread() -> None:
+    """Let SciPy's OpenBLAS start no threads: kernels run in lanes, and two pools fight for the cores.
+
+    Two lanes with a product each on two busy cores took 500 ms for a step of 7 ms. Another BLAS is left as it is.
+    """
+    import scipy
+
+    folder = Path(scipy.__file__).parent
+    for path in (*folder.parent.glob("scipy.libs/libscipy_openblas*"), *folder.glob(".dylibs/libscipy_openblas*")):
+        set_threads = getattr(ctypes.CDLL(str(path)), "scipy_openblas_set_num_threads", None)
+        if set_threads is not None:
+            set_threads(1)
