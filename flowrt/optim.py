@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import GraphError, user_site
 from flowrt.gradients import gradients
-from flowrt.graph import as_node, beside
+from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
 from flowrt.ops.elementwise import add_n, astype, divide, maximum, multiply, sqrt, square
 from flowrt.ops.flow import group
@@ -106,8 +107,9 @@ class Momentum(Optimizer):
 
 
 def _slot(variable: Variable, name: str) -> Variable:
-    """A variable of zeros that an optimiser keeps beside ``variable``."""
-    with variables_from(None):
+    """A variable of zeros that an optimiser keeps beside ``variable``, named after it whatever scope this is."""
+    scope = replace(current_scope(), prefix="", container=variable.resource.container)
+    with variables_from(None), scoped(scope):
         return Variable(zeros(variable.shape, variable.dtype), name=f"{variable.name}/{name}", trainable=False)
 
 

@@ -7,7 +7,7 @@ of `flowrt.train.steps`; the protocol is `flowrt.sched.coordinator`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +63,8 @@ class Replicated:
         policy: Whose updates make a step: `AllOf` or `FirstOf`.
         servers: Over how many parameter servers the variables are spread, by bytes.
         name: Prefixes the names of what is built, and names the trainer on the nodes.
-        server_device: Where server ``{}`` is. Empty for anywhere, so that all runs in one process.
-        worker_device: Where replica ``{}`` is. Empty for anywhere.
+        server_device: Where server ``{}`` is, or a device for each; empty for anywhere.
+        worker_device: Where replica ``{}`` is, or a device for each. With both empty, all may run in one process.
 
     A replica's update counts whole or not at all, on every server. Raises `GraphError` for a policy that ``replicas``
     cannot meet and for copies that differ, `SpecError` for a loss that is not a float scalar.
@@ -80,16 +80,16 @@ class Replicated:
         *,
         servers: int = 1,
         name: str = "replicated",
-        server_device: str = "/job:ps/task:{}",
-        worker_device: str = "/job:worker/task:{}",
+        server_device: str | Sequence[str] = "/job:ps/task:{}",
+        worker_device: str | Sequence[str] = "/job:worker/task:{}",
     ) -> None:
         self.graph: Graph = current_graph("replicated training")
         self.policy: Policy = AllOf() if policy is None else policy
         self.inputs = dict(inputs)
         self.replicas = replicas
         self._check(replicas, servers)
-        self._workers = tuple(worker_device.format(replica) for replica in range(replicas))
-        self._servers = tuple(server_device.format(server) for server in range(servers))
+        self._workers = _devices(worker_device, replicas)
+        self._servers = _devices(server_device, servers)
         self.nodes = tuple(Device.parse(worker).host for worker in self._workers)
         self.servers = tuple(Device.parse(server).host for server in self._servers)
         self._outside = current_scope()
@@ -225,7 +225,8 @@ class Replicated:
         means = taken if isinstance(taken, tuple) else (taken,)
         done = [optimizer.apply_gradients(zip(means, mine, strict=True))] if mine else [taken]
         if server == 0:
-            done.append(self.step.assign(self.turn[1] + constant(1, "int64")))
+            with control_dependencies(means):
+                done.append(self.step.assign(self.turn[1] + constant(1, "int64")))
         with control_dependencies(done):
             token: Tensor = protocol.publish_shard(self.turn, server=server, **self._attributes)
         return token
@@ -283,6 +284,13 @@ class Predictor:
         given = {**(values or {}), **more}
         check_names(given, self.inputs, "what a shared function takes")
         return await session.run(self.outputs, {self.inputs[name]: value for name, value in given.items()})
+
+
+def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:
+    names = tuple(given.format(i) for i in range(count)) if isinstance(given, str) else tuple(given)
+    if len(names) != count:
+        raise GraphError(f"{user_site()}: {count} devices are needed, {len(names)} are given: {', '.join(names)}")
+    return names
 
 
 def _loss_and_metrics(answer: Any, who: str) -> tuple[Tensor, dict[str, Tensor]]:
