@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -34,6 +34,9 @@ from flowrt.errors import (
 from flowrt.net.master import Master, Registered
 from flowrt.net.tokens import new_token
 from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
 
 SCALAR = Spec("float64", ())
 LARGE = Spec("float64", (1 << 20,))  # 8 MiB
@@ -74,6 +77,18 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10.0)
 
 async def nothing_open(master: Master) -> bool:
     return all(s["steps"] == s["open_steps"] == s["bytes_expected"] == 0 for s in (await master.statistics()).values())
+
+
+@asynccontextmanager
+async def running(*command: str, **options: Any) -> AsyncIterator[Process]:
+    """A process that does not outlive the block."""
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, **options)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def alive(pid: int) -> bool:
@@ -272,21 +287,19 @@ async def test_a_masters_sudden_death_ends_its_steps(cluster: LocalCluster) -> N
         asyncio.run(main())
     """)
     places = [f"{task},{host},{port}" for task, (host, port) in cluster.spec.tasks().items()]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program, cluster.token, *places),
-        stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(["tests", "."])},
-    )
-    assert process.stdout is not None
-    assert await process.stdout.readline() == b"running\n"
-    async with driving(cluster) as master:
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(["tests", "."])}
+    async with (
+        running(sys.executable, "-c", program, cluster.token, *places, env=path) as process,
+        driving(cluster) as master,
+    ):
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"running\n"
 
         async def runs() -> bool:
             return (await master.statistics())[WORKERS[0]]["steps"] == 1
 
         await until(runs)
         process.kill()
-        await process.wait()
         await until(lambda: nothing_open(master), 10.0)
 
 
@@ -393,28 +406,31 @@ async def test_a_cluster_cancelled_while_it_starts_leaves_no_process() -> None:
     assert not any(alive(process.pid) for process in cluster.processes.values())
 
 
-async def test_a_port_in_use_and_a_signal_end_a_worker_as_promised(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.fixture
+def worker_command(tmp_path: Path) -> list[str]:
     token = tmp_path / "token"
     token.write_text(new_token())
     token.chmod(0o600)
+    return [sys.executable, "-m", "flowrt.worker", "--job=ps", "--task=0", f"--token-file={token}"]
+
+
+async def test_a_port_in_use_is_one_line_and_exit_code_2(cluster: LocalCluster, worker_command: list[str]) -> None:
     (_, taken) = cluster.spec.tasks()[PS]
-    command = [sys.executable, "-m", "flowrt.worker", "--job=ps", "--task=0", f"--token-file={token}"]
-    workers = [
-        await asyncio.create_subprocess_exec(
-            *command, f"--bind=127.0.0.1:{port}", stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for port in (taken, 0, 0)
-    ]
-    out, err = await workers[0].communicate()
-    assert (workers[0].returncode, out) == (2, b"")
+    async with running(*worker_command, f"--bind=127.0.0.1:{taken}", stderr=subprocess.PIPE) as worker:
+        out, err = await worker.communicate()
+    assert (worker.returncode, out) == (2, b"")
     assert err.decode().startswith(f"flowrt worker: cannot listen on 127.0.0.1:{taken}: Address already in use")
     assert err.count(b"\n") == 1
-    for worker, number in zip(workers[1:], (signal.SIGTERM, signal.SIGINT), strict=True):
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_a_worker_with_exit_code_0(worker_command: list[str], number: signal.Signals) -> None:
+    async with running(*worker_command, "--bind=127.0.0.1:0", stderr=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         assert (await worker.stdout.readline()).startswith(b"flowrt worker /job:ps/task:0 ready on 127.0.0.1:")
         worker.send_signal(number)
         assert await worker.communicate() == (b"", b"")
-        assert worker.returncode == 0
+    assert worker.returncode == 0
 
 
 async def test_nodes_do_not_outlive_a_parent_that_is_killed() -> None:
@@ -429,17 +445,17 @@ async def test_nodes_do_not_outlive_a_parent_that_is_killed() -> None:
 
         asyncio.run(main())
     """)
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
-    assert parent.stdout is not None
-    pids = [int(word) for word in (await parent.stdout.readline()).split()]
-    assert len(pids) == 2
-    parent.kill()
-    await parent.wait()
+    async with running(sys.executable, "-c", program) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in (await parent.stdout.readline()).split()]
+        assert len(pids) == 2
+        parent.kill()
+        await parent.wait()
 
-    async def gone() -> bool:
-        return not any(map(alive, pids))
+        async def gone() -> bool:
+            return not any(map(alive, pids))
 
-    await until(gone, 10.0)
+        await until(gone, 10.0)
 
 
 async def test_a_node_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
