@@ -50,12 +50,13 @@ class LoopThread:
         """Run a coroutine on the loop and wait for it; an interrupt of the calling thread cancels it."""
         future = self._submit(work)
         try:
-            return future.result()
+            answer: T = future.result()
         except BaseException:
             if future.cancelled():
                 raise ClosedError("the session was closed meanwhile") from None
             future.cancel()
             raise
+        return answer
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
         token = carried_site.set(user_site())

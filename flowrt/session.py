@@ -307,6 +307,7 @@ class Session:
         """What became of a step: passes, placement, and the tapes of each task, as text."""
         from flowrt.explain import explain_step
 
+        self._open()
         step = self._step(fetches, tuple(self._fed(t) for t in feeds))
         return explain_step(step.compiled, tapes=self.options.tapes)
 

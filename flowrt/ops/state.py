@@ -352,7 +352,9 @@ class FIFOQueue:
             raise SpecError(f"a queue ({user_site()}) needs room for at least one element, got capacity={capacity}")
         self._single = not isinstance(dtypes, (list, tuple))
         names = tuple(as_dtype(d).name for d in ([dtypes] if self._single else dtypes))
-        forms = None if shapes is None else tuple(as_shape(s) for s in ([shapes] if self._single else shapes))
+        nested = isinstance(shapes, (list, tuple)) and len(shapes) == 1 and isinstance(shapes[0], (list, tuple))
+        each = [shapes] if self._single and not nested else shapes
+        forms = None if shapes is None else tuple(as_shape(s) for s in each)
         if forms is not None and len(forms) != len(names):
             raise SpecError(f"a queue ({user_site()}) of {len(names)} dtypes needs as many shapes, got {len(forms)}")
         scope = current_scope()

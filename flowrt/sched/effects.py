@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.errors import FeedError, InternalError
+from flowrt.errors import FeedError, GraphError, InternalError, QueueClosedError
 from flowrt.plan import PlanNode
 from flowrt.sched.host import Host, RunContext
 from flowrt.spec import Spec
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Inputs: TypeAlias = "Sequence[Array | Dead]"
 Handler: TypeAlias = Callable[[Host, RunContext, PlanNode, "Sequence[Any]"], Awaitable["Sequence[Array | Dead]"]]
+
+T = TypeVar("T")
 
 EFFECTS: dict[str, Handler] = {}
 
@@ -61,6 +63,14 @@ def _queue(host: Host, node: PlanNode) -> Queue:
     return host.queue(name, node.attrs["capacity"], _component_specs(node))
 
 
+async def _served(node: PlanNode, waiting: Awaitable[T]) -> T:
+    """What a queue answers; its errors name the node."""
+    try:
+        return await waiting
+    except (QueueClosedError, GraphError) as error:
+        raise type(error)(f"{node.where()}: {error}") from None
+
+
 def _component_specs(node: PlanNode) -> list[Spec]:
     shapes = node.attrs["shapes"]
     return [Spec(d, None if shapes is None else shapes[i]) for i, d in enumerate(node.attrs["dtypes"])]
@@ -78,7 +88,7 @@ def _element(node: PlanNode, specs: Sequence[Spec], components: Sequence[Array])
 
 @effect
 async def enqueue(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    await _queue(host, node).enqueue([_element(node, _component_specs(node), inputs)])
+    await _served(node, _queue(host, node).enqueue([_element(node, _component_specs(node), inputs)]))
     return ()
 
 
@@ -89,24 +99,24 @@ async def enqueue_many(host: Host, context: RunContext, node: PlanNode, inputs: 
         raise FeedError(f"{node.where()}: its components hold different numbers of elements: {sorted(counts)}")
     specs = _component_specs(node)
     rows = [_element(node, specs, [np.asarray(a[i]) for a in inputs]) for i in range(len(inputs[0]))]
-    await _queue(host, node).enqueue(rows)
+    await _served(node, _queue(host, node).enqueue(rows))
     return ()
 
 
 @effect
 async def dequeue(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
-    (element,) = await _queue(host, node).dequeue(1)
+    (element,) = await _served(node, _queue(host, node).dequeue(1))
     return element
 
 
 @effect
 async def dequeue_many(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    return _stack(node, await _queue(host, node).dequeue(int(inputs[0])))
+    return _stack(node, await _served(node, _queue(host, node).dequeue(int(inputs[0]))))
 
 
 @effect
 async def dequeue_up_to(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    return _stack(node, await _queue(host, node).dequeue(int(inputs[0]), up_to=True))
+    return _stack(node, await _served(node, _queue(host, node).dequeue(int(inputs[0]), up_to=True)))
 
 
 def _stack(node: PlanNode, elements: Sequence[Element]) -> Sequence[Array]:

@@ -20,7 +20,7 @@ from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.recording import predict
 from flowrt.sched.regions import resource_of, size_operands
-from flowrt.sched.tape import address
+from flowrt.sched.tape import address, uncompilable
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class NodeRunner:
             prepared = prepare(node.op, specs, outputs, node.attrs)
         except GraphError as error:
             raise type(error)(f"{node.where()}: {error}") from None
+        except Exception as error:
+            raise uncompilable(node, error) from error
         return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)))
 
 

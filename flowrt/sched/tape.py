@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, ResourceError, StepCancelled
+from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
 from flowrt.kernels.store import loop_address
 from flowrt.sched.arena import ALIGNMENT
-from flowrt.sched.recording import FIRST_SLOT, DataDependent, Recording, record
+from flowrt.sched.recording import FIRST_SLOT, DataDependent, Launch, Recording, record
 from flowrt.sched.regions import Region, whole
 from flowrt.spec import Spec, Value, spec_of
 
@@ -48,6 +48,12 @@ def address(array: Array) -> int:
         return _address_of(_byte_of(array))
     except (TypeError, ValueError, BufferError):  # read-only, or without a byte
         return int(array.ctypes.data)
+
+
+def uncompilable(node: PlanNode, error: Exception) -> GraphError:
+    """What is said of a kernel that the compiler refuses: one of the user's own, most likely."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return GraphError(f"{node.where()}: its kernel does not compile: {'; '.join(lines[:4])}")
 
 
 class _Room:
@@ -109,8 +115,16 @@ class Tape:
         self._words = np.concatenate(blocks) if blocks else np.zeros(1, np.int64)
         starts = np.cumsum([0, *(block.size for block in blocks)][:-1] if blocks else [0], dtype=np.int64)
         self._blocks = starts * self._words.itemsize + address(self._words)
-        self._entries = np.array([launch.step.address() for launch in launches], np.int64)
+        self._entries = np.array([self._entry(launch) for launch in launches], np.int64)
         self._blocks_at, self._entries_at, self._loop = address(self._blocks), address(self._entries), _loop()
+
+    def _entry(self, launch: Launch) -> int:
+        try:
+            return launch.step.address()
+        except FlowrtError:
+            raise
+        except Exception as error:
+            raise uncompilable(self._plan.nodes[launch.node], error) from error
 
     def run(
         self,
