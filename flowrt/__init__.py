@@ -15,6 +15,11 @@ Build a graph, run it in a session, on this machine or on a cluster::
 Ops on plain arrays outside a graph run at once.
 """
 
+import sys as _sys
+
+if _sys.platform == "win32":
+    raise ImportError("flowrt runs on Linux and macOS; on Windows, use it inside WSL")
+
 from flowrt import eager as _eager  # noqa: F401  (ops on plain arrays)
 from flowrt import ops, optim, placement, train
 from flowrt.blocking import BlockingSession

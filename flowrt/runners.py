@@ -14,6 +14,8 @@ from flowrt.errors import InternalError
 from flowrt.passes import Compiled, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
+from flowrt.sched.lanes import Lanes
+from flowrt.sched.warming import warm
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
@@ -145,6 +147,7 @@ class ClusterRunner:
 
     def __init__(self, master: Master) -> None:
         self._master = master
+        self._compiler = Lanes(1, "compiler")
 
     @property
     def lost(self) -> frozenset[str]:
@@ -181,6 +184,8 @@ class ClusterRunner:
             raise InternalError("a step for a cluster was compiled without a client")
         feeds = [[(t.edge, t.task) for t in transfers] for transfers in client.feeds]
         fetches = [t if isinstance(t, int) else (t.edge, t.task) for t in client.fetches]
+        for plan in compiled.plans.values():
+            await self._compiler.run(warm, plan)  # here, once, rather than side by side on the nodes of this machine
         return await self._master.register(compiled.plans, feeds, fetches)
 
     async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
@@ -199,6 +204,7 @@ class ClusterRunner:
         await self._master.reset(container)
 
     async def aclose(self) -> None:
+        self._compiler.close()
         await self._master.aclose()
 
 

@@ -1,0 +1,44 @@
+"""Compile a plan's kernels before anybody waits for them.
+
+A kernel's variant depends on dtypes and ranks, not on sizes, so a plan with open sizes says enough. Compiled kernels are
+on disk: whoever warms them for a cluster spares its nodes the compiler.
+"""
+
+from __future__ import annotations
+
+from flowrt.errors import FlowrtError
+from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.store import loop_address
+from flowrt.kernels.table import ALIASES, KERNELS
+from flowrt.op import lookup
+from flowrt.plan import Plan, PlanNode
+from flowrt.spec import Spec
+
+ANY_SIZE = 2
+
+
+def warm(plan: Plan) -> None:
+    """Compile, or find compiled, what ``plan`` will launch. What cannot be told before a step is left to the step."""
+    loop_address()
+    specs = plan.value_specs()
+    for node in plan.nodes:
+        if (node.op, "cpu") in KERNELS and node.op not in ALIASES:
+            _warm_node(node, [_sized(specs[value]) for value in node.inputs])
+
+
+def _warm_node(node: PlanNode, inputs: list[Spec]) -> None:
+    try:
+        outputs = lookup(node.op).infer(inputs, node.attrs)
+        application = apply_kernel(node.op, inputs, outputs, node.attrs)
+    except (FlowrtError, ValueError):  # these sizes do not fit, or are not enough
+        return
+    for step in application.steps:
+        step.address()
+
+
+def _sized(spec: Spec) -> Spec:
+    """``spec`` with a size for every open dimension."""
+    if spec.dims is None:
+        return spec
+    value = tuple(ANY_SIZE if n is None else n for n in spec.value) if isinstance(spec.value, tuple) else spec.value
+    return Spec(spec.dtype, tuple(ANY_SIZE if n is None else n for n in spec.dims), value)
