@@ -101,6 +101,12 @@ async def cancel_everywhere(work: Callable[[], Awaitable[Any]], check: Callable[
     raise AssertionError(f"still suspending after {most} cancellations")
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Let the loop turn until ``condition`` holds."""
+    while not condition():  # noqa: ASYNC110  (what is waited for has no event to wait for)
+        await asyncio.sleep(0)
+
+
 def lanes() -> list[str]:
     """The names of flowrt's threads."""
     return [t.name for t in threading.enumerate() if t.name.startswith("flowrt")]

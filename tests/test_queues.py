@@ -371,9 +371,10 @@ async def test_a_source_fills_a_queue_and_closes_it_at_its_end(kind: str) -> Non
     seen = []
     async with fr.Session(graph) as session:
         async with session.producing(queue, source):
+            while len(seen) < 7:
+                seen.append(int((await session.run(got))[0]))
             with pytest.raises(fr.QueueClosedError):
-                while True:
-                    seen.append(int((await session.run(got))[0]))
+                await session.run(got)
         assert seen == list(range(7))
         assert_quiet(session)
 
@@ -387,6 +388,12 @@ async def test_tuples_of_a_source_are_components() -> None:
         assert (image.tolist(), label) == ([1, 2], 3)
 
 
+async def consume_for_ever(session: fr.Session, queue: Any, source: Any, got: Any) -> None:
+    async with session.producing(queue, source):
+        await session.run(got)
+        await asyncio.Event().wait()
+
+
 async def test_an_error_of_the_source_is_raised_from_the_block_and_closes_the_queue() -> None:
     graph, _, queue, _, got = pipe(2)
 
@@ -396,24 +403,23 @@ async def test_an_error_of_the_source_is_raised_from_the_block_and_closes_the_qu
 
     async with fr.Session(graph) as session:
         with pytest.raises(OSError, match="disk gone"):
-            async with session.producing(queue, broken()):
-                await session.run(got)
-                await asyncio.Event().wait()
+            await consume_for_ever(session, queue, broken(), got)
         with pytest.raises(fr.QueueClosedError):
             await session.run(got)
         assert_quiet(session)
 
 
 async def test_an_element_that_does_not_fit_is_an_error_from_the_block() -> None:
-    graph, _, queue, _, _ = pipe(2)
+    graph, _, queue, _, got = pipe(2)
     async with fr.Session(graph) as session:
         with pytest.raises(fr.FeedError, match=r"expected float32\[2\]"):
-            async with session.producing(queue, [[1, 2, 3]]):
-                await asyncio.Event().wait()
+            await consume_for_ever(session, queue, [[1, 2], [1, 2, 3]], got)
 
 
 async def test_leaving_the_block_early_stops_the_source_and_closes_the_queue() -> None:
     graph, _, queue, _, got = pipe(2)
+    with graph:
+        size = queue.size()
     made = 0
 
     def endless() -> Any:
@@ -422,16 +428,22 @@ async def test_leaving_the_block_early_stops_the_source_and_closes_the_queue() -
             made += 1
             yield [made, made]
 
+    async def consume_some(session: fr.Session) -> None:
+        async with session.producing(queue, endless()):
+            for _ in range(5):
+                await session.run(got)
+            raise KeyError("mine")
+
     async with fr.Session(graph) as session:
         with pytest.raises(KeyError, match="mine"):
-            async with session.producing(queue, endless()):
-                for _ in range(5):
-                    await session.run(got)
-                raise KeyError("mine")
+            await consume_some(session)
         assert made <= 5 + 2 + 2
+        left = int(await session.run(size))
+        for _ in range(left):
+            await session.run(got)
         with pytest.raises(fr.QueueClosedError):
-            for _ in range(3):
-                await session.run(got)
+            await session.run(got)
+        assert left <= 2
         assert_quiet(session)
 
 

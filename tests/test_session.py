@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_world import assert_quiet, cancel_everywhere, every_way, host_of, lanes, world_checked, world_slow
+from session_world import assert_quiet, cancel_everywhere, every_way, host_of, lanes, until, world_checked, world_slow
 
 import flowrt as fr
 from flowrt.session import MAX_STEPS, YIELD_EVERY
@@ -233,8 +233,7 @@ async def test_leaving_the_session_ends_its_steps_and_not_their_tasks() -> None:
         async with fr.Session(graph) as session:
             for _ in range(3):
                 group.create_task(waits(session))
-            while host_of(session)._queues == {} or len(session._running) < 3:
-                await asyncio.sleep(0)
+            await until(lambda: host_of(session)._queues and len(session._running) == 3)
         assert not session._running
     assert afterwards == ["went on"] * 3
     assert lanes() == []
@@ -249,8 +248,7 @@ async def test_leaving_waits_for_a_kernel_that_runs() -> None:
             step = session.compile(y, [x])
             await step(np.zeros(0))
             task = group.create_task(_closed_error(step(np.zeros(3))))
-            while not session._running:
-                await asyncio.sleep(0)
+            await until(lambda: session._running)
         assert lanes() == []
     assert task.result()
 
@@ -318,8 +316,7 @@ async def test_a_cancelled_session_run_inside_a_task_group_ends_the_group() -> N
         got = fr.FIFOQueue(1, "float32").dequeue()
     async with fr.Session(graph) as session:
         task = asyncio.ensure_future(session.run(got))
-        while not host_of(session)._queues:
-            await asyncio.sleep(0)
+        await until(lambda: host_of(session)._queues)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -8,6 +8,7 @@ has the run as its parent, and a run that fails or is cancelled leaves no task, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ class Executor:
             return None
         inputs = feeds if self._straight else [feeds[v] for v in unit.inputs]
         tape = self.tapes.made(unit.region, inputs)
-        if tape is None or tape.predicted_seconds > INLINE_SECONDS:
+        if tape is None or tape.expected_seconds > INLINE_SECONDS:
             return None
         if not (unit.reads or unit.writes):
             outputs = tape.run(run_words(number, seed), inputs)
@@ -215,10 +216,10 @@ class Executor:
         """Whether a unit that need not wait is better carried out on the loop's own thread than in a lane."""
         if unit.region is not None:
             tape = self.tapes.made(unit.region, inputs)
-            return tape is not None and tape.predicted_seconds <= INLINE_SECONDS
+            return tape is not None and tape.expected_seconds <= INLINE_SECONDS
         runner = self.runners[unit.nodes[0]]
         if runner is not None:
-            return runner.predicted_seconds(inputs) <= INLINE_SECONDS
+            return runner.expected_seconds(inputs) <= INLINE_SECONDS
         return variable_spec(self.plan.nodes[unit.nodes[0]]).nbytes <= INLINE_BYTES
 
     def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
@@ -230,6 +231,19 @@ class Executor:
             return self._run_singly(unit, inputs, words) if tape is None else self.run_tape(unit, tape, inputs, words)
         except MemoryError as error:
             raise ResourceError(f"{self.plan.nodes[unit.nodes[0]].where()}: out of memory: {error}") from error
+
+    def carry_out_timed(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
+        """`carry_out` in a lane; learns how long the unit takes, since what it is predicted to take is a guess."""
+        tape = None if unit.region is None else self.tapes.get(unit.region, inputs)
+        runner = self.runners[unit.nodes[0]]
+        began = time.perf_counter()
+        outputs = self.carry_out(unit, inputs, words)
+        seconds = time.perf_counter() - began
+        if tape is not None:
+            tape.took(seconds)
+        elif unit.region is None and runner is not None:
+            runner.took(inputs, seconds)
+        return outputs
 
     def run_tape(self, unit: Unit, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
         """Run a region whose variables are held. One that it begins has its value once all of the region is done."""
@@ -362,7 +376,7 @@ class _Run:
             outputs = await EFFECTS[node.op](self.host, self.context, node, inputs)
         else:
             async with self.host.variables.hold(unit.reads, unit.writes):
-                work = self.executor.carry_out
+                work = self.executor.carry_out_timed
                 outputs = await self.host.lanes.run(work, unit, inputs, self.words, stop=self._stop)
         self._complete(activation, outputs)
 

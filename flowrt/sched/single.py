@@ -20,7 +20,7 @@ from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.recording import predict
 from flowrt.sched.regions import resource_of, size_operands
-from flowrt.sched.tape import address, uncompilable
+from flowrt.sched.tape import address, corrected, uncompilable
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -39,13 +39,14 @@ def variable_spec(node: PlanNode) -> Spec:
     return Spec(node.attrs["dtype"], node.attrs["shape"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Ready:
     """What computes a node on inputs of one shape signature: None where the first input is the answer."""
 
     prepared: Prepared | None
     outputs: tuple[Spec, ...]
-    seconds: float
+    guess: float
+    fastest: float = math.inf
 
 
 class NodeRunner:
@@ -59,12 +60,20 @@ class NodeRunner:
         self._by_value = tuple(size_operands(node))
         self._known: OrderedDict[Any, _Ready] = OrderedDict()
 
-    def predicted_seconds(self, inputs: Sequence[Array]) -> float:
-        """A rough guess of one call; infinite where something is to be compiled or inferred first."""
+    def expected_seconds(self, inputs: Sequence[Array]) -> float:
+        """A rough guess of one call; infinite before the first."""
         if self._constant is not None:
             return 0.0
         ready = self._known.get(self._key(inputs))
-        return math.inf if ready is None else ready.seconds
+        if ready is None:
+            return math.inf
+        return corrected(ready.guess, ready.fastest)
+
+    def took(self, inputs: Sequence[Array], seconds: float) -> None:
+        """Learn from a whole call that took so long, compilation included if there was any."""
+        ready = self._known.get(self._key(inputs))
+        if ready is not None:
+            ready.fastest = min(ready.fastest, seconds)
 
     def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
         """The outputs for C-contiguous ``inputs``; ``run`` are the run's words.
@@ -110,7 +119,7 @@ class NodeRunner:
             if not expected.accepts(made.dtype, made.shape):
                 raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {made}")
         if self._alias or not outputs:
-            return _Ready(None, outputs, 0.0)
+            return _Ready(None, outputs, 0.0, 0.0)
         try:
             prepared = prepare(node.op, specs, outputs, node.attrs)
         except GraphError as error:

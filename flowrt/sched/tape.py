@@ -1,13 +1,14 @@
 """Tapes: a region whose shapes are known, run by the compiled loop without the GIL.
 
-Law: a tape is immutable; what one run writes to is a *room* (words, bases, span and arena), borrowed for the run and
-kept for the next, so that any number of threads may run one tape at once. What to launch and where values lie is
-decided in `recording`; here it is only compiled and called.
+Law: a tape is immutable, but for what it learns of its own speed; what one run writes to is a *room* (words, bases,
+span and arena), borrowed for the run and kept for the next, so that any number of threads may run one tape at once.
+What to launch and where values lie is decided in `recording`; here it is only compiled and called.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import cache
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
+SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
 CANCELLED = -1
 """What another thread writes to the status of a run's words to stop the tapes of that run."""
 
@@ -48,6 +50,11 @@ def address(array: Array) -> int:
         return _address_of(_byte_of(array))
     except (TypeError, ValueError, BufferError):  # read-only, or without a byte
         return int(array.ctypes.data)
+
+
+def corrected(guess: float, fastest: float) -> float:
+    """The better of a guess and the fastest run so far: the guess, unless every run has overshot it by far."""
+    return fastest if fastest > max(10 * guess, SURPRISE) else guess
 
 
 def uncompilable(node: PlanNode, error: Exception) -> GraphError:
@@ -81,14 +88,15 @@ class Tape:
     """A region for inputs of one set of specs, compiled. Runs on any number of threads at once.
 
     ``variables`` names what a run needs besides its inputs, in order; ``predicted_seconds`` is a rough guess of one
-    run; ``passes_on`` says whether some outputs are inputs or constants as they are. At most ``spare`` rooms are kept
-    between runs.
+    run, ``expected_seconds`` a better one, infinite before the first; ``passes_on`` says whether some outputs are
+    inputs or constants as they are. At most ``spare`` rooms are kept between runs.
     """
 
     def __init__(self, plan: Plan, region: Region, inputs: Sequence[Spec], *, spare: int = 2) -> None:
         self.recording: Recording = record(plan, region, inputs)
         self.variables = self.recording.variables
         self.predicted_seconds = self.recording.predicted_seconds
+        self.expected_seconds = self._fastest = math.inf
         self.arena_bytes = self.recording.arena_bytes
         self.launches = len(self.recording.launches)
         self.dynamic = len(inputs) + sum(o.fresh for o in self.recording.outputs) + len(self.variables)
@@ -108,6 +116,11 @@ class Tape:
     def peak_bytes(self) -> int:
         """The memory that a run allocates: its arena and its outputs."""
         return self.arena_bytes + self.recording.output_bytes
+
+    def took(self, seconds: float) -> None:
+        """Learn from a whole run that took so long."""
+        self._fastest = min(self._fastest, seconds)
+        self.expected_seconds = corrected(self.predicted_seconds, self._fastest)
 
     def _compile(self) -> None:
         launches = self.recording.launches
