@@ -228,15 +228,16 @@ class Display:
             self.say(line)
 
     def table(self, results: dict[str, Result]) -> None:
-        table = Table("policy", title="handwritten digits", caption="replicas are numbered; kept and late are updates")
-        for name in ("median step", "p95 step", "steps/s", "kept", "late", "lost", "accuracy"):
-            table.add_column(name, justify="left" if name in ("kept", "late", "lost") else "right")
+        table = Table("policy", title="handwritten digits", caption="kept and late: updates of replica 0, 1, 2, ...")
+        for name in ("median step", "p95 step", "steps/s", "kept", "late", "accuracy"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("lost", overflow="fold")
         for policy, result in results.items():
             row = result.figures()
-            counts = (" ".join(f"{r}:{n}" for r, n in row[key].items()) for key in ("kept", "late"))
             times = f"{1000 * row['median_step_s']:.1f} ms", f"{1000 * row['p95_step_s']:.1f} ms"
-            lost = ", ".join(row["lost"]) or "none"
-            table.add_row(policy, *times, f"{row['steps_per_s']:.1f}", *counts, lost, f"{row['accuracy']:.4f}")
+            counts = (" ".join(map(str, row[key].values())) for key in ("kept", "late"))
+            lost = "\n".join(row["lost"]) or "none"
+            table.add_row(policy, *times, f"{row['steps_per_s']:.1f}", *counts, f"{row['accuracy']:.4f}", lost)
         self.console.print(table)
 
 
@@ -321,4 +322,6 @@ async def until_interrupted(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(until_interrupted(parse(sys.argv[1:]))))
+    status = asyncio.run(until_interrupted(parse(sys.argv[1:])))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said and done
+    sys.exit(status)
