@@ -14,8 +14,8 @@ import numpy as np
 
 from flowrt.kernels.exponential import exp32, sigmoid32, tanh32
 from flowrt.kernels.launch import COPY_OP, FILL_OP
-from flowrt.kernels.table import Form, elementwise, flat, jitable, kernel
-from flowrt.kernels.twin import cuda
+from flowrt.kernels.table import Form, elementwise, flat, host_only, jitable, kernel
+from flowrt.kernels.twin import cuda, fmod
 
 
 def _integral(dtypes: Sequence[Any]) -> bool:
@@ -52,23 +52,35 @@ elementwise("divide", lambda x, y: x / y)
 elementwise("divide", lambda x, y: (x + 0.0) / (y + 0.0), dtypes=_integral)
 
 
+WHOLE_FROM = 2.0**52  # larger floats have no fraction
+
+
+@jitable
+def lower(x: Any) -> Any:
+    """The largest integer not above a float, of its type, which not every device has a function for."""
+    if not abs(x) < WHOLE_FROM:
+        return x
+    cut = x - x + int(x)
+    return cut - 1 if cut > x else cut
+
+
 @jitable
 def floor_quotient(x: Any, y: Any) -> Any:
     """As NumPy: exact for floats, by the remainder rather than a rounded quotient."""
     if y == 0:
         return x / y
-    rest = np.fmod(x, y)
+    rest = fmod(x, y)
     whole = (x - rest) / y
     if rest != 0 and (rest < 0) != (y < 0):
         whole -= 1
-    nearest = np.floor(whole)
+    nearest = lower(whole)
     return nearest + 1 if whole - nearest > 0.5 else nearest
 
 
 @jitable
 def float_remainder(x: Any, y: Any) -> Any:
     """What `floor_quotient` leaves, with the sign of ``y``."""
-    rest = np.fmod(x, y)
+    rest = fmod(x, y)
     return rest + y if rest != 0 and (rest < 0) != (y < 0) else rest
 
 
@@ -125,7 +137,7 @@ def inverse_root(x: Any) -> Any:
 elementwise("negative", lambda x: -x)
 elementwise("abs", lambda x: abs(x))
 elementwise("abs", lambda x: x, dtypes=lambda d: np.dtype(d[0]).kind in "bu")
-elementwise("sign", lambda x: np.sign(x))
+elementwise("sign", lambda x: 1 if x > 0 else (-1 if x < 0 else x))
 elementwise("exp", lambda x: math.exp(x))
 elementwise("exp", lambda x: exp32(x), on=("cpu",), dtypes=_single)
 elementwise("log", lambda x: math.log(x))
@@ -138,7 +150,8 @@ elementwise("tanh", lambda x: tanh32(x), on=("cpu",), dtypes=_single)
 elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)))
 elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=_single)
 elementwise("relu", lambda x: 0 if x <= 0 else x)
-elementwise("floor", lambda x: np.floor(x))
+elementwise("floor", lambda x: np.floor(x), on=("cpu",))
+elementwise("floor", lambda x: lower(x), on=("cuda",))
 elementwise("floor", lambda x: x, dtypes=_integral)
 elementwise("where", lambda condition, x, y: x if condition != 0 else y)
 elementwise("equal", lambda x, y: x == y)
@@ -153,4 +166,6 @@ elementwise("logical_xor", lambda x, y: (x != 0) ^ (y != 0))
 elementwise("logical_not", lambda x: x == 0)
 elementwise("isnan", lambda x: x != x)
 elementwise("isfinite", lambda x: x - x == 0)
+elementwise("isfinite", lambda x: True, dtypes=_integral)
 elementwise("astype", lambda x: x)
+host_only("add_n")

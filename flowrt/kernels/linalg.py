@@ -15,10 +15,10 @@ import numpy as np
 from flowrt.errors import GraphError
 from flowrt.kernels.blas import gemm_float32, gemm_float64
 from flowrt.kernels.table import Call, View, jitable, kernel
-from flowrt.kernels.twin import cuda
+from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec
 
-TILE = 16  # rows and columns of what one CUDA block computes at a time; it has as many threads as entries
+TILE = math.isqrt(THREADS)  # rows and columns of what one CUDA block computes at a time, an entry each thread
 
 
 def gemm_scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:

@@ -1,0 +1,173 @@
+"""CUDA twins, compiled and launched through numba-cuda: the only file that knows a GPU.
+
+Device memory is held in CuPy arrays. In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``, set before Numba is imported)
+NumPy arrays stand for it, and kernels are Python: a check of logic on tiny arrays. An application is the same steps and
+blocks as on CPUs: scalar expressions read the block's odometer, twins get arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import CellType, FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from flowrt.errors import FlowrtError, GraphError
+from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS, Operand, Step, apply_kernel
+from flowrt.kernels.table import JITABLES, Form, View
+from flowrt.kernels.twin import SIMULATED, THREADS
+from flowrt.spec import Spec
+
+BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop over what is left
+
+
+def available() -> bool:
+    """Whether there is a device, or the simulator that stands for one."""
+    return SIMULATED or bool(cuda.is_available())
+
+
+# ── compiling ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_FUNCTIONS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "fmod", "floor", "pi", "inf", "nan")
+# What Python would raise for, a device answers with inf and NaN; the simulator must, too.
+_AS_A_DEVICE = {
+    "math": SimpleNamespace(**{name: getattr(np, name) for name in _FUNCTIONS}),
+    "float": np.float64,
+    "fmod": np.fmod,
+}
+
+
+def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with ``cuda`` for the twins' placeholder and its helpers compiled for the device."""
+    here = {"cuda": cuda, "fmod": math.fmod, **(_AS_A_DEVICE if SIMULATED else {})}
+    used = {n: _on_device(function.__globals__[n]) for n in function.__code__.co_names if n in function.__globals__}
+    names = {**function.__globals__, **used, **here}
+    cells = tuple(CellType(_on_device(cell.cell_contents)) for cell in function.__closure__ or ())
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+
+
+def _on_device(value: Any) -> Any:
+    return _helper(value) if isinstance(value, FunctionType) and value in JITABLES else value
+
+
+@cache
+def _helper(function: Callable[..., Any]) -> Any:
+    return cuda.jit(device=True)(bound(function))
+
+
+@cuda.jit(device=True)
+def _place(block: Any, index: Any, operand: Any, operands: Any, size: Any) -> Any:
+    """Where the ``index``-th element of a step lies in an operand whose entries have ``size`` bytes."""
+    head = 2 * operands
+    inner = block[head]
+    at = block[2 * operand + 1] // size + (index % inner) * block[head + 3 + operand]
+    left, entry = index // inner, head + 3 + operands
+    for _ in range(block[head + 1]):
+        at += (left % block[entry]) * block[entry + 1 + operand]
+        left, entry = left // block[entry], entry + operands + 1
+    return at
+
+
+@cache
+def scalar_entry(function: Callable[..., Any], inputs: int) -> Any:
+    """A launcher of a scalar expression of that many inputs along any strides."""
+    scalar, place = cuda.jit(device=True)(bound(function)), _place
+
+    def of_one(block: Any, count: int, x: Any, y: Any) -> None:
+        for i in range(cuda.grid(1), count, cuda.gridsize(1)):
+            y[place(block, i, 1, 2, y.itemsize)] = scalar(x[place(block, i, 0, 2, x.itemsize)])
+
+    def of_two(block: Any, count: int, a: Any, b: Any, y: Any) -> None:
+        for i in range(cuda.grid(1), count, cuda.gridsize(1)):
+            left, right = a[place(block, i, 0, 3, a.itemsize)], b[place(block, i, 1, 3, b.itemsize)]
+            y[place(block, i, 2, 3, y.itemsize)] = scalar(left, right)
+
+    def of_three(block: Any, count: int, a: Any, b: Any, c: Any, y: Any) -> None:
+        for i in range(cuda.grid(1), count, cuda.gridsize(1)):
+            first, second = a[place(block, i, 0, 4, a.itemsize)], b[place(block, i, 1, 4, b.itemsize)]
+            y[place(block, i, 3, 4, y.itemsize)] = scalar(first, second, c[place(block, i, 2, 4, c.itemsize)])
+
+    entries = {1: of_one, 2: of_two, 3: of_three}
+    if inputs not in entries:
+        raise GraphError(f"a scalar expression on CUDA takes 1 to 3 inputs, not {inputs}; split it")
+    return cuda.jit(entries[inputs])
+
+
+@cache
+def array_entry(function: Callable[..., Any]) -> Any:
+    """A twin, compiled for each kind of arguments it is launched with."""
+    return cuda.jit(bound(function))
+
+
+# ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def launch(step: Step, memory: Sequence[Any], run: Any) -> None:
+    """Issue one step on the current stream; ``memory`` holds the application's operands as flat device arrays."""
+    operands = [memory[number] for number in step.operands]
+    work = step.call.views[-1].size if step.kernel.form is Form.SCALARS else _work(step)
+    if work == 0:
+        return
+    if step.kernel.form is Form.SCALARS:
+        block = to_device(step.block([Operand(number) for number in range(len(memory))]))
+        grid = min(BLOCKS, -(-work // THREADS)), THREADS
+        scalar_entry(step.kernel.function, len(operands) - 1)[grid](block, work, *operands)
+        return
+    arrays = [_viewed(flat, view) for flat, view in zip(operands, step.call.views, strict=True)]
+    words = [*step.call.words, *([run] if step.kernel.takes_run else [])]
+    array_entry(step.kernel.function)[min(BLOCKS, work), THREADS](*arrays, *words)
+
+
+def _work(step: Step) -> int:
+    """The most entries of a view: twins are given a block for each, as far as `BLOCKS` goes."""
+    return max(view.size for view in step.call.views)
+
+
+def _viewed(flat: Any, view: View) -> Any:
+    return flat[view.offset : view.offset + view.size].reshape(view.shape)
+
+
+def to_device(array: np.ndarray[Any, Any]) -> Any:
+    """A copy of ``array`` in device memory."""
+    return np.array(array) if SIMULATED else _cupy().asarray(array)
+
+
+def from_device(array: Any) -> np.ndarray[Any, Any]:
+    """A copy in host memory; waits for what was issued before."""
+    return np.array(array) if SIMULATED else np.asarray(array.get())
+
+
+def _empty(spec: Spec) -> Any:
+    return (np if SIMULATED else _cupy()).empty(spec.size, spec.dtype)
+
+
+def _cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def run_kernel(
+    op: str,
+    inputs: Sequence[np.ndarray[Any, Any]],
+    outputs: Sequence[Spec],
+    attrs: Mapping[str, Any],
+    words: np.ndarray[Any, Any] | None = None,
+) -> list[np.ndarray[Any, Any]]:
+    """Compute ``op`` on the device: as `flowrt.kernels.launch.run_kernel` does on the host, arrays to arrays."""
+    specs = [Spec(a.dtype, a.shape) for a in inputs]
+    application = apply_kernel(op, specs, outputs, attrs, "cuda")
+    run = to_device(np.zeros(RUN_WORDS, np.int64) if words is None else words)
+    memory = [to_device(np.ascontiguousarray(a).reshape(-1)) for a in inputs]
+    memory += [_empty(spec) for spec in (*outputs, *application.scratch)]
+    for step in application.steps:
+        launch(step, memory, run)
+    status = int(from_device(run)[STATUS])
+    if status:
+        raise FlowrtError(f"{op}: {FAILURES[status]}")
+    made = memory[len(inputs) : len(inputs) + len(outputs)]
+    return [from_device(flat).reshape(spec.concrete) for flat, spec in zip(made, outputs, strict=True)]

@@ -1,0 +1,106 @@
+"""Run as a program with the CUDA simulator on: every example with a CUDA twin, on the device and on the host.
+
+Prints one JSON object: how many applications each op was compared on, and what differed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from op_examples import EXAMPLES, Example
+
+import flowrt.ops as fr
+from flowrt.eager import evaluate
+from flowrt.errors import GraphError
+from flowrt.graph import Graph, Node
+from flowrt.kernels import cuda
+from flowrt.kernels.launch import run_kernel
+from flowrt.kernels.table import ALIASES, KERNELS
+from flowrt.spec import Spec
+
+RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
+
+
+class World:
+    """What was compared so far."""
+
+    def __init__(self) -> None:
+        self.compared: Counter[str] = Counter()
+        self.differences: list[str] = []
+        self._seen: set[Any] = set()
+
+    def visit(self, example: Example) -> None:
+        with Graph() as graph:
+            inputs = [fr.placeholder(a.dtype, a.shape) for a in example.arrays]
+            example.run(*inputs)
+        values: dict[Any, Any] = dict(zip(inputs, example.arrays, strict=True))
+        for node in graph.nodes:
+            computed = node.op.name == "constant" or node.op.name in ALIASES or (node.op.name, "cpu") in KERNELS
+            if node.outputs[:1] and node.outputs[0] not in values and computed:
+                arrays = [values[t] for t in node.inputs]
+                found = evaluate(node.op, arrays, node.attrs, RUN.copy())
+                values.update(zip(node.outputs, found, strict=True))
+                self._compare(example, node, arrays, found)
+
+    def _compare(self, example: Example, node: Node, arrays: list[Any], found: Any) -> None:
+        key = (node.op.name, str(node.attrs), tuple((a.dtype.str, a.shape, a.tobytes()) for a in arrays))
+        if (node.op.name, "cuda") not in KERNELS or key in self._seen:
+            return
+        self._seen.add(key)
+        specs = [Spec(a.dtype, a.shape) for a in found]
+        try:
+            made = cuda.run_kernel(node.op.name, arrays, specs, node.attrs, RUN.copy())
+            for mine, host in zip(made, found, strict=True):
+                assert (mine.dtype, mine.shape) == (host.dtype, host.shape)
+                margin = max(example.margin, 1e-5)
+                np.testing.assert_allclose(mine, host, rtol=margin, atol=margin, equal_nan=True)
+        except Exception as error:
+            self.differences.append(f"{example}: {type(error).__name__}: {error}")
+        self.compared[node.op.name] += 1
+
+
+def differ(op: str, inputs: list[Any], spec: Spec, attrs: dict[str, Any]) -> float:
+    """How far device and host are apart at most, where the work is more than the threads there are."""
+    mine, host = (run(op, inputs, [spec], attrs, RUN.copy())[0] for run in (cuda.run_kernel, run_kernel))
+    return float(np.max(np.abs(mine.astype(np.float64) - host)).round(5))
+
+
+def long() -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    a, b, flags = rng.normal(size=(11, 9)), rng.normal(size=(9, 13)), {"transpose_a": False, "transpose_b": False}
+    key = {"mean": 0.0, "stddev": 1.0, "seed": 1, "stream": 2}
+    return {
+        "add": differ("add", [a, a[:1]], Spec("float64", (11, 9)), {}),
+        "fill": differ("pad", [a], Spec("float64", (15, 13)), {"paddings": ((2, 2), (2, 2)), "value": 2.5}),
+        "sum": differ("sum", [a], Spec("float64", (11,)), {"axis": 1, "keepdims": False}),
+        "matmul": differ("matmul", [a, b], Spec("float64", (11, 13)), flags),
+        "random_normal": differ("random_normal", [np.int64([301])], Spec("float32", (301,)), key),
+    }
+
+
+def refused() -> str:
+    try:
+        cuda.run_kernel("softmax", [np.ones((2, 2))], [Spec("float64", (2, 2))], {"axis": 1})
+    except GraphError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    world = World()
+    for example in EXAMPLES:
+        if max((a.size for a in example.arrays), default=0) <= 1000:  # the simulator runs Python
+            world.visit(example)
+    found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(1e-5)  # the simulator spins while its threads work
+    warnings.simplefilter("ignore")  # a device does not warn of inf and NaN, as NumPy does
+    main()

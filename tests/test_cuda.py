@@ -1,0 +1,83 @@
+"""CUDA twins, in Numba's simulator: one process runs every example on the simulated device and on the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowrt import kernels
+from flowrt.kernels.launch import COPY_OP, FILL_OP
+from flowrt.kernels.table import HOST_ONLY, KERNELS, View
+from flowrt.kernels.twin import cuda
+from flowrt.spec import Spec
+
+assert kernels
+
+ON_CPU = {op for op, device in KERNELS if device == "cpu"}
+ON_CUDA = {op for op, device in KERNELS if device == "cuda"}
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def world() -> dict[str, Any]:
+    """What `cuda_world` found. It is a process of its own: the simulator is chosen before Numba is imported."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "cuda_world.py")],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
+        capture_output=True,
+        text=True,
+        timeout=580,  # with nothing compiled yet
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_op_with_a_cpu_kernel_has_a_twin_or_says_it_is_for_hosts_only() -> None:
+    assert ON_CPU - ON_CUDA == HOST_ONLY
+    assert not ON_CUDA - ON_CPU
+
+
+def test_what_proves_the_pairing_has_twins() -> None:
+    assert {"add", "exp", "where", "sum", "mean", "max", "matmul", "conv2d", "transpose", "concat"} <= ON_CUDA
+
+
+@pytest.mark.timeout(600)
+def test_twins_compute_what_cpu_kernels_do(world: dict[str, Any]) -> None:
+    assert world["differences"] == []
+
+
+@pytest.mark.timeout(600)
+def test_every_twin_was_compared(world: dict[str, Any]) -> None:
+    assert set(world["compared"]) == ON_CUDA - {COPY_OP, FILL_OP}  # which pieces are made of
+
+
+@pytest.mark.timeout(600)
+def test_more_work_than_threads_is_looped_over(world: dict[str, Any]) -> None:
+    assert world["long"] == {"add": 0.0, "fill": 0.0, "sum": 0.0, "matmul": 0.0, "random_normal": 0.0}
+
+
+@pytest.mark.timeout(600)
+def test_what_does_not_run_there_says_so(world: dict[str, Any]) -> None:
+    assert "no cuda kernel for softmax" in world["refused"]
+
+
+def test_outside_a_kernel_the_name_cuda_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"cuda\.grid exists only inside a CUDA kernel"):
+        cuda.grid(1)
+
+
+def test_a_twin_sees_its_operands_as_its_layout_says() -> None:
+    (add,) = KERNELS["add", "cuda"][:1]
+    a, b = Spec("float32", (3, 1)), Spec("float32", (4,))
+    call = add.layout([a, b], [Spec("float32", (3, 4))], {})
+    assert call.views == (View((3, 4), (1, 0)), View((3, 4), (0, 1)), View((3, 4), (4, 1)))
+    assert np.dtype("float32") == a.dtype
