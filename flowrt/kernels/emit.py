@@ -3,10 +3,14 @@
 Every entry has the one ABI ``void(bases, block, begin, end)``. ``bases`` is the run's table of addresses; its slot 0
 holds the run's words. ``block`` is int64 words: for each operand its slot in ``bases`` and its byte offset, then what
 the form needs (dims; for SCALARS the odometer and strides), then the attribute words.
+
+An object calls nothing of Python's or Numba's, so that it runs without the interpreter and loads without Numba. Where
+a kernel raises, its entry sets the run's status instead.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +23,7 @@ from numba.extending import intrinsic, overload
 from numba.np import numpy_support
 from numba.np.arrayobj import make_array, populate_array
 
+from flowrt.errors import GraphError
 from flowrt.kernels.blas import GEMM, resolve
 from flowrt.kernels.table import JITABLES, Form, Kernel
 
@@ -29,6 +34,7 @@ OPTIONS = {
     "_nrt": False,  # a kernel that allocates does not compile
 }
 RUN_WORDS = 4
+RAISED = 4  # of launch.FAILURES
 _WORD = ir.IntType(64)
 _bound: set[Any] = set()
 
@@ -264,7 +270,7 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             scalars(bases, block)
 
-    return _object_code(entry, ENTRY, symbol)
+    return _object_code(entry, symbol)
 
 
 @intrinsic
@@ -306,12 +312,39 @@ def emit_loop(symbol: str) -> bytes:
             node += 1
         _set_word(span, 0, node)
 
-    return _object_code(loop, ENTRY, symbol)
+    return _object_code(loop, symbol)
 
 
-def _object_code(entry: Callable[..., None], signature: Any, symbol: str) -> bytes:
-    compiled = cfunc(signature, **OPTIONS)(entry)
+def _guarded(entry: Callable[..., None]) -> Any:
+    """An intrinsic that calls ``entry`` and, where that raised, says so in the run's status."""
+    body = njit(entry, **OPTIONS)
+    body.compile(ENTRY.args)
+    made = body.overloads[ENTRY.args]
+
+    @intrinsic
+    def guarded(typing_context: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            context.add_linking_libs([made.library])
+            status, _ = context.call_internal_no_propagate(builder, made.fndesc, made.signature, args)
+            with cgutils.if_unlikely(builder, status.is_error):
+                run = builder.load(_pointer(builder, args[0], _WORD))
+                builder.store(ir.Constant(_WORD, RAISED), _pointer(builder, run, _WORD))
+            return context.get_dummy_value()
+
+        return ENTRY, codegen
+
+    return guarded
+
+
+def _object_code(entry: Callable[..., None], symbol: str) -> bytes:
+    guarded = _guarded(entry)
+
+    def outer(bases: int, block: int, begin: int, end: int) -> None:
+        guarded(bases, block, begin, end)
+
+    compiled = cfunc(ENTRY, **OPTIONS)(outer)
     module = llvm.parse_assembly(compiled.inspect_llvm().replace(compiled._wrapper_name, symbol))
+    _seal(module, symbol)
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
@@ -322,3 +355,23 @@ def _object_code(entry: Callable[..., None], signature: Any, symbol: str) -> byt
     )
     code: bytes = machine.emit_object(module)
     return code
+
+
+def _seal(module: Any, symbol: str) -> None:
+    """Leave nothing to be seen but ``symbol``, and nothing missing but what every process has.
+
+    Numba counts functions per process, so objects of two processes use one name for different functions; loaded into
+    a third, the first would stand for both.
+    """
+    for number, value in enumerate([*module.functions, *module.global_variables]):
+        if not value.is_declaration:
+            if value.name != symbol:
+                value.linkage = "internal"
+                value.name = f"{symbol}.{number}"
+        elif not value.name.startswith("llvm.") and not _offered(value.name):
+            raise GraphError(f"it needs {value.name} when it runs, which no kernel has")
+
+
+def _offered(symbol: str) -> bool:
+    """Whether any process can resolve ``symbol`` without Python or Numba: BLAS, and C's library of functions."""
+    return symbol in GEMM or (not symbol.startswith(("Py", "_Py")) and hasattr(ctypes.CDLL(None), symbol))

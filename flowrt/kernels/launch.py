@@ -29,6 +29,7 @@ FAILURES = {
     1: "an index is out of range",
     2: "an integer was divided by zero",
     3: "a label is not among the classes, which run from 0 to the logits' last size - 1",
+    4: "the kernel raised an error",
 }
 
 
@@ -190,5 +191,5 @@ def run_kernel(
     scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
     prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *arrays, *scratch)])
     if run[STATUS]:
-        raise FlowrtError(f"{op}: {FAILURES[int(run[STATUS])]}")
+        raise FlowrtError(f"{op}: {FAILURES.get(int(run[STATUS]), f'failed with status {run[STATUS]}')}")
     return arrays

@@ -1,43 +1,41 @@
 """Compiled kernels on disk: each variant is compiled once per machine, by one process, and loaded with llvmlite alone.
 
 Files are named by a hash of everything that decides their content (kernel sources, dtypes, ranks, CPU, versions),
-written whole under a lock and checked by digest when read, so any number of processes may share the folder.
+written whole under a lock and checked by digest when read, so any number of processes may share the folder. Only files
+of this user or of root that no one else may write are taken. Where the folder cannot be used, kernels are compiled anew
+by each process. The folder is bounded: the files written longest ago go first.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
-import inspect
+import logging
 import os
+import re
+import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
 
-from flowrt.errors import InternalError
+from flowrt.errors import GraphError, InternalError
 from flowrt.kernels import blas
+from flowrt.kernels.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from flowrt.kernels.table import Kernel
 
 _DIGEST = 32
-# What the code around a kernel would call to turn an error into a Python exception; kernels have none.
-_RAISING = (
-    "numba_gil_ensure",
-    "numba_gil_release",
-    "numba_unpickle",
-    "numba_do_raise",
-    "numba_runtime_build_excinfo_struct",
-)
+_KEPT = 8192  # objects of about 5 KiB
+_log = logging.getLogger(__name__)
 _load_lock = threading.RLock()
 _entries: dict[str, int] = {}
 
@@ -47,73 +45,71 @@ def cache_folder() -> Path:
     given = os.environ.get("FLOWRT_CACHE")
     if given:
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowrt"
+    above = os.environ.get("XDG_CACHE_HOME")
+    if above:
+        return Path(above) / "flowrt"
+    try:
+        return Path.home() / ".cache" / "flowrt"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"flowrt-{os.geteuid()}"
 
 
 @cache
 def _surroundings() -> bytes:
-    """What every object depends on: the compilers, the interpreter's bytecode, the CPU and how entries are made."""
+    """What every object depends on: the compilers, the interpreter's bytecode, the machine and how entries are made."""
     here = Path(__file__).parent
     sources = b"".join((here / name).read_bytes() for name in ("emit.py", "blas.py"))
-    cpu = llvm.get_host_cpu_name() + llvm.get_host_cpu_features().flatten()
-    return b"|".join(
-        [version("numba").encode(), version("llvmlite").encode(), sys.version.encode(), cpu.encode(), sources]
-    )
-
-
-def fingerprint(function: Callable[..., Any]) -> str:
-    """Everything that decides what ``function`` compiles to: its code, and the helpers and constants it refers to."""
-    return _fingerprint(function, frozenset())
-
-
-def _fingerprint(function: Callable[..., Any], seen: frozenset[Any]) -> str:
-    if function in seen:
-        return "recursion"
-    cells = {n: c.cell_contents for n, c in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)}
-    known = {**function.__globals__, **cells}
-    parts = _code_parts(function.__code__)
-    for name in sorted(_names(function.__code__)):
-        if name in known:
-            parts.append(f"{name}={_describe(known[name], seen | {function})}")
-    return ";".join(parts)
-
-
-def _describe(value: Any, seen: frozenset[Any]) -> str:
-    if inspect.isfunction(value):
-        return _fingerprint(value, seen)
-    return value.__name__ if inspect.ismodule(value) else repr(value)
-
-
-def _code_parts(code: CodeType) -> list[str]:
-    parts = [code.co_code.hex(), repr(code.co_names), repr(code.co_varnames), repr(code.co_freevars)]
-    for constant in code.co_consts[0 if code.co_name == "<lambda>" else 1 :]:
-        parts += _code_parts(constant) if isinstance(constant, CodeType) else [repr(constant)]
-    return parts
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return {*code.co_names, *code.co_freevars}.union(*inner)
+    parts = [version(name) for name in ("numba", "llvmlite", "numpy")]
+    parts += [sys.version, llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    return "|".join(parts).encode() + sources
 
 
 @lru_cache(4096)
 def _symbol(kernel: Kernel, dtypes: tuple[Any, ...], ranks: tuple[int, ...], words: str) -> str:
-    code = fingerprint(kernel.function)
     shape = f"|{kernel.op}|{kernel.form.value}|{[str(d) for d in dtypes]}|{list(ranks)}|{words}|"
-    digest = hashlib.blake2b(_surroundings() + shape.encode() + code.encode(), digest_size=16).hexdigest()
-    return f"flowrt_{kernel.op}_{digest}"
+    code = _surroundings() + shape.encode() + fingerprint(kernel.function).encode()
+    name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.op)
+    return f"flowrt_{name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
 def entry_address(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> int:
-    """The address of a variant's entry, compiled first if no process on this machine has done so yet."""
+    """The address of a variant's entry, compiled first if no process on this machine has done so yet.
+
+    Raises `GraphError` where the kernel does not compile.
+    """
     symbol = _symbol(kernel, tuple(dtypes), tuple(ranks), words)
 
     def compile_variant() -> bytes:
         from flowrt.kernels.emit import emit
 
-        return emit(kernel, dtypes, ranks, words, symbol)
+        try:
+            return emit(kernel, dtypes, ranks, words, symbol)
+        except Exception as error:  # Numba's are of many classes, and its own bugs look like a kernel's
+            names = ", ".join(str(d) for d in dtypes)
+            where, reason = complaint(str(error) or repr(error), kernel.function)
+            raise GraphError(
+                f"{kernel.op} of ({names}): its {kernel.device} kernel {kernel.function.__qualname__} ({where}) does "
+                f"not compile: {reason}"
+            ) from error
 
     return _address(symbol, compile_variant)
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PREAMBLE = ("Failed in ", "- Resolution failure", "During: ")
+_ALLOCATES = ("NRT required", "Only accept returning of array")
+
+
+def complaint(text: str, function: Callable[..., Any]) -> tuple[str, str]:
+    """Where in ``function``'s file the compiler stopped, and why, from its lengthy ``text``."""
+    code = function.__code__
+    lines = [line.strip() for line in _COLOUR.sub("", text).splitlines()]
+    at = re.search(rf" at {re.escape(code.co_filename)} \((\d+)\)", text)
+    where = f"{os.path.basename(code.co_filename)}:{at.group(1) if at else code.co_firstlineno}"
+    if any(sign in text for sign in _ALLOCATES):
+        return where, "it allocates (an array, list, or error with values), which no kernel may; declare scratch="
+    said = [line for line in lines if line and not line.startswith(_PREAMBLE)] or [text]
+    return where, " ".join(said[:2]) if said[0].endswith(":") else said[0]
 
 
 def loop_address() -> int:
@@ -147,41 +143,83 @@ def _object(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
     with _locked(path.with_suffix(".lock")):
         code = _read(path)  # another process may have written it while we waited
         if code is None:
+            _log.debug("compiling %s", symbol)
             code = compile_object()
             _write(path, code)
     return code
 
 
+def _digest(path: Path, code: bytes) -> bytes:
+    return hashlib.blake2b(code, key=path.stem.encode()[-64:], digest_size=_DIGEST).digest()
+
+
 def _read(path: Path) -> bytes | None:
+    """The object at ``path``, if there is one that is whole, of that name, and written by someone we trust."""
     try:
-        data = path.read_bytes()
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        foreign = about.st_uid not in (os.geteuid(), 0) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if foreign or not stat.S_ISREG(about.st_mode):
+            return None
+        data = file.read()
     code, digest = data[:-_DIGEST], data[-_DIGEST:]
-    return code if hashlib.blake2b(code, digest_size=_DIGEST).digest() == digest else None
+    return code if code and digest == _digest(path, code) else None
 
 
 def _write(path: Path, code: bytes) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.part")
+    partial = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
-        partial.write_bytes(code + hashlib.blake2b(code, digest_size=_DIGEST).digest())
+        _tidy(path)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(code + _digest(path, code))
         os.replace(partial, path)
     except OSError:  # a full or read-only disk costs a compilation next time, nothing else
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _tidy(path: Path) -> None:
+    """Remove what a killed writer of this object left, whose lock we hold, and the oldest of too many objects."""
+    for dead in path.parent.glob(f"{path.stem}.*.part"):
+        dead.unlink(missing_ok=True)
+    objects = [entry for entry in os.scandir(path.parent) if entry.name.endswith(".o")]
+    if len(objects) >= _KEPT:
+        for old in sorted(objects, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)[: _KEPT // 8]:
+            Path(old.path).unlink(missing_ok=True)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``, if the folder allows, and remove it afterwards. The system frees a dead holder's."""
+    handle = _lock(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a")
-    except OSError:
         yield
-        return
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-        path.unlink(missing_ok=True)
+    finally:
+        if handle is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            os.close(handle)
+
+
+def _lock(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(handle), os.stat(path)):
+                        return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)  # whoever held it removed the file: what we locked is no one else's lock
+    except OSError:  # a folder that cannot be written, or a file system without locks
+        return None
 
 
 @cache
@@ -189,19 +227,7 @@ def _engine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    stub = ctypes.CFUNCTYPE(None)(_unreachable)
-    _kept.append(stub)
-    for name in _RAISING:
-        llvm.add_symbol(name, ctypes.cast(stub, ctypes.c_void_p).value)
-    return engine
-
-
-_kept: list[Any] = []
-
-
-def _unreachable() -> None:
-    raise InternalError("a compiled kernel tried to raise a Python error")
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
 def _load(symbol: str, code: bytes) -> int:
