@@ -1,8 +1,8 @@
 """Checkpoints on a local disk: whole or not there, checked when read, kept and made without the program's help.
 
 A checkpoint is a folder ``save-00000007-step-000000000120`` (saves are numbered, so none replaces another). It holds
-``data``, the variables' bytes, each at a multiple of 64, and ``manifest.json``: what lies where, a BLAKE2b digest of
-each variable and one of the manifest itself. It is written under another name, forced to the disk, and renamed; what is
+``data``, the variables' bytes, each at a multiple of 64, and ``manifest.json``: what lies where, and BLAKE2b digests of
+the data and of the manifest itself. It is written under another name, forced to the disk, and renamed; what is
 not whole never has a checkpoint's name. Names of variables are data in the manifest, never paths.
 """
 
@@ -219,8 +219,9 @@ def write_checkpoint(root: Path, number: int, step: int, run: int, content: Sequ
     written = partial
     try:
         partial.mkdir()
-        entries = _write_data(partial / "data", content)
-        _write_manifest(partial / "manifest.json", {"format": FORMAT, "step": step, "run": run, "variables": entries})
+        entries, digest = _write_data(partial / "data", content)
+        manifest = {"format": FORMAT, "step": step, "run": run, "data": digest, "variables": entries}
+        _write_manifest(partial / "manifest.json", manifest)
         _sync_folder(partial)
         os.rename(partial, final)
         written = final
@@ -230,26 +231,28 @@ def write_checkpoint(root: Path, number: int, step: int, run: int, content: Sequ
         raise
 
 
-def _write_data(path: Path, content: Sequence[tuple[Name, Array]]) -> list[dict[str, Any]]:
-    entries, at = [], 0
+def _write_data(path: Path, content: Sequence[tuple[Name, Array]]) -> tuple[list[dict[str, Any]], str]:
+    """Write the variables' bytes; answers what lies where, and the digest of it all."""
+    entries, at, digest = [], 0, _hash()
     with path.open("wb") as file:
         for (container, name), value in content:
             padding = -at % ALIGNMENT
-            data = np.ascontiguousarray(value).tobytes()
-            file.write(bytes(padding) + data)
+            data = bytes(padding) + np.ascontiguousarray(value).tobytes()
+            file.write(data)
+            digest.update(data)
+            shape = list(np.shape(value))
             entries.append(
                 {
                     "container": container,
                     "name": name,
                     "dtype": value.dtype.name,
-                    "shape": list(np.shape(value)),
+                    "shape": shape,
                     "offset": at + padding,
-                    "digest": _digest(data),
                 }
             )
-            at += padding + len(data)
+            at += len(data)
         _sync_file(file.fileno(), file)
-    return entries
+    return entries, digest.hexdigest()
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -272,8 +275,14 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
+def _hash() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=32)
+
+
+def _digest(data: bytes) -> str:
+    found = _hash()
+    found.update(data)
+    return found.hexdigest()
 
 
 def read_checkpoint(root: Path, number: int, step: int) -> tuple[int, dict[Name, Array]]:
@@ -283,7 +292,9 @@ def read_checkpoint(root: Path, number: int, step: int) -> tuple[int, dict[Name,
         manifest = _read_manifest(folder / "manifest.json")
         if manifest["format"] != FORMAT or manifest["step"] != step:
             raise ValueError(f"it is of format {manifest['format']!r}, step {manifest['step']!r}")
-        data = memoryview((folder / "data").read_bytes())
+        data = (folder / "data").read_bytes()
+        if _digest(data) != manifest["data"]:
+            raise ValueError("the data does not match its digest")
         variables = [_read_variable(data, entry) for entry in _of(list, manifest["variables"])]
         return _of(int, manifest["run"]), dict(variables)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, FlowrtError) as error:
@@ -306,12 +317,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return _of(dict, json.loads(text))
 
 
-def _read_variable(data: memoryview, entry: Any) -> tuple[Name, Array]:
+def _read_variable(data: bytes, entry: Any) -> tuple[Name, Array]:
     fields = _of(dict, entry)
     name = _of(str, fields["container"]), _of(str, fields["name"])
     spec = Spec(_of(str, fields["dtype"]), tuple(_of(int, n) for n in _of(list, fields["shape"])))
     offset = _of(int, fields["offset"])
-    part = data[offset : offset + spec.nbytes] if offset >= 0 else data[:0]
-    if len(part) != spec.nbytes or _digest(part) != fields["digest"]:
-        raise ValueError(f"variable {name[1]!r} does not match its digest")
-    return name, np.frombuffer(part, spec.dtype).reshape(spec.concrete)
+    if not 0 <= offset <= len(data) - spec.nbytes:
+        raise ValueError(f"variable {name[1]!r} lies outside the data")
+    return name, np.frombuffer(data, spec.dtype, spec.size, offset).reshape(spec.concrete)

@@ -1,0 +1,405 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import random
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.checkpoint import Checkpoints, _digest, _folder, read_checkpoint, write_checkpoint
+from flowrt.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+W = np.float32([[1, 2], [3, 4]])
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def model(shape: Any = (2, 2)) -> Any:
+    with fr.Graph(seed=1) as graph:
+        w = fr.Variable(fr.random.normal(shape, seed=3), name="w")
+        n = fr.Variable(np.int64(0), name="n", trainable=False)
+        empty = fr.Variable(np.zeros((0, 3)), name="empty")
+        step = fr.group(w.assign_add(fr.ones(shape)), n.assign_add(np.int64(1)))
+        noise = fr.random.normal((4,))
+    return graph, w, n, step, noise, empty
+
+
+def files(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+async def train(checkpoints: Checkpoints, steps: int) -> Any:
+    graph, w, n, step, *_ = model()
+    async with fr.Session(graph, checkpoints=checkpoints) as session:
+        for _ in range(steps):
+            await session.run(step)
+        return await session.run([w, n])
+
+
+async def test_training_goes_on_where_the_newest_checkpoint_stopped(tmp_path: Path) -> None:
+    w, n = await train(Checkpoints(tmp_path / "new" / "folder", every_steps=5), 12)
+    assert n == 12
+    again = Checkpoints(tmp_path / "new" / "folder", every_steps=5)
+    later, n = await train(again, 0)
+    assert (n, again.step, again.refused) == (10, 10, [])
+    np.testing.assert_array_equal(later, w - 2)
+    _, n = await train(again, 4)
+    assert n == 14
+    assert [step for _, step in again.saves()] == [5, 10]
+    _, n = await train(Checkpoints(tmp_path / "new" / "folder", every_steps=4), 4)
+    assert n == 14
+
+
+async def test_saving_and_restoring_by_hand(tmp_path: Path) -> None:
+    graph, w, n, step, *_ = model()
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        with pytest.raises(CheckpointError, match="there is no checkpoint"):
+            await session.restore()
+        first = await session.run(w)
+        assert await session.save() == 0
+        for _ in range(3):
+            await session.run(step)
+        assert await session.save() == 3
+        await session.run(step)
+        assert await session.restore() == 3
+        assert await session.run(n) == 3
+        assert await session.restore(0) == 0
+        np.testing.assert_array_equal(await session.run(w), first)
+        with pytest.raises(CheckpointError, match=r"no checkpoint of step 7 in .*; there are: 0, 3"):
+            await session.restore(7)
+    async with fr.Session(graph) as session:
+        for use in (session.save(), session.restore()):
+            with pytest.raises(fr.GraphError, match=r"checkpoints=fr\.Checkpoints"):
+                await use
+
+
+async def test_the_newest_few_are_kept(tmp_path: Path) -> None:
+    await train(Checkpoints(tmp_path, every_steps=1, keep=3), 7)
+    assert files(tmp_path) == [_folder(i, i) for i in (5, 6, 7)]
+
+
+async def test_saves_follow_the_clock(tmp_path: Path) -> None:
+    clock = Clock()
+    checkpoints = Checkpoints(tmp_path, every_seconds=10, clock=clock)
+    graph, w, _, step, *_ = model()
+    async with fr.Session(graph, checkpoints=checkpoints) as session:
+        for now in (1, 9, 10, 11, 19, 20, 45):
+            clock.now = now
+            await session.run(w)  # writes nothing, so it is no training step
+            await session.run(step)
+    assert [step for _, step in checkpoints.saves()] == [3, 6, 7]
+
+
+async def test_steps_at_once_are_all_counted_and_saved_once(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, every_steps=10)
+    graph, _, n, step, *_ = model()
+    async with fr.Session(graph, checkpoints=checkpoints) as session:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(25):
+                group.create_task(session.run(step))
+        assert checkpoints.step == 25
+        assert len(checkpoints.saves()) <= 2
+        assert await session.run(n) == 25
+
+
+async def test_random_draws_do_not_begin_again_after_a_resume(tmp_path: Path) -> None:
+    graph, _, _, step, noise, _ = model()
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        seen = [(await session.run([noise, step]))[0] for _ in range(4)]
+        await session.save()
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        for _ in range(4):
+            drawn = await session.run(noise)
+            assert not any(np.array_equal(drawn, old) for old in seen)
+
+
+async def test_variables_that_no_checkpoint_holds_start_afresh(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, 9, 5, [(("", "w"), W), (("elsewhere", "gone"), W)])
+    graph, w, n, *_ = model()
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        np.testing.assert_array_equal(await session.run(w), W)
+        assert await session.run(n) == 0
+
+
+async def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, 9, 5, [(("", "w"), np.float32([1, 2, 3]))])
+    graph, *_ = model()
+    with pytest.raises(fr.GraphError, match=r"variable 'w' .* is float32\[2,2\], .* holds float32\[3\]"):
+        await fr.Session(graph, checkpoints=Checkpoints(tmp_path)).__aenter__()
+    assert files(tmp_path) == [_folder(1, 9)]
+
+
+async def test_variables_may_share_what_they_start_from(tmp_path: Path) -> None:
+    with fr.Graph() as graph:
+        start = fr.random.normal((3,))
+        a, b = fr.Variable(start, name="a"), fr.Variable(start, name="b")
+        write = fr.group(a.assign(fr.zeros((3,))), b.assign(fr.ones((3,))))
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path, every_steps=1)) as session:
+        np.testing.assert_array_equal(*await session.run([a, b]))
+        await session.run(write)
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        assert (await session.run(a)).tolist() == [0, 0, 0]
+        assert (await session.run(b)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("arguments", [{"keep": 0}, {"every_steps": 0}, {"every_seconds": -1}])
+def test_settings_that_mean_nothing_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(fr.GraphError, match="expected keep and every_steps of at least 1"):
+        Checkpoints("somewhere", **arguments)
+
+
+# ── damage ──
+
+
+def damage(folder: Path, how: str, rng: random.Random) -> None:
+    manifest, data = folder / "manifest.json", folder / "data"
+    target = manifest if "manifest" in how else data
+    content = bytearray(target.read_bytes())
+    match how.split()[1]:
+        case "flipped":
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            target.write_bytes(content)
+        case "cut":
+            target.write_bytes(content[: rng.randrange(len(content))])
+        case "missing":
+            target.unlink()
+        case "emptied":
+            target.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "how", [f"{w} {h}" for w in ("manifest", "data") for h in ("flipped", "cut", "missing", "emptied")]
+)
+async def test_where_the_newest_is_damaged_the_one_before_is_used_and_said_so(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(how)
+    await train(Checkpoints(tmp_path, every_steps=1, keep=2), 2)
+    damage(tmp_path / _folder(2, 2), how, rng)
+    checkpoints = Checkpoints(tmp_path)
+    with caplog.at_level(logging.WARNING, "flowrt.checkpoint"):
+        _, n = await train(checkpoints, 0)
+    assert (n, checkpoints.step) == (1, 1)
+    assert _folder(2, 2) in checkpoints.refused[0]
+    assert "is not whole" in caplog.text
+    assert "trying the one before" in caplog.text
+
+
+def test_every_flipped_bit_of_the_files_is_noticed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W), (("", "v"), W)])
+    folder = tmp_path / _folder(1, 1)
+    for name in ("manifest.json", "data"):
+        whole = (folder / name).read_bytes()
+        for position in range(len(whole)):
+            for bit in (0, 5, 7):
+                broken = bytearray(whole)
+                broken[position] ^= 1 << bit
+                (folder / name).write_bytes(broken)
+                with pytest.raises(CheckpointError):
+                    read_checkpoint(tmp_path, 1, 1)
+        for length in range(len(whole)):
+            (folder / name).write_bytes(whole[:length])
+            with pytest.raises(CheckpointError):
+                read_checkpoint(tmp_path, 1, 1)
+        (folder / name).write_bytes(whole)
+
+
+async def test_where_none_is_whole_nothing_starts_over_in_silence(tmp_path: Path) -> None:
+    await train(Checkpoints(tmp_path, every_steps=1), 2)
+    for name in files(tmp_path):
+        (tmp_path / name / "data").write_bytes(b"rubbish")
+    graph, *_ = model()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; move them away to start over"):
+        await fr.Session(graph, checkpoints=Checkpoints(tmp_path)).__aenter__()
+    assert len(files(tmp_path)) == 2
+
+
+VARIABLE = {
+    "container": "",
+    "name": "w",
+    "dtype": "float32",
+    "shape": [2, 2],
+    "offset": 0,
+}
+WHOLE = {"format": 1, "step": 1, "run": 1, "data": _digest(W.tobytes()), "variables": [VARIABLE]}
+HOSTILE: list[Any] = [
+    [],
+    None,
+    {},
+    "text",
+    {**WHOLE, "format": 2},
+    {**WHOLE, "step": 2},
+    {**WHOLE, "run": "1"},
+    {**WHOLE, "run": None},
+    {**WHOLE, "data": "0"},
+    {**WHOLE, "data": None},
+    {**WHOLE, "variables": {}},
+    {**WHOLE, "variables": [[]]},
+    {**WHOLE, "variables": [{}]},
+    *[
+        {**WHOLE, "variables": [{**VARIABLE, **change}]}
+        for change in (
+            {"shape": [1 << 62, 1 << 62]},
+            {"shape": [-2, -2]},
+            {"shape": [2.0, 2]},
+            {"shape": [None]},
+            {"shape": "22"},
+            {"shape": [1] * 9},
+            {"shape": [[2], 2]},
+            {"dtype": "object"},
+            {"dtype": "complex128"},
+            {"dtype": "S99999999999"},
+            {"dtype": 7},
+            {"dtype": "../../etc/passwd"},
+            {"offset": -8},
+            {"offset": 1 << 80},
+            {"offset": 0.0},
+            {"offset": None},
+            {"name": ["w"]},
+            {"name": None},
+            {"container": {}},
+            {"offset": 1},
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize("manifest", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_manifest_is_refused(tmp_path: Path, manifest: Any) -> None:
+    write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W)])
+    text = json.dumps(manifest)
+    outer = json.dumps({"manifest": text, "digest": _digest(text.encode())})
+    (tmp_path / _folder(1, 1) / "manifest.json").write_text(outer)
+    with pytest.raises(CheckpointError, match="is not whole: "):
+        read_checkpoint(tmp_path, 1, 1)
+
+
+def test_the_manifest_that_the_hostile_ones_differ_from_is_read(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W)])
+    text = json.dumps(WHOLE)
+    outer = json.dumps({"manifest": text, "digest": _digest(text.encode())})
+    (tmp_path / _folder(1, 1) / "manifest.json").write_text(outer)
+    _, values = read_checkpoint(tmp_path, 1, 1)
+    np.testing.assert_array_equal(values[("", "w")], W)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"manifest": 1}', '{"manifest": [], "digest": ""}', "1" * 5000, "\x00", "{}"]
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W)])
+    (tmp_path / _folder(1, 1) / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError):
+        read_checkpoint(tmp_path, 1, 1)
+
+
+def test_names_that_look_like_paths_are_only_names(tmp_path: Path) -> None:
+    names = [("", "../../up"), ("/etc", "passwd"), ("ü", "a\nb"), ("", "")]
+    write_checkpoint(tmp_path / "in", 1, 1, 1, [(name, W + i) for i, name in enumerate(names)])
+    run, values = read_checkpoint(tmp_path / "in", 1, 1)
+    assert (run, list(values)) == (1, names)
+    np.testing.assert_array_equal(values[("", "../../up")], W)
+    assert files(tmp_path) == ["in"]
+    assert files(tmp_path / "in") == [_folder(1, 1)]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "float16", "float64"])
+def test_every_dtype_and_shape_comes_back(tmp_path: Path, dtype: str) -> None:
+    for i, shape in enumerate([(), (0,), (3,), (2, 0, 4), (3, 5)]):
+        value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+        write_checkpoint(tmp_path, i + 1, 1, 1, [(("c", "v"), value)])
+        _, values = read_checkpoint(tmp_path, i + 1, 1)
+        np.testing.assert_array_equal(values[("c", "v")], value)
+        assert values[("c", "v")].dtype == value.dtype
+
+
+# ── a disk that fails ──
+
+
+@pytest.mark.parametrize("failing", range(1, 5))
+async def test_a_full_disk_leaves_no_file_and_training_goes_on(
+    tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, calls, broken = os.fsync, 0, False
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if broken and calls == failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    graph, _, n, step, *_ = model()
+    checkpoints = Checkpoints(tmp_path, every_steps=2)
+    async with fr.Session(graph, checkpoints=checkpoints) as session:
+        await session.run(step)
+        await session.run(step)
+        assert files(tmp_path) == [_folder(1, 2)]
+        calls, broken = 0, True
+        await session.run(step)
+        with caplog.at_level(logging.WARNING, "flowrt.checkpoint"):
+            await session.run(step)
+        assert "No space left on device; training goes on" in caplog.text
+        assert files(tmp_path) == [_folder(1, 2)]
+        calls = 0
+        with pytest.raises(CheckpointError, match=r"step 4 was not saved in .*No space left"):
+            await session.save()
+        assert files(tmp_path) == [_folder(1, 2)]
+        broken = False
+        await session.run(step)  # still due
+        assert files(tmp_path) == [_folder(1, 2), _folder(2, 5)]
+        assert await session.run(n) == 5
+    _, saved = await train(Checkpoints(tmp_path), 0)
+    assert saved == 5
+
+
+async def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_next_save(tmp_path: Path) -> None:
+    await train(Checkpoints(tmp_path, every_steps=1), 1)
+    (tmp_path / ".partial").mkdir()
+    (tmp_path / ".partial" / "data").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    _, n = await train(Checkpoints(tmp_path, every_steps=1), 1)
+    assert n == 2
+    assert files(tmp_path) == ["notes.txt", _folder(1, 1), _folder(2, 2)]
+
+
+async def test_a_folder_that_cannot_be_made_is_an_error_of_the_save(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    graph, *_ = model()
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path / "file" / "inside")) as session:
+        with pytest.raises(CheckpointError, match="was not saved"):
+            await session.save()
+
+
+async def test_a_save_that_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
+    graph, *_ = model()
+    checkpoints = Checkpoints(tmp_path)
+    async with fr.Session(graph, checkpoints=checkpoints) as session:
+        for turns in range(0, 12):
+            task = asyncio.ensure_future(session.save())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            for number, step in checkpoints.saves():
+                read_checkpoint(tmp_path, number, step)
+            assert ".partial" not in files(tmp_path)
+        await session.save()
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flowrt.sched.lanes import Lanes, _cgroup_cores, usable_cores
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_a_function_runs_in_a_lane_and_its_answer_or_error_comes_back() -> None:
+    lanes = Lanes(2, "test")
+    name = await lanes.run(lambda: threading.current_thread().name)
+    assert name.startswith("flowrt-test")
+    with pytest.raises(ZeroDivisionError):
+        await lanes.run(lambda: 1 // 0)
+    lanes.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("flowrt-test")]
+
+
+async def test_cancellation_is_delivered_once_the_function_returned_and_asks_it_to_stop() -> None:
+    lanes = Lanes(1, "test")
+    began, stop, ended = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        began.set()
+        assert stop.wait(10)
+        ended.append(True)
+
+    task = asyncio.ensure_future(lanes.run(work, stop=stop.set))
+    await asyncio.to_thread(began.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [True]
+    lanes.close()
+
+
+async def test_many_cancellations_are_one() -> None:
+    lanes = Lanes(1, "test")
+    release = threading.Event()
+    task = asyncio.ensure_future(lanes.run(release.wait, 10))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    lanes.close()
+
+
+async def test_an_error_beside_a_cancellation_is_its_cause() -> None:
+    lanes = Lanes(1, "test")
+    release = threading.Event()
+
+    def work() -> None:
+        release.wait(10)
+        raise ValueError("broken")
+
+    task = asyncio.ensure_future(lanes.run(work, stop=release.set))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert isinstance(caught.value.__cause__, ValueError)
+    lanes.close()
+
+
+def test_cores_are_those_of_the_affinity_cut_down_to_the_cgroups_quota(tmp_path: Path) -> None:
+    assert usable_cores() >= 1
+    mine = tmp_path / "cgroup"
+    root = tmp_path / "fs"
+    (root / "a" / "b").mkdir(parents=True)
+    assert _cgroup_cores(8, root, mine) == 8
+    mine.write_text("0::/a/b\n")
+    assert _cgroup_cores(8, root, mine) == 8
+    (root / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    assert _cgroup_cores(8, root, mine) == 8
+    (root / "a" / "cpu.max").write_text("250000 100000\n")
+    assert _cgroup_cores(8, root, mine) == 3
+    (root / "cpu.max").write_text("rubbish\n")
+    assert _cgroup_cores(8, root, mine) == 3
+    (root / "a" / "b" / "cpu.max").write_text("50000 100000\n")
+    assert _cgroup_cores(8, root, mine) == 1

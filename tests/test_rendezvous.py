@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from session_world import cancel_everywhere
+
+from flowrt.errors import StepCancelled
+from flowrt.sched.rendezvous import DEAD, REMEMBERED_STEPS, Budget, Rendezvous
+
+KEY = ("epoch", 1)
+VALUE = np.float32([1, 2])
+
+
+async def settled() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+async def test_a_value_waits_for_its_taker_and_a_taker_for_its_value() -> None:
+    meet = Rendezvous()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        sent = group.create_task(meet.send(KEY, 7, VALUE))
+        await settled()
+        assert meet.holds(KEY, 7)
+        assert not sent.done()
+        assert await meet.take(KEY, 7) is VALUE
+        taken = group.create_task(meet.take(KEY, 8))
+        await settled()
+        assert not meet.holds(KEY, 8)
+        await meet.send(KEY, 8, DEAD)
+    assert taken.result() is DEAD
+    assert meet.open_steps == 1
+    meet.close(KEY)
+    meet.close(KEY)
+    assert meet.open_steps == 0
+
+
+async def test_values_that_come_with_the_start_are_there_at_once() -> None:
+    meet = Rendezvous()
+    early = asyncio.ensure_future(meet.take(KEY, 1))
+    await settled()
+    meet.open(KEY, {1: VALUE, 2: VALUE})
+    assert await early is VALUE
+    assert meet.holds(KEY, 2)
+    assert await meet.take(KEY, 2) is VALUE
+    assert not meet.holds(KEY, 2)
+
+
+async def test_closing_a_step_ends_all_who_wait_on_it_and_it_never_returns() -> None:
+    meet = Rendezvous()
+    waiting = [asyncio.ensure_future(meet.take(KEY, 1)), asyncio.ensure_future(meet.send(KEY, 2, VALUE))]
+    other = asyncio.ensure_future(meet.take(("epoch", 2), 1))
+    await settled()
+    meet.close(KEY)
+    for task in waiting:
+        with pytest.raises(StepCancelled, match="step 1 has ended"):
+            await task
+    for late in (meet.take(KEY, 3), meet.send(KEY, 3, VALUE)):
+        with pytest.raises(StepCancelled):
+            await late
+    assert not other.done()
+    meet.close_epoch("epoch")
+    with pytest.raises(StepCancelled, match="step 2"):
+        await other
+    assert meet.open_steps == 0
+
+
+async def test_a_bounded_number_of_ended_steps_is_remembered() -> None:
+    meet = Rendezvous()
+    for number in range(REMEMBERED_STEPS + 10):
+        meet.close(("epoch", number))
+    assert len(meet._closed) == REMEMBERED_STEPS
+
+
+async def test_a_cancelled_sender_takes_its_value_back_and_a_cancelled_taker_its_claim() -> None:
+    meet = Rendezvous()
+    sent = asyncio.ensure_future(meet.send(KEY, 1, VALUE))
+    taken = asyncio.ensure_future(meet.take(KEY, 2))
+    await settled()
+    for task in (sent, taken):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not meet.holds(KEY, 1)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(meet.send(KEY, 2, VALUE))
+        assert await meet.take(KEY, 2) is VALUE
+
+
+async def test_cancelling_either_end_at_any_point_leaves_no_step_behind() -> None:
+    number = 0
+    meet = Rendezvous()
+
+    async def step() -> None:
+        nonlocal number
+        number += 1
+        key = ("epoch", number)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(meet.send(key, 1, VALUE))
+                await asyncio.sleep(0)
+                await meet.take(key, 1)
+                group.create_task(meet.take(key, 2))
+                await asyncio.sleep(0)
+                await meet.send(key, 2, VALUE)
+        finally:
+            meet.close(key)
+
+    def check() -> None:
+        assert meet.open_steps == 0
+
+    assert await cancel_everywhere(step, check) >= 2
+
+
+# ── the budget ──
+
+
+async def test_credit_is_given_in_the_order_it_was_asked_for() -> None:
+    budget, order = Budget(10), []
+
+    async def use(label: str, nbytes: int) -> None:
+        async with budget.reserve(nbytes):
+            order.append(label)
+            await settled()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        for label, nbytes in (("a", 6), ("b", 6), ("c", 1), ("huge", 1000), ("d", 10)):
+            group.create_task(use(label, nbytes))
+        await settled()
+        assert order == ["a"]
+        assert budget.used == 6
+    assert order == ["a", "b", "c", "huge", "d"]
+    assert budget.used == 0
+
+
+async def test_a_cancelled_request_does_not_hold_up_those_behind_it() -> None:
+    budget = Budget(10)
+    done: list[int] = []
+
+    async def use(nbytes: int) -> None:
+        async with budget.reserve(nbytes):
+            done.append(nbytes)
+
+    async with budget.reserve(6):
+        large, small = asyncio.ensure_future(use(8)), asyncio.ensure_future(use(2))
+        await settled()
+        assert done == []
+        large.cancel()
+        await small
+        assert done == [2]
+        with pytest.raises(asyncio.CancelledError):
+            await large
+    assert (budget.used, len(budget._waiting)) == (0, 0)
+
+
+async def test_a_request_cancelled_as_room_is_made_gives_everything_back() -> None:
+    budget = Budget(10)
+    for turns in range(4):
+        async with budget.reserve(6):
+            waiting = asyncio.ensure_future(hold(budget, 8))
+            await settled()
+            waiting.cancel()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (budget.used, len(budget._waiting)) == (0, 0)
+
+
+async def hold(budget: Budget, nbytes: int) -> None:
+    async with budget.reserve(nbytes):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_random_requests_and_cancellations_keep_within_the_budget(seed: int) -> None:
+    rng = random.Random(seed)
+    budget = Budget(10)
+
+    async def use() -> None:
+        nbytes = rng.randint(0, 14)
+        async with budget.reserve(nbytes):
+            assert budget.used <= 10, seed
+            for _ in range(rng.randint(0, 3)):
+                await asyncio.sleep(0)
+
+    tasks = []
+    for _ in range(60):
+        tasks.append(asyncio.ensure_future(use()))
+        await asyncio.sleep(0)
+        if rng.random() < 0.4:
+            rng.choice(tasks).cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait(tasks)
+    assert all(task.cancelled() or task.exception() is None for task in tasks), seed
+    assert (budget.used, len(budget._waiting)) == (0, 0), seed
