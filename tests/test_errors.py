@@ -1,0 +1,219 @@
+"""Bad input: each is an error of the right class that says where, what was expected, what came, and the fix."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.errors import BY_NAME, carried_site, user_site
+
+ROOT = f"{Path(__file__).parent.parent}/"
+
+
+def model() -> Any:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 3), name="x")
+        w = fr.Variable(np.ones((3, 2), np.float32), name="w")
+        return graph, x, w, fr.matmul(x, w, name="scores")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (np.ones((2, 4), np.float32), r"expected float32\[\?,3\], got float32\[2,4\]"),
+        (np.ones(3, np.float32), r"got float32\[3\]; give it a first axis with value\[None\]"),
+        (np.ones((2, 3)), r"got float64\[2,3\]; convert it with \.astype\('float32'\)"),
+        (np.ones((2, 3), np.int64), r"got int64\[2,3\]; convert it with \.astype\('float32'\)"),
+        (np.ones((2, 3), complex), r"expected float32\[\?,3\], got complex128\[2, 3\]"),
+        (np.float64(3), r"got float64\[\]; convert"),
+        ([["a", "b", "c"]], r"got <U1\[1, 3\]"),
+        ([[1, 2], [3]], r"\[\[1, 2\], \[3\]\] is not a value for float32\[\?,3\]"),
+        (None, r"got object\[\]"),
+        ("text", r"got <U4\[\]"),
+        (np.ones((1,) * 12, np.float32), r"got float32\[1, 1, 1"),
+    ],
+)
+async def test_a_misshapen_or_mistyped_feed_names_feed_specs_and_fix(value: Any, says: str) -> None:
+    graph, x, _, y = model()
+    async with fr.Session(graph) as session:
+        step = session.compile(y, [x])
+        for call in (session.run(y, {x: value}), step(value)):
+            with pytest.raises(fr.FeedError, match=rf"test_errors.py:\d+: feed 'x:0' \(.*test_errors.py:\d+\).*{says}"):
+                await call
+        assert (await step([[1, 1, 1]])).tolist() == [[3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("int32", 2**40), ("int32", 1.5), ("uint8", -1), ("uint8", 256), ("bool", 1), ("int64", 2**70), ("int32", [1.0])],
+)
+async def test_plain_data_is_not_bent_into_a_dtype(dtype: str, value: Any) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder(dtype, np.shape(value), name="x")
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.FeedError, match="'x:0'"):
+            await session.run(x, {x: value})
+
+
+async def test_a_missing_feed_names_the_placeholder_and_its_line() -> None:
+    graph, x, _, y = model()
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.FeedError, match=r"placeholder 'x' \(.*test_errors.py:\d+\) needs a value: feed float32"):
+            await session.run(y)
+        step = session.compile(y, [x])
+        for values in ((), ([[1, 2, 3]], [[1, 2, 3]])):
+            with pytest.raises(fr.FeedError, match=rf"test_errors.py:\d+: the step takes 1 values, got {len(values)}"):
+                await step(*values)
+
+
+async def test_tensors_and_other_things_cannot_be_feed_values_or_fetches() -> None:
+    graph, x, w, y = model()
+    async with fr.Session(graph) as session:
+        for value in (x, w, y.op, [x, x]):
+            with pytest.raises(fr.FeedError, match="'x:0'"):
+                await session.run(y, {x: value})
+        for key in ("x", 3, y.op, graph):
+            with pytest.raises(fr.GraphError, match=r"test_errors.py:\d+: only tensors can be fed"):
+                await session.run(y, {key: 1})
+        for fetch in ("x", 3, None, np.ones(2), graph, {1, 2}, [y, None]):
+            with pytest.raises(fr.GraphError, match=r"test_errors.py:\d+: .* cannot be fetched; fetch tensors"):
+                await session.run(fetch, {x: [[1, 2, 3]]})
+        with pytest.raises(fr.GraphError, match="fed twice"):
+            await session.run(y, {w: np.ones((3, 2)), w.__tensor__(): np.ones((3, 2))})
+        with pytest.raises(fr.GraphError, match="fed twice"):
+            session.compile(y, [x, x])
+
+
+async def test_tensors_of_another_graph_are_refused() -> None:
+    graph, x, _, y = model()
+    _, other_x, other_w, other_y = model()
+    async with fr.Session(graph) as session:
+        for fetches, feeds in ((other_y, {}), ([y, other_w], {}), (other_y.op, {}), (y, {other_x: [[1, 2, 3]]})):
+            with pytest.raises(fr.GraphError, match=r"test_errors.py:\d+: .* belongs to another graph than this"):
+                await session.run(fetches, feeds)
+        with pytest.raises(fr.GraphError, match="another graph"):
+            session.compile(y, [other_x])
+        assert (await session.run(y, {x: [[1, 1, 1]]})).tolist() == [[3, 3]]
+
+
+def test_two_graphs_cannot_be_mixed() -> None:
+    graph, x, *_ = model()
+    _, other, *_ = model()
+    for mix in (lambda: x + other, lambda: fr.matmul(x, other, transpose_b=True), lambda: fr.concat([x, other])):
+        with pytest.raises(fr.GraphError, match=r"test_errors.py:\d+.*another graph"):
+            mix()
+    with graph, pytest.raises(fr.GraphError, match="another graph"):
+        fr.add(other, 1.0)
+    second = fr.Graph()
+    with graph, pytest.raises(fr.GraphError, match="leave it before entering"):
+        second.__enter__()
+
+
+async def test_a_graph_that_a_session_runs_takes_no_more_nodes() -> None:
+    graph, x, w, _ = model()
+    async with fr.Session(graph):
+        for build in (lambda: x + 1.0, lambda: w.assign(np.zeros((3, 2)))):
+            with pytest.raises(fr.GraphFinalizedError, match=r"test_errors.py:\d+"):
+                build()
+
+
+def test_a_tensor_is_neither_true_nor_an_array() -> None:
+    _, x, w, _ = model()
+    for value in (x, w):
+        with pytest.raises(fr.GraphError, match=r"test_errors.py:\d+: the tensor .*fr.cond"):
+            bool(value)
+        with pytest.raises(fr.GraphError, match=r"fetch it with session.run"):
+            np.asarray(value)
+    with pytest.raises(fr.GraphError, match=r"use fr\.shape_of"):
+        len(x)
+
+
+def test_shapes_that_do_not_fit_name_op_line_and_both_specs() -> None:
+    _, _, w, _ = model()
+    with pytest.raises(fr.SpecError) as caught:
+        fr.matmul(w, w, name="wrong")
+    line = caught.traceback[0].lineno + 1
+    assert f"matmul 'wrong' (tests/test_errors.py:{line})" in str(caught.value).replace(ROOT, "")
+    assert str(caught.value).count("float32[3,2]") == 2
+    assert "transpose" in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["/job:ps/task:0", "/device:cuda:0", "/device:cpu:7", "/job:nobody"])
+async def test_a_device_that_does_not_exist_names_the_node_and_those_that_do(device: str) -> None:
+    with fr.Graph() as graph:
+        with fr.device(device):
+            y = fr.add(fr.constant(1.0), 2.0, name="lost")
+        fine = fr.add(fr.constant(1.0), 2.0)
+    async with fr.Session(graph, options=fr.Options(optimize=False)) as session:
+        with pytest.raises(
+            fr.PlacementError, match=rf"'[a-z_]+' \(.*test_errors.py:\d+\).*{device}.*/job:local/task:0"
+        ):
+            await session.run(y)
+        assert await session.run(fine) == 3.0
+
+
+def test_what_is_no_device_is_refused_where_it_is_written() -> None:
+    with pytest.raises(fr.PlacementError, match="is not a device; write /job:worker/task:0"), fr.device("gpu zero"):
+        pass
+    with pytest.raises(fr.PlacementError, match="is not a device"):
+        fr.placement.Rules({"*": "/nowhere"})
+
+
+@fr.no_gradient
+@fr.op
+def errors_test_kernelless(x: fr.Spec) -> fr.Spec:
+    """An op that no device can compute."""
+    return x
+
+
+async def test_an_op_without_a_kernel_is_a_placement_error() -> None:
+    with fr.Graph() as graph:
+        y = errors_test_kernelless(fr.constant([1.0]), name="void")
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.GraphError, match=r"'void' \(.*test_errors.py:\d+\).*(kernel|errors_test_kernelless)"):
+            await session.run(y)
+
+
+async def test_a_kernel_that_fails_names_op_node_and_line() -> None:
+    for tapes in (True, False):
+        with fr.Graph() as graph:
+            indices = fr.placeholder("int64", (None,))
+            y = fr.take(fr.constant([1.0, 2.0]), indices, name="look")
+        async with fr.Session(graph, options=fr.Options(tapes=tapes)) as session:
+            for wrong in ([0, 2], [-3]):
+                with pytest.raises(
+                    fr.FlowrtError, match=r"take 'look' \(.*test_errors.py:\d+\): an index is out of range"
+                ):
+                    await session.run(y, {indices: wrong})
+            assert (await session.run(y, {indices: [1, 0]})).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.0, -1])
+async def test_a_timeout_that_is_over_at_once_is_a_step_timeout(seconds: float) -> None:
+    with fr.Graph() as graph:
+        got = fr.FIFOQueue(1, "float32").dequeue()
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.StepTimeout):
+            await session.run(got, timeout=seconds)
+
+
+async def test_the_callers_line_is_carried_to_other_threads() -> None:
+    site = user_site()
+    assert site.file.endswith("test_errors.py")
+    token = carried_site.set(site)
+    try:
+        assert await asyncio.to_thread(user_site) == site
+    finally:
+        carried_site.reset(token)
+
+
+def test_errors_are_found_by_name_to_be_rebuilt_from_the_wire() -> None:
+    assert BY_NAME["FeedError"] is fr.FeedError
+    assert all(issubclass(kind, fr.FlowrtError) for kind in BY_NAME.values())
+    assert issubclass(fr.SpecError, fr.GraphError)
+    assert issubclass(fr.NodeLost, fr.RemoteError)
