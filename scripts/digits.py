@@ -161,12 +161,20 @@ async def train(policy: str, cluster: Any, digits: Digits, options: argparse.Nam
 
 
 @asynccontextmanager
-async def nodes(options: argparse.Namespace) -> AsyncIterator[Any]:
+async def nodes(digits: Digits, options: argparse.Namespace, display: Display) -> AsyncIterator[Any]:
     """Parameter servers and workers as processes on this machine; nothing at all if everything runs in this one."""
     if options.local:
         yield None
         return
-    async with fr.LocalCluster(ps=options.ps, worker=options.replicas, delays=options.delays) as cluster:
+
+    async def compile_kernels() -> None:
+        """One step here, so that the nodes find every kernel on disk and do not compile the same ones at once."""
+        small = argparse.Namespace(**{**vars(options), "local": True, "checkpoints": None, "steps": 2, "replicas": 1})
+        await train("all", None, digits, small, Display(2, quiet=True))
+
+    jobs = {"ps": options.ps, "worker": options.replicas}
+    display.say(f"starting {options.ps} ps and {options.replicas} workers (the first time, compiling takes a while)")
+    async with fr.LocalCluster(**jobs, delays=options.delays, warm=compile_kernels) as cluster:
         yield cluster
 
 
@@ -180,7 +188,7 @@ async def run(options: argparse.Namespace, display: Display) -> dict[str, Result
     digits, results = Digits.load(), dict[str, Result]()
     left = list(options.policies)
     while left:
-        async with nodes(options) as cluster:
+        async with nodes(digits, options, display) as cluster:
             while left and whole(cluster):
                 results[left[0]] = await train(left[0], cluster, digits, options, display)
                 left.pop(0)

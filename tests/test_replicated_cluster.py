@@ -1,0 +1,107 @@
+"""Replicated training on processes: servers share the variables, nobody waits for the slow, the dead are named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+
+INPUTS = {"x": fr.Spec("float32", (None, 3)), "y": fr.Spec("float32", (None, 1))}
+TRUTH = np.array([[1.0], [-2.0], [0.5]], np.float32)
+
+
+def loss_fn(inputs: dict[str, fr.Tensor]) -> Any:
+    w = fr.Variable(np.zeros((3, 1), np.float32), name="w")
+    b = fr.Variable(np.zeros((1,), np.float32), name="b")
+    return fr.mean(fr.square(inputs["x"] @ w + b - inputs["y"]))
+
+
+def predict_fn(inputs: dict[str, fr.Tensor]) -> Any:
+    w = fr.Variable(np.zeros((3, 1), np.float32), name="w")
+    return inputs["x"] @ w + fr.Variable(np.zeros((1,), np.float32), name="b")
+
+
+def batches() -> Iterator[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    while True:
+        x = rng.normal(size=(8, 3)).astype(np.float32)
+        yield {"x": x, "y": x @ TRUTH + 1}
+
+
+async def some(steps: Any, count: int) -> list[fr.train.StepReport]:
+    return [await anext(steps) for _ in range(count)]
+
+
+async def kill(cluster: fr.LocalCluster, task: str) -> None:
+    cluster.processes[task].kill()
+    await cluster.processes[task].wait()
+
+
+async def test_the_slow_are_not_waited_for_and_the_dead_are_named() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=4, policy=fr.train.FirstOf(2))
+        predict = trainer.share(predict_fn, {"x": INPUTS["x"]})
+    slow, first, second = (f"/job:worker/task:{i}" for i in (3, 0, 2))
+    async with (
+        fr.LocalCluster(ps=1, worker=4, delays={slow: "30"}) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+    ):
+        steps = trainer.steps(session, batches())
+        reports = await some(steps, 20)
+        assert all(len(report.kept) == 2 and 3 not in report.kept for report in reports)
+        assert sum(3 in report.late for report in reports) >= 10
+
+        await kill(cluster, first)
+        reports = await some(steps, 30)
+        assert reports[-1].kept == (1, 2)
+        assert trainer.statistics().lost == (first,)
+        answer = await predict(session, x=np.eye(3, dtype=np.float32))
+        np.testing.assert_allclose(answer, TRUTH + 1, atol=0.3)
+
+        await kill(cluster, second)
+        cluster.processes[slow].kill()
+        with pytest.raises(fr.NodeLost, match=rf"training stopped at step .*{first}.*{second}"):
+            async with asyncio.timeout(10):
+                await some(steps, 100)
+
+
+async def test_two_servers_apply_one_set_of_updates_to_their_halves() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=2, servers=2)
+    assert [variable.device for variable in trainer.variables] == ["/job:ps/task:0", "/job:ps/task:1"]
+    source, w, b = batches(), np.zeros((3, 1)), np.zeros(1)
+    for _ in range(5):
+        pair = next(source), next(source)
+        x, y = (np.concatenate([batch[name] for batch in pair]) for name in "xy")
+        error = x @ w + b - y
+        w, b = w - 0.2 * x.T @ error / len(x), b - 0.2 * error.mean(0)
+    async with fr.LocalCluster(ps=2, worker=2) as cluster:
+        async with fr.Session(graph, cluster=cluster) as session:
+            steps = trainer.steps(session, batches())
+            await some(steps, 5)
+            await steps.aclose()
+        async with fr.Session(graph, cluster=cluster) as later:
+            assert await later.run(trainer.step) == 5
+            got = await later.run(trainer.variables)
+    np.testing.assert_allclose(got[0], w, rtol=1e-4)
+    np.testing.assert_allclose(got[1], b, rtol=1e-4)
+
+
+async def test_a_lost_server_ends_training_with_an_error_that_names_it() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=2, policy=fr.train.FirstOf(1))
+    async with (
+        fr.LocalCluster(ps=1, worker=2) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+    ):
+        steps = trainer.steps(session, batches())
+        await some(steps, 2)
+        await kill(cluster, "/job:ps/task:0")
+        with pytest.raises(fr.NodeLost, match="/job:ps/task:0"):
+            async with asyncio.timeout(10):
+                await some(steps, 100)
