@@ -94,6 +94,7 @@ class Session:
         self._running: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._closed = False
+        self._runs_now = 0
         self._numbers = itertools.count(1)  # 0 is the initialisation's
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
@@ -147,7 +148,7 @@ class Session:
         Cancelling the awaiting task cancels the step, on all its nodes, and leaves nothing behind.
         """
         step, arrays = self._prepare(fetches, feeds)
-        return await self._run(step, arrays, timeout)
+        return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
 
     async def run_uncounted(self, fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
         """`run`, which is not taken for a training step, whatever it writes."""
@@ -159,6 +160,23 @@ class Session:
         step = self._step(fetches, tuple(self._fed(t) for t in feeds))
         step.users += 1  # for good: who has it may call it at any time
         return CompiledStep(self, step)
+
+    async def _run_soon(self, step: _Step, arrays: Sequence[Array]) -> Any:
+        answer = self._run_now(step, arrays)
+        if answer is PENDING:
+            return await self._run(step, arrays)
+        self._runs_now += 1
+        if self._runs_now % YIELD_EVERY == 0:
+            await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
+        return answer
+
+    def _run_now(self, step: _Step, arrays: Sequence[Array]) -> Any:
+        """The answer, where the step is one short tape on a host of this process; else `PENDING`. From any thread."""
+        registered, runner = step.registered, self._runner
+        if registered is None or runner is None or self._closed or (step.writes and self.checkpoints is not None):
+            return PENDING
+        values = runner.run_now(registered, arrays, next(self._numbers), self._seed)
+        return PENDING if values is None else step.answer(values)
 
     async def _run(
         self,
@@ -427,17 +445,9 @@ class CompiledStep:
     def __init__(self, session: Session, step: _Step) -> None:
         self._session = session
         self._step = step
-        self._runs = 0
 
     async def __call__(self, *values: Any) -> Any:
-        arrays = self.arrays(values)
-        answer = self.run_now(arrays)
-        if answer is PENDING:
-            return await self.run(arrays)
-        self._runs += 1
-        if self._runs % YIELD_EVERY == 0:
-            await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
-        return answer
+        return await self._session._run_soon(self._step, self._step.arrays(values))
 
     def arrays(self, values: Sequence[Any]) -> list[Array]:
         """The values of the feeds, checked."""
@@ -448,10 +458,5 @@ class CompiledStep:
         return await self._session._run(self._step, arrays)
 
     def run_now(self, arrays: Sequence[Array]) -> Any:
-        """The fetches, where the step is one short tape on a host of this process; else `PENDING`. From any thread."""
-        session, step = self._session, self._step
-        registered, runner = step.registered, session._runner
-        if registered is None or runner is None or session._closed or (step.writes and session.checkpoints is not None):
-            return PENDING
-        values = runner.run_now(registered, arrays, next(session._numbers), session._seed)
-        return PENDING if values is None else step.answer(values)
+        """The fetches, where the step can run in the calling thread at once; else `PENDING`."""
+        return self._session._run_now(self._step, arrays)

@@ -393,11 +393,12 @@ class _Run:
 
     def _complete(self, activation: int, outputs: Outputs, dead: int = 0) -> None:
         """Tell the machine that a unit is done, and do as it says."""
+        values = self.values
         for i, (instance, value) in enumerate(zip(self.machine.outputs(activation), outputs, strict=True)):
             if value is DEAD:
                 dead |= 1 << i
             elif not dead >> i & 1:
-                self.values[instance] = value
+                values[instance] = value
         if dead and dead == (1 << len(outputs)) - 1:
             dead = ALL_DEAD
         self._obey(self.machine.complete(activation, dead))

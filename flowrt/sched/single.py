@@ -20,7 +20,7 @@ from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.recording import predict
 from flowrt.sched.regions import resource_of, size_operands
-from flowrt.sched.tape import address, corrected, uncompilable
+from flowrt.sched.tape import address, corrected
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class _Ready:
     outputs: tuple[Spec, ...]
     guess: float
     fastest: float = math.inf
+    fresh: tuple[tuple[tuple[int, ...], Any], ...] = ()  # shape and dtype of each output, then of the scratch
 
 
 class NodeRunner:
@@ -88,13 +89,12 @@ class NodeRunner:
         if run[STATUS]:
             raise StepCancelled(f"{self.node.where()} was not begun")
         words = run.copy()  # a failure is this node's own, not that of others beside it
-        arrays = [np.empty(spec.concrete, spec.dtype) for spec in ready.outputs]
-        scratch = [np.empty(spec.concrete, spec.dtype) for spec in ready.prepared.scratch]
-        ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays, *scratch)])
+        arrays = [np.empty(shape, dtype) for shape, dtype in ready.fresh]
+        ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays)])
         status = int(words[STATUS])
         if status:
             raise FlowrtError(f"{self.node.where()}: {FAILURES.get(status, f'failed with status {status}')}")
-        return arrays
+        return arrays[: len(ready.outputs)]
 
     def _key(self, inputs: Sequence[Array]) -> Any:
         key: Any = tuple([a.shape for a in inputs])
@@ -123,10 +123,9 @@ class NodeRunner:
         try:
             prepared = prepare(node.op, specs, outputs, node.attrs)
         except GraphError as error:
-            raise type(error)(f"{node.where()}: {error}") from None
-        except Exception as error:
-            raise uncompilable(node, error) from error
-        return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)))
+            raise type(error)(f"{node.where()}: {error}") from error
+        fresh = tuple((spec.concrete, spec.dtype) for spec in (*outputs, *prepared.scratch))
+        return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)), fresh=fresh)
 
 
 def read_variable(node: PlanNode, variables: Variables) -> Array:

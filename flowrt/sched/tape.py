@@ -57,12 +57,6 @@ def corrected(guess: float, fastest: float) -> float:
     return fastest if fastest > max(10 * guess, SURPRISE) else guess
 
 
-def uncompilable(node: PlanNode, error: Exception) -> GraphError:
-    """What is said of a kernel that the compiler refuses: one of the user's own, most likely."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return GraphError(f"{node.where()}: its kernel does not compile: {'; '.join(lines[:4])}")
-
-
 class _Room:
     """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
 
@@ -134,10 +128,8 @@ class Tape:
     def _entry(self, launch: Launch) -> int:
         try:
             return launch.step.address()
-        except FlowrtError:
-            raise
-        except Exception as error:
-            raise uncompilable(self._plan.nodes[launch.node], error) from error
+        except GraphError as error:
+            raise type(error)(f"{self._plan.nodes[launch.node].where()}: {error}") from error
 
     def run(
         self,
