@@ -23,6 +23,7 @@ from flowrt.errors import (
     FlowrtError,
     GraphError,
     QueueClosedError,
+    RemoteError,
     StepCancelled,
     StepTimeout,
     user_site,
@@ -221,7 +222,8 @@ class Session:
         self._retired = [step for step in self._retired if step.users]
         for step in idle:
             if step.registered is not None:
-                await runner.unregister(step.registered)
+                with suppress(RemoteError):  # a node that is lost has forgotten it
+                    await runner.unregister(step.registered)
 
     def _open(self) -> Runner:
         if self._closed or self._runner is None:
@@ -360,6 +362,8 @@ class Session:
                     producer.cancel()
         except BaseExceptionGroup as found:
             raise found.exceptions[0] from None
+        finally:
+            self._retired += [put, end]
 
 
 async def _as_async(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

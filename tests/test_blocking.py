@@ -256,8 +256,6 @@ def test_a_kernel_that_does_not_compile_names_its_op_and_line(tapes: bool) -> No
         x = fr.placeholder("float32", (2,))
         y = blocking_test_broken(x, name="mine")
     with fr.BlockingSession(graph, options=fr.Options(tapes=tapes)) as session:
-        with pytest.raises(
-            fr.GraphError, match=r"blocking_test_broken 'mine' \(.*test_blocking.py:\d+\): .*not compile"
-        ):
+        with pytest.raises(fr.GraphError, match=r"broken 'mine' \(.*test_blocking.py:\d+\): .*not compile"):
             session.run(y, {x: [1, 2]})
         assert session.run(x, {x: [1, 2]}).tolist() == [1, 2]
