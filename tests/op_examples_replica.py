@@ -60,5 +60,5 @@ REPLICA: Sequence[Example] = [
         (TURN, np.int64(1), np.int64(1)),
         specs=(SOME, SOME),
     ),
-    Example("lose_replica", lambda t, r: replica.lose_replica(t, r, **GROUP), (TURN, np.int64(3)), specs=()),
+    Example("lose_replicas", lambda t, r: replica.lose_replicas(t, r, **GROUP), (TURN, np.array([3])), specs=()),
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,6 +92,33 @@ async def test_two_servers_apply_one_set_of_updates_to_their_halves() -> None:
             got = await later.run(trainer.variables)
     np.testing.assert_allclose(got[0], w, rtol=1e-4)
     np.testing.assert_allclose(got[1], b, rtol=1e-4)
+
+
+def countdown(inputs: dict[str, fr.Tensor]) -> Any:
+    """A loss whose every step, at a rate of 1, takes 1 off each of two variables."""
+    a, b = (fr.Variable(np.zeros((), np.float32), name=name) for name in "ab")
+    return a + b + 0.0 * fr.mean(inputs["x"])
+
+
+async def test_a_step_that_is_left_in_progress_is_applied_by_all_servers_or_by_none() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(countdown, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2)
+    assert {variable.device for variable in trainer.variables} == {"/job:ps/task:0", "/job:ps/task:1"}
+    async with (
+        fr.LocalCluster(ps=2, worker=2, delays={"/job:worker/task:0": "exponential:0.002"}) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+    ):
+        for _ in range(40):
+            steps = trainer.steps(session, batches())
+            await anext(steps)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rng.uniform(0.0, 0.05)):
+                    await some(steps, 100)
+            step, (a, b) = await session.run([trainer.step, trainer.variables])
+            assert (a, b) == (-step, -step)
 
 
 async def test_a_lost_server_ends_training_with_an_error_that_names_it() -> None:

@@ -99,6 +99,6 @@ def publish_version(turn: Spec, versions: Sequence[Spec], *, group: str, contain
 
 @no_gradient
 @op(stateful=True, effect=True)
-def lose_replica(turn: Spec, replica: Spec, *, group: str, container: str) -> None:
-    """Tell server 0 that a replica is gone; an update of it that is whole still counts."""
+def lose_replicas(turn: Spec, replicas: Spec, *, group: str, container: str) -> None:
+    """Tell server 0 that ``replicas`` (an int64 vector) are gone; an update of theirs that is whole still counts."""
     _check_turn(turn)

@@ -235,8 +235,12 @@ async def publish_version(host: Host, context: RunContext, node: PlanNode, input
 
 
 @effect
-async def lose_replica(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
-    group = _find(host, node, inputs[0])
+async def lose_replicas(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    turn, replicas = inputs
+    group = _find(host, node, turn)
     if group is not None:
-        group.decide(_coordinator(group, node).lost(int(inputs[1])))
+        coordinator = _coordinator(group, node)
+        for replica in replicas:
+            coordinator = coordinator.lost(int(replica))
+        group.decide(coordinator)
     return ()

@@ -109,7 +109,7 @@ class Replicated:
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
         with device(self._servers[0]):
             self.turn: Tensor = placeholder("int64", (2,), name="turn")
-            self.gone: Tensor = placeholder("int64", (), name="gone")
+            self.gone: Tensor = placeholder("int64", (None,), name="gone")
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
         self._shared: list[Shared] = first.found
         self.towers = [
@@ -124,7 +124,7 @@ class Replicated:
         with name_scope("apply"):
             self.receipts: tuple[Tensor, Tensor] = self._build_apply(optimizer)
         with name_scope("lose"), device(self._servers[0]):
-            self.lose: Node = protocol.lose_replica(self.turn, self.gone, **self._attributes)
+            self.lose: Node = protocol.lose_replicas(self.turn, self.gone, **self._attributes)
 
     @property
     def variables(self) -> list[Variable]:

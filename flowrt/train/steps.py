@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from flowrt.train.replicated import Replicated, Tower
 
 Array = np.ndarray[Any, Any]
+
+SETTLE_SECONDS = 3.0  # how long an iteration that is left waits for servers before it cancels what they do
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class Steps:
         self._tasks = Tasks()
         self._busy: dict[int, asyncio.Task[Any]] = {}  # by replica: its tower, cancelled or not
         self._lost: set[int] = set()
+        self._open: _Version | None = None
 
     async def run(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
@@ -121,7 +125,10 @@ class Steps:
                 yield report
                 version += 1
         finally:
-            await self._tasks.aclose()
+            try:
+                await self._settle()
+            finally:
+                await self._tasks.aclose()
 
     def _turn(self, version: int) -> Array:
         return np.array([self._run, version], np.int64)
@@ -131,7 +138,7 @@ class Steps:
     async def _step(self, number: int, source: Batches) -> StepReport | None:
         """Run one version to its end; None when too few batches are left for it."""
         began = time.perf_counter()
-        version = _Version(number, self._tasks.start(self._apply(self._turn(number))))
+        version = self._open = _Version(number, self._tasks.start(self._apply(self._turn(number))))
         while not version.apply.done():
             await self._start_idle(version, source)
             if source.empty and version.hopeful < self._trainer.policy.take(self._trainer.replicas):
@@ -194,7 +201,7 @@ class Steps:
         trainer = self._trainer
         self._lost.add(replica)
         trainer.tally.lose(replica, trainer.nodes[replica])
-        await self._session.run(trainer.lose, {trainer.turn: self._turn(version), trainer.gone: replica})
+        await self._session.run(trainer.lose, {trainer.turn: self._turn(version), trainer.gone: [replica]})
 
     # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -221,6 +228,23 @@ class Steps:
             f"training stopped at step {version + 1}: {trainer.policy} needs {needed} of {trainer.replicas} replicas, "
             f"and {len(self._lost)} were lost: {names}"
         )
+
+    async def _settle(self) -> None:
+        """Let a version that is left in progress be applied whole or not at all, as its quorum is closed or not.
+
+        Without towers nothing closes it any more, and to say that all replicas are gone ends the wait for it.
+        """
+        version, trainer = self._open, self._trainer
+        if version is None or version.apply.done():
+            return
+        self._cancel_towers()
+        gone = {trainer.turn: self._turn(version.number), trainer.gone: range(trainer.replicas)}
+        with suppress(FlowrtError, TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                if self._busy:
+                    await asyncio.wait(self._busy.values())
+                await self._session.run(trainer.lose, gone)
+                await asyncio.wait([version.apply])
 
     def _give_up(self, version: _Version) -> None:
         """End a version that will never have enough updates."""
