@@ -52,7 +52,7 @@ def _run(
     scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
     prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
     if run[STATUS]:
-        raise FlowrtError(f"{name} ({user_site()}): {FAILURES[int(run[STATUS])]}")
+        raise FlowrtError(f"{name} ({user_site()}): {FAILURES.get(int(run[STATUS]), 'its kernel failed')}")
     return tuple(made)
 
 

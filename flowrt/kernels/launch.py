@@ -53,7 +53,7 @@ class Step:
     def address(self) -> int:
         """The compiled entry; compiles it if need be."""
         ranks = [len(view.shape) for view in self.call.views] if self.kernel.form is Form.ARRAYS else []
-        words = "".join("f" if isinstance(w, float) else "i" for w in self.call.words)
+        words = "".join("f" if _floating(w) else "i" for w in self.call.words)
         dtypes = self.dtypes[:1] if self.kernel.form is Form.FOLD else self.dtypes  # one entry for any number of inputs
         return entry_address(self.kernel, dtypes, ranks, words)
 
@@ -81,8 +81,13 @@ class Application:
     scratch: tuple[Spec, ...]
 
 
+def _floating(word: Word) -> bool:
+    return isinstance(word, (float, np.floating))
+
+
 def _bits(word: Word) -> int:
-    return int(np.float64(word).view(np.int64)) if isinstance(word, float) else int(word)
+    """The word as the block holds it: a float64's bits, or the integer modulo 2**64."""
+    return int(np.float64(word).view(np.int64)) if _floating(word) else (int(word) + 2**63) % 2**64 - 2**63
 
 
 def _odometer(views: Sequence[View]) -> list[int]:
@@ -131,8 +136,11 @@ def apply_kernel(
 def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[Step]:
     target, dtype, steps = len(inputs), output.dtype, []
     if call.words:
+        word = call.words[0]
+        exact = dtype.kind in "biu" and not _floating(word)  # a float64 holds no more than 53 bits of an integer
+        value = (int(word) if exact else float(word),)
         fill = require_kernel(FILL_OP, device, [dtype])
-        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), (float(call.words[0]),))))
+        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value)))
     for i in range(len(call.views) // 2):
         source, window = call.views[2 * i], call.views[2 * i + 1]
         if source.size:
@@ -181,15 +189,16 @@ def run_kernel(
     attrs: Mapping[str, Any],
     words: np.ndarray[Any, Any] | None = None,
 ) -> list[np.ndarray[Any, Any]]:
-    """Compute ``op`` on C-contiguous arrays at once, into new arrays of the specs ``outputs``.
+    """Compute ``op`` on arrays at once, into new arrays of the specs ``outputs``.
 
     Raises `FlowrtError` with the kernel's reason where it fails.
     """
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
+    given = [np.asarray(a, order="C") for a in inputs]
     arrays = [np.empty(spec.concrete, spec.dtype) for spec in outputs]
-    prepared = prepare(op, [Spec(a.dtype, a.shape) for a in inputs], outputs, attrs)
+    prepared = prepare(op, [Spec(a.dtype, a.shape) for a in given], outputs, attrs)
     scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
-    prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *arrays, *scratch)])
+    prepared.run(run.ctypes.data, [a.ctypes.data for a in (*given, *arrays, *scratch)])
     if run[STATUS]:
         raise FlowrtError(f"{op}: {FAILURES.get(int(run[STATUS]), f'failed with status {run[STATUS]}')}")
     return arrays

@@ -64,6 +64,8 @@ class View:
     def broadcast_to(self, shape: Sequence[int]) -> View:
         """NumPy's broadcasting: missing and single dimensions repeat with stride 0."""
         pad = len(shape) - len(self.shape)
+        if pad < 0 or any(n not in (1, m) for n, m in zip(self.shape, shape[pad:], strict=True)):
+            raise ValueError(f"cannot broadcast {self.shape} to {tuple(shape)}")
         strides = [0] * pad + [
             0 if n == 1 and m != 1 else s for n, s, m in zip(self.shape, self.strides, shape[pad:], strict=True)
         ]
@@ -72,6 +74,9 @@ class View:
     def window(self, starts: Sequence[int], shape: Sequence[int], steps: Sequence[int] | None = None) -> View:
         """The part that begins at ``starts`` and takes every ``steps``-th element; steps may be negative."""
         steps = steps or (1,) * len(shape)
+        ends = zip(starts, shape, steps, self.shape, strict=True)
+        if 0 not in shape and any(not (0 <= s < n and 0 <= s + (m - 1) * by < n) for s, m, by, n in ends):
+            raise ValueError(f"the window {tuple(shape)} from {tuple(starts)} leaves {self.shape}")
         offset = self.offset + sum(s * stride for s, stride in zip(starts, self.strides, strict=True))
         strides = tuple(stride * step for stride, step in zip(self.strides, steps, strict=True))
         return View(tuple(shape), strides, offset)
