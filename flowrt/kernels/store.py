@@ -130,17 +130,18 @@ def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:
         with _load_lock:
             found = _entries.get(symbol)
             if found is None:
-                found = _load(symbol, _object(symbol, compile_object))
+                found = _load(symbol, object_code(symbol, compile_object))
                 _entries[symbol] = found
     return found
 
 
-def _object(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
+def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
+    """The object named ``symbol``: from the folder, or made and put there, by one process at a time."""
     path = cache_folder() / f"{symbol}.o"
     code = _read(path)
     if code is not None:
         return code
-    with _locked(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock")):
         code = _read(path)  # another process may have written it while we waited
         if code is None:
             _log.debug("compiling %s", symbol)
@@ -192,7 +193,7 @@ def _tidy(path: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold the lock file ``path``, if the folder allows, and remove it afterwards. The system frees a dead holder's."""
     handle = _lock(path)
     try:
