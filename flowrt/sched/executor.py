@@ -1,7 +1,7 @@
 """Runs one plan on one host: obeys the step machine, computes what is ready, waits for what is not.
 
 Law: this file decides nothing about readiness, deadness or lifetimes; `StepMachine` does. Short computations run on the
-loop's own thread, because a hop to a lane costs about 40 µs; long ones run in lanes; effects are tasks. Every task
+loop's own thread, because a hop to a lane costs 50 to 200 µs; long ones run in lanes; effects are tasks. Every task
 has the run as its parent, and a run that fails or is cancelled leaves no task, buffer or held variable behind.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Outputs: TypeAlias = "Sequence[Array | Dead]"
 
-INLINE_SECONDS = 50e-6  # a hop to a lane and back costs about as much
+INLINE_SECONDS = 200e-6  # a hop to a lane and back costs about as much on a virtual machine, 50 µs on bare metal
 INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 YIELD_EVERY = 256  # inline units between two looks at the loop
 

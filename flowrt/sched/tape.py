@@ -53,8 +53,8 @@ def address(array: Array) -> int:
 
 
 def corrected(guess: float, fastest: float) -> float:
-    """The better of a guess and the fastest run so far: the guess, unless every run has overshot it by far."""
-    return fastest if fastest > max(10 * guess, SURPRISE) else guess
+    """The better of a guess and the fastest run so far: the smaller, unless every run has overshot the guess by far."""
+    return fastest if fastest > max(10 * guess, SURPRISE) else min(guess, fastest)
 
 
 class _Room:
