@@ -1,18 +1,22 @@
 """Compile a plan's kernels before anybody waits for them.
 
-A kernel's variant depends on dtypes and ranks, not on sizes, so a plan with open sizes says enough. Compiled kernels are
-on disk: whoever warms them for a cluster spares its nodes the compiler.
+A kernel's variant depends on dtypes and ranks, not on sizes, so a plan with open sizes says enough. Compiled kernels
+are on disk: whoever warms them for a cluster spares its nodes the compiler.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from flowrt.errors import FlowrtError
 from flowrt.kernels.launch import apply_kernel
 from flowrt.kernels.store import loop_address
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.op import lookup
-from flowrt.plan import Plan, PlanNode
 from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan, PlanNode
 
 ANY_SIZE = 2
 
