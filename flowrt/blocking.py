@@ -131,8 +131,9 @@ class BlockingSession:
 
         def call(*values: Any) -> Any:
             arrays = step.arrays(values)
-            answer = step.run_now(arrays)
-            return self._call(step.run(arrays)) if answer is PENDING else answer
+            number = self._session.fresh_number()
+            answer = step.run_now(arrays, number)
+            return self._call(step.run(arrays, number)) if answer is PENDING else answer
 
         return call
 

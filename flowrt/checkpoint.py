@@ -107,11 +107,11 @@ class Checkpoints:
         async with self._saving:
             step, run = self._step, session.fresh_number()
             resources = _variables(session)
-            values = await session.run_uncounted([tensor for _, tensor in resources])
+            values = await session.run_uncounted([tensor for _, tensor in resources], number=run)
             content = [(name, value) for (name, _), value in zip(resources, values, strict=True)]
             number = max((n for n, _ in self.saves()), default=0) + 1
             try:
-                await _on_disk(write_checkpoint, self.path, number, step, run, content)
+                await _on_disk(write_checkpoint, self.path, number, step, run + 1, content)
             except OSError as error:
                 raise CheckpointError(f"the checkpoint of step {step} was not saved in {self.path}: {error}") from error
             self._saved_step, self._saved_at = step, self._clock()

@@ -151,10 +151,12 @@ class Session:
         step, arrays = self._prepare(fetches, feeds)
         return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
 
-    async def run_uncounted(self, fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
-        """`run`, which is not taken for a training step, whatever it writes."""
+    async def run_uncounted(
+        self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, number: int | None = None
+    ) -> Any:
+        """`run`, which is not taken for a training step, whatever it writes. ``number`` is a `fresh_number`."""
         step, arrays = self._prepare(fetches, feeds)
-        return await self._run(step, arrays, counted=False)
+        return await self._run(step, arrays, counted=False, number=number)
 
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> CompiledStep:
         """The fast path of `run`: a callable that takes the values of ``feeds`` in order and awaits the fetches."""
@@ -163,20 +165,25 @@ class Session:
         return CompiledStep(self, step)
 
     async def _run_soon(self, step: _Step, arrays: Sequence[Array]) -> Any:
-        answer = self._run_now(step, arrays)
+        number = self.fresh_number()
+        answer = self._run_now(step, arrays, number)
         if answer is PENDING:
-            return await self._run(step, arrays)
+            return await self._run(step, arrays, number=number)
         self._runs_now += 1
         if self._runs_now % YIELD_EVERY == 0:
             await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
         return answer
 
-    def _run_now(self, step: _Step, arrays: Sequence[Array]) -> Any:
-        """The answer, where the step is one short tape on a host of this process; else `PENDING`. From any thread."""
+    def _run_now(self, step: _Step, arrays: Sequence[Array], number: int) -> Any:
+        """The answer, where the step is one short tape on a host of this process; else `PENDING`. From any thread.
+
+        Where it is pending, nothing was done, and ``number`` is still this run's: random ops draw by it, so that what
+        they draw must not depend on how fast a tape was.
+        """
         registered, runner = step.registered, self._runner
         if registered is None or runner is None or self._closed or (step.writes and self.checkpoints is not None):
             return PENDING
-        values = runner.run_now(registered, arrays, next(self._numbers), self._seed)
+        values = runner.run_now(registered, arrays, number, self._seed)
         return PENDING if values is None else step.answer(values)
 
     async def _run(
@@ -189,14 +196,14 @@ class Session:
         number: int | None = None,
     ) -> Any:
         runner = self._open()
-        if self._retired:
-            await self._forget_retired(runner)
-        number = next(self._numbers) if number is None else number
+        number = self.fresh_number() if number is None else number
         scope = asyncio.timeout(timeout)
         self._running.add(scope)
         step.users += 1
         try:
             async with scope:
+                if self._retired:
+                    await self._forget_retired(runner)
                 registered = step.registered or await step.register(runner)
                 values = await runner.run(registered, arrays, number=number, seed=self._seed)
         except (TimeoutError, StepCancelled) as error:
@@ -218,9 +225,10 @@ class Session:
 
     async def _forget_retired(self, runner: Runner) -> None:
         """Let the nodes forget steps that were pushed out by newer ones, once nothing runs them."""
-        idle = [step for step in self._retired if not step.users]
-        self._retired = [step for step in self._retired if step.users]
-        for step in idle:
+        for step in [step for step in self._retired if not step.users]:
+            if step not in self._retired:
+                continue  # another run did so meanwhile
+            self._retired.remove(step)
             if step.registered is not None:
                 with suppress(RemoteError):  # a node that is lost has forgotten it
                     await runner.unregister(step.registered)
@@ -457,10 +465,10 @@ class CompiledStep:
         """The values of the feeds, checked."""
         return self._step.arrays(values)
 
-    async def run(self, arrays: Sequence[Array]) -> Any:
-        """The fetches for what `arrays` answered."""
-        return await self._session._run(self._step, arrays)
+    async def run(self, arrays: Sequence[Array], number: int) -> Any:
+        """The fetches for what `arrays` answered; ``number`` is the run's own, a `Session.fresh_number`."""
+        return await self._session._run(self._step, arrays, number=number)
 
-    def run_now(self, arrays: Sequence[Array]) -> Any:
-        """The fetches, where the step can run in the calling thread at once; else `PENDING`."""
-        return self._session._run_now(self._step, arrays)
+    def run_now(self, arrays: Sequence[Array], number: int) -> Any:
+        """The fetches, where the step can run in the calling thread at once; else `PENDING`, and nothing was done."""
+        return self._session._run_now(self._step, arrays, number)

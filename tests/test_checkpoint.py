@@ -129,6 +129,20 @@ async def test_random_draws_do_not_begin_again_after_a_resume(tmp_path: Path) ->
             assert not any(np.array_equal(drawn, old) for old in seen)
 
 
+async def test_a_resumed_program_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+    graph, _, _, step, noise, _ = model()
+
+    async def drawn(session: fr.Session) -> list[Any]:
+        return [(await session.run([noise, step]))[0] for _ in range(3)]
+
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        await drawn(session)
+        await session.save()
+        expected = await drawn(session)
+    async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
+        np.testing.assert_array_equal(await drawn(session), expected)
+
+
 async def test_variables_that_no_checkpoint_holds_start_afresh(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 1, 9, 5, [(("", "w"), W), (("elsewhere", "gone"), W)])
     graph, w, n, *_ = model()

@@ -383,6 +383,30 @@ async def test_a_random_op_draws_anew_in_every_step() -> None:
     assert not np.array_equal(draws[1], draws[2])
 
 
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_what_is_drawn_does_not_depend_on_how_a_step_ran(size: int) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (size,))
+        noise = x + fr.random.normal((size,), dtype="float64", seed=3)
+    zeros = np.zeros(size)
+
+    async def awaited(limit: float | None) -> list[Any]:
+        async with fr.Session(graph) as session:
+            return [await session.run(noise, {x: zeros}, timeout=limit) for _ in range(4)]
+
+    async def compiled() -> list[Any]:
+        async with fr.Session(graph) as session:
+            step = session.compile(noise, [x])
+            return [await step(zeros) for _ in range(4)]
+
+    expected = asyncio.run(awaited(30))
+    np.testing.assert_array_equal(asyncio.run(awaited(None)), expected)
+    np.testing.assert_array_equal(asyncio.run(compiled()), expected)
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(noise, [x])
+        np.testing.assert_array_equal([step(zeros) for _ in range(4)], expected)
+
+
 async def test_resetting_a_container_forgets_its_variables_and_no_others() -> None:
     with fr.Graph() as graph:
         with fr.container("mine"):
