@@ -10,7 +10,7 @@ import numpy as np
 
 from flowrt.device import Device
 from flowrt.eager import evaluate
-from flowrt.errors import InternalError
+from flowrt.errors import InternalError, NodeLost
 from flowrt.passes import Compiled, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
@@ -39,23 +39,19 @@ def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
 
 
 class Runner(Protocol):
-    """Compiles for its devices, and runs."""
+    """Runs compiled steps on its devices."""
 
     @property
     def lost(self) -> frozenset[str]:
         """The tasks that died or cannot be reached any more."""
 
-    def compile(
-        self,
-        graph: Graph,
-        fetches: Sequence[Tensor],
-        targets: Sequence[Node],
-        feeds: Sequence[Tensor],
-        *,
-        optimize: bool,
-        placement: Rules | None,
-    ) -> Compiled:
-        """The step as plans for this runner's devices."""
+    @property
+    def devices(self) -> Sequence[Device]:
+        """The devices there are; what nothing ties down goes to the first."""
+
+    @property
+    def client(self) -> str | None:
+        """The task that feeds and fetches, where that is none of the devices'."""
 
     async def register(self, compiled: Compiled) -> Registered:
         """Make a compiled step ready to run; once per step."""
@@ -79,6 +75,35 @@ class Runner(Protocol):
         """Let everything go."""
 
 
+def compile_for(
+    runner: Runner,
+    graph: Graph,
+    fetches: Sequence[Tensor],
+    targets: Sequence[Node],
+    feeds: Sequence[Tensor],
+    *,
+    optimize: bool = True,
+    placement: Rules | None = None,
+) -> Compiled:
+    """The step as plans for the runner's devices; raises what `compile_step` raises, `NodeLost` if none is left."""
+    devices = runner.devices
+    if not devices:
+        raise NodeLost(f"no task is left to run on: lost are {', '.join(sorted(runner.lost))}")
+    return compile_step(
+        graph,
+        fetches,
+        targets,
+        feeds,
+        devices=devices,
+        default=devices[0],
+        supports=supports,
+        evaluate=evaluate,
+        optimize=optimize,
+        client=runner.client,
+        rules=placement.devices if placement else {},
+    )
+
+
 class LocalRunner:
     """Runs steps on a private host. Its one device answers to no job: graphs that name jobs need a cluster."""
 
@@ -86,34 +111,12 @@ class LocalRunner:
         self._host = Host(threads=threads, transfer_budget=transfer_budget)
         self._tapes = tapes
         self._numbers = itertools.count()
-        self._devices = [Device.parse(self._host.task + "/device:" + name) for name in self._host.devices]
+        self.devices = [Device.parse(f"{self._host.task}/device:{name}") for name in self._host.devices]
+        self.client: str | None = None
 
     @property
     def lost(self) -> frozenset[str]:
         return frozenset()
-
-    def compile(
-        self,
-        graph: Graph,
-        fetches: Sequence[Tensor],
-        targets: Sequence[Node],
-        feeds: Sequence[Tensor],
-        *,
-        optimize: bool,
-        placement: Rules | None,
-    ) -> Compiled:
-        return compile_step(
-            graph,
-            fetches,
-            targets,
-            feeds,
-            devices=self._devices,
-            default=self._devices[0],
-            supports=supports,
-            evaluate=evaluate,
-            optimize=optimize,
-            rules=placement.devices if placement else {},
-        )
 
     async def register(self, compiled: Compiled) -> Executor:
         (plan,) = compiled.plans.values()
@@ -146,37 +149,17 @@ class ClusterRunner:
     """Runs steps on the nodes of a cluster, through their master."""
 
     def __init__(self, master: Master) -> None:
+        self.client: str | None = CLIENT
         self._master = master
         self._compiler = Lanes(1, "compiler")
 
     @property
+    def devices(self) -> Sequence[Device]:
+        return self._master.devices
+
+    @property
     def lost(self) -> frozenset[str]:
         return self._master.lost
-
-    def compile(
-        self,
-        graph: Graph,
-        fetches: Sequence[Tensor],
-        targets: Sequence[Node],
-        feeds: Sequence[Tensor],
-        *,
-        optimize: bool,
-        placement: Rules | None,
-    ) -> Compiled:
-        devices = self._master.devices
-        return compile_step(
-            graph,
-            fetches,
-            targets,
-            feeds,
-            devices=devices,
-            default=devices[0],
-            supports=supports,
-            evaluate=evaluate,
-            optimize=optimize,
-            client=CLIENT,
-            rules=placement.devices if placement else {},
-        )
 
     async def register(self, compiled: Compiled) -> Registered:
         client = compiled.client

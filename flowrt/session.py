@@ -31,7 +31,7 @@ from flowrt.errors import (
 from flowrt.feeds import as_feed
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.op import as_value
-from flowrt.runners import LocalRunner, Registered, Runner, open_cluster
+from flowrt.runners import LocalRunner, Registered, Runner, compile_for, open_cluster
 from flowrt.sched.regions import WRITES
 from flowrt.structure import LEAF, Structure, flatten
 
@@ -409,8 +409,9 @@ class _Step:
         targets = [value for value in wanted if not isinstance(value, Tensor)]
         self.feeds = tuple(feeds)
         self._fits = [(tensor, tensor.spec.dtype, tensor.spec.dims) for tensor in self.feeds]
-        self.compiled = session._open().compile(
-            graph, fetches, targets, feeds, optimize=session.options.optimize, placement=session._placement
+        optimize, placement = session.options.optimize, session._placement
+        self.compiled = compile_for(
+            session._open(), graph, fetches, targets, feeds, optimize=optimize, placement=placement
         )
         self.writes = any(node.op in WRITES for plan in self.compiled.plans.values() for node in plan.nodes)
         self.registered: Registered | None = None

@@ -279,13 +279,13 @@ async def test_a_plan_made_for_a_variable_that_became_another_is_refused() -> No
             v = fr.Variable(np.zeros(shape, np.float32), name="v")
             return graph, v, v.assign(fr.full(shape, value))
 
-    from flowrt.runners import LocalRunner
+    from flowrt.runners import LocalRunner, compile_for
 
     runner = LocalRunner(1, 1 << 20, True)
     host: Host = runner._host
 
     def executor(made: Any, fetches: Any, tapes: bool) -> Executor:
-        compiled = runner.compile(made[0], fetches, [made[2]], (), optimize=True, placement=None)
+        compiled = compile_for(runner, made[0], fetches, [made[2]], ())
         (plan,) = compiled.plans.values()
         return Executor(plan, host, tapes=tapes)
 
