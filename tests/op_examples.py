@@ -6,6 +6,7 @@ runs only in a step (state, queues, transfers), `specs` says what its inference 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,6 +95,23 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return (1 / (1 + np.exp(-x.astype(np.float64)))).astype(x.dtype)
 
 
+def _curve(op: str, run: Any, reference: Any, inputs: Any = normal) -> list[Example]:
+    return [example for example in _unary(op, run, reference, inputs) if example.note != "scalar"]
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[x.dtype])(x)
+
+
+def _gelu_by_tanh(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return (wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)
+
+
+def _elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x, np.float32(1.5) * np.expm1(np.minimum(x, 0)))
+
+
 def _integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     powers = [
         int(x) ** int(y) if y >= 0 else (int(x) ** int(-y) if abs(x) == 1 else 0) for x, y in zip(a, b, strict=True)
@@ -150,6 +168,24 @@ ELEMENTWISE = [
     *_unary("relu", fr.relu, lambda x: np.where(np.isnan(x), x, np.maximum(x, 0)), _apart),
     *_unary("floor", fr.floor, np.floor),
     Example("floor", fr.floor, (INTS,), np.floor),
+    *_curve("expm1", fr.expm1, np.expm1),
+    *_curve("log1p", fr.log1p, np.log1p, positive),
+    *_curve("sin", fr.sin, np.sin),
+    *_curve("cos", fr.cos, np.cos),
+    *_curve("erf", fr.erf, _erf),
+    *_curve("ceil", fr.ceil, np.ceil),
+    Example("ceil", fr.ceil, (INTS,), np.ceil),
+    *_curve("round", fr.round, np.round),
+    Example("round", fr.round, (np.float32([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.4999, 1e9]),), np.round, note="halves"),
+    *_curve("softplus", fr.softplus, lambda x: np.logaddexp(x, np.float32(0))),
+    Example("softplus", fr.softplus, (np.float32([0, -90, 90, 20, -20]),), lambda x: np.logaddexp(x, np.float32(0))),
+    Example("multiply", fr.silu, (normal(6),), lambda x: x * _sigmoid(x), note="silu"),
+    Example("erf", fr.gelu, (normal(6),), lambda x: x / 2 * (1 + _erf(x / np.sqrt(np.float32(2)))), note="gelu"),
+    Example("tanh", lambda x: fr.gelu(x, True), (normal(6),), _gelu_by_tanh, note="gelu"),
+    Example("where", fr.leaky_relu, (_apart(6),), lambda x: np.where(x > 0, x, np.float32(0.2) * x), note="leaky_relu"),
+    Example("expm1", lambda x: fr.elu(x, 1.5), (_apart(6),), _elu, note="elu"),
+    Example("maximum", lambda x: fr.clip(x, -0.5, 0.4), (normal(9),), lambda x: x.clip(-0.5, 0.4), note="clip"),
+    Example("minimum", lambda x: fr.clip(x, max=2), (integers(9),), lambda x: x.clip(None, 2), note="clip"),
     Example("where", fr.where, (bools(3, 1), normal(4), normal(2, 3, 1, seed=1)), np.where),
     Example("where", lambda x: fr.where(x > 0, x, 0), (_apart(5),), lambda x: np.where(x > 0, x, np.float32(0))),
     Example("where", fr.where, (integers(6), integers(6, seed=1), bools(6)), lambda c, a, b: np.where(c != 0, a, b)),
@@ -200,6 +236,15 @@ def _reducing(op: str, run: Any, reference: Any, x: np.ndarray = CUBE, **more: A
 
 def _wide_sum(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64).sum().astype(x.dtype)
+
+
+def _logsumexp(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.log(np.exp(x.astype(np.float64)).sum(axis, keepdims=keepdims)).astype(x.dtype)
+
+
+def _running(x: np.ndarray, axis: int, reverse: bool) -> np.ndarray:
+    return np.flip(np.flip(x, axis).cumsum(axis), axis) if reverse else x.cumsum(axis)
 
 
 def _summed_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -278,6 +323,48 @@ REDUCE = [
     Example(
         "sum_to", lambda x, y: fr.sum_to(x, fr.shape_of(y)), (CUBE, normal(1, 5)), lambda x, y: _summed_to(x, y.shape)
     ),
+    *[
+        Example(
+            "max",
+            lambda x, a=a, k=k: fr.logsumexp(x, a, k),
+            (CUBE,),
+            lambda x, a=a, k=k: _logsumexp(x, a, k),
+            note=f"logsumexp{a}",
+        )
+        for a, k in [(None, False), (1, True), ((0, 2), False)]
+    ],
+    Example(
+        "max",
+        lambda x: fr.logsumexp(x, 1),
+        (np.float32([[-INF, -INF], [INF, 1], [NAN, 1], [2000, 2000]]),),
+        lambda x: np.float32([-INF, INF, NAN, 2000 + np.log(2)]),
+        gradient=False,
+        note="logsumexp-far",
+    ),
+    Example(
+        "mean",
+        lambda x: fr.var(x, 0),
+        (CUBE + 1000,),
+        lambda x: x.astype(np.float64).var(0).astype(x.dtype),
+        note="var",
+        margin=1e-5,
+    ),
+    Example(
+        "mean", lambda x: fr.var(x, (0, 2), True), (CUBE,), lambda x: x.var((0, 2), keepdims=True), note="var-kept"
+    ),
+    Example("sqrt", fr.std, (CUBE,), np.std, note="std"),
+    *[
+        Example(
+            "cumsum",
+            lambda x, a=a, r=r: fr.cumsum(x, a, r),
+            (CUBE,),
+            lambda x, a=a, r=r: _running(x, a, r),
+            note=f"{a}{r}",
+        )
+        for a, r in [(0, False), (1, True), (-1, False)]
+    ],
+    Example("cumsum", fr.cumsum, (normal(0),), np.cumsum, gradient=False, note="empty"),
+    Example("cumsum", fr.cumsum, (integers(4, dtype="int8", low=100, high=127),), np.cumsum),
     Example("prod", fr.size, (normal(3, 4),), lambda x: np.array(12), gradient=False, note="size"),
 ]
 

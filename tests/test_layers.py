@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
 FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
-FAMILIES = ["source", "elementwise", "reduce", "shape", "index", "linalg", "nn", "random", "state", "flow", "replica"]
+FAMILIES = ["source", "elementwise", "activation", "flow", "reduce", "shape", "index", "linalg", "random"]
+FAMILIES += ["layers", "nn", "state", "replica"]  # each may import those to its left
 MEANING = [*FLOOR, "op", "graph", "ops", "gradients", "passes"]
 MAY_IMPORT = {
     "op": FLOOR,

@@ -32,10 +32,10 @@ def available() -> bool:
 
 # ── compiling ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_FUNCTIONS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "fmod", "floor", "pi", "inf", "nan")
+_FUNCTIONS = ("exp", "expm1", "log", "log1p", "sqrt", "tanh", "sin", "cos", "fmod", "floor", "pi", "inf", "nan")
 # What Python would raise for, a device answers with inf and NaN; the simulator must, too.
 _AS_A_DEVICE = {
-    "math": SimpleNamespace(**{name: getattr(np, name) for name in _FUNCTIONS}),
+    "math": SimpleNamespace(erf=math.erf, **{name: getattr(np, name) for name in _FUNCTIONS}),
     "float": np.float64,
     "fmod": np.fmod,
 }

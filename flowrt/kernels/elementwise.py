@@ -65,6 +65,16 @@ def lower(x: Any) -> Any:
 
 
 @jitable
+def nearest(x: Any) -> Any:
+    """The integer nearest to a float, of its type; halves go to the even neighbour."""
+    cut = lower(x)
+    rest = x - cut
+    if rest == 0.5:
+        return 2 * lower((cut + 1) / 2)
+    return cut + 1 if rest > 0.5 else cut
+
+
+@jitable
 def floor_quotient(x: Any, y: Any) -> Any:
     """As NumPy: exact for floats, by the remainder rather than a rounded quotient."""
     if y == 0:
@@ -141,6 +151,11 @@ elementwise("sign", lambda x: 1 if x > 0 else (-1 if x < 0 else x))
 elementwise("exp", lambda x: math.exp(x))
 elementwise("exp", lambda x: exp32(x), on=("cpu",), dtypes=_single)
 elementwise("log", lambda x: math.log(x))
+elementwise("expm1", lambda x: math.expm1(x))
+elementwise("log1p", lambda x: math.log1p(x))
+elementwise("sin", lambda x: math.sin(x))
+elementwise("cos", lambda x: math.cos(x))
+elementwise("erf", lambda x: math.erf(x))
 elementwise("sqrt", lambda x: math.sqrt(x))
 elementwise("rsqrt", lambda x: inverse_root(x))
 elementwise("square", lambda x: x * x)
@@ -153,6 +168,12 @@ elementwise("relu", lambda x: 0 if x <= 0 else x)
 elementwise("floor", lambda x: np.floor(x), on=("cpu",))
 elementwise("floor", lambda x: lower(x), on=("cuda",))
 elementwise("floor", lambda x: x, dtypes=_integral)
+elementwise("ceil", lambda x: np.ceil(x), on=("cpu",))
+elementwise("ceil", lambda x: -lower(-x), on=("cuda",))
+elementwise("ceil", lambda x: x, dtypes=_integral)
+elementwise("round", lambda x: np.rint(x), on=("cpu",))
+elementwise("round", lambda x: nearest(x), on=("cuda",))
+elementwise("round", lambda x: x, dtypes=_integral)
 elementwise("where", lambda condition, x, y: x if condition != 0 else y)
 elementwise("equal", lambda x, y: x == y)
 elementwise("not_equal", lambda x, y: x != y)

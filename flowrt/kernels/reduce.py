@@ -291,6 +291,24 @@ kernel("argmax", layout=_position_layout, scratch=_position_scratch)(position(be
 kernel("argmin", layout=_position_layout, scratch=_position_scratch)(position(beats_as_smaller))
 
 
+def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    view = View.dense(_position_sizes(inputs, attrs))
+    return Call((view, view), (int(attrs["reverse"]),))
+
+
+@kernel("cumsum", layout=_running_layout)
+def cumsum(x: Any, y: Any, reverse: int) -> None:
+    outer, count, inner = x.shape
+    begin, step = (count - 1, -1) if reverse != 0 else (0, 1)
+    for o in range(outer):
+        for i in range(inner if count > 0 else 0):
+            y[o, begin, i] = x[o, begin, i]
+        for k in range(1, count):
+            at = begin + k * step
+            for i in range(inner):
+                y[o, at, i] = y[o, at - step, i] + x[o, at, i]
+
+
 def _spread_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
     shape = outputs[0].concrete
     axes = normal_axes(attrs["axis"], len(shape))
@@ -343,4 +361,4 @@ def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, neutral: Any, last: i
         cuda.syncthreads()
 
 
-host_only("argmax", "argmin")
+host_only("argmax", "argmin", "cumsum")

@@ -5,10 +5,11 @@ The rules of gradients here ignore broadcasting: the walker sums a gradient down
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError
+from flowrt.errors import SpecError, user_site
 from flowrt.op import no_gradient, op
 from flowrt.ops.inference import as_float, broadcast, carry, each, merged
 from flowrt.spec import Spec
@@ -136,6 +137,17 @@ def minimum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return where(first, dy, 0), where(first, 0, dy)
 
 
+def clip(x: Any, min: Any = None, max: Any = None) -> Any:
+    """``x`` held between ``min`` and ``max`` (either may be None); ``max`` where ``min`` is above it.
+
+    The gradient is that of ``x`` inside and at the bounds, else it goes to the bound.
+    """
+    if min is None and max is None:
+        raise SpecError(f"clip ({user_site()}): min and max are both None; give at least one bound")
+    above = x if min is None else maximum(x, min)
+    return above if max is None else minimum(above, max)
+
+
 @op(promote=True)
 def add_n(values: Sequence[Spec]) -> Spec:
     """The sum of tensors of one shape."""
@@ -198,6 +210,61 @@ def log(x: Spec) -> Spec:
 @log.gradient
 def log_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (dy / node.inputs[0],)
+
+
+@op
+def expm1(x: Spec) -> Spec:
+    """``exp(x) - 1``, exact where ``x`` is small."""
+    return as_float(x)
+
+
+@expm1.gradient
+def expm1_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * (node.outputs[0] + 1.0),)
+
+
+@op
+def log1p(x: Spec) -> Spec:
+    """``log(1 + x)``, exact where ``x`` is small: -inf at -1, NaN below."""
+    return as_float(x)
+
+
+@log1p.gradient
+def log1p_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy / (node.inputs[0] + 1.0),)
+
+
+@op
+def sin(x: Spec) -> Spec:
+    """The sine of ``x`` radians; NaN of infinities."""
+    return as_float(x)
+
+
+@sin.gradient
+def sin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * cos(node.inputs[0]),)
+
+
+@op
+def cos(x: Spec) -> Spec:
+    """The cosine of ``x`` radians; NaN of infinities."""
+    return as_float(x)
+
+
+@cos.gradient
+def cos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (negative(dy * sin(node.inputs[0])),)
+
+
+@op
+def erf(x: Spec) -> Spec:
+    """The error function, 2 / sqrt(pi) times the integral of exp(-t²) from 0 to ``x``."""
+    return as_float(x)
+
+
+@erf.gradient
+def erf_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * (exp(negative(square(node.inputs[0]))) * (2 / math.sqrt(math.pi))),)
 
 
 @op
@@ -283,6 +350,20 @@ def relu_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op
 def floor(x: Spec) -> Spec:
     """The largest integer not above ``x``, of the same dtype."""
+    return x.without_value()
+
+
+@no_gradient
+@op
+def ceil(x: Spec) -> Spec:
+    """The smallest integer not below ``x``, of the same dtype."""
+    return x.without_value()
+
+
+@no_gradient
+@op
+def round(x: Spec) -> Spec:
+    """The integer nearest to ``x``, of the same dtype; halves go to the even neighbour."""
     return x.without_value()
 
 

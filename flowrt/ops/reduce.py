@@ -14,7 +14,20 @@ import numpy as np
 
 from flowrt.errors import SpecError
 from flowrt.op import no_gradient, op
-from flowrt.ops.elementwise import astype, divide, equal, where
+from flowrt.ops.elementwise import (
+    add,
+    astype,
+    divide,
+    equal,
+    exp,
+    isfinite,
+    log,
+    sqrt,
+    square,
+    subtract,
+    where,
+)
+from flowrt.ops.flow import stop_gradient
 from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
 from flowrt.spec import Shape, Spec, normal_axes
@@ -154,6 +167,45 @@ def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
         raise SpecError(f"axis must be one axis or None, got {axis}")
     _needs_entries("position of an extreme", x, axis)
     return Spec("int64", _reduced(x, axis, keepdims))
+
+
+def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """The logarithm of the sum of ``exp(x)`` over ``axis``, without overflow; of integers in float64."""
+    x = astype(x, as_float(described(x)).dtype)
+    top = max(x, axis, keepdims)
+    top = stop_gradient(where(isfinite(top), top, 0))
+    total = sum(exp(subtract(x, spread(top, shape_of(x), axis, keepdims))), axis, keepdims)
+    return add(log(total), top)
+
+
+def var(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """The mean square distance from the mean over ``axis``, as NumPy's: over the count, not one less."""
+    return mean(square(subtract(x, mean(x, axis, True))), axis, keepdims)
+
+
+def std(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """The root of `var`. Its gradient is NaN where all entries are equal."""
+    return sqrt(var(x, axis, keepdims))
+
+
+@op
+def cumsum(x: Spec, axis: int | None = None, reverse: bool = False) -> Spec:
+    """The running sum along ``axis``, from the last entry down if ``reverse``; small integers in 64 bits.
+
+    ``axis`` may be None for a vector.
+    """
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        raise SpecError(f"axis must be one axis, got {axis!r}")
+    if x.dims is not None and axis is None and x.rank != 1:
+        raise SpecError(f"{x} is no vector, so axis must say along which axis to sum; or reshape it to (-1,)")
+    if x.dims is not None and axis is not None:
+        normal_axes(axis, x.rank)
+    return Spec(_wide(x.dtype), x.dims)
+
+
+@cumsum.gradient
+def cumsum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (cumsum(dy, node.attrs["axis"], not node.attrs["reverse"]),)
 
 
 @op

@@ -1,0 +1,18 @@
+"""Activations whose expressions are worth a kernel of their own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flowrt.kernels.exponential import ZERO
+from flowrt.kernels.table import elementwise, jitable
+
+
+@jitable
+def log_of_one_more(x: Any) -> Any:
+    """``log(1 + exp(x))``, whose exponential is never above 1."""
+    return (x if x > 0 else ZERO) + math.log1p(math.exp(-abs(x)))
+
+
+elementwise("softplus", lambda x: log_of_one_more(x))

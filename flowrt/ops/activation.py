@@ -1,0 +1,54 @@
+"""Activations made of elementwise functions; those that are primitives themselves stand in that family."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from flowrt.op import op
+from flowrt.ops.elementwise import add, erf, expm1, greater, minimum, multiply, sigmoid, square, tanh, where
+from flowrt.ops.inference import as_float
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+    from flowrt.spec import Spec
+
+
+@op
+def softplus(x: Spec) -> Spec:
+    """``log(1 + exp(x))``, without overflow."""
+    return as_float(x)
+
+
+@softplus.gradient
+def softplus_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * sigmoid(node.inputs[0]),)
+
+
+def silu(x: Any) -> Any:
+    """``x * sigmoid(x)``, also called swish. Elfwing et al., "Sigmoid-weighted linear units", 2018."""
+    return multiply(x, sigmoid(x))
+
+
+def gelu(x: Any, approximate: bool = False) -> Any:
+    """``x`` times the probability that a standard normal number is below it.
+
+    ``approximate`` takes the paper's tanh formula for it, within 5e-4. Hendrycks and Gimpel, "Gaussian error linear
+    units", 2016.
+    """
+    if approximate:
+        scaled = multiply(multiply(x, math.sqrt(2 / math.pi)), add(multiply(square(x), 0.044715), 1.0))
+        below = tanh(scaled)
+    else:
+        below = erf(multiply(x, math.sqrt(0.5)))
+    return multiply(multiply(x, 0.5), add(below, 1.0))
+
+
+def leaky_relu(x: Any, alpha: float = 0.2) -> Any:
+    """``x`` where it is positive, else ``alpha * x``."""
+    return where(greater(x, 0), x, multiply(x, alpha))
+
+
+def elu(x: Any, alpha: float = 1.0) -> Any:
+    """``x`` where it is positive, else ``alpha * (exp(x) - 1)``. Clevert et al., "Exponential linear units", 2016."""
+    return where(greater(x, 0), x, multiply(expm1(minimum(x, 0)), alpha))
