@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.errors import BrokenStream
+from flowrt.errors import BrokenStream, SpecError
 from flowrt.spec import Spec
 
 
@@ -103,7 +103,7 @@ def plan_from_data(data: Any) -> Plan:
         feeds = tuple(PlanFeed(str(f["name"]), spec_from_data(f["spec"]), str(f["site"])) for f in data["feeds"])
         nodes = tuple(_node_from_data(n) for n in data["nodes"])
         plan = Plan(str(data["task"]), nodes, feeds, tuple(int(v) for v in data["fetches"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, SpecError) as error:
         raise BrokenStream(f"not a plan: {error!r}") from error
     _check_order(plan)
     return plan
