@@ -85,6 +85,14 @@ def test_a_write_of_another_shape_or_dtype_is_refused_with_both_specs() -> None:
         assert v.assign(x).inputs == (x,)
 
 
+def test_bools_are_not_subtracted() -> None:
+    with Graph():
+        flags = fr.Variable(np.array([True, False]))
+        flags.assign_add(np.array([True, True]))
+        with pytest.raises(SpecError, match="difference of bools"):
+            flags.assign_sub(np.array([True, True]))
+
+
 def test_a_variable_needs_a_graph_and_a_known_shape() -> None:
     with pytest.raises(GraphError, match=r"a variable needs a graph"):
         fr.Variable(1.0)

@@ -65,6 +65,8 @@ def assign_add(value: Spec, *, resource: str, container: str, dtype: DType, shap
 @op(stateful=True)
 def assign_sub(value: Spec, *, resource: str, container: str, dtype: DType, shape: Any) -> None:
     """Subtract ``value`` from the variable's."""
+    if value.dtype == bool:
+        raise SpecError(f"the difference of bools is not defined, and the variable {resource!r} holds them; use assign")
     _check_written(value, resource, dtype, shape)
 
 
