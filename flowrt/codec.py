@@ -6,15 +6,17 @@ it is an extension of three bytes of dtype and eight per dimension, and the n-th
 
 Law: bytes are not trusted. `survey` walks a header once, before anything is allocated, and refuses what is truncated,
 too long, too deep, too many or not ours; whatever is illegal is `BrokenStream`, and nothing else leaves a function that
-reads. What a reader would refuse, `encode` refuses first, as `SpecError`. Pure; the only file that knows msgpack.
+reads. `decode_whole` is faster and accepts only what cannot break a limit: all else is `survey`'s to judge. What a
+reader would refuse, `encode` refuses first, as `SpecError`. Pure; the only file that knows msgpack.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgpack
@@ -27,6 +29,7 @@ Message: TypeAlias = Any
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Layout: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 Bytes: TypeAlias = bytes | bytearray | memoryview
+Allocate: TypeAlias = Callable[[np.dtype[Any], tuple[int, ...]], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,11 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _PREFIX = struct.Struct("<I")
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]
 _CONTAINERS = (dict, list, tuple)
+SHORT = 1 << 10  # bytes of a header that may be decoded before it is surveyed
+WHOLE = Limits(header=SHORT, items=SHORT, arrays=SHORT, array_bytes=1 << 16)  # what `decode_whole` stays within
+
+_BUFFER = 1 << 10  # bytes that a header is written to at first
+_LAYOUTS = 1024  # dtypes and shapes whose descriptions are kept
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -66,16 +74,19 @@ def encode(message: Message, limits: Limits = FRAME) -> tuple[bytes, list[memory
     arrays: list[Array] = []
 
     def set_aside(value: Any) -> msgpack.ExtType:
-        arrays.append(_sendable(value))
-        return msgpack.ExtType(_ARRAY, _describe(arrays[-1]))
+        array = _sendable(value)
+        arrays.append(array)
+        return _describe(array.dtype, array.shape)
 
     _check_plain(message, limits)
     try:
-        header: bytes = msgpack.packb(message, default=set_aside)
+        header: bytes = msgpack.Packer(default=set_aside, buf_size=_BUFFER).pack(message)
     except (ValueError, OverflowError, TypeError) as error:
         raise SpecError(f"a message cannot hold this value: {error}") from error
     if len(header) > limits.header:
         raise SpecError(f"the message is {len(header)} bytes beside its arrays, over the limit of {limits.header}")
+    if not arrays:
+        return header, []
     buffers = [bytes_of(array) for array in arrays]
     total = sum(map(len, buffers))
     if len(buffers) > limits.arrays or total > limits.array_bytes:
@@ -103,18 +114,18 @@ def _check_plain(message: Message, limits: Limits) -> None:
     depth = items = 0
     while containers:
         depth += 1
-        values: list[Any] = []
+        inner: list[Any] = []
         for container in containers:
+            values: Iterable[Any] = container
+            items += len(container)
             if isinstance(container, dict):
                 _check_keys(container)
+                values = container.values()
                 items += len(container)
-                values.extend(container.values())
-            else:
-                values.extend(container)
-        items += len(values)
+            inner += [value for value in values if isinstance(value, _CONTAINERS)]
         if depth > limits.depth or items > limits.items:
             raise SpecError(f"the message is beyond {limits.depth} levels or {limits.items} values")
-        containers = [value for value in values if isinstance(value, _CONTAINERS)]
+        containers = inner
 
 
 def _check_keys(mapping: dict[Any, Any]) -> None:
@@ -124,21 +135,22 @@ def _check_keys(mapping: dict[Any, Any]) -> None:
 
 
 def _sendable(value: Any) -> Array:
+    if type(value) is np.ndarray and value.flags.c_contiguous and value.dtype in _CODES:
+        return value
     if isinstance(value, np.generic):
         raise SpecError(
             f"a message cannot hold the NumPy scalar {value!r}; write .item(), or np.asarray() for an array"
         )
     if not isinstance(value, np.ndarray):
         raise SpecError(f"a message cannot hold a {type(value).__name__}: {value!r:.80}; only plain data and arrays")
-    if value.ndim > MAX_RANK:
-        raise SpecError(f"an array in a message has at most {MAX_RANK} dimensions, got {value.ndim}")
-    if value.flags.c_contiguous and value.dtype in _CODES:
-        return value
     return np.asarray(value, dtype=as_dtype(value.dtype).newbyteorder("<"), order="C")
 
 
-def _describe(array: Array) -> bytes:
-    return _CODES[array.dtype] + _DIMENSIONS[array.ndim].pack(*array.shape)
+@lru_cache(_LAYOUTS)
+def _describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> msgpack.ExtType:
+    if len(shape) > MAX_RANK:
+        raise SpecError(f"an array in a message has at most {MAX_RANK} dimensions, got {len(shape)}")
+    return msgpack.ExtType(_ARRAY, _CODES[dtype] + _DIMENSIONS[len(shape)].pack(*shape))
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,6 +219,40 @@ def assemble(header: Bytes, arrays: Sequence[Array]) -> Message:
         raise BrokenStream(f"the header is not legal msgpack: {type(error).__name__}: {error}") from error
 
 
+def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Message, int] | None:
+    """The message at the start of ``data``, a header of ``length`` bytes and its arrays, and how many bytes it is.
+
+    The arrays are copied to memory from ``allocate``. One pass, for a header of at most `SHORT` bytes that is within
+    `WHOLE` beyond doubt: it holds no more values or arrays than it has bytes, and is no deeper than it has bytes that
+    may begin a container. (0xff is the code of msgpack's own timestamps, which are not ours.) None for all else, to be
+    surveyed: it may be illegal, or merely deep, or not yet all there.
+    """
+    header = bytes(data[:length])
+    if length > SHORT or len(header.translate(None, _BEGIN_NO_CONTAINER)) > WHOLE.depth or b"\xff" in header:
+        return None
+    at = length
+
+    def place(code: int, description: bytes) -> Array:
+        nonlocal at
+        (dtype, shape), size = _sized(code, description)
+        begin, at = at, at + size
+        if not begin < at <= len(data):
+            raise ValueError(size)
+        array = allocate(dtype, shape)
+        array.data.cast("B")[:] = data[begin:at]
+        return array
+
+    try:
+        return msgpack.unpackb(header, use_list=False, object_pairs_hook=_mapping, ext_hook=place), at
+    except Exception:  # whatever it is, the survey says it by name
+        return None
+
+
+def fits(array: Array, layout: Layout) -> bool:
+    """Whether an array of that layout can be received into ``array``."""
+    return (array.dtype, array.shape) == layout and array.flags.carray
+
+
 def nbytes(layout: Layout) -> int:
     """The bytes of an array of that dtype and shape."""
     return math.prod(layout[1]) * layout[0].itemsize
@@ -231,6 +277,8 @@ def _view(layout: Layout, buffer: Bytes) -> Array:
         return np.empty(shape, dtype)
     return np.frombuffer(view, dtype).reshape(shape)
 
+
+_BEGIN_NO_CONTAINER = bytes(code for code in range(256) if not (0x80 <= code < 0xA0 or 0xDC <= code < 0xE0))
 
 # How many bytes a token takes, by its first byte; 0: a container, a length, an extension, or nothing legal.
 _SIZE = [1] * 0x80 + [0] * 0x20 + [1 + n for n in range(32)] + [0] * 0x20 + [1] * 0x20
@@ -300,13 +348,31 @@ def _array(header: bytes, at: int, limits: Limits) -> tuple[Layout, int]:
     width = _EXTENSIONS.get(header[at], 0)
     length = _number(header, at + 1, width) if width else _FIXED_EXTENSIONS[header[at]]
     start = at + 1 + width
-    kind, data = header[start], header[start + 1 : start + 1 + length]
-    dtype, rank = _DTYPES.get(data[:3]), (length - 3) // 8
-    if kind != _ARRAY or dtype is None or length != 3 + 8 * rank or len(data) != length:
-        raise BrokenStream(f"byte {at} of the header begins an extension that describes no array: {data[:16]!r}")
-    if rank > min(limits.rank, MAX_RANK):
-        raise BrokenStream(f"the header describes an array of {rank} dimensions, over the limit of {limits.rank}")
-    return (dtype, _DIMENSIONS[rank].unpack_from(data, 3)), start + 1 + length
+    layout = _layout(header[start], header[start + 1 : start + 1 + length])
+    if len(layout[1]) > limits.rank:
+        raise _too_many_dimensions(len(layout[1]), limits.rank)
+    return layout, start + 1 + length
+
+
+@lru_cache(_LAYOUTS)
+def _sized(kind: int, data: bytes) -> tuple[Layout, int]:
+    """The array that an extension describes, and its bytes."""
+    layout = _layout(kind, data)
+    return layout, nbytes(layout)
+
+
+def _layout(kind: int, data: bytes) -> Layout:
+    """The array that an extension describes."""
+    dtype, rank = _DTYPES.get(data[:3]), (len(data) - 3) // 8
+    if kind != _ARRAY or dtype is None or len(data) != 3 + 8 * rank:
+        raise BrokenStream(f"the header holds an extension that describes no array: {data[:16]!r}")
+    if rank > MAX_RANK:
+        raise _too_many_dimensions(rank, MAX_RANK)
+    return dtype, _DIMENSIONS[rank].unpack_from(data, 3)
+
+
+def _too_many_dimensions(rank: int, limit: int) -> BrokenStream:
+    return BrokenStream(f"the header describes an array of {rank} dimensions, over the limit of {limit}")
 
 
 def _check_sizes(layouts: Sequence[Layout], limits: Limits) -> None:

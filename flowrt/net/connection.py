@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from flowrt.codec import FRAME, Limits, Message
+from flowrt.codec import FRAME, Allocate, Limits, Message
 from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
-from flowrt.net.frames import GOODBYE, Allocate, FrameReader, Piece, allocate_array, frame, writes
+from flowrt.net.frames import GOODBYE, FrameReader, Piece, allocate_array, frame, joined, writes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -48,7 +48,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.reader = FrameReader(self._deliver, bounds.limits, allocate)
         self.inbox: deque[tuple[Message, int]] = deque()
         self.inbox_bytes = 0
-        self.arrived = asyncio.Event()  # the inbox, or the state of the connection, has news
+        self.receiver: asyncio.Future[None] | None = None  # who waits for a message, or for the end
         self.writable = asyncio.Event()  # the kernel took everything that was written
         self.lost = asyncio.Event()
         self.closing = False  # by this side
@@ -91,7 +91,7 @@ class _Stream(asyncio.BufferedProtocol):
         if not self.closing:
             self.inbox.append((message, size))
             self.inbox_bytes += size
-            self.arrived.set()
+            self.wake_receiver()
 
     def eof_received(self) -> None:
         if not (self.reader.ended or self.closing) and self.failure is None:
@@ -110,7 +110,7 @@ class _Stream(asyncio.BufferedProtocol):
         if self.watch is not None:
             self.watch.cancel()
         self.lost.set()
-        self.arrived.set()
+        self.wake_receiver()
         self.writable.set()
 
     # ── called by the connection ──
@@ -124,9 +124,23 @@ class _Stream(asyncio.BufferedProtocol):
         """Keep and deliver nothing more; go on reading, to see the peer's end."""
         self.closing = True
         self.inbox.clear()
-        self.arrived.set()
+        self.wake_receiver()
         if not self.lost.is_set():
             self.transport.resume_reading()
+
+    def wake_receiver(self) -> None:
+        if self.receiver is not None and not self.receiver.done():
+            self.receiver.set_result(None)
+
+    async def wait_arrived(self) -> None:
+        """Wait for news: a message, or that there will be none."""
+        if self.receiver is not None:
+            raise InternalError(f"two tasks receive from {self.peer} at once; a connection has one consumer")
+        self.receiver = self.loop.create_future()
+        try:
+            await self.receiver
+        finally:
+            self.receiver = None
 
     def take(self) -> Message:
         """The oldest message of an inbox that is not empty."""
@@ -195,6 +209,7 @@ class Connection:
         self.hello: Mapping[str, Any] = {}  # what this side said of itself
         self.peer_hello: Mapping[str, Any] = {}  # what the other side said
         self._turn = asyncio.Lock()
+        self._waiting = 0  # for their turn, or for the kernel to take what they sent
         self._stream = _Stream(transport, peer, bounds, allocate)
         self._stream.attach()
 
@@ -224,17 +239,31 @@ class Connection:
         it finishes the frame first, and closes the connection if that takes longer than ``Bounds.grace``. Raises
         `SpecError` for what is not a legal message, before anything is sent.
         """
-        pieces = frame(message, self._stream.bounds.limits)
-        async with self._turn:
-            if self._stream.over:
-                raise self._stream.ending()
-            await self._write(pieces)
+        stream = self._stream
+        pieces = frame(message, stream.bounds.limits)
+        whole = None if self._waiting else joined(pieces)
+        if whole is not None:  # the usual message: one write, no task switch
+            if stream.over:
+                raise stream.ending()
+            stream.transport.write(whole)
+            if stream.writable.is_set() and not stream.over:
+                return
+        rest = writes(pieces, stream.bounds.slice_bytes) if whole is None else (b"",)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                if stream.over:
+                    raise stream.ending()
+                await self._write(rest)
+        finally:
+            self._waiting -= 1
 
-    async def _write(self, pieces: list[Piece]) -> None:
+    async def _write(self, pieces: Iterable[Piece]) -> None:
+        """Write each piece when the kernel has taken the one before, and wait until it has taken the last."""
         stream, lost = self._stream, False
         cancelled: asyncio.CancelledError | None = None
         cut: asyncio.TimerHandle | None = None
-        for piece in writes(pieces, stream.bounds.slice_bytes):
+        for piece in pieces:
             stream.transport.write(piece)
             while not stream.writable.is_set():
                 try:
@@ -258,8 +287,7 @@ class Connection:
         while not stream.closing and not stream.inbox:
             if stream.lost.is_set():
                 raise stream.ending()
-            stream.arrived.clear()
-            await stream.arrived.wait()
+            await stream.wait_arrived()
         if stream.closing:
             raise stream.ending()
         return stream.take()

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from flowrt import codec
-from flowrt.codec import FRAME, Array, Limits, Message
+from flowrt.codec import FRAME, WHOLE, Allocate, Array, Limits, Message
 from flowrt.errors import BrokenStream, InternalError, ResourceError
 
-Allocate: TypeAlias = Callable[[np.dtype[Any], tuple[int, ...]], Array]
 Deliver: TypeAlias = Callable[[Message, int], None]
 Piece: TypeAlias = bytes | memoryview
 
@@ -42,6 +42,13 @@ def frame(message: Message, limits: Limits = FRAME) -> list[Piece]:
     """The bytes of ``message`` on the wire, aliasing its arrays. `SpecError` if it is not a legal message."""
     header, buffers = codec.encode(message, limits)
     return [_PREFIX.pack(len(header)) + header, *buffers]
+
+
+def joined(pieces: Sequence[Piece]) -> Piece | None:
+    """``pieces`` as one write, if they are few bytes; else None."""
+    if len(pieces) == 1 and len(pieces[0]) <= _SMALL:
+        return pieces[0]
+    return b"".join(pieces) if sum(map(len, pieces)) <= _SMALL else None
 
 
 def writes(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
@@ -82,6 +89,7 @@ class FrameReader:
         "_header",
         "_limits",
         "_rest",
+        "_roomy",
         "_size",
         "_start",
         "_targets",
@@ -94,6 +102,7 @@ class FrameReader:
     ) -> None:
         self._deliver = deliver
         self._limits = limits
+        self._roomy = all(getattr(limits, name) >= least for name, least in asdict(WHOLE).items())
         self._allocate = allocate
         self._window = memoryview(bytearray(max(window, 2 * _PREFIX.size)))
         self._start = self._end = 0  # what of the window is received and not yet used
@@ -121,9 +130,25 @@ class FrameReader:
                 return
         else:
             self._end += count
-        while self._advance():
+        while self._take_whole() or self._advance():
             pass
         self._make_room()
+
+    def _take_whole(self) -> bool:
+        """Deliver the next frame at once, if it is short and all there; answers whether it was."""
+        begin = self._start + _PREFIX.size
+        if self._header is not None or begin >= self._end or self.ended or not self._roomy:
+            return False
+        (length,) = _PREFIX.unpack_from(self._window, self._start)
+        if not 0 < length <= self._end - begin:
+            return False
+        whole = codec.decode_whole(self._window[begin : self._end], length, self._allocate)
+        if whole is None:
+            return False
+        message, size = whole
+        self._start = begin + size
+        self._deliver(message, _PREFIX.size + size)
+        return True
 
     def _advance(self) -> bool:
         """Take one step; answers whether another is possible with the bytes at hand."""
@@ -169,7 +194,7 @@ class FrameReader:
             total = sum(map(codec.nbytes, layouts))
             raise ResourceError(f"no memory for the {total} bytes of arrays that a frame announces") from error
         for (dtype, shape), array in zip(layouts, self._arrays, strict=True):
-            if array.dtype != dtype or array.shape != shape or not array.flags.carray:
+            if not codec.fits(array, (dtype, shape)):
                 raise InternalError(f"asked for {dtype}{list(shape)}, allocated {array.dtype}{list(array.shape)}")
             target = codec.bytes_of(array)
             if target:

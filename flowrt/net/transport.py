@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import aiohttp
 from aiohttp import web
@@ -33,8 +33,11 @@ from flowrt.errors import (
     VersionMismatch,
 )
 from flowrt.net.connection import Bounds, Connection
-from flowrt.net.frames import Allocate, allocate_array
+from flowrt.net.frames import allocate_array
 from flowrt.net.tokens import checked
+
+if TYPE_CHECKING:
+    from flowrt.codec import Allocate
 
 __all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
 
