@@ -7,14 +7,15 @@ specs and attributes, a bounded number of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, user_site
-from flowrt.op import Attr, Op, lookup, set_eager_builder
+from flowrt.op import Attr, Op, attr_key, lookup, set_eager_builder
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def evaluate(
     if op.name == "constant":
         return (np.array(attrs["value"]),)
     arrays = [np.ascontiguousarray(a, a.dtype.newbyteorder("=")).reshape(a.shape) for a in inputs]
-    prepared, outputs = _prepared(op.name, tuple(spec_of(a) for a in arrays), tuple(sorted(attrs.items())))
+    prepared, outputs = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
     if prepared is None:
         return (arrays[0].reshape(outputs[0].concrete),)
     return _run(op.name, prepared, arrays, outputs, words)
@@ -56,10 +57,20 @@ def _run(
     return tuple(made)
 
 
+@dataclass(frozen=True, slots=True)
+class _Attrs:
+    """Attributes as a key of what is prepared for them."""
+
+    key: Hashable
+    values: Mapping[str, Attr] = field(compare=False)
+
+    @staticmethod
+    def of(attrs: Mapping[str, Attr]) -> _Attrs:
+        return _Attrs(tuple([(name, attr_key(attrs[name])) for name in sorted(attrs)]), attrs)
+
+
 @lru_cache(PREPARED)
-def _prepared(
-    name: str, inputs: tuple[Spec, ...], attrs: tuple[tuple[str, Any], ...]
-) -> tuple[Prepared | None, tuple[Spec, ...]]:
+def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> tuple[Prepared | None, tuple[Spec, ...]]:
     """What computes the op on operands of these specs (None where the first input is the answer), and its outputs."""
     from flowrt.kernels.launch import prepare
     from flowrt.kernels.table import ALIASES, KERNELS
@@ -69,9 +80,8 @@ def _prepared(
             f"{name} ({user_site()}) means something only in a graph; build it inside `with fr.Graph():` and run it "
             "in a session"
         )
-    known = dict(attrs)
-    outputs = lookup(name).infer(inputs, known)
-    return None if name in ALIASES else prepare(name, inputs, outputs, known), outputs
+    outputs = lookup(name).infer(inputs, attrs.values)
+    return None if name in ALIASES else prepare(name, inputs, outputs, attrs.values), outputs
 
 
 class EagerBuilder:

@@ -8,7 +8,7 @@ records it, the eager builder evaluates it. This file knows neither; it knows on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast, overload
@@ -97,6 +97,25 @@ def as_attr(value: Any) -> Attr:
     if isinstance(value, (np.dtype, type)):
         return as_dtype(value).name
     raise SpecError(f"{value!r} cannot be an attribute; use numbers, strings, tuples, dtypes or arrays")
+
+
+LARGE = 1 << 16
+"""Arrays above so many bytes are one only where they are the same object: reading them all would cost more."""
+
+
+def attr_key(value: Attr) -> Hashable:
+    """``value`` as something that equals only what means the same: 1, 1.0 and True differ, and so do 0.0 and -0.0.
+
+    For a large array it is good for as long as the array lives.
+    """
+    if isinstance(value, np.ndarray):
+        content = value.tobytes() if value.nbytes <= LARGE else id(value).to_bytes(8, "big")
+        return "array", value.dtype.str, value.shape, value.nbytes, content
+    if isinstance(value, tuple):
+        return "tuple", tuple(attr_key(item) for item in value)
+    if isinstance(value, float):
+        return "float", value.hex()
+    return type(value).__name__, value
 
 
 def default_array(value: Any) -> np.ndarray[Any, Any]:

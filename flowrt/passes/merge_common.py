@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from flowrt.op import attr_key
 from flowrt.passes.step import Ref, Step, StepNode, keep_needed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
-
-    from flowrt.op import Attr
-
-LARGE = 1 << 16
-"""Arrays above so many bytes are one only where they are the same object: reading them all would cost more."""
 
 
 def merge_common(step: Step) -> Step:
@@ -56,18 +50,6 @@ def _redirect(node: StepNode, stands_for: dict[int, int]) -> StepNode:
 
 def _key(step: Step, node: StepNode) -> Hashable:
     origin = step.graph.nodes[node.id]
-    attrs = tuple(sorted((name, _attr_key(value)) for name, value in node.attrs.items() if value is not None))
+    attrs = tuple(sorted((name, attr_key(value)) for name, value in node.attrs.items() if value is not None))
     beside = frozenset(n.index for n in origin.colocate)
     return node.op.name, node.inputs, frozenset(node.control), origin.device, beside, attrs
-
-
-def _attr_key(value: Attr) -> Any:
-    """``value`` as something that equals only what means the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
-    if isinstance(value, np.ndarray):
-        content = value.tobytes() if value.nbytes <= LARGE else id(value).to_bytes(8, "big")
-        return "array", value.dtype.str, value.shape, value.nbytes, content
-    if isinstance(value, tuple):
-        return "tuple", tuple(_attr_key(item) for item in value)
-    if isinstance(value, float):
-        return "float", value.hex()
-    return type(value).__name__, value
