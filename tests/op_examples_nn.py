@@ -244,6 +244,51 @@ def _pooling(x: np.ndarray, size: Any, strides: Any, edges: Any, *how: Any, note
     ]
 
 
+def _average(x: np.ndarray, size: Any, strides: Any, edges: Any, *how: Any, note: str = "") -> list[Example]:
+    """Mean pooling and its gradient, by a matrix of shares: how much of an entry each window's mean holds."""
+    ((top, bottom), (left, right)), (_, height, width, _) = edges, x.shape
+    starts_h = range(-top, height + bottom - size[0] + 1, strides[0])
+    starts_w = range(-left, width + right - size[1] + 1, strides[1])
+    shares = np.zeros((len(starts_h), len(starts_w), height, width))
+    for (i, h), (j, w) in itertools.product(enumerate(starts_h), enumerate(starts_w)):
+        inside = slice(max(h, 0), h + size[0]), slice(max(w, 0), w + size[1])
+        shares[i, j][inside] = 1 / shares[i, j][inside].size
+    kind = x.dtype if x.dtype.kind == "f" else np.float64
+    dy = normal(x.shape[0], len(starts_h), len(starts_w), x.shape[3], seed=5)
+    return [
+        Example(
+            "avg_pool2d",
+            lambda x: fr.nn.avg_pool2d(x, *how),
+            (x,),
+            lambda x: np.einsum("ijhw,nhwc->nijc", shares, x).astype(kind),
+            note=note,
+        ),
+        Example(
+            "avg_pool2d_spread",
+            lambda dy: nn.avg_pool2d_spread(dy, x.shape, *how),
+            (dy,),
+            lambda dy: np.einsum("ijhw,nijc->nhwc", shares, dy).astype(dy.dtype),
+            note=note,
+        ),
+    ]
+
+
+def _normalised(x: np.ndarray, axis: Any, scale: Any, offset: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    wide = x.astype(np.float64)
+    mean, variance = wide.mean(axis, keepdims=True), wide.var(axis, keepdims=True)
+    y = (wide - mean) / np.sqrt(variance + 1e-5) * scale + offset
+    return y.astype(x.dtype), mean.squeeze(axis).astype(x.dtype), variance.squeeze(axis).astype(x.dtype)
+
+
+def _sigmoid_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    return (labels * np.logaddexp(0, -wide) + (1 - labels) * np.logaddexp(0, wide)).astype(logits.dtype)
+
+
+TABLE = normal(7, 2)
+IDS = np.int32([[6, 1, 0], [2, 5, 1]])
+
+
 def _softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     wide = x.astype(np.float64)
     e = np.exp(wide - wide.max(axis, keepdims=True, initial=-np.inf))
@@ -275,6 +320,9 @@ NN = [
     *_pooling(normal(1, 3, 4, 1), (2, 3), (1, 2), ((1, 0), (2, 1)), (2, 3), (1, 2), ((1, 0), (2, 1)), note="explicit"),
     *_pooling(integers(1, 4, 4, 2, dtype="int8"), (2, 2), (1, 1), ((0, 0), (0, 0)), 2, 1, note="equal"),
     *_pooling(WITH_NAN, (2, 2), (1, 1), ((0, 0), (0, 0)), 2, 1, note="nan"),
+    *_average(normal(2, 4, 6, 2), (2, 2), (2, 2), ((0, 0), (0, 0))),
+    *_average(normal(1, 5, 4, 3), (3, 2), (2, 1), ((1, 1), (0, 1)), (3, 2), (2, 1), "SAME", note="same"),
+    *_average(normal(1, 3, 4, 1), (2, 3), (1, 2), ((1, 0), (2, 1)), (2, 3), (1, 2), ((1, 0), (2, 1)), note="explicit"),
     *_pooling(normal(0, 2, 2, 1), (2, 2), (2, 2), ((0, 0), (0, 0)), note="no-images"),
     *[
         Example(
@@ -291,6 +339,61 @@ NN = [
             (normal(0, 3), -1, False, "no-rows"),
         ]
     ],
+    Example(
+        "rsqrt",
+        fr.nn.batch_norm,
+        (normal(4, 3, 2, 5), normal(5, seed=1), normal(5, seed=2)),
+        lambda x, scale, offset: _normalised(x, (0, 1, 2), scale, offset),
+        margin=1e-5,
+        note="batch_norm",
+    ),
+    Example(
+        "rsqrt",
+        lambda x, scale, offset: fr.nn.batch_norm(x, scale, offset, axis=(0, -1)),
+        (CUBE, normal(4, seed=1), normal(4, seed=2)),
+        lambda x, scale, offset: _normalised(x, (0, 2), scale[:, None], offset[:, None]),
+        margin=1e-5,
+        note="batch_norm-middle",
+    ),
+    Example(
+        "rsqrt",
+        fr.nn.layer_norm,
+        (CUBE, normal(5, seed=1), normal(5, seed=2)),
+        lambda x, scale, offset: _normalised(x, -1, scale, offset)[0],
+        margin=1e-5,
+        note="layer_norm",
+    ),
+    Example(
+        "rsqrt",
+        lambda x, scale, offset: fr.nn.layer_norm(x, scale, offset, axis=(0, 1)),
+        (CUBE, normal(3, 4, seed=1), normal(3, 4, seed=2)),
+        lambda x, scale, offset: _normalised(x, (0, 1), scale[..., None], offset[..., None])[0],
+        margin=1e-5,
+        note="layer_norm-first",
+    ),
+    Example("add", fr.nn.bias_add, (CUBE, normal(5, seed=1)), lambda x, b: x + b, note="bias_add"),
+    Example(
+        "binary_cross_entropy",
+        fr.nn.sigmoid_cross_entropy,
+        (normal(3, 4) * 4, np.random.default_rng(1).uniform(size=(3, 4)).astype(np.float32)),
+        _sigmoid_entropy,
+    ),
+    Example(
+        "binary_cross_entropy",
+        fr.nn.sigmoid_cross_entropy,
+        (np.float32([0, 30, -30, 1000, -1000]), np.int32([1, 1, 0, 0, 1])),
+        _sigmoid_entropy,
+        gradient=False,
+        note="far",
+    ),
+    Example("take", fr.nn.embedding_lookup, (TABLE, IDS), lambda t, i: t[i], note="embedding"),
+    Example(
+        "take",
+        lambda a, b, c, i: fr.nn.embedding_lookup([a, b, c], i),
+        (TABLE[0::3].copy(), TABLE[1::3].copy(), TABLE[2::3].copy(), IDS),
+        lambda a, b, c, i: TABLE[i],
+        note="embedding-shards",
+    ),
     Example("softmax", fr.nn.softmax, (normal(3, 0),), lambda x: x, note="no-classes"),
     Example("log_softmax", fr.nn.log_softmax, (normal(3, 0),), lambda x: x, note="no-classes"),
     Example("class_cross_entropy", fr.nn.softmax_cross_entropy, (LOGITS, CLASSES), _of_classes),

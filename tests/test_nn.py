@@ -14,8 +14,9 @@ import flowrt.ops as fr
 from flowrt import eager
 from flowrt.errors import FlowrtError, GraphError, SpecError
 from flowrt.gradients import gradients
-from flowrt.graph import Graph, Tensor
+from flowrt.graph import Graph, Tensor, device
 from flowrt.ops import nn
+from flowrt.session import Session
 
 Array = np.ndarray[Any, Any]
 FILTERS = np.random.default_rng(0).normal(size=(2, 2, 1, 2))
@@ -44,6 +45,9 @@ HIGHER: list[tuple[str, Callable[[Any], Any]]] = [
     ("conv2d of itself", lambda x: fr.nn.conv2d(image(x), fr.reshape(x[:2, :2], (2, 2, 1, 1)), 2, ((1, 0), (0, 1)))),
     ("max_pool2d", lambda x: fr.square(fr.nn.max_pool2d(image(x), 2, 1))),
     ("max_pool2d_pick", lambda x: fr.square(nn.max_pool2d_pick(image(np.arange(12.0)), image(x)))),
+    ("avg_pool2d", lambda x: fr.square(fr.nn.avg_pool2d(image(x), 2, 1, "SAME"))),
+    ("batch_norm", lambda x: fr.square(fr.nn.batch_norm(x, x[0], x[1], axis=0)[0])),
+    ("sigmoid_cross_entropy", lambda x: fr.nn.sigmoid_cross_entropy(x, x * x)),
     ("softmax", fr.nn.softmax),
     ("log_softmax", lambda x: fr.square(fr.nn.log_softmax(x, axis=0))),
     ("class_cross_entropy", lambda x: fr.square(fr.nn.softmax_cross_entropy(x, CLASSES))),
@@ -96,6 +100,14 @@ MISFITS: list[tuple[str, Callable[[], Any], str]] = [
     ("pool rank", lambda: fr.nn.max_pool2d(X), "4 axes"),
     ("pool window", lambda: fr.nn.max_pool2d(IMAGES, 9), "spans 9 does not fit"),
     ("pool edges", lambda: fr.nn.max_pool2d(IMAGES, 2, padding=((2, 0), (0, 0))), "smaller than the window"),
+    ("avg edges", lambda: fr.nn.avg_pool2d(IMAGES, 2, padding=((2, 0), (0, 0))), "smaller than the window"),
+    ("bias", lambda: fr.nn.bias_add(X, np.ones(2, "f")), "a vector of its last axis, got float32[2]"),
+    ("scale", lambda: fr.nn.batch_norm(X, np.ones(2, "f"), axis=0), "do not broadcast"),
+    ("dropout", lambda: fr.nn.dropout(X, 1.0), "from 0 up to 1"),
+    ("dropout of ints", lambda: fr.nn.dropout([1], 0.5), "must be floating"),
+    ("no table", lambda: fr.nn.embedding_lookup([], [0]), "at least one table"),
+    ("ids", lambda: fr.nn.embedding_lookup(X, [0.5]), "ids must be integers"),
+    ("probabilities", lambda: fr.nn.sigmoid_cross_entropy(np.int32([1]), X), "logits must be floating"),
     ("softmax axis", lambda: fr.nn.softmax(X, axis=2), "axis 2 is not among"),
     ("softmax axes", lambda: fr.nn.softmax(X, axis=(0, 1)), "one integer"),
     ("labels", lambda: fr.nn.softmax_cross_entropy(X, np.int32([1, 2, 0])), "labels of float32[2,3] must be int32[2]"),
@@ -146,6 +158,43 @@ def test_open_shapes_are_taken_and_what_is_known_is_inferred() -> None:
         assert fr.nn.softmax_cross_entropy(rows, labels).shape == (6,)
         assert fr.nn.softmax_cross_entropy(rows, labels).op.op.name == "class_cross_entropy"
         assert fr.nn.softmax_cross_entropy(any_rank, labels).shape == (6,)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
+async def test_dropout_drops_anew_at_every_step_and_its_gradient_follows(as_tensor: bool) -> None:
+    with Graph() as graph:
+        x = fr.constant(np.full((100, 100), 3.0, np.float32))
+        y = fr.nn.dropout(x, fr.constant(0.25) if as_tensor else 0.25, seed=7)
+        slope = gradients(y, x)[0]
+    async with Session(graph) as session:
+        first, along = await session.run([y, slope])
+        second = await session.run(y)
+    assert set(np.unique(first)) == {np.float32(0), np.float32(4)}
+    assert np.mean(first == 0) == pytest.approx(0.25, abs=0.03)
+    np.testing.assert_allclose(along, first / 3, rtol=1e-6)
+    assert np.mean(first != second) == pytest.approx(2 * 0.25 * 0.75, abs=0.03)
+
+
+def test_nothing_is_dropped_at_rate_0() -> None:
+    np.testing.assert_array_equal(fr.nn.dropout(X, 0), X)
+
+
+def test_rows_of_shards_are_read_where_the_shards_are() -> None:
+    with Graph():
+        with device("/job:ps/task:0"):
+            first = fr.Variable(X, name="first")
+        with device("/job:ps/task:1"):
+            second = fr.Variable(X, name="second")
+        with device("/job:worker/task:0"):
+            found = fr.nn.embedding_lookup([first, second], [3, 0])
+    taken = [node for node in found.graph.nodes if node.op.name == "take"]
+    assert [[other.name for other in node.colocate] for node in taken] == [["first/value"], ["second/value"]]
+    assert {str(node.device) for node in taken} == {""}  # not the worker's
+
+
+def test_an_id_beyond_its_shard_fails_the_step() -> None:
+    with pytest.raises(FlowrtError, match="an index is out of range"):
+        fr.nn.embedding_lookup([X, X], [4])
 
 
 def test_a_loss_of_huge_logits_is_exact() -> None:

@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flowrt.kernels.exponential import ZERO
 from flowrt.kernels.index import around
 from flowrt.kernels.linalg import gemm, gemm_scratch
-from flowrt.kernels.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel
 from flowrt.kernels.twin import cuda
 from flowrt.spec import Spec, pair, sliding
 
@@ -301,6 +302,45 @@ def max_pool2d_pick(
                     y[n, i, j, c] = values[n, h, w, c]
 
 
+@kernel("avg_pool2d", layout=_pooling)
+def avg_pool2d(x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int) -> None:
+    for n in range(y.shape[0]):
+        for i in range(y.shape[1]):
+            first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
+            for j in range(y.shape[2]):
+                first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
+                y[n, i, j, :] = 0
+                for h in range(first_h, last_h):
+                    for w in range(first_w, last_w):
+                        for c in range(y.shape[3]):
+                            y[n, i, j, c] += x[n, h, w, c]
+                for c in range(y.shape[3]):
+                    y[n, i, j, c] /= (last_h - first_h) * (last_w - first_w)
+
+
+def _unpooling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    dy, shape = inputs
+    call = _pooling(outputs, (dy,), attrs)
+    return Call((call.views[1], View.dense(shape.concrete), call.views[0]), call.words)
+
+
+@kernel("avg_pool2d_spread", layout=_unpooling)
+def avg_pool2d_spread(
+    dy: Any, shape: Any, dx: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
+) -> None:
+    dx[:] = 0
+    for n in range(dy.shape[0]):
+        for i in range(dy.shape[1]):
+            first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, dx.shape[1])
+            for j in range(dy.shape[2]):
+                first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, dx.shape[2])
+                count = (last_h - first_h) * (last_w - first_w)
+                for h in range(first_h, last_h):
+                    for w in range(first_w, last_w):
+                        for c in range(dy.shape[3]):
+                            dx[n, h, w, c] += dy[n, i, j, c] / count
+
+
 def _rows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     view = View.dense(around(inputs[0].concrete, attrs["axis"]))
     return Call((view, view))
@@ -399,12 +439,20 @@ def cross_entropy(logits: Any, labels: Any, y: Any) -> None:
             y[i] = total
 
 
+@jitable
+def binary_entropy(x: Any, label: Any) -> Any:
+    return ((x if x > 0 else ZERO) - x * label) + math.log1p(math.exp(-abs(x)))
+
+
+elementwise("binary_cross_entropy", lambda x, label: binary_entropy(x, label))
 host_only(
     "conv2d_input_grad",
     "conv2d_filter_grad",
     "max_pool2d",
     "max_pool2d_spread",
     "max_pool2d_pick",
+    "avg_pool2d",
+    "avg_pool2d_spread",
     "softmax",
     "log_softmax",
     "class_cross_entropy",

@@ -1,4 +1,4 @@
-"""What neural networks are made of: convolution, pooling, softmax and the losses over it.
+"""What neural networks are made of: convolution, pooling, softmax, the losses, and (see `layers`) what is made of ops.
 
 Images are NHWC (batch, height, width, channels), filters HWIO. The three convolution ops are one another's gradients,
 as are the two below pooling, so every order of derivative is at hand.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError
+from flowrt.errors import SpecError, user_site
 from flowrt.op import op
+from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
-from flowrt.ops.inference import as_float, described, filled, merged
+from flowrt.ops.inference import as_float, broadcast, described, filled, merged
+from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding_lookup, layer_norm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import shape_of
@@ -21,13 +23,25 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
 
 __all__ = [
+    "avg_pool2d",
+    "batch_norm",
+    "bias_add",
     "conv2d",
+    "dropout",
+    "elu",
+    "embedding_lookup",
+    "gelu",
+    "layer_norm",
+    "leaky_relu",
     "log_softmax",
     "max_pool2d",
     "relu",
     "sigmoid",
+    "sigmoid_cross_entropy",
+    "silu",
     "softmax",
     "softmax_cross_entropy",
+    "softplus",
     "tanh",
 ]
 
@@ -185,6 +199,34 @@ def max_pool2d_pick_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
+def avg_pool2d(x: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+    """The mean of every window of images (NHWC), per channel; of integers in float64.
+
+    The arguments are `max_pool2d`'s. What ``padding`` adds is not counted: a window at the edge is the mean of the
+    entries that it really holds.
+    """
+    return Spec(as_float(x).dtype, _pooled(x, window, strides, padding))
+
+
+@avg_pool2d.gradient
+def avg_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (avg_pool2d_spread(dy, shape_of(node.inputs[0]), *_pool_attrs(node)),)
+
+
+@op
+def avg_pool2d_spread(dy: Spec, shape: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+    """The gradient of `avg_pool2d` for its images, of ``shape``: each window's shared evenly by its entries."""
+    out = filled(dy.dtype, shape)
+    _check_result(dy, _pooled(out, window, strides, padding))
+    return out
+
+
+@avg_pool2d_spread.gradient
+def avg_pool2d_spread_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
+    return avg_pool2d(dx, *_pool_attrs(node)), None
+
+
+@op
 def softmax(x: Spec, axis: int = -1) -> Spec:
     """``exp(x)`` over its sum along ``axis``, computed without overflow; of integers in float64."""
     return _along(x, axis)
@@ -285,3 +327,27 @@ def cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     logits, labels = node.inputs
     each = expand_dims(dy, -1)
     return each * (softmax(logits) * sum(labels, -1, True) - labels), negative(each * log_softmax(logits))
+
+
+def sigmoid_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) -> Any:
+    """The cross entropy between ``labels``, probabilities, and the sigmoid of ``logits``, entry by entry.
+
+    Computed as ``max(x, 0) - x * label + log(1 + exp(-abs(x)))``, which neither overflows nor loses small results.
+    """
+    given, told = described(logits), described(labels)
+    if given.dtype.kind != "f":
+        raise SpecError(f"sigmoid_cross_entropy ({user_site()}): logits must be floating, got {given}; use astype")
+    counted = told.dtype.kind in "biu"
+    return binary_cross_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
+
+
+@op(promote=True)
+def binary_cross_entropy(logits: Spec, labels: Spec) -> Spec:
+    """`sigmoid_cross_entropy` where labels are floats."""
+    return Spec(logits.dtype, broadcast(logits, labels))
+
+
+@binary_cross_entropy.gradient
+def binary_cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    logits, labels = node.inputs
+    return dy * (sigmoid(logits) - labels), negative(dy * logits)

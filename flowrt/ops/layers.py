@@ -1,0 +1,133 @@
+"""Layers that are compositions of other ops: normalising, dropping out, biases and embeddings."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from flowrt.errors import SpecError, user_site
+from flowrt.graph import as_node, beside
+from flowrt.op import as_value
+from flowrt.ops import random
+from flowrt.ops.elementwise import (
+    add,
+    astype,
+    divide,
+    equal,
+    floor_divide,
+    greater_equal,
+    multiply,
+    remainder,
+    rsqrt,
+    square,
+    subtract,
+    where,
+)
+from flowrt.ops.index import take
+from flowrt.ops.inference import described
+from flowrt.ops.reduce import mean
+from flowrt.ops.shape import expand_dims
+from flowrt.ops.source import shape_of
+from flowrt.spec import Spec, normal_axes
+
+
+def bias_add(x: Any, bias: Any) -> Any:
+    """``x`` plus the vector ``bias`` along its last axis, the channels."""
+    given, told = described(x), described(bias)
+    channels = (None,) if given.dims is None else given.dims[-1:]
+    if told.dims is not None and not (channels and Spec(told.dtype, channels).accepts(told.dtype, told.dims)):
+        raise SpecError(f"bias_add ({user_site()}): the bias of {given} must be a vector of its last axis, got {told}")
+    return add(x, bias)
+
+
+def batch_norm(
+    x: Any, scale: Any = None, offset: Any = None, axis: Any = (0, 1, 2), epsilon: float = 1e-5
+) -> tuple[Any, Any, Any]:
+    """``x`` normalised over ``axis`` by the statistics of this batch: (y, mean, variance).
+
+    ``y`` is ``(x - mean) / sqrt(variance + epsilon) * scale + offset``. ``scale`` and ``offset`` (None for none) and
+    both statistics have the shape of the axes that are left: the channels of NHWC images. The variance is over the
+    count, not one less. Ioffe and Szegedy, "Batch normalization", ICML 2015.
+    """
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    middle = mean(x, axes)
+    centred = subtract(x, expand_dims(middle, axes))
+    variance = mean(square(centred), axes)
+    factor = rsqrt(add(variance, epsilon))
+    if scale is not None:
+        factor = multiply(factor, scale)
+    y = multiply(centred, expand_dims(factor, axes))
+    return (y if offset is None else add(y, expand_dims(offset, axes))), middle, variance
+
+
+def layer_norm(x: Any, scale: Any = None, offset: Any = None, axis: Any = -1, epsilon: float = 1e-5) -> Any:
+    """``x`` normalised over ``axis``, one example at a time: (x - mean) / sqrt(variance + epsilon) * scale + offset.
+
+    ``scale`` and ``offset`` (None for none) have the shape of ``axis`` itself. Ba et al., "Layer normalization", 2016.
+    """
+    others = _beside(x, axis)
+    centred = subtract(x, mean(x, axis, True))
+    y = multiply(centred, rsqrt(add(mean(square(centred), axis, True), epsilon)))
+    if scale is not None:
+        y = multiply(y, expand_dims(scale, others))
+    return y if offset is None else add(y, expand_dims(offset, others))
+
+
+def _beside(x: Any, axis: Any) -> tuple[int, ...]:
+    """The other axes, as far as something that has ``axis`` alone needs them to broadcast to ``x``."""
+    dims = described(x).dims
+    if dims is not None:
+        axes = normal_axes(axis, len(dims))
+        return tuple(i for i in range(len(dims)) if i not in axes)
+    given = sorted(axis if isinstance(axis, (tuple, list)) else (axis,))
+    if given != list(range(-len(given), 0)):
+        raise SpecError(f"layer_norm ({user_site()}): the rank of x is open; name its last axes, as (-2, -1)")
+    return ()
+
+
+def dropout(x: Any, rate: Any, seed: int | None = None, *, name: str | None = None) -> Any:
+    """``x`` with each entry zero with probability ``rate`` and the others divided by ``1 - rate``, anew at every step.
+
+    ``rate`` is a number or a scalar tensor from 0 up to 1, which is left out; ``seed`` is as in `random.uniform`.
+    Srivastava et al., "Dropout", JMLR 2014.
+    """
+    spec, rate = described(x), as_value(rate)
+    if spec.dtype.kind != "f":
+        raise SpecError(f"dropout ({user_site()}): x must be floating, got {spec}; use astype")
+    if not hasattr(rate, "builder") and not 0 <= rate < 1:
+        raise SpecError(f"dropout ({user_site()}): rate must be from 0 up to 1, which is left out, got {rate}")
+    kept = greater_equal(random.uniform(shape_of(x), seed=seed, name=name), astype(rate, "float32"))
+    return where(kept, divide(x, astype(subtract(1.0, rate), spec.dtype)), 0)
+
+
+def embedding_lookup(shards: Any, ids: Any) -> Any:
+    """The rows ``ids`` (integers from 0 up, of any shape) of a table: [*ids.shape, width].
+
+    ``shards`` is the table, or a list of n tables where row i is row i // n of table i % n; each is read where it is.
+    An id beyond the table fails the step. Gradients are dense: as large as the table. Sparse ones come later.
+    """
+    tables = list(shards) if isinstance(shards, (tuple, list)) else [shards]
+    if not tables:
+        raise SpecError(f"embedding_lookup ({user_site()}): shards must hold at least one table")
+    if described(ids).dtype.kind not in "iu":
+        raise SpecError(f"embedding_lookup ({user_site()}): ids must be integers, got {described(ids)}")
+    if len(tables) == 1:
+        return _rows(tables[0], ids)
+    owner, row = remainder(ids, len(tables)), floor_divide(ids, len(tables))
+    mine = equal(owner, 0)
+    found = _rows(tables[0], where(mine, row, 0))
+    for number, table in enumerate(tables[1:], 1):
+        mine = equal(owner, number)
+        found = where(expand_dims(mine, _inner(table)), _rows(table, where(mine, row, 0)), found)
+    return found
+
+
+def _rows(table: Any, ids: Any) -> Any:
+    found = as_value(table)
+    with beside(as_node(found)) if hasattr(found, "builder") else nullcontext():
+        return take(found, ids)
+
+
+def _inner(table: Any) -> tuple[int, ...]:
+    """The axes of a row."""
+    return tuple(range(-described(table).rank + 1, 0))
