@@ -285,7 +285,7 @@ def _cast(builder: Builder, value: Any, dtype: np.dtype[Any] | None) -> Any:
     """``value`` among the builder's own values, of ``dtype`` if one is asked for."""
     if not is_tensor(value, builder):
         array = default_array(value)
-        return builder.constant(array if dtype is None else array.astype(dtype))
+        return builder.constant(array if dtype is None else np.asarray(value).astype(dtype))  # 0.1 by way of no float32
     return value if dtype is None or builder.spec(value).dtype == dtype else REGISTRY["astype"](value, dtype)
 
 

@@ -432,6 +432,7 @@ def test_python_numbers_take_the_dtype_of_the_tensor_beside_them() -> None:
         assert fr.multiply(2, x).dtype == dtype
     assert fr.add(np.ones(2, np.int32), 1.5).dtype == np.float64
     assert fr.add(1.5, 2).dtype == np.float32
+    assert fr.multiply(np.ones(1), 0.1) == 0.1  # exactly
     assert fr.where(np.ones(2, bool), np.float32(1), 0).dtype == np.float32
 
 
