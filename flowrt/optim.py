@@ -6,6 +6,7 @@ variable beside the one it belongs to, so it is placed, checkpointed and restore
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,16 +16,16 @@ from flowrt.errors import GraphError, user_site
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
-from flowrt.ops.elementwise import add_n, astype, divide, maximum, multiply, sqrt, square
+from flowrt.ops.elementwise import add_n, astype, divide, expm1, maximum, multiply, negative, sqrt, square
 from flowrt.ops.flow import group
 from flowrt.ops.reduce import sum as sum_
-from flowrt.ops.source import zeros
+from flowrt.ops.source import full
 from flowrt.ops.state import Variable, variables_from
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
 
-__all__ = ["SGD", "Momentum", "Optimizer", "clip_by_global_norm"]
+__all__ = ["SGD", "AdaGrad", "Adam", "AdamW", "Momentum", "Optimizer", "RMSProp", "clip_by_global_norm"]
 
 
 class Optimizer(ABC):
@@ -106,11 +107,110 @@ class Momentum(Optimizer):
         return [velocity.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
 
 
-def _slot(variable: Variable, name: str) -> Variable:
-    """A variable of zeros that an optimiser keeps beside ``variable``, named after it whatever scope this is."""
+class AdaGrad(Optimizer):
+    """Rates that fall as squares add up: a = a + g²; p -= lr * g / (sqrt(a) + epsilon).
+
+    a starts from ``initial_accumulator_value``. Duchi et al., "Adaptive subgradient methods for online learning and
+    stochastic optimization", JMLR 2011.
+    """
+
+    def __init__(self, lr: Any, initial_accumulator_value: float = 0.1, epsilon: float = 1e-7) -> None:
+        super().__init__(lr)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+
+    def _move(self, variable: Variable, gradient: Any) -> list[Node]:
+        accumulator = _slot(variable, "accumulator", self.initial_accumulator_value)
+        grown = accumulator + square(gradient)
+        step = divide(gradient, sqrt(grown) + self.epsilon)
+        return [accumulator.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
+
+
+class RMSProp(Optimizer):
+    """Gradients over the root of their mean square: s = decay * s + (1 - decay) * g²; p -= v, where
+    v = momentum * v + lr * g / (sqrt(s) + epsilon).
+
+    Tieleman and Hinton, "Lecture 6.5, RMSProp", Neural Networks for Machine Learning, 2012.
+    """
+
+    def __init__(self, lr: Any, decay: float = 0.9, momentum: float = 0.0, epsilon: float = 1e-7) -> None:
+        super().__init__(lr)
+        self.decay = decay
+        self.momentum = momentum
+        self.epsilon = epsilon
+
+    def _move(self, variable: Variable, gradient: Any) -> list[Node]:
+        mean_square = _slot(variable, "mean_square")
+        squares = mean_square * self.decay + square(gradient) * (1 - self.decay)
+        step = multiply(divide(gradient, sqrt(squares) + self.epsilon), self._rate(variable))
+        done = [mean_square.assign(squares)]
+        if self.momentum:
+            velocity = _slot(variable, "momentum")
+            step = velocity * self.momentum + step
+            done.append(velocity.assign(step))
+        return [*done, variable.assign_sub(step)]
+
+
+class Adam(Optimizer):
+    """Adaptive moments: m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g²; at the t-th step
+    p -= lr * (m / (1 - beta1^t)) / (sqrt(s / (1 - beta2^t)) + epsilon).
+
+    Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
+    """
+
+    def __init__(self, lr: Any, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> None:
+        super().__init__(lr)
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if not 0 <= beta < 1:
+                raise GraphError(f"{user_site()}: {name} must be from 0 up to 1, which is left out, got {beta}")
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    def _move(self, variable: Variable, gradient: Any) -> list[Node]:
+        first, second = _slot(variable, "first_moment"), _slot(variable, "second_moment")
+        steps = _slot(variable, "steps", 0, shape=(), dtype="int64")
+        mean = first * self.beta1 + gradient * (1 - self.beta1)
+        squares = second * self.beta2 + square(gradient) * (1 - self.beta2)
+        now = steps + 1
+        time = astype(now, variable.dtype)
+        root = sqrt(divide(squares, _weight(self.beta2, time)))
+        step = self._step(variable, divide(divide(mean, _weight(self.beta1, time)), root + self.epsilon))
+        moved = variable.assign_sub(multiply(step, self._rate(variable)))
+        return [first.assign(mean), second.assign(squares), steps.assign(now), moved]
+
+    def _step(self, variable: Variable, direction: Any) -> Any:
+        """What is multiplied by the learning rate."""
+        return direction
+
+
+class AdamW(Adam):
+    """`Adam` with decay of the weights apart from their gradients: p -= lr * (Adam's step + weight_decay * p).
+
+    Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
+    """
+
+    def __init__(
+        self, lr: Any, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__(lr, beta1, beta2, epsilon)
+        self.weight_decay = weight_decay
+
+    def _step(self, variable: Variable, direction: Any) -> Any:
+        return direction + variable * self.weight_decay
+
+
+def _weight(beta: float, time: Any) -> Any:
+    """``1 - beta^time``, what a mean that decays by ``beta`` has counted; exact where ``beta`` is close to 1."""
+    return negative(expm1(multiply(time, math.log(beta) if beta else -math.inf)))
+
+
+def _slot(variable: Variable, name: str, value: float = 0, *, shape: Any = None, dtype: Any = None) -> Variable:
+    """What an optimiser keeps beside ``variable``, named after it whatever scope this is; by default shaped like it."""
     scope = replace(current_scope(), prefix="", container=variable.resource.container)
     with variables_from(None), scoped(scope):
-        return Variable(zeros(variable.shape, variable.dtype), name=f"{variable.name}/{name}", trainable=False)
+        initial = full(variable.shape if shape is None else shape, value, variable.dtype if dtype is None else dtype)
+        return Variable(initial, name=f"{variable.name}/{name}", trainable=False)
 
 
 def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], Tensor]:

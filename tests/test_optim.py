@@ -11,7 +11,7 @@ import flowrt as fr
 
 START = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
 GOAL = np.array([[0.0, 1.0], [2.0, -1.0]], np.float32)
-STEPS = 5
+STEPS = 10
 
 
 def gradient(p: np.ndarray) -> np.ndarray:
@@ -19,44 +19,113 @@ def gradient(p: np.ndarray) -> np.ndarray:
     return 2 * (p - GOAL)
 
 
-def sgd(p: np.ndarray, v: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    return p - rate * gradient(p), v
+Slots = dict[str, np.ndarray]
+Rule = Callable[[np.ndarray, np.ndarray, Slots, int], np.ndarray]  # what is subtracted at a rate of 1, at step 1 and up
 
 
-def momentum(p: np.ndarray, v: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    v = 0.9 * v + gradient(p)
-    return p - rate * v, v
+def sgd(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    return g
 
 
-def nesterov(p: np.ndarray, v: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    g = gradient(p)
-    v = 0.9 * v + g
-    return p - rate * (g + 0.9 * v), v
+def momentum(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    slots["v"] = 0.9 * slots.get("v", 0) + g
+    return slots["v"]
 
 
-RULES = [
-    (lambda rate: fr.optim.SGD(rate), sgd),
+def nesterov(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    return g + 0.9 * momentum(p, g, slots, t)
+
+
+def adagrad(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    slots["a"] = slots.get("a", 0.1) + g**2
+    return g / (np.sqrt(slots["a"]) + 1e-7)
+
+
+def rmsprop(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    slots["s"] = 0.8 * slots.get("s", 0) + 0.2 * g**2
+    return g / (np.sqrt(slots["s"]) + 1e-3)
+
+
+def rmsprop_with_momentum(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    slots["v"] = 0.7 * slots.get("v", 0) + rmsprop(p, g, slots, t)
+    return slots["v"]
+
+
+def adam(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    slots["m"] = 0.9 * slots.get("m", 0) + 0.1 * g
+    slots["s"] = 0.999 * slots.get("s", 0) + 0.001 * g**2
+    return slots["m"] / (1 - 0.9**t) / (np.sqrt(slots["s"] / (1 - 0.999**t)) + 1e-8)
+
+
+def adamw(p: np.ndarray, g: np.ndarray, slots: Slots, t: int) -> np.ndarray:
+    return adam(p, g, slots, t) + 0.05 * p
+
+
+RULES: list[tuple[Callable[[object], fr.optim.Optimizer], Rule]] = [
+    (fr.optim.SGD, sgd),
     (lambda rate: fr.optim.Momentum(rate, 0.9), momentum),
     (lambda rate: fr.optim.Momentum(rate, 0.9, nesterov=True), nesterov),
+    (fr.optim.AdaGrad, adagrad),
+    (lambda rate: fr.optim.RMSProp(rate, 0.8, epsilon=1e-3), rmsprop),
+    (lambda rate: fr.optim.RMSProp(rate, 0.8, 0.7, 1e-3), rmsprop_with_momentum),
+    (fr.optim.Adam, adam),
+    (lambda rate: fr.optim.AdamW(rate, weight_decay=0.05), adamw),
 ]
 
 
-@pytest.mark.parametrize(("make", "rule"), RULES, ids=["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize(("make", "rule"), RULES, ids=[rule.__name__ for _, rule in RULES])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
 async def test_each_step_follows_the_formula(
-    make: Callable[[object], fr.optim.Optimizer], rule: Callable[..., object], dtype: str, as_tensor: bool
+    make: Callable[[object], fr.optim.Optimizer], rule: Rule, dtype: str, as_tensor: bool
 ) -> None:
     with fr.Graph() as graph:
         p = fr.Variable(START.astype(dtype), name="p")
         loss = fr.sum(fr.square(p - fr.constant(GOAL.astype(dtype))))
         train = make(fr.constant(0.1) if as_tensor else 0.1).minimize(loss)
-    expected = START.astype(dtype), np.zeros_like(START, dtype)
+    expected, slots = START.astype(np.float64), Slots()
+    rate = float(np.float32(0.1)) if as_tensor else 0.1
     async with fr.Session(graph) as session:
-        for _ in range(STEPS):
+        for step in range(1, STEPS + 1):
             await session.run(train)
-            expected = rule(*expected, 0.1)
-            np.testing.assert_allclose(await session.run(p), expected[0], rtol=1e-5)
+            expected = expected - rate * rule(expected, gradient(expected), slots, step)
+            margin = 1e-5 if dtype == "float32" else 1e-10
+            np.testing.assert_allclose(await session.run(p), expected, rtol=margin, atol=margin)
+
+
+async def test_a_mean_without_memory_needs_no_correction() -> None:
+    """With beta1 and beta2 of 0 Adam moves by the rate, whatever the gradient."""
+    with fr.Graph() as graph:
+        p = fr.Variable(START, name="p")
+        train = fr.optim.Adam(0.5, beta1=0, beta2=0).minimize(fr.sum(fr.square(p - GOAL)))
+    async with fr.Session(graph) as session:
+        await session.run(train)
+        np.testing.assert_allclose(await session.run(p), START - 0.5 * np.sign(START - GOAL), rtol=1e-6)
+    with pytest.raises(fr.GraphError, match=r"test_optim\.py:\d+.*beta2 must be from 0 up to 1"):
+        fr.optim.Adam(0.5, beta2=1.0)
+
+
+@pytest.mark.parametrize(("make", "rule"), RULES[-1:], ids=["adamw"])
+async def test_replicas_train_by_their_mean_gradient(make: Callable[[object], fr.optim.Optimizer], rule: Rule) -> None:
+    def loss_fn(inputs: dict[str, fr.Tensor]) -> fr.Tensor:
+        p = fr.Variable(START, name="p")
+        return fr.sum(fr.square(p - inputs["goal"]))
+
+    inputs = {"goal": fr.Spec("float32", START.shape)}
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(
+            loss_fn, inputs, make(0.1), replicas=2, policy=fr.train.AllOf(), server_device="", worker_device=""
+        )
+    expected, slots = START.astype(np.float64), Slots()
+    batches = [{"goal": GOAL}, {"goal": 3 * GOAL}] * STEPS
+    async with fr.Session(graph) as session:
+        reports = [report.step async for report in trainer.steps(session, batches)]
+        moved = await session.run(trainer.variables[0])
+    for step in reports:
+        expected = expected - 0.1 * rule(expected, 2 * (expected - 2 * GOAL), slots, step)
+    assert reports == list(range(1, STEPS + 1))
+    np.testing.assert_allclose(moved, expected, rtol=1e-5)
+    assert {v.name for v in graph.variables} >= {"p", "p/first_moment", "p/second_moment", "p/steps"}
 
 
 async def test_what_an_optimiser_remembers_is_a_variable_that_is_not_trained() -> None:
