@@ -226,7 +226,10 @@ _KINDS = {kind.__name__: (kind, _field_types(kind)) for kind in _CLASSES}
 def to_data(message: Any) -> dict[str, Any]:
     """``message`` for the codec."""
     kind = type(message).__name__
-    return {"kind": kind} | {name: getattr(message, name) for name in _KINDS[kind][1]}
+    data = {"kind": kind}
+    for name in _KINDS[kind][1]:
+        data[name] = getattr(message, name)
+    return data
 
 
 def from_data(data: Any) -> Any:
@@ -235,13 +238,15 @@ def from_data(data: Any) -> Any:
     kind, types = _KINDS.get(name, (None, {})) if isinstance(name, str) else (None, {})
     if kind is None:
         raise BrokenStream(f"a message of an unknown kind came: {str(data)[:80]}")
-    given = {name: value for name, value in data.items() if name != "kind"}
-    if given.keys() != types.keys():
-        raise BrokenStream(f"{kind.__name__} has the fields {sorted(types)}, {sorted(given)} came")
-    for name, value in given.items():
-        if not isinstance(value, types[name]):
-            raise BrokenStream(f"{kind.__name__}.{name} is a {types[name].__name__}, {type(value).__name__} came")
-    return kind(**given)
+    if len(data) != len(types) + 1 or not types.keys() <= data.keys():
+        raise BrokenStream(f"{name} has the fields {sorted(types)}, {sorted(data.keys() - {'kind'})} came")
+    values = []
+    for field, expected in types.items():
+        value = data[field]
+        if not isinstance(value, expected):
+            raise BrokenStream(f"{name}.{field} is a {expected.__name__}, {type(value).__name__} came")
+        values.append(value)
+    return kind(*values)
 
 
 # ── errors on the wire ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -110,7 +110,10 @@ class Node:
         reign = self._reigns.get(key[0])
         if reign is None:
             raise StepCancelled(f"step {key[1]} has ended: its master is gone")
-        link = await (asyncio.shield(reign.client) if peer == CLIENT else self._link(peer, reign.addresses))
+        if peer == CLIENT:
+            link = reign.client.result() if reign.client.done() else await asyncio.shield(reign.client)
+        else:
+            link = await self._link(peer, reign.addresses)
         return await link.pull(key, edge, spec)
 
     def statistics(self) -> dict[str, Any]:
@@ -130,6 +133,9 @@ class Node:
         address = addresses.get(peer)
         if address is None:
             raise InternalError(f"{self.host.task} is to receive from {peer}, which its master did not introduce")
+        standing = self._links.get(address)
+        if standing is not None and not standing.closed:
+            return standing
         async with self._opening.setdefault(address, asyncio.Lock()):
             link = self._links.get(address)
             if link is None or link.closed:
@@ -238,41 +244,49 @@ class Node:
         reign.ended.set()
 
     async def _obey(self, reign: _Reign, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(MASTER_SILENCE):
-                    message = from_data(await reign.connection.receive())
-            except TimeoutError:
-                raise NodeLost(f"the master was silent for {MASTER_SILENCE:g} s") from None
-            match message:
-                case Ping(number):
-                    await self._say(reign, Pong(number))
-                case Start(number):
-                    self._start(reign, message, tasks)
-                case Abort(number):
-                    await self._abort(reign, number)
-                case Register():
-                    await self._say(reign, self._register(reign, message))
-                case Unregister(plan):
-                    reign.plans.pop(plan, None)
-                case Ask():
-                    await self._say(reign, self._answer(message))
-                case _:
-                    raise BrokenStream(f"a master cannot say {type(message).__name__}")
+        try:
+            async with asyncio.timeout(MASTER_SILENCE) as silence:
+                while True:
+                    await self._hear(reign, from_data(await reign.connection.receive()), tasks, silence)
+        except TimeoutError:
+            raise NodeLost(f"the master was silent for {MASTER_SILENCE:g} s") from None
+
+    async def _hear(self, reign: _Reign, message: Any, tasks: asyncio.TaskGroup, silence: asyncio.Timeout) -> None:
+        match message:
+            case Start(number):
+                self._start(reign, message, tasks)
+            case Ping(number):
+                silence.reschedule(asyncio.get_running_loop().time() + MASTER_SILENCE)
+                await self._say(reign, Pong(number))
+            case Abort(number):
+                await self._abort(reign, number)
+            case Register():
+                tasks.create_task(self._register(reign, message))
+            case Unregister(plan):
+                reign.plans.pop(plan, None)
+            case Ask():
+                await self._say(reign, self._answer(message))
+            case _:
+                raise BrokenStream(f"a master cannot say {type(message).__name__}")
 
     async def _say(self, reign: _Reign, message: Any) -> None:
         await reign.connection.send(to_data(message))
 
-    def _register(self, reign: _Reign, message: Register) -> Answer:
+    async def _register(self, reign: _Reign, message: Register) -> None:
+        """Make a plan ready in a lane: a large one takes seconds, in which the node answers all the same."""
+        answer = Answer(message.request, None)
         try:
-            plan = plan_from_data(codec.unpack(message.data.data))
-            if plan.task != self.host.task:
-                raise InternalError(f"{self.host.task} got a plan of {plan.task}")
-            receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
-            reign.plans[message.plan] = _Ready(Executor(plan, self.host), receives)
+            reign.plans[message.plan] = await self.host.lanes.run(self._make_ready, message.data)
         except Exception as error:
-            return Answer(message.request, None, *self._report(error, "a plan"))
-        return Answer(message.request, None)
+            answer = Answer(message.request, None, *self._report(error, "a plan"))
+        await self._tell(reign, answer)
+
+    def _make_ready(self, data: Array) -> _Ready:
+        plan = plan_from_data(codec.unpack(data.data))
+        if plan.task != self.host.task:
+            raise InternalError(f"{self.host.task} got a plan of {plan.task}")
+        receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
+        return _Ready(Executor(plan, self.host), receives)
 
     def _answer(self, ask: Ask) -> Answer:
         try:
@@ -334,9 +348,9 @@ class Node:
             self.host.rendezvous.close(key)
         await self._tell(reign, done)
 
-    async def _tell(self, reign: _Reign, done: Done) -> None:
+    async def _tell(self, reign: _Reign, message: Answer | Done) -> None:
         with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
-            await self._say(reign, done)
+            await self._say(reign, message)
 
     async def _run(self, reign: _Reign, start: Start, key: StepKey) -> tuple[Array | None, ...]:
         ready = reign.plans.get(start.plan)
@@ -346,24 +360,9 @@ class Node:
         for edge, value in zip(start.edges, start.values, strict=True):
             fed[edge] = checked(value, ready.receives[edge], f"the feed on edge {edge}")
         self.host.rendezvous.open(key, fed)
-        context = RunContext(key, start.number, start.seed)
-        if not start.wanted:
-            await ready.executor.run((), context)
-            return ()
-        return await self._run_for(start.wanted, ready.executor, context)
-
-    async def _run_for(
-        self, wanted: tuple[int, ...], executor: Executor, context: RunContext
-    ) -> tuple[Array | None, ...]:
-        """Run a plan and take the values of ``wanted`` edges, in order; None for a dead one."""
-        rendezvous = self.host.rendezvous
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                taken = [tasks.create_task(rendezvous.take(context.key, edge)) for edge in wanted]
-                await executor.run((), context)
-        except BaseExceptionGroup as group:
-            raise root_error(group) from None
-        values = [task.result() for task in taken]
+        taken = [self.host.rendezvous.expect(key, edge) for edge in start.wanted]
+        await ready.executor.run((), RunContext(key, start.number, start.seed))  # a send ends when its value is taken
+        values = [value.result() for value in taken]
         return tuple(None if isinstance(value, Dead) else value for value in values)
 
 

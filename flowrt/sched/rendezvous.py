@@ -88,18 +88,25 @@ class Rendezvous:
     async def take(self, key: StepKey, edge: int) -> Array | Dead:
         """The value sent on ``edge``; waits for it, also before the step is opened here."""
         step = self._step(key)
-        if edge in step.values:
-            value, taken = step.values.pop(edge)
-            if taken is not None and not taken.done():
-                taken.set_result(None)
-            return value
-        taker: asyncio.Future[Array | Dead] = asyncio.get_running_loop().create_future()
-        step.takers[edge] = taker
+        taker = self.expect(key, edge)
         try:
             return await taker
         finally:
             if step.takers.get(edge) is taker:
                 del step.takers[edge]
+
+    def expect(self, key: StepKey, edge: int) -> asyncio.Future[Array | Dead]:
+        """What will hold the value sent on ``edge``, or the error that the step is closed with."""
+        step = self._step(key)
+        taker: asyncio.Future[Array | Dead] = asyncio.get_running_loop().create_future()
+        if edge not in step.values:
+            step.takers[edge] = taker
+            return taker
+        value, taken = step.values.pop(edge)
+        if taken is not None and not taken.done():
+            taken.set_result(None)
+        taker.set_result(value)
+        return taker
 
     def holds(self, key: StepKey, edge: int) -> bool:
         """Whether a value waits here already (it came with the step's start)."""
