@@ -30,6 +30,7 @@ from flowrt.errors import (
 )
 from flowrt.feeds import as_feed
 from flowrt.graph import Graph, Node, Tensor
+from flowrt.initial import initial_waves
 from flowrt.op import as_value
 from flowrt.runners import LocalRunner, Registered, Runner, compile_for, open_cluster
 from flowrt.sched.regions import WRITES
@@ -292,7 +293,7 @@ class Session:
     async def _initialize(self, done: set[tuple[str, str]]) -> None:
         """Assign initial values to the variables that have none; an existing one of another spec raises."""
         have = await self._open().inventory()
-        missing = []
+        missing = {}
         for key, resource in self.graph.resources.items():
             if resource.kind != "variable":
                 continue
@@ -302,10 +303,12 @@ class Session:
                     f"variable {resource.name!r} ({resource.site}) is {spec}, but the nodes hold it as {have[key]} "
                     "since an earlier session; rename it, use another container, or session.reset() the old one"
                 )
-            if key not in have and key not in done and resource.initialize is not None:
-                missing.append(resource.initialize)
-        if missing:
-            await self._run(self._step(missing, ()), (), counted=False, number=0)
+            if key not in have and key not in done:
+                missing[key] = resource
+        number: int | None = 0  # what is drawn first does not depend on what was restored
+        for wave in initial_waves(self.graph, missing):
+            await self._run(self._step(wave, ()), (), counted=False, number=number)
+            number = None
 
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container (all of them by default) on every node."""

@@ -372,6 +372,23 @@ async def test_initial_values_are_drawn_once_and_by_the_seed() -> None:
         np.testing.assert_array_equal(await drawn(seed), await drawn(seed))
 
 
+@every_way
+async def test_a_variable_may_start_from_others(options: fr.Options) -> None:
+    with fr.Graph() as graph:
+        v = fr.Variable(fr.random.normal((3,)), name="v")
+        slot = fr.Variable(fr.zeros_like(v), name="slot")
+        twice = fr.Variable(v * 2.0, name="twice")
+        both = fr.Variable(twice.read() + v, name="both")
+        bump = v.assign_add(fr.ones((3,)))
+    async with fr.Session(graph, options=options) as session:
+        start, zeros, doubled, tripled = await session.run([v, slot, twice, both])
+        np.testing.assert_array_equal(zeros, 0)
+        np.testing.assert_array_equal(doubled, start * 2)
+        np.testing.assert_array_equal(tripled, start * 2 + start)
+        await session.run(bump)
+        np.testing.assert_array_equal(await session.run(twice), doubled)
+
+
 async def test_a_random_op_draws_anew_in_every_step() -> None:
     with fr.Graph(seed=5) as graph:
         noise = fr.random.uniform((8,))

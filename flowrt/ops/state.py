@@ -93,9 +93,9 @@ def variables_from(source: VariableSource | None) -> Iterator[None]:
 class Variable(Operators):
     """A tensor that outlives the step: it is read, and written by `assign`, `assign_add` and `assign_sub`.
 
-    ``initial`` (a number, an array or a tensor of fully known shape) is what a session starts it from, unless it was
-    restored or an earlier session left it. Used as a tensor it means its value before the step's writes; `read` under
-    control dependencies sees earlier ones.
+    ``initial`` (a number, an array or a tensor of fully known shape, also one computed from other variables) is what a
+    session starts it from, unless it was restored or an earlier session left it. Used as a tensor it means its value
+    before the step's writes; `read` under control dependencies sees earlier ones.
     """
 
     __slots__ = ("_read", "resource")
