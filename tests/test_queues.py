@@ -288,6 +288,16 @@ async def test_components_of_different_lengths_are_refused() -> None:
         assert await session.run(size) == 0
 
 
+async def test_a_scalar_is_not_many_elements() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", None)
+        put = fr.FIFOQueue(8, "float32").enqueue_many(x)
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.FeedError, match="a scalar holds no elements"):
+            await session.run(put, {x: 1.0})
+        await session.run(put, {x: []})
+
+
 async def test_elements_are_copies_of_what_was_enqueued() -> None:
     graph, x, _, put, got = pipe()
     fed = np.float32([1, 2])

@@ -94,6 +94,8 @@ async def enqueue(host: Host, context: RunContext, node: PlanNode, inputs: Any) 
 
 @effect
 async def enqueue_many(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
+    if any(a.ndim == 0 for a in inputs):
+        raise FeedError(f"{node.where()}: a scalar holds no elements; use enqueue for a single one")
     counts = {len(a) for a in inputs}
     if len(counts) > 1:
         raise FeedError(f"{node.where()}: its components hold different numbers of elements: {sorted(counts)}")
