@@ -107,9 +107,6 @@ class Spec:
     def with_shape(self, shape: Any) -> Spec:
         return Spec(self.dtype, shape)
 
-    def with_dtype(self, dtype: Any) -> Spec:
-        return Spec(dtype, self.dims, self.value)
-
     def without_value(self) -> Spec:
         return self if self.value is None else replace_value(self, None)
 

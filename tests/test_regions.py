@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tape_world import PlanMaker
 
-from flowrt.sched.regions import Region, explain, find_regions
+from flowrt.sched.regions import Region, find_regions
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
@@ -162,15 +162,6 @@ def test_a_shape_that_the_plan_knows_is_no_shape_input() -> None:
     x = make.feed("float32", (None,))
     make.node("reshape", x, make.constant([2, 2]))
     assert regions_of(make.plan())[0].shape_inputs == ()
-
-
-def test_the_reasons_are_told() -> None:
-    make = PlanMaker()
-    make.node("negative", recv(make))
-    plan = make.plan()
-    lines = explain(plan, regions_of(plan))
-    assert "2 nodes, 1 of them in 1 regions" in lines[0]
-    assert "kept apart by recv 'recv_0' (train.py:10)" in lines[-1]
 
 
 def random_plan(rng: random.Random, count: int) -> Plan:

@@ -95,7 +95,7 @@ def test_a_tape_computes_what_its_nodes_do() -> None:
     sums, product = tape.run(words(), [left, right])
     np.testing.assert_array_equal(sums, left + right)
     np.testing.assert_array_equal(product, -((left + right) * left))
-    assert tape.peak_bytes == 64 + 2 * 48
+    assert (tape.arena_bytes, tape.recording.output_bytes) == (64, 2 * 48)
 
 
 def test_outputs_can_be_written_into_given_arrays() -> None:
@@ -343,7 +343,6 @@ def test_tapes_are_kept_by_shape_and_by_the_values_that_decide_shapes() -> None:
 
     assert run(2, 3) is run(2, 3)
     assert run(2, 3) is not run(3, 2)
-    assert "launches" in tapes.explain()[0]
 
 
 def test_the_oldest_tape_goes_first() -> None:

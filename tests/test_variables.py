@@ -145,10 +145,10 @@ async def test_random_holders_on_the_loop_and_on_threads_exclude_each_other(seed
         for _ in range(300):
             reads, writes = pick(rng)
             writes -= reads
-            with held.held_now(reads, writes) as got:
-                if got:
-                    enter(reads, writes, 1)
-                    enter(reads, writes, -1)
+            if held.try_hold(reads, writes):
+                enter(reads, writes, 1)
+                enter(reads, writes, -1)
+                held.release(reads, writes)
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for i in range(5):

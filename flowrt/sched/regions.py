@@ -234,19 +234,3 @@ def _shape_inputs(edges: _Edges, nodes: Iterable[int], inputs: Iterable[int]) ->
 def _may_carry(spec: Spec) -> bool:
     """Whether inference needs a step to learn this tensor's value, and can use it."""
     return spec.dtype.kind in "iu" and (spec.dims is None or len(spec.dims) <= 1) and not whole(spec.value)
-
-
-def explain(plan: Plan, regions: Sequence[Region]) -> list[str]:
-    """Lines about the regions of ``plan`` and the nodes that kept them apart."""
-    inside = {n for region in regions for n in region.nodes}
-    apart = [node for position, node in enumerate(plan.nodes) if position not in inside]
-    lines = [f"{plan.task}: {len(plan.nodes)} nodes, {len(inside)} of them in {len(regions)} regions"]
-    for number, region in enumerate(regions):
-        lines.append(
-            f"  region {number} on {region.device}: {len(region.nodes)} nodes, {len(region.inputs)} inputs, "
-            f"{len(region.outputs)} outputs, {len(region.variables)} variables"
-        )
-    lines += [f"  kept apart by {node.where()}" for node in apart[:20]]
-    if len(apart) > 20:
-        lines.append(f"  and by {len(apart) - 20} more")
-    return lines

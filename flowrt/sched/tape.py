@@ -106,11 +106,6 @@ class Tape:
         first = self._plan.nodes[self._region.nodes[0]]
         return f"the region of {len(self._region.nodes)} nodes that begins with {first.where()}"
 
-    @property
-    def peak_bytes(self) -> int:
-        """The memory that a run allocates: its arena and its outputs."""
-        return self.arena_bytes + self.recording.output_bytes
-
     def took(self, seconds: float) -> None:
         """Learn from a whole run that took so long."""
         self._fastest = min(self._fastest, seconds)
@@ -200,16 +195,6 @@ class Tape:
             return FlowrtError(f"{node.where()}: {FAILURES.get(status, f'failed with status {status}')}")
         return StepCancelled(f"stopped at {node.where()}")
 
-    def explain(self) -> list[str]:
-        """Lines about what the tape does and needs."""
-        made = self.recording
-        return [
-            f"tape of {len(self._region.nodes)} nodes on {self._region.device}: {self.launches} launches, "
-            f"about {self.predicted_seconds * 1e6:.1f} µs",
-            f"  arena of {self.arena_bytes} bytes for {made.value_bytes} bytes of values, "
-            f"{made.output_bytes} bytes of outputs, {len(self.variables)} variables",
-        ]
-
 
 class Tapes:
     """The tapes of one plan's regions, by the shapes (and values that decide shapes) of their inputs.
@@ -264,10 +249,6 @@ class Tapes:
             return Tape(self._plan, region, specs)
         except DataDependent:
             return None
-
-    def explain(self) -> list[str]:
-        """Lines about every tape made so far."""
-        return [line for tape in list(self._tapes.values()) if tape is not None for line in tape.explain()]
 
 
 def _static(spec: Spec) -> Value:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,9 +38,6 @@ class _Request:
     loop: asyncio.AbstractEventLoop
     granted: asyncio.Future[None]
     held: bool = False
-
-    def conflicts(self, other: _Request) -> bool:
-        return bool(self.writes & (other.reads | other.writes) or self.reads & other.writes)
 
 
 class Variables:
@@ -121,16 +118,6 @@ class Variables:
                 if name in self._slots:
                     self._slots[name].writing = False
             self._grant()
-
-    @contextmanager
-    def held_now(self, reads: frozenset[Name], writes: frozenset[Name]) -> Iterator[bool]:
-        """`try_hold` as a block; says whether it succeeded."""
-        held = self.try_hold(reads, writes)
-        try:
-            yield held
-        finally:
-            if held:
-                self.release(reads, writes)
 
     @asynccontextmanager
     async def hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> AsyncIterator[None]:
