@@ -119,6 +119,11 @@ def replace_value(spec: Spec, value: Value) -> Spec:
     return Spec(spec.dtype, spec.dims, value)
 
 
+def value_known(value: Value) -> bool:
+    """Whether a spec's value is known in every entry."""
+    return all(map(value_known, value)) if isinstance(value, tuple) else value is not None
+
+
 def spec_of(array: np.ndarray[Any, Any]) -> Spec:
     """The spec of an array, with its value when that is small and integral."""
     if array.dtype.kind in "iu" and array.size <= MAX_VALUE_SIZE and array.ndim <= 1:

@@ -11,7 +11,7 @@ import numpy as np
 from flowrt.errors import FlowrtError, InternalError
 from flowrt.op import Attr, Op, lookup
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
-from flowrt.spec import Spec, Value, spec_of
+from flowrt.spec import Spec, spec_of, value_known
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Evaluate: TypeAlias = Callable[[Op, Sequence[Array], Mapping[str, Attr]], tuple[Array, ...]]
@@ -71,7 +71,7 @@ def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | 
     if len(node.outputs) != 1 or node.op.stateful or node.op.effect or node.op.name in STRUCTURAL:
         return None
     spec = node.outputs[0]
-    if _is_complete(spec.value) and spec.known:
+    if value_known(spec.value) and spec.known:
         return _frozen(np.array(spec.value, spec.dtype).reshape(spec.concrete))
     if evaluate is None or not spec.known or spec.nbytes > largest:
         return None
@@ -84,10 +84,6 @@ def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | 
     if not spec.accepts(found.dtype, found.shape):
         raise InternalError(f"{node.where()}: folded to {spec_of(found)}, but {spec} was inferred")
     return _frozen(found)
-
-
-def _is_complete(value: Value) -> bool:
-    return None not in value if isinstance(value, tuple) else value is not None
 
 
 def _frozen(array: Array) -> Array:

@@ -23,9 +23,9 @@ from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.machine import ALL_DEAD, Kind, StepMachine, Topology
-from flowrt.sched.regions import READ, WRITES, Region, find_regions, resource_of
+from flowrt.sched.regions import READ, WRITES, Region, find_regions, resource_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
-from flowrt.sched.single import NodeRunner, read_variable, variable_spec, write_variable
+from flowrt.sched.single import NodeRunner, read_variable, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from flowrt.kernels.launch import COPY_OP, Operand, Step, apply_kernel
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.arena import lay_out
-from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of, whole
-from flowrt.spec import Spec
+from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of, variable_spec
+from flowrt.spec import Spec, value_known
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
@@ -189,7 +189,7 @@ class _Recorder:
         return outputs
 
     def _touch(self, node: PlanNode, index: int) -> None:
-        name, spec = resource_of(node), Spec(node.attrs["dtype"], node.attrs["shape"])
+        name, spec = resource_of(node), variable_spec(node)
         known = self.held.setdefault(name, spec)
         if not known.accepts(spec.dtype, spec.concrete):
             raise GraphError(f"{node.where()}: the variable {name[1]!r} is {known} elsewhere in the plan, {spec} here")
@@ -307,7 +307,7 @@ def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
     """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
     if not outputs or node.op in ALIASES or lookup(node.op).stateful:
         return False
-    return all(spec.dtype.kind in "iu" and whole(spec.value) and _fits(spec) for spec in outputs)
+    return all(spec.dtype.kind in "iu" and value_known(spec.value) and _fits(spec) for spec in outputs)
 
 
 def _fits(spec: Spec) -> bool:

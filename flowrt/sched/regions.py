@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.op import lookup
+from flowrt.spec import Spec, value_known
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
-    from flowrt.spec import Spec, Value
 
 Name: TypeAlias = tuple[str, str]
 Markers: TypeAlias = int  # a set of markers, as bits
@@ -69,6 +69,11 @@ def resource_of(node: PlanNode) -> Name:
     return (str(node.attrs["container"]), str(node.attrs["resource"]))
 
 
+def variable_spec(node: PlanNode) -> Spec:
+    """The spec that such a node says its variable has."""
+    return Spec(node.attrs["dtype"], node.attrs["shape"])
+
+
 def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region, ...]:
     """The regions of ``plan``, by their first nodes; nodes for which ``breaks`` holds are in none."""
     edges = _Edges(plan)
@@ -97,11 +102,6 @@ def size_operands(node: PlanNode) -> Iterator[int]:
         if parameter.name in decisive:
             yield from range(position, position + count)
         position += count
-
-
-def whole(value: Value) -> bool:
-    """Whether a spec's value is known in every entry."""
-    return all(map(whole, value)) if isinstance(value, tuple) else value is not None
 
 
 class _Edges:
@@ -233,4 +233,4 @@ def _shape_inputs(edges: _Edges, nodes: Iterable[int], inputs: Iterable[int]) ->
 
 def _may_carry(spec: Spec) -> bool:
     """Whether inference needs a step to learn this tensor's value, and can use it."""
-    return spec.dtype.kind in "iu" and (spec.dims is None or len(spec.dims) <= 1) and not whole(spec.value)
+    return spec.dtype.kind in "iu" and (spec.dims is None or len(spec.dims) <= 1) and not value_known(spec.value)

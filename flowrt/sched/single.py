@@ -19,7 +19,7 @@ from flowrt.kernels.launch import FAILURES, STATUS, Prepared, prepare
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.recording import predict
-from flowrt.sched.regions import resource_of, size_operands
+from flowrt.sched.regions import resource_of, size_operands, variable_spec
 from flowrt.sched.tape import address, corrected
 from flowrt.spec import Spec, spec_of
 
@@ -32,11 +32,6 @@ Array: TypeAlias = np.ndarray[Any, Any]
 PREPARED_PER_NODE = 64
 
 UPDATES: dict[str, Callable[..., Any]] = {"assign_add": np.add, "assign_sub": np.subtract}
-
-
-def variable_spec(node: PlanNode) -> Spec:
-    """The spec that a variable's node says its variable has."""
-    return Spec(node.attrs["dtype"], node.attrs["shape"])
 
 
 @dataclass(slots=True)

@@ -21,11 +21,11 @@ from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
 from flowrt.kernels.store import loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.recording import FIRST_SLOT, DataDependent, Launch, Recording, record
-from flowrt.sched.regions import Region, whole
-from flowrt.spec import Spec, Value, spec_of
+from flowrt.spec import Spec, Value, spec_of, value_known
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
+    from flowrt.sched.regions import Region
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -253,4 +253,4 @@ class Tapes:
 
 def _static(spec: Spec) -> Value:
     """The value that the plan itself knows entirely, if it does."""
-    return spec.value if whole(spec.value) else None
+    return spec.value if value_known(spec.value) else None
