@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -31,12 +32,17 @@ from flowrt.errors import (
     RemoteError,
     ResourceError,
 )
+from flowrt.net import node as node_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.tokens import new_token
+from flowrt.sched.executor import Executor
+from flowrt.sched.host import Host
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
+
+    from flowrt.plan import Plan
 
 SCALAR = Spec("float64", ())
 LARGE = Spec("float64", (1 << 20,))  # 8 MiB
@@ -238,6 +244,33 @@ async def test_steps_cancelled_at_random_moments_leave_nothing(cluster: LocalClu
                     whole += 1
         assert whole >= 180
         assert await nothing_open(master)
+
+
+async def test_a_node_answers_while_it_makes_a_plan_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(plan: Plan, host: Host) -> Executor:
+        begun.set()
+        assert go_on.wait(10)
+        return Executor(plan, host)
+
+    monkeypatch.setattr(node_module, "Executor", slow)
+    host, token = Host(PS), new_token()
+    try:
+        async with (
+            node_module.Node(host, token).serving("127.0.0.1", 0) as server,
+            Master({PS: ("127.0.0.1", server.port)}, token) as master,
+            asyncio.TaskGroup() as tasks,
+        ):
+            registering = tasks.create_task(master.register(**echo(PS, SCALAR)))
+            try:
+                await asyncio.to_thread(begun.wait, 10)
+                assert (await master.statistics())[PS]["plans"] == 0
+            finally:
+                go_on.set()
+            assert (await Numbers(master)(await registering, np.asarray(2.0)))[0] == 4.0
+    finally:
+        await host.aclose()
 
 
 # ── masters ──────────────────────────────────────────────────────────────────────────────────────────────────────────

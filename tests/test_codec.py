@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_messages import DTYPES, messages, same
 
-from flowrt.codec import FRAME, Limits, decode, encode, pack, survey, unpack
+from flowrt.codec import FRAME, SHORT, WHOLE, Limits, decode, decode_whole, encode, pack, survey, unpack
 from flowrt.errors import BrokenStream, SpecError
 
 
@@ -231,3 +231,69 @@ def test_not_a_number_and_infinity_survive() -> None:
     assert math.isnan(back[0])
     assert back[1] == math.inf
     assert math.copysign(1, back[2]) == -1
+
+
+# ── in one pass ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.empty(shape, dtype)
+
+
+def in_one_pass(header: bytes, body: bytes) -> tuple[Any, int] | None:
+    return decode_whole(memoryview(header + body), len(header), empty)
+
+
+@given(messages, st.binary(max_size=8))
+def test_one_pass_reads_what_two_read_or_leaves_it_to_them(message: Any, after: bytes) -> None:
+    header, buffers = encode(message)
+    body = b"".join(buffers)
+    whole = in_one_pass(header, body + after)
+    if whole is not None:
+        assert same(whole[0], message)
+        assert whole[1] == len(header) + len(body)
+
+
+def test_one_pass_reads_a_short_message_and_waits_for_one_that_is_cut() -> None:
+    header, (buffer,) = encode({"kind": "Done", "values": (np.arange(5),), "edges": (1,)})
+    body = bytes(buffer)
+    read = in_one_pass(header, body)
+    assert read is not None
+    assert same(read[0]["values"][0], np.arange(5))
+    assert in_one_pass(header, body[:-1]) is None
+
+
+@settings(max_examples=300)
+@given(messages, st.integers(0, 2**32))
+def test_one_pass_accepts_nothing_that_the_survey_refuses(message: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    header, buffers = encode(message)
+    damaged = bytearray(header)
+    for _ in range(rng.randrange(1, 4)):
+        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+    body = b"".join(buffers) + bytes(64)
+    whole = in_one_pass(bytes(damaged), body)
+    if whole is not None:
+        used = body[: whole[1] - len(damaged)]
+        assert same(whole[0], unpack(struct.pack("<I", len(damaged)) + damaged + used, WHOLE))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\xd6\xff\x00\x00\x00\x01",
+        b"\xd7\xff" + bytes(8),
+        b"\xc7\x0c\xff" + bytes(12),
+        b"\x82\xa1a\x01\xa1a\x02",
+        b"\x81\xc4\x01a\x02",
+        b"\x91" * 33 + b"\x00",
+        b"\x01\x01",
+        array_token(b"<f4", 0, 2**62),
+        array_token(b"<f4", 2**63),
+        array_token(b"<f4", *[1] * 9),
+        msgpack.packb("x" * SHORT),
+    ],
+    ids=["time4", "time8", "time12", "twice", "bytes-key", "deep", "extra", "empty", "huge", "rank-9", "long"],
+)
+def test_one_pass_leaves_to_the_survey_what_may_be_illegal(header: bytes) -> None:
+    assert in_one_pass(header, bytes(64)) is None

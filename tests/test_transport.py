@@ -23,6 +23,7 @@ from flowrt.errors import (
     BrokenStream,
     ClosedError,
     FlowrtError,
+    InternalError,
     NodeLost,
     ResourceError,
     SpecError,
@@ -394,6 +395,27 @@ async def test_closing_wakes_who_receives() -> None:
         await asyncio.sleep(0)
         await client.aclose()
         assert isinstance(await waiting, ClosedError)
+
+
+@on_both_loops
+async def test_a_second_receiver_is_refused_and_the_first_goes_on() -> None:
+    async with pair() as (client, server), asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(client.receive())
+        await asyncio.sleep(0)
+        with pytest.raises(InternalError, match="one consumer"):
+            await client.receive()
+        await server.send("for the first")
+        assert await first == "for the first"
+
+
+@on_both_loops
+async def test_a_cancelled_receiver_loses_nothing() -> None:
+    async with pair() as (client, server), asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(client.receive())
+        await asyncio.sleep(0)
+        first.cancel()
+        await server.send("kept")
+        assert await client.receive() == "kept"
 
 
 @on_both_loops

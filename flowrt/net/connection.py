@@ -134,13 +134,10 @@ class _Stream(asyncio.BufferedProtocol):
 
     async def wait_arrived(self) -> None:
         """Wait for news: a message, or that there will be none."""
-        if self.receiver is not None:
+        if self.receiver is not None and not self.receiver.done():
             raise InternalError(f"two tasks receive from {self.peer} at once; a connection has one consumer")
         self.receiver = self.loop.create_future()
-        try:
-            await self.receiver
-        finally:
-            self.receiver = None
+        await self.receiver
 
     def take(self) -> Message:
         """The oldest message of an inbox that is not empty."""
