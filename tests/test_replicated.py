@@ -179,7 +179,8 @@ async def test_who_waits_for_a_quorum_is_told_when_a_new_run_begins_or_the_state
             await session.run(trainer.start, {trainer.turn: np.array([1, 0])})
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(_error_of(session.run(trainer.receipts, {trainer.turn: np.array([1, 0])})))
-                await asyncio.sleep(0.02)
+                for _ in range(100):  # the step gets to its wait without leaving the loop
+                    await asyncio.sleep(0)
                 await end()
             assert isinstance(waiting.result(), fr.StepCancelled)
 
