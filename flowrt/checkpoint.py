@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -44,15 +45,16 @@ _log = logging.getLogger("flowrt.checkpoint")
 class Checkpoints:
     """Saves the variables of a session's graph on its own, and restores the newest whole checkpoint on opening.
 
-    ``path`` is a folder, made if need be; one session at a time saves into it. A save follows every ``every_steps``
-    training steps (runs that write variables) and every ``every_seconds``, as ``clock`` tells them; without either,
-    only `Session.save` saves. The newest ``keep`` stay. ``refused`` lists the checkpoints that were not whole. A save
-    that fails on its own is logged and tried again after the next step; training goes on.
+    ``url`` is the path of a folder, or its file:// URL; it is made if need be; one session at a time saves into it.
+    A save follows every ``every_steps`` training steps (runs that write variables) and every ``every_seconds``, as
+    ``clock`` tells them; without either, only `Session.save` saves. The newest ``keep`` stay. ``refused`` lists the
+    checkpoints that were not whole. A save that fails on its own is logged and tried again after the next step;
+    training goes on.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        url: str | os.PathLike[str],
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep: int = 5,
@@ -68,7 +70,7 @@ class Checkpoints:
                 f"Checkpoints: expected keep and every_steps of at least 1 and every_seconds of at least 0, "
                 f"got {keep}, {every_steps} and {every_seconds}"
             )
-        self.path = Path(path)
+        self.path = _local(url)
         self.every_steps = every_steps
         self.every_seconds = every_seconds
         self.keep = keep
@@ -121,8 +123,11 @@ class Checkpoints:
     async def restore_newest(self, session: Session) -> set[Name]:
         """Restore the newest whole checkpoint, if there are any; answers what it restored.
 
-        Raises `CheckpointError` where there are some, and none is whole: starting over would push them out.
+        Raises `CheckpointError` where there are some, and none is whole: starting over would push them out; and where
+        something other than a folder is in their place.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is not a folder, so no checkpoint can be saved in it")
         refused: list[str] = []
         for number, step in reversed(self.saves()):
             try:
@@ -181,6 +186,15 @@ async def _on_disk(function: Any, *args: Any) -> Any:
 
 def _variables(session: Session) -> list[tuple[Name, Tensor]]:
     return [((v.resource.container, v.resource.name), v.__tensor__()) for v in session.graph.variables]
+
+
+def _local(url: str | os.PathLike[str]) -> Path:
+    """The folder that ``url`` names."""
+    text = os.fspath(url)
+    scheme, found, rest = text.partition("://")
+    if found and scheme != "file":
+        raise GraphError(f"Checkpoints: checkpoints are kept on a local disk, not at {text}; give a folder's path")
+    return Path(unquote(rest) if found else text)
 
 
 def _check_spec(resource: Resource, value: Array, path: Path, step: int) -> None:

@@ -417,3 +417,12 @@ async def test_a_save_that_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
             assert ".partial" not in files(tmp_path)
         await session.save()
     shutil.rmtree(tmp_path)
+
+
+async def test_a_place_that_is_no_local_folder_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(fr.GraphError, match="local disk, not at s3://bucket/a"):
+        Checkpoints("s3://bucket/a")
+    assert Checkpoints(f"file://{tmp_path}/a%20b").path == tmp_path / "a b"
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        await train(Checkpoints(url=tmp_path / "file"), 0)
