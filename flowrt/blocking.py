@@ -149,7 +149,7 @@ class BlockingSession:
         """`Session.reset`."""
         self._call(self._session.reset(container))
 
-    def explain(self, fetches: Any, feeds: Sequence[Any] = ()) -> str:
+    def explain(self, fetches: Any, feeds: Sequence[Any] | None = None) -> str:
         """`Session.explain`."""
         return self._call(self._session.explain(fetches, feeds))
 

@@ -112,6 +112,8 @@ class ClusterSpec:
 
 
 def _checked(jobs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    if not isinstance(jobs, Mapping):
+        raise GraphError(f"got {jobs!r}; {_FORM}")
     seen: dict[tuple[str, int], str] = {}
     for job, addresses in jobs.items():
         if not _JOB.fullmatch(job) or job == "client":
@@ -202,8 +204,10 @@ class LocalCluster:
         grace: float = 5.0,
         **jobs: int,
     ) -> None:
-        for job in jobs:
+        for job, count in jobs.items():
             _check_job(job)
+            if not isinstance(count, int) or count < 0:
+                raise GraphError(f"{job}={count!r}: a job has a number of tasks, from 0 up")
         self._names = [(job, number) for job, count in jobs.items() for number in range(count)]
         if not self._names:
             raise GraphError("a cluster needs a task; worker=1 would be one")

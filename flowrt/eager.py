@@ -81,7 +81,12 @@ def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> tuple[Prepa
             "in a session"
         )
     outputs = lookup(name).infer(inputs, attrs.values)
-    return None if name in ALIASES else prepare(name, inputs, outputs, attrs.values), outputs
+    if name in ALIASES:
+        return None, outputs
+    try:
+        return prepare(name, inputs, outputs, attrs.values), outputs
+    except GraphError as error:
+        raise GraphError(f"{name} ({user_site()}): {error}") from error
 
 
 class EagerBuilder:

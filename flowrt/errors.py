@@ -7,12 +7,16 @@ from `BY_NAME`; nothing is imported by name.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(contextlib.__file__)
+# Between the user's lines and ours: what enters `with` blocks and decorated functions, and what runs tasks.
+_BETWEEN = (_PACKAGE, contextlib.__file__, os.path.join(_LIBRARY, "asyncio") + os.sep)
 
 
 class FlowrtError(Exception):
@@ -25,6 +29,8 @@ class GraphError(FlowrtError):
 
 class SpecError(GraphError):
     """Shapes, dtypes or attributes that an op does not accept."""
+
+    located = False  # whether the text names the op and the user's line
 
 
 class GraphFinalizedError(GraphError):
@@ -122,11 +128,11 @@ carried_site: ContextVar[Site | None] = ContextVar("flowrt_carried_site", defaul
 
 
 def user_site() -> Site:
-    """The innermost line on the stack that is not flowrt's own."""
+    """The innermost line on the stack that is neither flowrt's own nor the standard library's between them."""
     carried = carried_site.get()
     if carried is not None:
         return carried
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return Site(frame.f_code.co_filename, frame.f_lineno)

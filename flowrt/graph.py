@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.device import ANYWHERE, Device
-from flowrt.errors import GraphError, GraphFinalizedError, Site, user_site
+from flowrt.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
 from flowrt.op import REGISTRY, Attr, Op, active_builder, as_attr, as_value, building
+from flowrt.operators import Operators
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
@@ -56,6 +57,7 @@ class Node:
 
     @property
     def builder(self) -> Graph:
+        """Who builds with this node: its graph."""
         return self.graph
 
     @property
@@ -66,100 +68,6 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} ({self.site})>"
-
-
-class Operators:
-    """Python's operators and slicing, as on arrays, for what stands for a tensor."""
-
-    __slots__ = ()
-    __array_ufunc__ = None  # an array beside a tensor leaves the operator to the tensor
-
-    def __getitem__(self, key: Any) -> Any:
-        return REGISTRY["getitem"](self, as_key(key))
-
-    def _with(self, name: str, other: Any) -> Any:
-        return REGISTRY[name](self, other)
-
-    def _from(self, name: str, other: Any) -> Any:
-        return REGISTRY[name](other, self)
-
-    def __add__(self, other: Any) -> Any:
-        return self._with("add", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._from("add", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with("subtract", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._from("subtract", other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with("multiply", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._from("multiply", other)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._with("divide", other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._from("divide", other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._with("floor_divide", other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._from("floor_divide", other)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._with("remainder", other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._from("remainder", other)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._with("pow", other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._from("pow", other)
-
-    def __matmul__(self, other: Any) -> Any:
-        return self._with("matmul", other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return self._from("matmul", other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._with("less", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._with("less_equal", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._with("greater", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._with("greater_equal", other)
-
-    def __and__(self, other: Any) -> Any:
-        return self._with("logical_and" if as_value(self).dtype == bool else "bitwise_and", other)
-
-    def __or__(self, other: Any) -> Any:
-        return self._with("logical_or" if as_value(self).dtype == bool else "bitwise_or", other)
-
-    def __xor__(self, other: Any) -> Any:
-        return self._with("logical_xor" if as_value(self).dtype == bool else "bitwise_xor", other)
-
-    def __invert__(self) -> Any:
-        return REGISTRY["logical_not"](self)
-
-    def __neg__(self) -> Any:
-        return REGISTRY["negative"](self)
-
-    def __abs__(self) -> Any:
-        return REGISTRY["abs"](self)
 
 
 class Tensor(Operators):
@@ -183,26 +91,34 @@ class Tensor(Operators):
 
     @property
     def graph(self) -> Graph:
+        """The graph it belongs to."""
         return self._node.graph
 
     @property
     def builder(self) -> Graph:
+        """Who builds with this tensor: its graph."""
         return self._node.graph
 
     @property
     def spec(self) -> Spec:
+        """Its dtype, its shape, and its value where that is known while building."""
         return self._spec
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """NumPy's dtype of its entries."""
         return self._spec.dtype
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        return self._spec.shape
+        """The sizes, None where only a step will know; raises `SpecError` where even the rank is open."""
+        if self._spec.dims is None:
+            raise SpecError(f"{user_site()}: the rank of {self!r} is not known; declare its shape (a queue: shapes=)")
+        return self._spec.dims
 
     @property
     def name(self) -> str:
+        """``operation:output``, unique in the graph."""
         return f"{self._node.name}:{self.index}"
 
     @property
@@ -231,21 +147,6 @@ class Tensor(Operators):
 
     def __array__(self, *args: object, **kwargs: object) -> Any:
         raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
-
-
-def as_key(key: Any) -> tuple[Attr, ...]:
-    """An index expression as plain data: ints, ``(start, stop, step)`` slices, ``None`` for a new axis, ``"..."``."""
-    out: list[Attr] = []
-    for item in key if isinstance(key, tuple) else (key,):
-        if isinstance(item, slice):
-            out.append(tuple(None if v is None else int(v) for v in (item.start, item.stop, item.step)))
-        elif item is Ellipsis:
-            out.append("...")
-        elif item is None or (isinstance(item, (int, np.integer)) and not isinstance(item, bool)):
-            out.append(None if item is None else int(item))
-        else:
-            raise GraphError(f"{user_site()}: index with ints, slices, None and ...; use fr.take for {item!r}")
-    return tuple(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +198,7 @@ class Graph:
         return f"<Graph of {len(self.nodes)} nodes>"
 
     def finalize(self) -> None:
-        """Let no further node in. A session's first step does it."""
+        """Let no further node in. Opening a session does it."""
         self.finalized = True
 
     def constant(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -306,7 +207,25 @@ class Graph:
         return made
 
     def spec(self, value: Tensor) -> Spec:
+        """The spec of one of this graph's tensors."""
         return value.spec
+
+    def get_operation_by_name(self, name: str) -> Node:
+        """The operation of that name, as in a graph read by `from_bytes`; raises `GraphError` where there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise GraphError(f"{user_site()}: no operation of this graph is named {name!r}")
+
+    def get_tensor_by_name(self, name: str) -> Tensor:
+        """The tensor of that name, ``operation:output``; raises `GraphError` where there is none."""
+        operation, _, index = name.partition(":")
+        outputs = self.get_operation_by_name(operation).outputs
+        if not index.isdecimal() or int(index) >= len(outputs):
+            raise GraphError(
+                f"{user_site()}: no tensor is named {name!r}; {operation!r} has {len(outputs)} outputs, from :0"
+            )
+        return outputs[int(index)]
 
     def apply(self, op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Attr], name: str | None = None) -> Any:
         """Record one node and answer its outputs (the node itself where it has none)."""
@@ -407,7 +326,11 @@ def name_scope(name: str) -> Iterator[None]:
 def device(name: str) -> Iterator[None]:
     """Ask for a device, any part of whose name may be left out; inner scopes refine outer ones."""
     scope = _scope.get()
-    with scoped(replace(scope, device=Device.parse(name).over(scope.device))):
+    try:
+        asked = Device.parse(name)
+    except PlacementError as error:
+        raise PlacementError(f"{user_site()}: {error}") from None
+    with scoped(replace(scope, device=asked.over(scope.device))):
         yield
 
 

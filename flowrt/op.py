@@ -8,7 +8,8 @@ records it, the eager builder evaluates it. This file knows neither; it knows on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast, overload
@@ -123,12 +124,50 @@ def default_array(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
     else:
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise SpecError(f"{_shortened(value)} is not a tensor: {error}") from None
         if array.dtype == np.float64 and not _holds_numpy(value):
             array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
-        raise SpecError(f"{value!r} is not a tensor: its dtype would be {array.dtype}")
+        raise SpecError(f"{_shortened(value)} is not a tensor: its dtype would be {array.dtype}")
     return array
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def fitting_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Plain data as an array of ``dtype``; raises `SpecError` where that would lose a fraction, a sign or a size.
+
+    Floats may lose precision: a float64 array is taken for float32.
+    """
+    array = default_array(value)
+    out = array.astype(dtype)
+    ranks = {"b": 0, "u": 1, "i": 1, "f": 2}
+    if ranks[array.dtype.kind] > ranks[dtype.kind] or (dtype.kind in "iu" and not np.array_equal(out, array)):
+        raise SpecError(f"{_shortened(value)}, {array.dtype}, does not fit {dtype}; convert it with .astype first")
+    return out
+
+
+@contextmanager
+def located(what: str) -> Iterator[None]:
+    """Around a function's body, or as its decorator: a `SpecError` from it says ``what`` and the user's line."""
+    try:
+        yield
+    except SpecError as error:
+        raise _located(what, error) from None
+
+
+def _located(what: str, error: SpecError) -> SpecError:
+    if error.located:
+        return error
+    found = SpecError(f"{what} ({user_site()}): {error}")
+    found.located = True
+    return found
 
 
 def _holds_numpy(value: Any) -> bool:
@@ -225,7 +264,7 @@ class Op:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise SpecError(f"{self.name}{self._signature} ({user_site()}): {error}") from None
+            raise _located(f"{self.name}{self._signature}", SpecError(str(error))) from None
         bound.apply_defaults()
         try:
             values, promoted, attrs = self._sort(bound.arguments)
@@ -233,7 +272,7 @@ class Op:
             inputs = self._as_inputs(builder, values, promoted)
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
-            raise SpecError(f"{self.name}{f' {name!r}' if name else ''} ({user_site()}): {error}") from None
+            raise _located(f"{self.name} {name!r}" if name else self.name, error) from None
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], list[bool], dict[str, Attr]]:

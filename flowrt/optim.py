@@ -47,6 +47,8 @@ class Optimizer(ABC):
         Raises `GraphError` where it depends on none of them.
         """
         tensor = as_value(loss)
+        if not hasattr(tensor, "graph"):
+            raise GraphError(f"{user_site()}: the loss to minimize is a tensor of a graph, not {loss!r}")
         among = [v for v in tensor.graph.variables if v.trainable] if variables is None else list(variables)
         if not among:
             raise GraphError(f"{user_site()}: there is no trainable variable; create one, or name some by variables=")

@@ -10,7 +10,7 @@ import numpy as np
 
 from flowrt.device import Device
 from flowrt.eager import evaluate
-from flowrt.errors import InternalError, NodeLost
+from flowrt.errors import GraphError, InternalError, NodeLost
 from flowrt.passes import Compiled, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
@@ -196,6 +196,8 @@ async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
     from flowrt.net.master import Master  # a session in one process needs no network
 
     spec = getattr(cluster, "spec", cluster)
+    if not hasattr(spec, "tasks"):
+        raise GraphError(f"a session's cluster is a ClusterSpec or LocalCluster, not {cluster!r}")
     master = Master(spec.tasks(), cluster.token, name=name)
     await master.open()
     return ClusterRunner(master)

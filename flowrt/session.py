@@ -26,12 +26,16 @@ from flowrt.errors import (
     RemoteError,
     StepCancelled,
     StepTimeout,
+    carried_site,
     user_site,
 )
 from flowrt.feeds import as_feed
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.initial import initial_waves
 from flowrt.op import as_value
+from flowrt.operators import Operators
+from flowrt.passes.prune import placeholders_of
+from flowrt.placement import Rules
 from flowrt.runners import LocalRunner, Registered, Runner, compile_for, open_cluster
 from flowrt.sched.regions import WRITES
 from flowrt.structure import LEAF, Structure, flatten
@@ -40,7 +44,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from flowrt.checkpoint import Checkpoints
-    from flowrt.placement import Rules
 
 Array = np.ndarray[Any, Any]
 
@@ -84,6 +87,11 @@ class Session:
         options: Options | None = None,
         name: str = "",
     ) -> None:
+        for what, value, kind in (("graph", graph, Graph), ("placement", placement or Rules(), Rules)):
+            if not isinstance(value, kind):
+                raise GraphError(f"{user_site()}: a session's {what} is a {kind.__name__}, not {value!r}")
+        if checkpoints is not None and not hasattr(checkpoints, "restore_newest"):
+            raise GraphError(f"{user_site()}: checkpoints is fr.Checkpoints({checkpoints!r}), not {checkpoints!r}")
         self.graph = graph
         self.options = options or Options()
         self.checkpoints = checkpoints
@@ -161,7 +169,7 @@ class Session:
 
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> CompiledStep:
         """The fast path of `run`: a callable that takes the values of ``feeds`` in order and awaits the fetches."""
-        step = self._step(fetches, tuple(self._fed(t) for t in feeds))
+        step = self._step(fetches, self._all_fed(feeds))
         step.users += 1  # for good: who has it may call it at any time
         return CompiledStep(self, step)
 
@@ -263,6 +271,11 @@ class Session:
         self._own(tensor)
         return tensor
 
+    def _all_fed(self, feeds: Sequence[Any]) -> tuple[Tensor, ...]:
+        if isinstance(feeds, Operators):
+            raise GraphError(f"{user_site()}: feeds is a list of tensors; write feeds=[{feeds!r}]")
+        return tuple(self._fed(t) for t in feeds)
+
     def _own(self, value: Tensor | Node) -> None:
         if value.graph is not self.graph:
             raise GraphError(f"{user_site()}: {value!r} belongs to another graph than this session's")
@@ -334,12 +347,16 @@ class Session:
         """The tasks of the cluster that died or cannot be reached any more."""
         return self._open().lost
 
-    async def explain(self, fetches: Any, feeds: Sequence[Any] = ()) -> str:
-        """What became of a step: passes, placement, and the tapes of each task, as text."""
+    async def explain(self, fetches: Any, feeds: Sequence[Any] | None = None) -> str:
+        """What became of a step: passes, placement, and the tapes of each task, as text.
+
+        ``feeds`` are the tensors that are fed, by default the placeholders that the step needs.
+        """
         from flowrt.explain import explain_step
 
         self._open()
-        step = self._step(fetches, tuple(self._fed(t) for t in feeds))
+        feeds = placeholders_of(map(as_value, flatten(fetches)[1])) if feeds is None else feeds
+        step = self._step(fetches, self._all_fed(feeds))
         return explain_step(step.compiled, tapes=self.options.tapes)
 
     @asynccontextmanager
@@ -349,11 +366,15 @@ class Session:
         An element is an array, or a tuple of one per component. Leaving the block early, or an error of the iterable,
         closes the queue too, so nobody waits for what never comes; that error is raised from the block.
         """
+        if not hasattr(queue, "entrance"):
+            raise GraphError(f"{user_site()}: {queue!r} is not a queue; create an fr.FIFOQueue in the graph")
+        site = user_site()
         graph, feeds, enqueue, close = queue.entrance()
         put = _Step(self, graph, LEAF, [enqueue], feeds)
         end = _Step(self, graph, LEAF, [close], ())
 
         async def produce() -> None:
+            carried_site.set(site)  # of this task alone
             try:
                 async with aclosing(_as_async(source)) as elements:
                     async for element in elements:

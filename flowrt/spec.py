@@ -7,7 +7,8 @@ the graph) into shape inference; it has the nesting of the array, with ``None`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,8 +37,11 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 def as_shape(shape: Any) -> Shape:
     """``shape`` as a tuple of non-negative ints and Nones."""
-    items = (shape,) if shape is None or isinstance(shape, (int, np.integer)) else tuple(shape)
-    out = tuple(None if n is None else int(n) for n in items)
+    try:
+        items = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        out = tuple(None if n is None else operator.index(n) for n in items)
+    except TypeError:
+        raise SpecError(f"a shape is a tuple of sizes and Nones, got {shape!r}") from None
     if any(n is not None and n < 0 for n in out):
         raise SpecError(f"a shape cannot hold negative sizes: {out}")
     if len(out) > MAX_RANK:
@@ -64,12 +68,14 @@ class Spec:
 
     @property
     def shape(self) -> Shape:
+        """The sizes, None where one is not known; raises `SpecError` where even the rank is not."""
         if self.dims is None:
             raise SpecError("the rank is not known here; declare the shape (a queue takes shapes=)")
         return self.dims
 
     @property
     def rank(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
@@ -105,9 +111,11 @@ class Spec:
         )
 
     def with_shape(self, shape: Any) -> Spec:
+        """The same dtype in another shape."""
         return Spec(self.dtype, shape)
 
     def without_value(self) -> Spec:
+        """The same dtype and shape, whatever the value."""
         return self if self.value is None else replace_value(self, None)
 
     def __str__(self) -> str:

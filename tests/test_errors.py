@@ -217,3 +217,92 @@ def test_errors_are_found_by_name_to_be_rebuilt_from_the_wire() -> None:
     assert all(issubclass(kind, fr.FlowrtError) for kind in BY_NAME.values())
     assert issubclass(fr.SpecError, fr.GraphError)
     assert issubclass(fr.NodeLost, fr.RemoteError)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda x: fr.unstack(x), r"unstack \(HERE\): cannot unstack float32\[\?,3\]"),
+        (lambda x: fr.pad(x, 1.5), r"pad \(HERE\): paddings are pairs"),
+        (lambda x: fr.pad(x, ((1, 2, 3),)), r"pad \(HERE\): paddings are pairs"),
+        (lambda x: fr.zeros((2,), "foo"), r"zeros \(HERE\): 'foo' is not a dtype"),
+        (lambda x: fr.constant("x"), r"constant \(HERE\): 'x' is not a tensor"),
+        (lambda x: fr.constant([[1], [1, 2]]), r"constant \(HERE\): \[\[1\], \[1, 2\]\] is not a tensor"),
+        (lambda x: fr.add(x, [[1], [1, 2]]), r"add \(HERE\): \[\[1\], \[1, 2\]\] is not a tensor"),
+        (lambda x: fr.placeholder("float32", (2.5,)), r"placeholder \(HERE\): a shape is a tuple of sizes"),
+        (lambda x: fr.placeholder("float32").shape, r"HERE: the rank of .*placeholder.* is not known"),
+        (lambda x: fr.rank(fr.placeholder("float32")), r"rank \(HERE\): the rank is not known"),
+        (lambda x: fr.random.normal((2,), stddev=x), r"normal \(HERE\): stddev is a number"),
+        (lambda x: fr.Variable("x"), r"variable \(HERE\): 'x' is not a tensor"),
+        (lambda x: fr.Variable(None, dtype="float32"), r"variable \(HERE\): None is not a tensor"),
+        (lambda x: fr.FIFOQueue("a", "float32"), r"a queue \(HERE\) needs room .* got capacity='a'"),
+        (lambda x: fr.optim.SGD(0.1).minimize(3.0), r"HERE: the loss to minimize is a tensor"),
+        (lambda x: x[[0]], r"HERE: index with ints, slices"),
+        (lambda x: x[: fr.constant(1)], r"HERE: a slice is from int to int"),
+        (lambda x: ~x, r"HERE: ~ flips bools"),
+        (lambda x: x & x, r"(HERE: &, \| and \^ combine bools|bitwise_and \(HERE\))"),
+        (lambda x: fr.device("/foo").__enter__(), r"HERE: '/foo' is not a device"),
+        (lambda x: fr.name_scope("").__enter__(), r"HERE: '' is not a name"),
+        (lambda x: fr.control_dependencies([1]).__enter__(), r"HERE: 1 is neither"),
+        (lambda x: fr.Session(None), r"HERE: a session's graph is a Graph, not None"),  # type: ignore[arg-type]
+        (lambda x: fr.Session(x.graph, placement={"a": "b"}), r"HERE: a session's placement is a Rules"),
+        (lambda x: fr.Session(x.graph, checkpoints="/tmp/a"), r"HERE: checkpoints is fr.Checkpoints\('/tmp/a'\)"),
+    ],
+)
+def test_a_wrong_call_names_the_line_of_the_user(build: Any, says: str) -> None:
+    with fr.Graph():
+        x = fr.placeholder("float32", (None, 3))
+        with pytest.raises(fr.GraphError, match="^" + says.replace("HERE", r"\S*test_errors\.py:\d+")):
+            build(x)
+
+
+def test_what_is_written_to_a_variable_or_queue_is_not_bent_into_its_dtype() -> None:
+    with fr.Graph():
+        count = fr.Variable(0, name="count")
+        small = fr.Variable(np.uint8(0), name="small")
+        queue = fr.FIFOQueue(2, "int32")
+        for write, value in ((count.assign, 1.5), (count.assign_add, 0.5), (small.assign, 256), (small.assign_sub, -1)):
+            with pytest.raises(fr.SpecError, match=r"^assign\w* to '\w+' \(.*test_errors.py:\d+\): .* does not fit"):
+                write(value)
+        with pytest.raises(fr.SpecError, match="is not a tensor"):
+            fr.Variable(1.0).assign(None)
+        with pytest.raises(fr.SpecError, match="does not fit int32"):
+            queue.enqueue(1.5)
+        count.assign(np.uint8(3))
+        fr.Variable(1.0).assign(np.float64(3))
+
+
+def test_an_op_without_a_kernel_names_the_line_of_the_user_outside_graphs_too() -> None:
+    with pytest.raises(fr.GraphError, match=r"^add \(.*test_errors.py:\d+\): no cpu kernel for add of \(float16"):
+        fr.add(np.ones(2, np.float16), np.float16(1))
+
+
+async def test_a_producers_bad_element_names_the_line_that_feeds_the_queue() -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(2, "float32", shapes=(3,))
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.FeedError, match=r"^\S*test_errors.py:\d+: feed 'element:0' \(\S*test_errors.py:\d+\)"):
+            async with session.producing(queue, [np.zeros(2, np.float32)]):
+                await asyncio.Event().wait()
+        with pytest.raises(fr.GraphError, match=r"test_errors.py:\d+: \[1\] is not a queue"):
+            async with session.producing([1], []):
+                pass
+
+
+async def test_a_run_in_a_task_of_its_own_names_no_line_of_asyncio() -> None:
+    graph, x, _, y = model()
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.FeedError) as caught:
+            await asyncio.gather(session.run(y, {x: 1.0}))
+        assert "/asyncio/" not in str(caught.value)
+
+
+def test_bits_of_integers_are_flipped_as_numpy_does() -> None:
+    with fr.Graph() as graph:
+        signed, unsigned = fr.constant(np.int64([0, 5, -3])), fr.constant(np.uint8([0, 5, 255]))
+        flipped = [~signed, ~unsigned, ~(signed > 0), np.array([True, False, True]) & (signed > 0)]
+    with fr.BlockingSession(graph) as session:
+        values = session.run(flipped)
+    expected = [~np.int64([0, 5, -3]), ~np.uint8([0, 5, 255]), [True, False, True], [False, False, False]]
+    assert [v.tolist() for v in values] == [np.asarray(e).tolist() for e in expected]
+    assert [v.dtype for v in values[:2]] == [np.int64, np.uint8]

@@ -61,16 +61,16 @@ def switch_grad(node: Node, if_false: Tensor, if_true: Tensor) -> tuple[Any, ...
 
 
 @op
-def merge(values: Sequence[Spec]) -> tuple[Spec, Spec]:
-    """The one of ``values`` that is not dead, and its position (int64). Dead if all are."""
-    if not values:
+def merge(inputs: Sequence[Spec]) -> tuple[Spec, Spec]:
+    """The one of ``inputs`` that is not dead, and its position (int64). Dead if all are."""
+    if not inputs:
         raise SpecError("merge needs at least one tensor")
-    if len({v.dtype for v in values}) > 1:
-        raise SpecError(f"merge takes tensors of one dtype, got {', '.join(map(str, values))}")
-    ranks = {None if v.dims is None else v.rank for v in values}
+    if len({v.dtype for v in inputs}) > 1:
+        raise SpecError(f"merge takes tensors of one dtype, got {', '.join(map(str, inputs))}")
+    ranks = {None if v.dims is None else v.rank for v in inputs}
     if len(ranks) > 1:
-        return Spec(values[0].dtype, None), Spec("int64", ())
-    return Spec(values[0].dtype, _common(values)), Spec("int64", ())
+        return Spec(inputs[0].dtype, None), Spec("int64", ())
+    return Spec(inputs[0].dtype, _common(inputs)), Spec("int64", ())
 
 
 def _common(values: Sequence[Spec]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
 from flowrt.graph import Graph
-from flowrt.op import as_value, builder_for, no_gradient, op
+from flowrt.op import as_value, builder_for, located, no_gradient, op
 from flowrt.ops.inference import filled
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def random_uniform(
     return _sampled(dtype, shape)
 
 
+@located("normal")
 def normal(
     shape: Any,
     mean: float = 0.0,
@@ -67,9 +68,10 @@ def normal(
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
     seed, stream = _key("random_normal", shape, seed, name)
-    return random_normal(shape, float(mean), float(stddev), dtype, seed, stream, name=name)
+    return random_normal(shape, _number("mean", mean), _number("stddev", stddev), dtype, seed, stream, name=name)
 
 
+@located("uniform")
 def uniform(
     shape: Any,
     low: float = 0.0,
@@ -84,7 +86,14 @@ def uniform(
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
     seed, stream = _key("random_uniform", shape, seed, name)
-    return random_uniform(shape, float(low), float(high), dtype, seed, stream, name=name)
+    return random_uniform(shape, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise SpecError(f"{what} is a number, not {value!r}; scale and shift the result for a tensor") from None
 
 
 def _key(op_name: str, shape: Any, seed: int | None, name: str | None) -> tuple[int | None, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import no_gradient, op
+from flowrt.op import located, no_gradient, op
 from flowrt.ops.elementwise import (
     add,
     astype,
@@ -285,6 +285,7 @@ def size(x: Any, *, name: str | None = None) -> Any:
     return prod(shape_of(x), name=name)
 
 
+@located("rank")
 def rank(x: Any) -> int:
     """The number of dimensions of ``x``, which is always known while a graph is built."""
     return described(x).rank

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import op
+from flowrt.op import located, op
 from flowrt.ops.inference import carry, described, filled, target
 from flowrt.ops.reduce import broadcast_to, sum
 from flowrt.ops.source import shape_of
@@ -224,6 +224,7 @@ def stack_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return tuple(getitem(dy, (*[(None, None, None)] * axis, i)) for i in range(len(node.inputs)))
 
 
+@located("unstack")
 def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     """The slices of ``x`` along ``axis``, whose size must be known, each without that axis."""
     spec = described(x)
@@ -284,21 +285,29 @@ def pad_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (getitem(dy, tuple((before, -after if after else None, None) for before, after in paddings)),)
 
 
+@located("pad")
 def pad(x: Any, paddings: Any, value: float = 0, *, name: str | None = None) -> Any:
     """``x`` with entries of ``value`` around it.
 
     ``paddings`` is one (before, after) per axis, or one pair or number for every axis.
     """
-    pairs = np.asarray(paddings)
-    if pairs.dtype.kind not in "iu":
-        raise SpecError(f"paddings are integers, got {paddings}")
-    if pairs.ndim < 2:
-        pairs = np.broadcast_to(pairs, (described(x).rank, 2))
+    try:
+        pairs = np.asarray(paddings)
+        if pairs.ndim < 2:
+            pairs = np.broadcast_to(pairs, (described(x).rank, 2))
+    except ValueError:
+        raise SpecError(
+            f"paddings are one (before, after) per axis, or one pair or number for all, got {paddings}"
+        ) from None
+    if pairs.dtype.kind not in "iu" or pairs.shape[1:] != (2,):
+        raise SpecError(f"paddings are pairs of integers, (before, after) per axis, got {paddings}")
     return pad_op(x, tuple((int(before), int(after)) for before, after in pairs), value, name=name)
 
 
-def tile(x: Any, repeats: Sequence[int], *, name: str | None = None) -> Any:
+@located("tile")
+def tile(x: Any, repeats: int | Sequence[int], *, name: str | None = None) -> Any:
     """``x`` repeated ``repeats[i]`` times along axis i (counted from the last, as NumPy does)."""
+    repeats = (repeats,) if isinstance(repeats, int) else repeats
     spec = described(x)
     count = max(spec.rank, len(repeats))
     times = (1,) * (count - len(repeats)) + tuple(repeats)

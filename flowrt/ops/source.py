@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import as_value, default_array, lookup, op
+from flowrt.op import as_value, default_array, located, lookup, op
 from flowrt.ops.inference import carry, described, filled
 from flowrt.spec import Spec, as_dtype, spec_of
 
@@ -24,6 +24,7 @@ def constant_op(value: Any) -> Spec:
     return spec_of(value)
 
 
+@located("constant")
 def constant(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
     """A tensor that always holds ``value`` (copied): Python floats as float32, ints as int64, unless ``dtype`` says."""
     array = default_array(value) if dtype is None else np.asarray(value).astype(as_dtype(dtype))
@@ -62,16 +63,19 @@ def full_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return None, lookup("sum")(dy)
 
 
+@located("full")
 def full(shape: Any, value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
     """A tensor of ``shape`` filled with the scalar ``value``, of its dtype unless ``dtype`` says otherwise."""
     return full_op(shape, _of_dtype(value, dtype), name=name)
 
 
+@located("zeros")
 def zeros(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
     """A tensor of ``shape`` (a tuple, or an integer vector tensor) filled with zeros."""
     return full_op(shape, np.zeros((), as_dtype(dtype)), name=name)
 
 
+@located("ones")
 def ones(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
     """A tensor of ``shape`` (a tuple, or an integer vector tensor) filled with ones."""
     return full_op(shape, np.ones((), as_dtype(dtype)), name=name)
@@ -90,11 +94,13 @@ def full_like_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return None, lookup("sum")(dy)
 
 
+@located("zeros_like")
 def zeros_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
     """Zeros of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
     return full_like(x, np.zeros((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
 
 
+@located("ones_like")
 def ones_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
     """Ones of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
     return full_like(x, np.ones((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
@@ -121,6 +127,7 @@ def arange_grad(node: Node, dy: Tensor) -> tuple[None, None, None]:
     return None, None, None
 
 
+@located("arange")
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, name: str | None = None) -> Any:
     """Evenly spaced numbers from ``start`` (0 if only ``stop`` is given) up to ``stop``, which is left out.
 
@@ -133,6 +140,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, na
     return constant(array, dtype or ("float32" if array.dtype.kind == "f" else None), name=name)
 
 
+@located("eye")
 def eye(rows: int, columns: int | None = None, dtype: Any = "float32", *, name: str | None = None) -> Any:
     """The identity matrix with ``rows`` and ``columns`` (square unless ``columns`` is given)."""
     return constant(np.eye(rows, columns), dtype, name=name)

@@ -16,7 +16,6 @@ import numpy as np
 from flowrt.errors import SpecError, user_site
 from flowrt.graph import (
     Graph,
-    Operators,
     Resource,
     container,
     control_dependencies,
@@ -25,7 +24,8 @@ from flowrt.graph import (
     device,
     name_scope,
 )
-from flowrt.op import as_value, building, default_array, no_gradient, op
+from flowrt.op import as_value, building, default_array, fitting_array, located, no_gradient, op
+from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
 from flowrt.ops.source import constant, placeholder
 from flowrt.spec import Spec, as_dtype, as_shape
@@ -117,22 +117,27 @@ class Variable(Operators):
 
     @property
     def name(self) -> str:
+        """Its name, unique among the graph's variables and queues."""
         return self.resource.name
 
     @property
     def spec(self) -> Spec:
+        """Its dtype and shape."""
         return self.resource.specs[0]
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """NumPy's dtype of its entries."""
         return self.spec.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its sizes, all known."""
         return self.spec.concrete
 
     @property
     def trainable(self) -> bool:
+        """Whether optimisers move it by default."""
         return self.resource.trainable
 
     @property
@@ -142,6 +147,7 @@ class Variable(Operators):
 
     @property
     def graph(self) -> Graph:
+        """The graph it was created in."""
         return self._read.graph
 
     @property
@@ -188,19 +194,20 @@ class Variable(Operators):
         return self._write(assign_sub, value, name)
 
     def _write(self, write: Op, value: Any, name: str | None) -> Node:
-        with building(self.graph):
+        with building(self.graph), located(f"{write.name} to {self.name!r}"):
             made: Node = write(
                 _of_dtype(value, self.dtype), **_attributes(self.resource), name=name or f"{self.name}/{write.name}"
             )
         return made
 
 
+@located("variable")
 def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
     graph = current_graph("a variable")
     value = _initial(initial, dtype)
     spec = value.spec if hasattr(value, "spec") else Spec(value.dtype, value.shape)
     if not spec.known:
-        raise SpecError(f"a variable ({user_site()}) starts from a tensor of fully known shape, got {spec}")
+        raise SpecError(f"a variable starts from a tensor of fully known shape, got {spec}")
     scope = current_scope()
     resource = Resource(
         "variable",
@@ -226,14 +233,14 @@ def _initial(initial: Any, dtype: Any) -> Any:
     value = as_value(initial)
     if hasattr(value, "builder"):
         return _of_dtype(value, value.dtype if dtype is None else dtype, cast=True)
-    return default_array(value) if dtype is None else _of_dtype(value, as_dtype(dtype))
+    return default_array(value) if dtype is None else default_array(value).astype(as_dtype(dtype))
 
 
 def _of_dtype(value: Any, dtype: Any, cast: bool = False) -> Any:
     """``value`` as a tensor as it is (cast if asked to) or an array of ``dtype``."""
     found = as_value(value)
     if not hasattr(found, "builder"):
-        return np.asarray(found).astype(as_dtype(dtype))
+        return fitting_array(found, as_dtype(dtype))
     return astype(found, dtype) if cast and found.dtype != as_dtype(dtype) else found
 
 
@@ -350,8 +357,8 @@ class FIFOQueue:
 
     def __init__(self, capacity: int, dtypes: Any, shapes: Any = None, name: str | None = None) -> None:
         graph = current_graph("a queue")
-        if capacity < 1:
-            raise SpecError(f"a queue ({user_site()}) needs room for at least one element, got capacity={capacity}")
+        if not isinstance(capacity, int) or capacity < 1:
+            raise SpecError(f"a queue ({user_site()}) needs room for at least one element, got capacity={capacity!r}")
         self._single = not isinstance(dtypes, (list, tuple))
         names = tuple(as_dtype(d).name for d in ([dtypes] if self._single else dtypes))
         nested = isinstance(shapes, (list, tuple)) and len(shapes) == 1 and isinstance(shapes[0], (list, tuple))
@@ -382,10 +389,12 @@ class FIFOQueue:
 
     @property
     def name(self) -> str:
+        """Its name, unique among the graph's variables and queues."""
         return self.resource.name
 
     @property
     def specs(self) -> tuple[Spec, ...]:
+        """The specs of an element's components."""
         return self.resource.specs
 
     def __repr__(self) -> str:

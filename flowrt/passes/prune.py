@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import FeedError, GraphError
+from flowrt.graph import Node, Tensor
 from flowrt.passes.step import FED, Ref, Step, StepNode, infer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from flowrt.graph import Graph, Node, Tensor
+    from flowrt.graph import Graph
     from flowrt.spec import Spec
 
 
@@ -29,6 +30,14 @@ def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feed
     return Step(
         graph, nodes, tuple(feeds), specs, tuple(_ref(t, fed) for t in fetches), tuple(node.index for node in targets)
     )
+
+
+def placeholders_of(wanted: Iterable[Any]) -> tuple[Tensor, ...]:
+    """The placeholders that the tensors and operations among ``wanted`` depend on, in the order of creation."""
+    nodes = [value.op if isinstance(value, Tensor) else value for value in wanted if isinstance(value, (Tensor, Node))]
+    needed = _needed(nodes, {})
+    found = [node for node in nodes[0].graph.nodes if node.index in needed] if nodes else []
+    return tuple(node.outputs[0] for node in found if node.op.name == "placeholder")
 
 
 def _check_family(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> None:

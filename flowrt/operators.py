@@ -1,0 +1,162 @@
+"""Python's operators and index expressions, as calls of ops by their names.
+
+What stands for a tensor (`Tensor`, `Variable`) takes its operators from here. It knows the registry, not graphs.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import GraphError, user_site
+from flowrt.op import REGISTRY, as_value
+
+if TYPE_CHECKING:
+    from flowrt.op import Attr
+
+
+class Operators:
+    """Python's operators and slicing, as on arrays, for what stands for a tensor."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # an array beside a tensor leaves the operator to the tensor
+
+    def __getitem__(self, key: Any) -> Any:
+        return REGISTRY["getitem"](self, as_key(key))
+
+    def _with(self, name: str, other: Any) -> Any:
+        return REGISTRY[name](self, other)
+
+    def _from(self, name: str, other: Any) -> Any:
+        return REGISTRY[name](other, self)
+
+    def __add__(self, other: Any) -> Any:
+        return self._with("add", other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._from("add", other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with("subtract", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._from("subtract", other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with("multiply", other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._from("multiply", other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._with("divide", other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._from("divide", other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._with("floor_divide", other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._from("floor_divide", other)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._with("remainder", other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._from("remainder", other)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._with("pow", other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._from("pow", other)
+
+    def __matmul__(self, other: Any) -> Any:
+        return self._with("matmul", other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return self._from("matmul", other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._with("less", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._with("less_equal", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._with("greater", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._with("greater_equal", other)
+
+    def __and__(self, other: Any) -> Any:
+        return self._bits("and", other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._bits("or", other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._bits("xor", other)
+
+    def _bits(self, name: str, other: Any) -> Any:
+        dtype = as_value(self).dtype
+        if dtype.kind == "b":
+            return self._with(f"logical_{name}", other)
+        if f"bitwise_{name}" not in REGISTRY:
+            raise GraphError(f"{user_site()}: &, | and ^ combine bools, not {dtype}; compare first, as in (x > 0)")
+        return self._with(f"bitwise_{name}", other)
+
+    def __rand__(self, other: Any) -> Any:
+        return self & other
+
+    def __ror__(self, other: Any) -> Any:
+        return self | other
+
+    def __rxor__(self, other: Any) -> Any:
+        return self ^ other
+
+    def __invert__(self) -> Any:
+        dtype = as_value(self).dtype
+        if dtype.kind == "f":
+            raise GraphError(f"{user_site()}: ~ flips bools and the bits of integers, not {dtype}")
+        return REGISTRY["logical_not"](self) if dtype.kind == "b" else -self - 1
+
+    def __neg__(self) -> Any:
+        return REGISTRY["negative"](self)
+
+    def __abs__(self) -> Any:
+        return REGISTRY["abs"](self)
+
+
+def as_key(key: Any) -> tuple[Attr, ...]:
+    """An index expression as plain data: ints, ``(start, stop, step)`` slices, ``None`` for a new axis, ``"..."``."""
+    out: list[Attr] = []
+    for item in key if isinstance(key, tuple) else (key,):
+        if isinstance(item, slice):
+            out.append(tuple(_bound(v) for v in (item.start, item.stop, item.step)))
+        elif item is Ellipsis:
+            out.append("...")
+        elif item is None or (isinstance(item, (int, np.integer)) and not isinstance(item, bool)):
+            out.append(None if item is None else int(item))
+        else:
+            raise GraphError(
+                f"{user_site()}: index with ints, slices, None and ..., not {item!r}; fr.take takes an array or tensor "
+                "of integers, fr.where a bool condition"
+            )
+    return tuple(out)
+
+
+def _bound(value: Any) -> int | None:
+    """A slice's start, stop or step."""
+    if value is None:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise GraphError(
+            f"{user_site()}: a slice is from int to int by int, not {value!r}; "
+            "fr.take(x, fr.arange(start, stop)) takes a range that a step computes"
+        ) from None
