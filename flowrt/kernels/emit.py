@@ -25,14 +25,10 @@ from numba.np.arrayobj import make_array, populate_array
 
 from flowrt.errors import GraphError
 from flowrt.kernels.blas import GEMM, resolve
+from flowrt.kernels.compose import OPTIONS
 from flowrt.kernels.table import JITABLES, Form, Kernel
 
 ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
-OPTIONS = {
-    "fastmath": {"contract", "nsz", "arcp"},  # all of it would break NaN
-    "error_model": "numpy",
-    "_nrt": False,  # a kernel that allocates does not compile
-}
 RUN_WORDS = 4
 RAISED = 4  # of launch.FAILURES
 _WORD = ir.IntType(64)
@@ -227,7 +223,7 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
     return entry
 
 
-def _bind_helpers() -> None:
+def bind_helpers() -> None:
     """Let compiled kernels call the families' plain helpers and the BLAS entry points."""
     for helper in JITABLES:
         if helper not in _bound:
@@ -255,7 +251,7 @@ def _external(symbol: str) -> Callable[..., Any]:
 
 def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, symbol: str) -> bytes:
     """The object code of one variant of ``kernel``, whose entry is named ``symbol``."""
-    _bind_helpers()
+    bind_helpers()
     if kernel.form is Form.ARRAYS:
         body = njit(kernel.function, **OPTIONS)
         arguments = _arguments(dtypes, ranks, words, kernel.takes_run)

@@ -1,0 +1,115 @@
+"""Numba's part of expressions: the members' functions called one after another, for LLVM to make one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+from numba import njit, typeof, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np import numpy_support
+
+if TYPE_CHECKING:
+    from flowrt.kernels.expression import Expression
+
+OPTIONS = {
+    "fastmath": {"contract", "nsz", "arcp"},  # all of it would break NaN
+    "error_model": "numpy",
+    "_nrt": False,  # a kernel that allocates does not compile
+}
+
+
+@lru_cache(1024)
+def scalar_function(function: Callable[..., Any]) -> Any:
+    """``function`` compiled for scalars, once for all expressions it is part of."""
+    return njit(function, **OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """An expression whose members' types are inferred."""
+
+    expression: Expression
+    kinds: tuple[Any, ...]  # Numba's type of every value
+    calls: tuple[tuple[Any, Any], ...]  # each member's dispatcher type and signature
+
+    def emit(self, context: Any, builder: Any, inputs: Sequence[Any]) -> list[Any]:
+        """LLVM's values of all the expression's values."""
+        values = list(inputs)
+        for member, (dispatcher, signature) in zip(self.expression.members, self.calls, strict=True):
+            apply = context.get_function(dispatcher, signature)
+            context.add_linking_libs(getattr(apply, "libs", ()))
+            made = apply(builder, [values[i] for i in member.operands])
+            values.append(context.cast(builder, made, signature.return_type, self.kinds[len(values)]))
+        return values
+
+
+def infer_types(typing_context: Any, expression: Expression) -> Composition:
+    """Let Numba infer and compile the members for their operands' types."""
+    kinds = tuple(numpy_support.from_dtype(dtype) for dtype in expression.dtypes)
+    calls = []
+    for member in expression.members:
+        dispatcher = typeof(scalar_function(member.function))
+        taken = tuple(kinds[i] for i in member.operands)
+        calls.append((dispatcher, typing_context.resolve_function_type(dispatcher, taken, {})))
+    return Composition(expression, kinds, tuple(calls))
+
+
+def composed(expression: Expression) -> Any:
+    """A function for compiled code that takes a tuple of the inputs and answers a tuple of the results."""
+
+    @intrinsic
+    def apply(typing_context: Any, values: Any) -> Any:
+        composition = infer_types(typing_context, expression)
+        count = len(expression.inputs)
+        answer = types.Tuple([composition.kinds[i] for i in expression.results])
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            given = cgutils.unpack_tuple(builder, args[0]) if count else []
+            cast = [
+                context.cast(builder, value, kind, composition.kinds[i])
+                for i, (value, kind) in enumerate(zip(given, signature.args[0].types, strict=True))
+            ]
+            found = composition.emit(context, builder, cast)
+            return context.make_tuple(builder, answer, [found[i] for i in expression.results])
+
+        return answer(values), codegen
+
+    return apply
+
+
+class _Distinct(ir.values.MDValue):  # type: ignore[misc]
+    """A metadata node that is one of its kind, whatever it holds; it may hold itself."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module, [], name=str(len(module.metadata)))
+
+    def descr(self, buf: list[str]) -> None:
+        held = ", ".join(str(operand.get_reference()) for operand in self.operands)
+        buf += [f"distinct !{{{held}}}", "\n"]
+
+
+class Independent:
+    """Says of a loop's loads and stores that none depends on another turn's, so that LLVM need not compare addresses.
+
+    An output may then be an input's memory: entry by entry what is written has been read.
+    """
+
+    def __init__(self, builder: Any) -> None:
+        self._module = builder.module
+        self._group = _Distinct(self._module)
+
+    def mark(self, access: Any) -> None:
+        """Say it of a load or a store."""
+        access.set_metadata("llvm.access.group", self._group)
+
+    def close(self, branch: Any) -> None:
+        """Say it of the loop whose branch back to its begin is ``branch``."""
+        loop = _Distinct(self._module)
+        kind = ir.MetaDataString(self._module, "llvm.loop.parallel_accesses")
+        loop.operands = (loop, self._module.add_metadata([kind, self._group]))
+        branch.set_metadata("llvm.loop", loop)

@@ -1,0 +1,88 @@
+"""Several elementwise ops as one scalar function with several results, made of the functions they are registered with.
+
+Law: pure; it picks kernels and numbers values, and compiles nothing. Values are numbered: first the inputs, then each
+member's result in order. An `Expression` is plain Python, so it runs as it stands; `emit` calls its members one after another
+in one compiled function, where LLVM makes them one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import GraphError
+from flowrt.kernels.table import Form, find_kernel, require_kernel
+
+Function: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One op of an expression: its scalar function, the numbers of the values it takes, and its result's dtype."""
+
+    function: Function
+    operands: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A scalar function of inputs of dtypes ``inputs``; ``results`` are the numbers of the values it answers."""
+
+    inputs: tuple[np.dtype[Any], ...]
+    members: tuple[Member, ...]
+    results: tuple[int, ...]
+
+    @property
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The dtype of every value, by number."""
+        return (*self.inputs, *(member.dtype for member in self.members))
+
+    def function(self) -> Function:
+        """The expression as a Python function of scalars, which answers a tuple; what it refers to tells it apart."""
+        members = tuple((member.function, member.operands, member.dtype) for member in self.members)
+        results = self.results
+
+        def apply(*values: Any) -> tuple[Any, ...]:
+            known = list(values)
+            for function, operands, dtype in members:
+                known.append(dtype.type(function(*[known[i] for i in operands])))
+            return tuple(known[i] for i in results)
+
+        return apply
+
+
+@lru_cache(1024)
+def express(
+    inputs: tuple[Any, ...],
+    members: tuple[tuple[str, tuple[int, ...], Any], ...],
+    results: tuple[int, ...],
+    device: str = "cpu",
+) -> Expression:
+    """The expression of ``members``: (op, numbers of the values it takes, dtype of its result), in order.
+
+    Raises `GraphError` where an op has no scalar function for such dtypes, or takes a value that does not come before.
+    """
+    dtypes = [np.dtype(d) for d in inputs]
+    made: list[Member] = []
+    for op, operands, dtype in members:
+        if any(not 0 <= i < len(dtypes) for i in operands):
+            raise GraphError(f"{op} of an expression takes values {operands}, of which only {len(dtypes)} come before")
+        found = require_kernel(op, device, [*(dtypes[i] for i in operands), np.dtype(dtype)])
+        if found.form is not Form.SCALARS:
+            raise GraphError(f"{op} is not computed entry by entry, so it can be no member of an expression")
+        made.append(Member(found.function, operands, np.dtype(dtype)))
+        dtypes.append(np.dtype(dtype))
+    if not results or any(not 0 <= i < len(dtypes) for i in results):
+        raise GraphError(f"an expression of {len(dtypes)} values cannot answer {results}")
+    return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results)
+
+
+def is_scalar_function(op: str, dtypes: Sequence[Any], device: str = "cpu") -> bool:
+    """Whether ``op`` on these dtypes (inputs, then outputs) is computed entry by entry on ``device``."""
+    found = find_kernel(op, device, dtypes)
+    return found is not None and found.form is Form.SCALARS

@@ -1,0 +1,59 @@
+"""Expressions: several scalar functions as one, in plain Python and compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numba import njit
+
+import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
+from flowrt.errors import GraphError
+from flowrt.kernels.compose import OPTIONS, composed
+from flowrt.kernels.emit import bind_helpers
+from flowrt.kernels.expression import express
+from flowrt.kernels.fingerprint import fingerprint
+
+F4, F8, I8, B1 = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
+MEMBERS = (("add", (0, 1), F4), ("exp", (2,), F4), ("greater", (3, 0), B1), ("where", (4, 0, 3), F4))
+
+
+def test_an_expression_is_its_members_one_after_another() -> None:
+    apply = express((F4, F4), MEMBERS, (4, 5)).function()
+    greater, chosen = apply(np.float32(1), np.float32(-4))
+    assert not greater
+    assert greater.dtype == B1
+    assert chosen == pytest.approx(np.exp(-3.0))
+    assert chosen.dtype == F4
+
+
+def test_compiled_code_may_call_an_expression() -> None:
+    step = composed(express((I8, F8), (("add", (0, 0), I8), ("astype", (2,), F8), ("multiply", (3, 1), F8)), (2, 4)))
+    bind_helpers()
+
+    @njit(**OPTIONS)  # type: ignore[untyped-decorator]
+    def repeat(count: int, value: float) -> tuple[int, float]:
+        number = 1
+        for _ in range(count):
+            number, value = step((number, value))
+        return number, value
+
+    assert repeat(3, 0.5) == (8, 0.5 * 2 * 4 * 8)
+
+
+def test_an_expression_is_told_from_another_by_what_it_computes() -> None:
+    one = express((F4, F4), MEMBERS, (4, 5)).function()
+    same = express((F4, F4), MEMBERS, (4, 5)).function()
+    swapped = express((F4, F4), (("add", (1, 0), F4), *MEMBERS[1:]), (4, 5)).function()
+    fewer = express((F4, F4), MEMBERS, (5,)).function()
+    other = express((F4, F4), (("multiply", (0, 1), F4), *MEMBERS[1:]), (4, 5)).function()
+    assert fingerprint(one) == fingerprint(same)
+    assert len({fingerprint(f) for f in (one, swapped, fewer, other)}) == 4
+
+
+def test_what_is_not_computed_entry_by_entry_is_no_member() -> None:
+    with pytest.raises(GraphError, match="entry by entry"):
+        express((F4, F4), (("matmul", (0, 1), F4),), (2,))
+    with pytest.raises(GraphError, match="only 1 come before"):
+        express((F4,), (("add", (0, 1), F4),), (1,))
+    with pytest.raises(GraphError, match="cannot answer"):
+        express((F4,), (("negative", (0,), F4),), (2,))
