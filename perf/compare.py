@@ -1,0 +1,423 @@
+"""flowrt beside TensorFlow, PyTorch, JAX and PyTensor on the same work, interleaved in one run.
+
+Every side is a process of its own (see sides/) that builds the workload, runs five steps whose results must agree with
+flowrt's, and then measures when it is told to: one after the other, round after round, so that whatever else the
+machine does touches all alike. The ratio of a round is the peer's median over flowrt's; what counts is the median of
+the ratios against the fastest peer. Peers are installed by scripts/peers; those that are missing are left out.
+
+    python perf/compare.py                     # everything installed, two threads
+    python perf/compare.py mlp cnn --rounds 9
+    python perf/compare.py --write             # and write docs/performance.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import machine as this_machine
+
+HERE = Path(__file__).parent
+READY_SECONDS = 240.0  # PyTensor and torch.compile compile for a while
+PAUSE_SECONDS = 0.25  # threads of the side before spin that long
+TOLERANCE = 2e-3  # of the first results: float32, five steps
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload with its settings, the variants of each peer, and what is asked of flowrt: peer time ÷ flowrt time."""
+
+    name: str
+    workload: str
+    what: str
+    peers: dict[str, Sequence[str]]
+    target: float
+    arguments: Sequence[str] = ()
+    unit: str = "us"  # of a step; or "M/s": millions of units of work a second; "s": process start to first step
+
+
+def _dispatch(shape: str) -> Iterator[Case]:
+    about = f"10,000 scalar adds, {shape}, as written"
+    arguments = ("--shape", shape)
+    yield Case(f"dispatch-{shape}", "W1", about, {"tf": ["callable"]}, 5.0, arguments, "M/s")
+    single = {"tf": ["single_threaded"]}
+    yield Case(
+        f"dispatch-{shape}-single", "W1", f"{about}; the single-threaded executor", single, 3.0, arguments, "M/s"
+    )
+
+
+MLP = {"tf": ["callable", "function", "xla"], "torch": ["eager", "compile"], "jax": [""], "pytensor": [""]}
+CASES = (
+    *[case for shape in ("chain", "parallel", "fan") for case in _dispatch(shape)],
+    Case(
+        "overhead",
+        "W2",
+        "feed 8 floats, x * 2 + 1, fetch",
+        {
+            "tf": ["callable", "callable_nothreads", "function"],
+            "torch": ["eager"],
+            "jax": ["jit", "aot"],
+            "pytensor": ["", "trusted"],
+        },
+        1.0,
+    ),
+    Case("mlp", "W3", "MLP training step, batch 128", MLP, 1.3),
+    Case("mlp-32", "W3", "MLP training step, batch 32", MLP, 1.3, ("--batch", "32")),
+    Case(
+        "cnn",
+        "W4",
+        "CNN training step, batch 64",
+        {
+            "tf": ["callable", "function", "xla"],
+            "torch": ["eager_nhwc", "eager_nchw", "compile_nhwc"],
+            "jax": ["nhwc", "nchw"],
+        },
+        1.2,
+    ),
+    Case(
+        "lstm",
+        "W5",
+        "LSTM training step, 64 steps of batch 32",
+        {"tf": ["callable", "callable_unrolled", "xla"], "torch": [""], "jax": ["scan", "scan8"], "pytensor": [""]},
+        1.2,
+    ),
+    Case("loop", "W5b", "while_loop of two scalars, against TensorFlow's executor", {"tf": ["", "v2"]}, 50, (), "M/s"),
+    Case(
+        "loop-compiled",
+        "W5b",
+        "while_loop of two scalars, against compilers",
+        {"jax": [""], "tf": ["xla"], "pytensor": [""]},
+        0.5,
+        (),
+        "M/s",
+    ),
+    Case(
+        "embedding",
+        "W7",
+        "200,000 embeddings, sparse AdaGrad step",
+        {"tf": ["callable", "function"], "torch": [""], "jax": [""]},
+        1.3,
+    ),
+    Case(
+        "start",
+        "W3",
+        "process start to the end of the first MLP step, caches warm",
+        {"tf": ["callable", "function"], "torch": ["eager"], "jax": [""], "pytensor": [""]},
+        2.0,
+        (),
+        "s",
+    ),
+)
+
+
+class Failed(Exception):
+    """A side that cannot be measured, and why."""
+
+
+class Process:
+    """One side, running. What it writes to its standard error is kept for when it fails."""
+
+    def __init__(self, peer: str, variant: str, case: Case, threads: int) -> None:
+        self.name = f"{peer} {variant}".strip()
+        self._errors = tempfile.TemporaryFile()
+        self._said = b""
+        self._process = subprocess.Popen(
+            command(peer, variant, case, threads),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            cwd=HERE / "sides",
+            env=environment(),
+        )
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """The next message; lines that libraries print are passed over."""
+        end = time.monotonic() + seconds
+        while True:
+            line, found, rest = self._said.partition(b"\n")
+            if found:
+                self._said = rest
+                if line.startswith(b"{"):
+                    message: dict[str, Any] = json.loads(line)
+                    return message
+                continue
+            self._said += self._more(end - time.monotonic())
+
+    def _more(self, seconds: float) -> bytes:
+        out = self._process.stdout
+        assert out is not None
+        if seconds <= 0 or not select.select([out], [], [], seconds)[0]:
+            raise Failed("no answer in time")
+        some = os.read(out.fileno(), 1 << 20)
+        if not some:
+            raise Failed(self._last_words())
+        return some
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"ended with {self._process.returncode}"
+
+    def measure(self, seconds: float) -> list[float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"measure {seconds}\n".encode())
+        times: list[float] = self.answer(60 + 10 * seconds)["seconds"]
+        return times
+
+    def end(self) -> float | None:
+        """Let it finish; answers how many MiB its memory grew, if it says so."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            growth: float | None = self.answer(30)["rss_growth_mib"]
+        except Failed:
+            growth = None
+        return growth
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            if file is not None:
+                file.close()
+
+
+@dataclass(slots=True)
+class Measured:
+    """One side of one case: seconds per call, round by round, and how its memory grew."""
+
+    name: str
+    rounds: list[list[float]] = field(default_factory=list)
+    growth: float | None = None
+
+    @property
+    def medians(self) -> list[float]:
+        return [statistics.median(r) for r in self.rounds]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.medians)
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a case."""
+
+    case: Case
+    work: int
+    flowrt: Measured
+    peers: list[Measured]
+    failed: dict[str, str]
+
+    def ratios(self, peer: Measured) -> list[float]:
+        return [p / f for p, f in zip(peer.medians, self.flowrt.medians, strict=True)]
+
+    @property
+    def best(self) -> Measured | None:
+        return min(self.peers, key=lambda peer: peer.median, default=None)
+
+
+def home(peer: str) -> Path:
+    """The interpreter of a side."""
+    if peer == "flowrt":
+        return Path(sys.executable)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("FLOWRT_PEERS") or cache / "flowrt-peers") / peer / "bin" / "python"
+
+
+def command(peer: str, variant: str, case: Case, threads: int, *more: str) -> list[str]:
+    flags = ["--variant", variant] if variant else []
+    return [
+        str(home(peer)),
+        f"{peer}_side.py",
+        case.workload,
+        *flags,
+        "--threads",
+        str(threads),
+        *case.arguments,
+        *more,
+    ]
+
+
+def environment() -> dict[str, str]:
+    """The sides' environment: this flowrt, and no setting that makes OpenBLAS slow."""
+    path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    return {**kept, "PYTHONPATH": path}
+
+
+def sides(case: Case) -> list[tuple[str, str]]:
+    """The peers to compare with, as (peer, variant): those that are installed."""
+    return [(peer, variant) for peer, variants in case.peers.items() if home(peer).exists() for variant in variants]
+
+
+def run_case(case: Case, threads: int, rounds: int, seconds: float) -> Result:
+    if case.unit == "s":
+        return run_start(case, threads, rounds)
+    processes: dict[str, Process] = {}
+    ready: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
+    try:
+        for peer, variant in [("flowrt", ""), *sides(case)]:
+            process = Process(peer, variant, case, threads)
+            processes[process.name] = process
+            try:
+                ready[process.name] = process.answer(READY_SECONDS)
+            except Failed as why:
+                failed[process.name] = str(why)
+        if "flowrt" in failed:
+            raise Failed(failed["flowrt"])
+        for name, message in list(ready.items()):
+            if not agree(message["first"], ready["flowrt"]["first"]):
+                failed[name] = f"other results: {message['first']}, not {ready['flowrt']['first']}"
+                del ready[name]
+        measured = {name: Measured(name) for name in ready}
+        for _ in range(rounds):
+            for name in ready:
+                time.sleep(PAUSE_SECONDS)
+                measured[name].rounds.append(processes[name].measure(seconds))
+        for name in ready:
+            measured[name].growth = processes[name].end()
+        peers = [side for name, side in measured.items() if name != "flowrt"]
+        return Result(case, int(ready["flowrt"]["work"]), measured["flowrt"], peers, failed)
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+def agree(first: Sequence[float], others: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-4) for a, b in zip(first, others, strict=True))
+
+
+def run_start(case: Case, threads: int, rounds: int) -> Result:
+    """Whole processes, from start to the end of their first step; the first of each side only warms caches."""
+    names = [("flowrt", ""), *sides(case)]
+    measured = {side: Measured(f"{side[0]} {side[1]}".strip()) for side in names}
+    failed: dict[str, str] = {}
+    for number in range(rounds + 1):
+        for side in names:
+            began = time.perf_counter()
+            line = command(*side, case, threads, "--first-only")
+            done = subprocess.run(line, cwd=HERE / "sides", env=environment(), capture_output=True, text=True)
+            seconds = time.perf_counter() - began
+            if done.returncode:
+                failed[measured[side].name] = (done.stderr.strip().splitlines() or ["failed"])[-1]
+            elif number:
+                measured[side].rounds.append([seconds])
+    flowrt = measured.pop(("flowrt", ""))
+    if flowrt.name in failed:
+        raise Failed(failed[flowrt.name])
+    return Result(case, 1, flowrt, [m for m in measured.values() if m.name not in failed], failed)
+
+
+def figure(seconds: float, result: Result) -> str:
+    """One side's time, or rate, with its unit."""
+    if result.case.unit == "M/s":
+        return f"{result.work / seconds / 1e6:.3g} M/s"
+    if result.case.unit == "s":
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.1f} µs"
+
+
+def grown(side: Measured) -> str:
+    return "-" if side.growth is None or math.isnan(side.growth) else f"{side.growth:.0f} MiB"
+
+
+def table(results: Sequence[Result]) -> Iterator[str]:
+    """A Markdown table: every case against its fastest peer, then every side of it."""
+    yield "| workload | flowrt | best peer | ratio (lowest to highest round) | asked | memory grew: flowrt, peer |"
+    yield "|---|---|---|---|---|---|"
+    for result in results:
+        best = result.best
+        if best is None:
+            yield f"| {result.case.what} | {figure(result.flowrt.median, result)} | no peer | - | - | - |"
+            continue
+        ratios = result.ratios(best)
+        yield (
+            f"| {result.case.what} | {figure(result.flowrt.median, result)} | {best.name}: "
+            f"{figure(best.median, result)} | **{statistics.median(ratios):.2f}** ({min(ratios):.2f} to "
+            f"{max(ratios):.2f}) | {result.case.target:g} | {grown(result.flowrt)}, {grown(best)} |"
+        )
+    yield ""
+    yield "Every side, fastest first:"
+    yield ""
+    for result in results:
+        order = sorted([result.flowrt, *result.peers], key=lambda side: side.median)
+        listed = ", ".join(f"{side.name} {figure(side.median, result)}" for side in order)
+        yield f"- {result.case.what}: {listed}"
+        for name, why in result.failed.items():
+            yield f"  - {name} was left out: {why}"
+
+
+def versions() -> str:
+    """The peers' versions, as installed."""
+    packages = {"tf": "tensorflow-cpu", "torch": "torch", "jax": "jax", "pytensor": "pytensor"}
+    found = []
+    for peer, package in packages.items():
+        if home(peer).exists():
+            code = f"from importlib.metadata import version; print(version({package!r}))"
+            done = subprocess.run([str(home(peer)), "-c", code], capture_output=True, text=True)
+            found.append(f"{package} {done.stdout.strip() or '?'}")
+    return ", ".join(found) or "no peer is installed; run scripts/peers"
+
+
+def page(results: Sequence[Result], settings: str) -> str:
+    lines = [
+        "# How fast it is",
+        "",
+        "Made by `python perf/compare.py --write`; do not edit. Every ratio is the fastest peer's time over flowrt's,",
+        "measured in turns in one run; above 1, flowrt is faster. All sides agree on the results of their first steps.",
+        "",
+        *settings.splitlines(),
+        "",
+        *table(results),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(case.name for case in CASES))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.7, help="of measuring, per side and round")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md")
+    a = parser.parse_args()
+    unknown = set(a.cases) - {case.name for case in CASES}
+    if unknown:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in CASES)}")
+    settings = (
+        f"Machine: {this_machine.describe()}.\n"
+        f"Peers: {versions()}.\n"
+        f"Every side on {a.threads} threads; {a.rounds} rounds of {a.seconds} s."
+    )
+    print(settings, flush=True)
+    results = []
+    for case in CASES:
+        if not a.cases or case.name in a.cases:
+            print(f"{case.name} …", file=sys.stderr, flush=True)
+            try:
+                results.append(run_case(case, a.threads, a.rounds, a.seconds))
+            except Failed as why:
+                print(f"{case.name}: flowrt's side failed: {why}", flush=True)
+    print("\n".join(table(results)))
+    if a.write:
+        (HERE.parent / "docs" / "performance.md").write_text(page(results, settings), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""flowrt's side: the programs a user would write, in a blocking session with compiled steps."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import harness as h
+import numpy as np
+from harness import Settings, Side
+
+import flowrt as fr
+
+
+def _session(graph: fr.Graph, a: Settings, *, optimize: bool = True) -> fr.BlockingSession:
+    """An open session, closed when the process ends."""
+    session = fr.BlockingSession(graph, options=fr.Options(optimize=optimize, threads=a.threads)).__enter__()
+    atexit.register(session.__exit__, None, None, None)
+    return session
+
+
+def dispatch(a: Settings) -> Side:
+    h.imported()
+    reads = h.edges(a.shape)
+    with fr.Graph() as graph:
+        x, one = fr.placeholder("float32", (), name="x"), fr.constant(1.0, "float32")
+        out: list[Any] = []
+        for those in reads:
+            sources = [out[j] for j in those] or [x]
+            out.append(fr.add_n(sources) if len(sources) > 1 else fr.add(sources[0], one))
+        ends = [out[j] for j in h.sinks(reads)]
+        target = ends[0] if len(ends) == 1 else fr.add_n(ends)
+    step, fed = _session(graph, a, optimize=False).compile(target, [x]), np.float32(1.0)
+    return Side(lambda: step(fed), work=h.NODES, notes="optimize=False")
+
+
+def overhead(a: Settings) -> Side:
+    h.imported()
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (8,), name="x")
+        y = x * 2.0 + 1.0
+    step = _session(graph, a).compile(y, [x])
+    return Side(lambda: step(h.VECTOR))
+
+
+def loop(a: Settings) -> Side:
+    h.imported()
+    with fr.Graph() as graph:
+        n = fr.placeholder("int32", (), name="n")
+        zero = fr.constant(0, "int32")
+        _, total = fr.while_loop(lambda i, s: i < n, lambda i, s: (i + 1, s + i), (zero, zero))
+    step, fed = _session(graph, a).compile(total, [n]), np.int32(h.ITERATIONS)
+    return Side(lambda: int(step(fed)), work=h.ITERATIONS)
+
+
+def _trained(
+    a: Settings,
+    loss_of: Callable[..., Any],
+    values: Sequence[np.ndarray],
+    optimizer: fr.optim.Optimizer,
+    batches: Callable[[], Sequence[np.ndarray]],
+) -> Side:
+    """Steps of ``optimizer`` on what ``batches`` answers; the first dimension of a batch is left open."""
+    with fr.Graph() as graph:
+        feeds = [fr.placeholder(b.dtype, (None, *b.shape[1:])) for b in batches()]
+        parameters = [fr.Variable(v, name=f"p{i}") for i, v in enumerate(values)]
+        loss = loss_of(parameters, *feeds)
+        train = optimizer.minimize(loss)
+    step = _session(graph, a).compile([loss, train], feeds)
+    return Side(lambda: float(step(*batches())[0]))
+
+
+def mlp(a: Settings) -> Side:
+    batch, values = h.mlp_batch(a.batch), h.mlp()
+    h.imported()
+
+    def loss_of(p: Any, x: Any, y: Any) -> Any:
+        z = fr.relu(x @ p[0] + p[1])
+        z = fr.relu(z @ p[2] + p[3])
+        return fr.mean(fr.nn.softmax_cross_entropy(z @ p[4] + p[5], y))
+
+    return _trained(a, loss_of, values, fr.optim.Momentum(h.MLP_RATE, h.MOMENTUM), lambda: batch)
+
+
+def cnn(a: Settings) -> Side:
+    batch, values = h.cnn_batch(), h.cnn()
+    h.imported()
+
+    def loss_of(p: Any, x: Any, y: Any) -> Any:
+        k1, b1, k2, b2, w3, b3, w4, b4 = p
+        z = fr.nn.max_pool2d(fr.relu(fr.nn.conv2d(x, k1) + b1))
+        z = fr.nn.max_pool2d(fr.relu(fr.nn.conv2d(z, k2) + b2))
+        z = fr.relu(fr.reshape(z, (-1, 8 * 8 * 64)) @ w3 + b3)
+        return fr.mean(fr.nn.softmax_cross_entropy(z @ w4 + b4, y))
+
+    return _trained(a, loss_of, values, fr.optim.Momentum(h.CNN_RATE, h.MOMENTUM), lambda: batch)
+
+
+def lstm(a: Settings) -> Side:
+    batch, values = h.lstm_batch(), h.lstm()
+    h.imported()
+
+    def loss_of(p: Any, x: Any, y: Any) -> Any:
+        w_x, w_h, bias, w_out, b_out = p
+        zero = fr.zeros((h.LSTM_BATCH, h.LSTM_UNITS))
+        outputs, _, _ = fr.nn.lstm(x, zero, zero, w_x, w_h, bias)
+        return fr.mean(fr.nn.softmax_cross_entropy(outputs @ w_out + b_out, y))
+
+    return _trained(a, loss_of, values, fr.optim.Momentum(h.LSTM_RATE, h.MOMENTUM), lambda: batch)
+
+
+def embedding(a: Settings) -> Side:
+    batches, values = itertools.cycle(h.embedding_batches()), h.embeddings()
+    first = next(batches)
+    pending = iter((first, first))  # one to look at its shapes, then the same again as the first batch
+    h.imported()
+
+    def loss_of(p: Any, ids: Any, y: Any) -> Any:
+        table, w, b = p
+        z = fr.mean(fr.nn.embedding_lookup(table, ids), axis=1) @ w + b
+        return fr.mean(fr.nn.sigmoid_cross_entropy(z, y))
+
+    optimizer = fr.optim.AdaGrad(h.EMBEDDING_RATE, h.ACCUMULATOR, h.EPSILON)
+    return _trained(a, loss_of, values, optimizer, lambda: next(pending, None) or next(batches))
+
+
+if __name__ == "__main__":
+    h.main({"W1": dispatch, "W2": overhead, "W3": mlp, "W4": cnn, "W5": lstm, "W5b": loop, "W7": embedding})
