@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import flowrt.kernels  # noqa: F401  (fills the table)
 from flowrt.errors import FlowrtError, GraphError
-from flowrt.kernels.launch import Operand, _odometer, apply_kernel, prepare, run_kernel
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, _odometer, apply_kernel, prepare, run_kernel
 from flowrt.kernels.table import Call, Form, View, elementwise, find_kernel, flat, kernel, pieces, require_kernel
 from flowrt.spec import Spec
 
@@ -44,6 +45,21 @@ def tell_words(y: Any, z: Any, whole: int, half: float, other: int, run: Any) ->
     run[0] = run[1] - 7
 
 
+def rows_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Any) -> Call:
+    """Each row of the input is a unit; local memory holds one of them."""
+    rows, columns = inputs[0].concrete
+    return Call((View.dense((rows, columns)), View.dense((rows,)), View.dense((columns,))), units=rows)
+
+
+def sum_of_squares(x: Any, y: Any, row: Any, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        for j in range(x.shape[1]):
+            row[j] = x[i, j] * x[i, j]
+        y[i] = 0
+        for j in range(x.shape[1]):
+            y[i] += row[j]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[None]:
     with own_tables():
@@ -55,6 +71,9 @@ def kernels() -> Iterator[None]:
         pieces("test_pieces", given_views, on=("cpu",))
         kernel("test_count", layout=given_views, scratch=lambda i, o, a: [Spec("int64", (1,))])(copy_and_count)
         kernel("test_words", layout=given_views)(tell_words)
+        kernel("test_rows", layout=rows_layout, local=lambda i, o, a: [Spec("int64", (i[0].concrete[1],))])(
+            sum_of_squares
+        )
         yield
 
 
@@ -383,3 +402,74 @@ def test_threads_share_what_is_prepared() -> None:
 
     with ThreadPoolExecutor(threads) as pool:
         assert all(pool.map(work, range(threads)))
+
+
+# ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_ranges(op: str, inputs: Sequence[Array], output: Spec, attrs: Any, cuts: Sequence[int]) -> Array:
+    """``op``'s last step computed range by range, in the order of ``cuts``, which are pairs of limits."""
+    application = apply_kernel(op, [Spec(a.dtype, a.shape) for a in inputs], [output], attrs)
+    memory = [*inputs, np.zeros(output.concrete, output.dtype)]
+    memory += [np.zeros(spec.concrete, spec.dtype) for spec in (*application.scratch, *application.local)]
+    places = [Operand(number + 1) for number in range(len(memory))]
+    words = np.zeros(RUN_WORDS, np.int64)
+    bases = np.array([words.ctypes.data, *(a.ctypes.data for a in memory)], np.int64)
+    for step in application.steps[:-1]:
+        ENTRY_TYPE(step.address())(bases.ctypes.data, step.block(places).ctypes.data, 0, step.units)
+    step = application.steps[-1]
+    assert step.units == cuts[-1]
+    block, entry = step.block(places), ENTRY_TYPE(step.address())
+    pairs = list(itertools.pairwise((0, *cuts)))
+    for begin, end in reversed(pairs):
+        entry(bases.ctypes.data, block.ctypes.data, begin, end)
+    result: Array = memory[len(inputs)]
+    return result
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_scalar_kernel_computes_any_ranges_in_any_order(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = random_shape(rng, 4, smallest=1)
+    bases = [rng.integers(0, 9, 600) for _ in range(2)]
+    views = [View(shape, tuple(int(s) for s in rng.integers(0, 9, 4)), 40) for _ in bases]
+    target = View.dense(shape)
+    size = target.size
+    cuts = [*sorted(int(n) for n in rng.integers(0, size + 1, 5)), size]
+    got = run_ranges("test_digits_2", bases, Spec("int64", shape), {"views": (*views, target)}, cuts)
+    a, b = (seen(view, base) for view, base in zip(views, bases, strict=True))
+    np.testing.assert_array_equal(got, 10 * a + b)
+
+
+def test_an_empty_range_touches_nothing() -> None:
+    empty = View.dense((3, 0))
+    attrs = {"views": (empty, empty, empty)}
+    run_ranges("test_digits_2", [np.zeros((3, 0), np.int64)] * 2, Spec("int64", (3, 0)), attrs, [0])
+    row = View.dense((4,))
+    attrs = {"views": (row, row, row)}
+    for cuts in ([0, 2, 2, 4], [4, 4]):
+        got = run_ranges("test_digits_2", [np.arange(4)] * 2, Spec("int64", (4,)), attrs, cuts)
+        assert got.tolist() == [0, 11, 22, 33]
+
+
+def test_a_fold_and_a_fill_compute_ranges() -> None:
+    inputs = [np.full(7, i + 1) for i in range(3)]
+    assert run_ranges("test_fold", inputs, Spec("int64", (7,)), {}, [0, 2, 3, 7]).tolist() == [123] * 7
+    attrs = {"views": (), "words": (5,)}
+    assert run_ranges("test_pieces", [], Spec("int64", (7,)), attrs, [1, 5, 7]).tolist() == [5] * 7
+
+
+def test_an_array_kernel_is_told_its_range_and_has_local_memory() -> None:
+    x = np.arange(12).reshape(4, 3)
+    for cuts in ([4], [1, 1, 3, 4]):
+        got = run_ranges("test_rows", [x], Spec("int64", (4,)), {}, cuts)
+        assert got.tolist() == [5, 50, 149, 302]
+    (got,) = run_kernel("test_rows", [x], [Spec("int64", (4,))], {})
+    assert got.tolist() == [5, 50, 149, 302]
+
+
+def test_a_kernel_that_takes_no_range_has_one_unit_whatever_its_layout_says() -> None:
+    attrs = {"views": (View.dense((4,)), View.dense((2,))), "words": (1, 0.5, 2)}
+    outputs = [Spec("int64", (4,)), Spec("float64", (2,))]
+    (step,) = apply_kernel("test_words", [], outputs, attrs).steps
+    assert step.units == 1

@@ -163,7 +163,7 @@ def run_kernel(
     application = apply_kernel(op, specs, outputs, attrs, "cuda")
     run = to_device(np.zeros(RUN_WORDS, np.int64) if words is None else words)
     memory = [to_device(np.ascontiguousarray(a).reshape(-1)) for a in inputs]
-    memory += [_empty(spec) for spec in (*outputs, *application.scratch)]
+    memory += [_empty(spec) for spec in (*outputs, *application.scratch, *application.local)]
     for step in application.steps:
         launch(step, memory, run)
     status = int(from_device(run)[STATUS])

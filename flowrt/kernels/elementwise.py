@@ -34,8 +34,8 @@ elementwise(COPY_OP, lambda x: x)
 
 
 @kernel(FILL_OP, layout=flat)
-def fill(y: Any, value: float) -> None:
-    for i in range(y.size):
+def fill(y: Any, value: float, begin: int, end: int) -> None:
+    for i in range(begin, end):
         y[i] = value
 
 

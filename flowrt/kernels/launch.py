@@ -1,14 +1,14 @@
 """From an op on concrete operands to launches: a compiled entry and the immutable block it reads.
 
-The operands of a launch are slots of the run's ``bases`` table, in the order inputs, outputs, scratch, copies. Where a
-kernel wants an operand contiguous and its view is not, a copy into scratch is planned before it.
+The operands of a launch are slots of the run's ``bases`` table, in the order inputs, outputs, scratch, copies, local.
+Where a kernel wants an operand contiguous and its view is not, a copy into scratch is planned before it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,13 @@ class Step:
     dtypes: tuple[np.dtype[Any], ...]
     call: Call
 
+    @property
+    def units(self) -> int:
+        """How many independent pieces of work there are: ranges of them may run on several threads."""
+        if self.kernel.form is not Form.ARRAYS:
+            return self.call.views[-1].size
+        return self.call.units if self.kernel.takes_range else 1
+
     def address(self) -> int:
         """The compiled entry; compiles it if need be."""
         ranks = [len(view.shape) for view in self.call.views] if self.kernel.form is Form.ARRAYS else []
@@ -75,10 +82,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """An op on concrete operands: the steps that compute it and the scratch they need beside inputs and outputs."""
+    """An op on concrete operands: the steps that compute it, and what they need beside inputs and outputs.
+
+    ``scratch`` is shared by all threads that work at it, ``local`` is each one's own.
+    """
 
     steps: tuple[Step, ...]
     scratch: tuple[Spec, ...]
+    local: tuple[Spec, ...] = ()
 
 
 def _floating(word: Word) -> bool:
@@ -118,8 +129,9 @@ def apply_kernel(
     if kernel.form is Form.PIECES:
         return Application(tuple(_piece_steps(inputs, outputs[0], call, device)), ())
     scratch = list(kernel.scratch(inputs, outputs, attrs)) if kernel.scratch else []
-    dtypes = tuple(s.dtype for s in (*inputs, *outputs, *scratch))
-    numbers = list(range(len(dtypes)))
+    local = tuple(kernel.local(inputs, outputs, attrs)) if kernel.local else ()
+    dtypes = tuple(s.dtype for s in (*inputs, *outputs, *scratch, *local))
+    numbers = list(range(len(dtypes) - len(local)))
     views = list(call.views)
     steps: list[Step] = []
     for i in range(len(inputs)):
@@ -129,8 +141,10 @@ def apply_kernel(
             numbers[i] = len(inputs) + len(outputs) + len(scratch) - 1
             steps.append(_copy(i, numbers[i], inputs[i].dtype, views[i], dense, device))
             views[i] = dense
-    steps.append(Step(kernel, tuple(numbers), dtypes, Call(tuple(views), call.words)))
-    return Application(tuple(steps), tuple(scratch))
+    first = len(inputs) + len(outputs) + len(scratch)
+    numbers += range(first, first + len(local))
+    steps.append(Step(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views))))
+    return Application(tuple(steps), tuple(scratch), local)
 
 
 def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[Step]:
@@ -140,7 +154,7 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
         exact = dtype.kind in "biu" and not _floating(word)  # a float64 holds no more than 53 bits of an integer
         value = (int(word) if exact else float(word),)
         fill = require_kernel(FILL_OP, device, [dtype])
-        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value)))
+        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value, output.size)))
     for i in range(len(call.views) // 2):
         source, window = call.views[2 * i], call.views[2 * i + 1]
         if source.size:
@@ -158,21 +172,21 @@ class Prepared:
     __slots__ = ("_calls", "_keep", "_kind", "scratch")
 
     def __init__(self, application: Application, operands: int) -> None:
-        places = [Operand(i + 1) for i in range(operands + len(application.scratch))]
+        self.scratch = (*application.scratch, *application.local)  # one thread at a time has either for itself
+        places = [Operand(i + 1) for i in range(operands + len(self.scratch))]
         self._keep = [step.block(places) for step in application.steps]
         self._calls = [
-            (ENTRY_TYPE(step.address()), block.ctypes.data)
+            (ENTRY_TYPE(step.address()), block.ctypes.data, step.units)
             for step, block in zip(application.steps, self._keep, strict=True)
         ]
         self._kind = ctypes.c_int64 * (1 + len(places))
-        self.scratch = application.scratch
 
     def run(self, run: int, addresses: Sequence[int]) -> None:
         """Compute on the operands (inputs, outputs, scratch) at ``addresses``; ``run`` is the run's words' address."""
         bases = self._kind(run, *addresses)
         at = ctypes.addressof(bases)
-        for entry, block in self._calls:
-            entry(at, block, 0, 1)
+        for entry, block, units in self._calls:
+            entry(at, block, 0, units)
 
 
 def prepare(

@@ -1,8 +1,9 @@
 """The kernels flowrt knows, by op and device kind, and how each wants to see its operands.
 
-A kernel is a plain Python function over arrays, written so that Numba can compile it: inputs, outputs, scratch, then
-attribute words, in that order. Nothing here or in the families imports Numba: a node whose kernels are on disk never
-needs it. A `Call` says how the dense operands of one application are to be viewed and which words it is given.
+A kernel is a plain Python function over arrays, written so that Numba can compile it: inputs, outputs, scratch, local
+memory, then attribute words, in that order. Nothing here or in the families imports Numba: a node whose kernels are on
+disk never needs it. A `Call` says how the dense operands of one application are to be viewed and which words it is
+given.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,10 +86,15 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One application of a kernel: a view per operand (inputs, outputs, scratch) and its attribute words."""
+    """One application of a kernel: a view per operand (inputs, outputs, scratch, local) and its attribute words.
+
+    ``units`` is how many independent pieces of work it has: where the function takes ``begin`` and ``end``, ranges of
+    them may run on several threads at once, in any order. The forms SCALARS and FOLD count elements by themselves.
+    """
 
     views: tuple[View, ...]
     words: tuple[Word, ...] = ()
+    units: int = 1
 
 
 Layout: TypeAlias = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Call]
@@ -115,6 +122,7 @@ class Kernel:
     form: Form = Form.ARRAYS
     scratch: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     dtypes: Callable[[Sequence[Any]], bool] | None = None
+    local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
         if any(np.dtype(d) == np.float16 for d in dtypes):  # Numba computes on no float16
@@ -124,7 +132,17 @@ class Kernel:
     @property
     def takes_run(self) -> bool:
         """Whether the function ends with the run's words (status, step, seed)."""
-        return "run" in inspect.signature(self.function).parameters
+        return "run" in _parameters(self.function)
+
+    @property
+    def takes_range(self) -> bool:
+        """Whether the function is told, after its words, which of the application's units to compute."""
+        return "begin" in _parameters(self.function)
+
+
+@lru_cache(4096)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
@@ -146,8 +164,8 @@ def broadcast(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> 
 
 
 def flat(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    """Every operand as a vector."""
-    return Call(tuple(View.dense((spec.size,)) for spec in (*inputs, *outputs)))
+    """Every operand as a vector; each of the first output's entries is a unit of work."""
+    return Call(tuple(View.dense((spec.size,)) for spec in (*inputs, *outputs)), units=outputs[0].size)
 
 
 def kernel(
@@ -158,16 +176,19 @@ def kernel(
     form: Form = Form.ARRAYS,
     scratch: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
     dtypes: Callable[[Sequence[Any]], bool] | None = None,
+    local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes ``op`` on device kind ``on``.
 
-    It takes the inputs, the outputs (to be filled), scratch arrays, then the words of its ``layout``; a last parameter
-    named ``run`` receives the run's words. It must compile under Numba and neither raise nor allocate. Several
-    kernels of an op may differ in the ``dtypes`` they accept; the one registered last is tried first.
+    It takes the inputs, the outputs (to be filled), scratch arrays, local arrays, then the words of its ``layout``;
+    parameters named ``begin`` and ``end`` after those receive the range of the Call's units to compute, and a last one
+    named ``run`` the run's words. Scratch is shared by all ranges of an application; local memory is the calling
+    thread's own and holds nothing when a range begins. The function must compile under Numba and neither raise nor
+    allocate. Several kernels of an op may differ in the ``dtypes`` they accept; the one registered last is tried first.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        KERNELS.setdefault((op, on), []).insert(0, Kernel(op, on, function, layout, form, scratch, dtypes))
+        KERNELS.setdefault((op, on), []).insert(0, Kernel(op, on, function, layout, form, scratch, dtypes, local))
         return function
 
     return register

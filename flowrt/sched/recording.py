@@ -6,7 +6,8 @@ that leaves the region is computed straight into memory that leaves with it; inp
 on as they are. A variable is read where it lies, unless a write comes before the last use of what was read, or what was
 read leaves: then it is copied at the moment of the read.
 
-Slots of the bases: the run's words, the arena, the region's inputs, its fresh outputs, its variables, its constants.
+Slots of the bases: the run's words, the arena, the running thread's local memory, the region's inputs, its fresh
+outputs, its variables, its constants.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from flowrt.errors import GraphError, SpecError
 from flowrt.kernels.launch import COPY_OP, Operand, Step, apply_kernel
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
-from flowrt.sched.arena import lay_out
+from flowrt.sched.arena import aligned, lay_out
 from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of, variable_spec
 from flowrt.spec import Spec, value_known
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
 
-WORDS_SLOT, ARENA_SLOT, FIRST_SLOT = 0, 1, 2
+WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
 UPDATES = {"assign_add": "add", "assign_sub": "subtract"}  # op that writes → the kernel's op on (variable, value)
 
 BYTES_PER_SECOND = 4e9  # one core reading and writing memory
@@ -76,6 +77,7 @@ class Recording:
     variable_specs: tuple[Spec, ...]
     constants: tuple[np.ndarray[Any, Any], ...]
     arena_bytes: int
+    local_bytes: int  # that each thread has for itself
     value_bytes: int  # of everything in the arena, did nothing share its memory
     predicted_seconds: float
 
@@ -104,6 +106,7 @@ class _Storage:
     nbytes: int = 0
     first: int = 0
     last: int = 0
+    offset: int = 0
 
 
 @dataclass(slots=True)
@@ -150,6 +153,7 @@ class _Recorder:
     leaves: dict[int, list[int]] = field(default_factory=dict)  # root → slots of the fresh outputs it becomes
     pending: list[_Pending] = field(default_factory=list)
     arena: list[_Storage] = field(default_factory=list)
+    local_bytes: int = 0
     cost: _Cost = field(default_factory=_Cost)
 
     # Shapes, aliases and lifetimes
@@ -225,6 +229,15 @@ class _Recorder:
         self.arena.append(_Storage(ARENA_SLOT, nbytes, first, last))
         return self.arena[-1]
 
+    def _in_local(self, specs: Sequence[Spec]) -> list[_Storage]:
+        """Places in the running thread's own memory, which each launch has for itself."""
+        places, end = [], 0
+        for spec in specs:
+            places.append(_Storage(LOCAL_SLOT, spec.nbytes, offset=end))
+            end += aligned(spec.nbytes)
+        self.local_bytes = max(self.local_bytes, end)
+        return places
+
     # Launches
 
     def launch(self) -> None:
@@ -279,7 +292,7 @@ class _Recorder:
         except GraphError as error:
             raise type(error)(f"{self.plan.nodes[position].where()}: {error}") from None
         scratch = [self._in_arena(spec.nbytes, index, index) for spec in application.scratch]
-        storages = [*sources, *targets, *scratch]
+        storages = [*sources, *targets, *scratch, *self._in_local(application.local)]
         self.pending += [_Pending(step, storages, position) for step in application.steps]
         self.cost.launches += len(application.steps)
         self.cost.nbytes += sum(spec.nbytes for spec in specs)
@@ -287,17 +300,18 @@ class _Recorder:
 
     def recording(self) -> Recording:
         offsets, total = lay_out([(s.nbytes, s.first, s.last) for s in self.arena])
-        at = {id(storage): offset for storage, offset in zip(self.arena, offsets, strict=True)}
+        for storage, offset in zip(self.arena, offsets, strict=True):
+            storage.offset = offset
         return Recording(
             launches=tuple(
-                Launch(p.step, tuple(Operand(s.slot, at.get(id(s), 0)) for s in p.storages), p.node)
-                for p in self.pending
+                Launch(p.step, tuple(Operand(s.slot, s.offset) for s in p.storages), p.node) for p in self.pending
             ),
             outputs=tuple(self.outputs),
             variables=tuple(self.memory),
             variable_specs=tuple(self.held[name] for name in self.memory),
             constants=tuple(self.constants.values()),
             arena_bytes=total,
+            local_bytes=self.local_bytes,
             value_bytes=sum(storage.nbytes for storage in self.arena),
             predicted_seconds=self.cost.seconds,
         )

@@ -60,12 +60,12 @@ def corrected(guess: float, fastest: float) -> float:
 class _Room:
     """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
 
-    __slots__ = ("arena", "arena_at", "bases_at", "cells", "span_at", "words_at")
+    __slots__ = ("arena", "arena_at", "bases_at", "cells", "local_at", "span_at", "words_at")
     cells: Any
 
     def __init__(self, tape: Tape) -> None:
         try:
-            self.arena = np.empty(tape.arena_bytes + ALIGNMENT, np.uint8)
+            self.arena = np.empty(tape.arena_bytes + tape.recording.local_bytes + ALIGNMENT, np.uint8)
         except MemoryError as error:
             raise ResourceError(f"{tape}: no memory for its {tape.arena_bytes} bytes of intermediate values") from error
         constants = tape.recording.constants
@@ -74,6 +74,7 @@ class _Room:
         self.words_at, self.bases_at = self.span_at + 8 * WORDS, self.span_at + 8 * BASES
         start = address(self.arena)
         self.arena_at = start + -start % ALIGNMENT
+        self.local_at = self.arena_at + tape.arena_bytes
         for number, constant in enumerate(constants):
             self.cells[BASES + FIRST_SLOT + tape.dynamic + number] = address(constant)
 
@@ -116,9 +117,11 @@ class Tape:
         blocks = [launch.step.block(launch.places) for launch in launches]
         self._words = np.concatenate(blocks) if blocks else np.zeros(1, np.int64)
         starts = np.cumsum([0, *(block.size for block in blocks)][:-1] if blocks else [0], dtype=np.int64)
-        self._blocks = starts * self._words.itemsize + address(self._words)
-        self._entries = np.array([self._entry(launch) for launch in launches], np.int64)
-        self._blocks_at, self._entries_at, self._loop = address(self._blocks), address(self._entries), _loop()
+        blocks_at = starts * self._words.itemsize + address(self._words)
+        entries = np.array([self._entry(launch) for launch in launches], np.int64)
+        units = np.array([launch.step.units for launch in launches], np.int64)
+        self._nodes = np.stack([entries, blocks_at[: len(launches)], units], axis=1)
+        self._nodes_at, self._loop = address(self._nodes), _loop()
 
     def _entry(self, launch: Launch) -> int:
         try:
@@ -151,6 +154,7 @@ class Tape:
         except IndexError:
             room = _Room(self)
         cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena_at]
+        cells.append(room.local_at)
         for array in (*inputs, *fresh, *variables):
             try:
                 cells.append(_address_of(_byte_of(array)))
@@ -159,7 +163,7 @@ class Tape:
                 cells.append(int(kept[-1].ctypes.data))
         room.cells[self._cells] = cells
         if self.launches:
-            self._loop(self._entries_at, self._blocks_at, room.bases_at, room.span_at)
+            self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
         reached, status = room.cells[SPAN], room.cells[WORDS + STATUS]
         self._rooms.append(room)
         if reached < self.launches:
