@@ -131,7 +131,7 @@ class Process:
 
     def __init__(self, peer: str, variant: str, case: Case, threads: int) -> None:
         self.name = f"{peer} {variant}".strip()
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self._said = b""
         self._process = subprocess.Popen(
             command(peer, variant, case, threads),
