@@ -31,6 +31,8 @@ MEANING: Mapping[str, Any] = {
     "broadcast_to": lambda a, shape: np.broadcast_to(a, shape).copy(),
     "shape_of": lambda a: np.array(a.shape, np.int64),
     "sum": np.sum,
+    "max": np.max,
+    "cumsum": np.cumsum,
 }
 
 

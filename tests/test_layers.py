@@ -40,7 +40,21 @@ OWNERS = {
 }
 PURE = [
     *MEANING,
-    *(f"sched/{name}" for name in ("machine", "topology", "quorum", "coordinator", "shard", "arena", "regions")),
+    *(
+        f"sched/{name}"
+        for name in (
+            "machine",
+            "topology",
+            "quorum",
+            "coordinator",
+            "shard",
+            "arena",
+            "regions",
+            "lives",
+            "sharing",
+            "cost",
+        )
+    ),
     "net/liveness",
     "net/frames",
 ]

@@ -95,7 +95,7 @@ def test_a_tape_computes_what_its_nodes_do() -> None:
     sums, product = tape.run(words(), [left, right])
     np.testing.assert_array_equal(sums, left + right)
     np.testing.assert_array_equal(product, -((left + right) * left))
-    assert (tape.arena_bytes, tape.recording.output_bytes) == (64, 2 * 48)
+    assert (tape.arena_bytes, tape.recording.output_bytes) == (0, 2 * 48), "the product lies where its negative will"
 
 
 def test_outputs_can_be_written_into_given_arrays() -> None:
@@ -115,11 +115,11 @@ def test_memory_is_used_again() -> None:
     make = PlanMaker()
     value = make.feed("float32", (1000,))
     for _ in range(20):
-        value = make.node("negative", value)
-    tape = tape_of(make.plan(value), array(1000))
+        value = make.node("cumsum", value, axis=0, reverse=False)
+    tape = tape_of(make.plan(value), np.ones(1000, np.float32))
     assert tape.recording.value_bytes == 19 * 4000
-    assert tape.arena_bytes == 2 * 4032
-    np.testing.assert_array_equal(tape.run(words(), [array(1000)])[0], array(1000))
+    assert tape.arena_bytes == 2 * 4032, "what is not elementwise needs its input beside its output"
+    tape.run(words(), [np.ones(1000, np.float32)])
 
 
 def test_an_alias_keeps_the_memory_it_shares_alive() -> None:

@@ -29,6 +29,23 @@ def fingerprint(function: Callable[..., Any]) -> str:
     return _describe(function, frozenset())
 
 
+@lru_cache(4096)
+def raises(function: Callable[..., Any]) -> bool:
+    """Whether ``function``, or a helper that it calls, has a line that raises."""
+    return _raises(function, frozenset())
+
+
+def _raises(value: Any, seen: frozenset[Any]) -> bool:
+    value = inspect.getattr_static(value, "py_func", value)
+    if not isinstance(value, FunctionType) or value in seen:
+        return False
+    if any(instruction.opname == "RAISE_VARARGS" for instruction in dis.get_instructions(value.__code__)):
+        return True
+    known = {**value.__globals__, **_closure(value)}
+    paths = {path for path in _paths(value.__code__) if path[0] in known}
+    return any(_raises(_follow(known[path[0]], path[1:]), seen | {value}) for path in paths)
+
+
 def _describe(value: Any, seen: frozenset[Any]) -> str:
     value = inspect.getattr_static(value, "py_func", value)  # what Numba's own decorators wrap
     if isinstance(value, FunctionType):

@@ -43,12 +43,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One entry to call: operand numbers into the application's operands, and everything the block needs but places."""
+    """One entry to call: operand numbers into the application's operands, and everything the block needs but places.
+
+    The first ``reads`` of its operands are only read, the others written.
+    """
 
     kernel: Kernel
     operands: tuple[int, ...]
     dtypes: tuple[np.dtype[Any], ...]
     call: Call
+    reads: int
 
     @property
     def units(self) -> int:
@@ -143,7 +147,7 @@ def apply_kernel(
             views[i] = dense
     first = len(inputs) + len(outputs) + len(scratch)
     numbers += range(first, first + len(local))
-    steps.append(Step(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views))))
+    steps.append(Step(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
     return Application(tuple(steps), tuple(scratch), local)
 
 
@@ -154,7 +158,7 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
         exact = dtype.kind in "biu" and not _floating(word)  # a float64 holds no more than 53 bits of an integer
         value = (int(word) if exact else float(word),)
         fill = require_kernel(FILL_OP, device, [dtype])
-        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value, output.size)))
+        steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value, output.size), 0))
     for i in range(len(call.views) // 2):
         source, window = call.views[2 * i], call.views[2 * i + 1]
         if source.size:
@@ -163,7 +167,8 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
 
 
 def _copy(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> Step:
-    return Step(require_kernel(COPY_OP, device, [dtype, dtype]), (source, target), (dtype, dtype), Call((view, other)))
+    copy = require_kernel(COPY_OP, device, [dtype, dtype])
+    return Step(copy, (source, target), (dtype, dtype), Call((view, other)), 1)
 
 
 class Prepared:

@@ -100,7 +100,7 @@ def _sampling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[st
     return Call((View.dense((inputs[0].size,)), View.dense((outputs[0].size,))), words)
 
 
-@kernel("random_normal", layout=_sampling)
+@kernel("random_normal", layout=_sampling, infallible=True)
 def random_normal(shape: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, run: Any) -> None:
     key, many = tensor_key(given, seed, stream, run), lanes(y)
     for block in range((y.size + many - 1) // many):
@@ -116,7 +116,7 @@ def random_normal_on_cuda(
         fill_normal(y, block, mean, stddev, key)
 
 
-@kernel("random_uniform", layout=_sampling)
+@kernel("random_uniform", layout=_sampling, infallible=True)
 def random_uniform(shape: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, run: Any) -> None:
     key, many = tensor_key(given, seed, stream, run), lanes(y)
     for block in range((y.size + many - 1) // many):

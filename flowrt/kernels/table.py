@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import GraphError
+from flowrt.kernels.fingerprint import raises
 from flowrt.spec import Spec
 
 Attrs: TypeAlias = Mapping[str, Any]
@@ -123,6 +124,7 @@ class Kernel:
     scratch: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     dtypes: Callable[[Sequence[Any]], bool] | None = None
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
+    infallible: bool = False
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
         if any(np.dtype(d) == np.float16 for d in dtypes):  # Numba computes on no float16
@@ -133,6 +135,11 @@ class Kernel:
     def takes_run(self) -> bool:
         """Whether the function ends with the run's words (status, step, seed)."""
         return "run" in _parameters(self.function)
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether a launch may leave its outputs half-written: it can set the run's status, or raise."""
+        return (self.takes_run and not self.infallible) or raises(self.function)
 
     @property
     def takes_range(self) -> bool:
@@ -177,6 +184,7 @@ def kernel(
     scratch: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
     dtypes: Callable[[Sequence[Any]], bool] | None = None,
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
+    infallible: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes ``op`` on device kind ``on``.
 
@@ -184,11 +192,14 @@ def kernel(
     parameters named ``begin`` and ``end`` after those receive the range of the Call's units to compute, and a last one
     named ``run`` the run's words. Scratch is shared by all ranges of an application; local memory is the calling
     thread's own and holds nothing when a range begins. The function must compile under Numba and neither raise nor
-    allocate. Several kernels of an op may differ in the ``dtypes`` they accept; the one registered last is tried first.
+    allocate. One that takes ``run`` and never sets its status is ``infallible``: only what cannot fail is computed
+    straight into a variable. Several kernels of an op may differ in the ``dtypes`` they accept; the one registered
+    last is tried first.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        KERNELS.setdefault((op, on), []).insert(0, Kernel(op, on, function, layout, form, scratch, dtypes, local))
+        made = Kernel(op, on, function, layout, form, scratch, dtypes, local, infallible)
+        KERNELS.setdefault((op, on), []).insert(0, made)
         return function
 
     return register

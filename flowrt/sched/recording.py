@@ -4,7 +4,8 @@ Law: pure; it runs inference, picks kernels and lays out memory, and touches non
 shares its input's place; what inference finds out by itself (shapes and their arithmetic) becomes a constant. A value
 that leaves the region is computed straight into memory that leaves with it; inputs and constants that leave are passed
 on as they are. A variable is read where it lies, unless a write comes before the last use of what was read, or what was
-read leaves: then it is copied at the moment of the read.
+read leaves: then it is copied at the moment of the read. What is written over what, and what is computed straight into
+a variable, `sharing` says.
 
 Slots of the bases: the run's words, the arena, the running thread's local memory, the region's inputs, its fresh
 outputs, its variables, its constants.
@@ -12,46 +13,62 @@ outputs, its variables, its constants.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import GraphError, SpecError
-from flowrt.kernels.launch import COPY_OP, Operand, Step, apply_kernel
-from flowrt.kernels.table import ALIASES
-from flowrt.op import lookup
+from flowrt.errors import GraphError
+from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
 from flowrt.sched.arena import aligned, lay_out
-from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of, variable_spec
-from flowrt.spec import Spec, value_known
+from flowrt.sched.cost import Cost
+from flowrt.sched.lives import Lives, find_lives
+from flowrt.sched.regions import READ, WRITES, Name, Region, resource_of
+from flowrt.sched.sharing import Sharing, share
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
+    from flowrt.spec import Spec
 
 WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
 UPDATES = {"assign_add": "add", "assign_sub": "subtract"}  # op that writes → the kernel's op on (variable, value)
 
-BYTES_PER_SECOND = 4e9  # one core reading and writing memory
-FLOPS_PER_SECOND = 20e9  # one core in a BLAS
-SECONDS_PER_STEP = 50e-9
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 
-class DataDependent(SpecError):
-    """A shape inside the region depends on values that the region itself computes."""
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes that a launch touches: from ``begin`` up to ``end`` of a slot."""
+
+    slot: int
+    begin: int
+    end: int
+    written: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One call of an entry: its operands' places, and the plan's node it is part of."""
+    """One call of an entry: its operands' places and sizes, and the plan's node it is part of.
+
+    ``control`` are plan nodes that must be done before it and may share no memory with it: those that its node waits
+    for, and those that an assignment waits for which this launch carries out by writing straight to the variable.
+    """
 
     step: Step
     places: tuple[Operand, ...]
     node: int
+    sizes: tuple[int, ...] = ()
+    control: tuple[int, ...] = ()
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The shared memory it reads and writes; what it writes may also be read by it."""
+        for position, number in enumerate(self.step.operands):
+            place, nbytes = self.places[number], self.sizes[number]
+            if nbytes and place.slot != LOCAL_SLOT:
+                yield Stretch(place.slot, place.offset, place.offset + nbytes, position >= self.step.reads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +95,7 @@ class Recording:
     constants: tuple[np.ndarray[Any, Any], ...]
     arena_bytes: int
     local_bytes: int  # that each thread has for itself
-    value_bytes: int  # of everything in the arena, did nothing share its memory
+    value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
     predicted_seconds: float
 
     @property
@@ -91,11 +108,26 @@ def record(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Recording:
 
     Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
     """
-    recorder = _Recorder(plan, region, inputs)
-    recorder.infer()
+    lives = find_lives(plan, region, inputs)
+    applications = {index: _apply_node(lives, index) for index, _, _ in lives.nodes() if lives.computes(index)}
+    recorder = _Recorder(lives, applications, share(lives, applications))
     recorder.decide_outputs()
     recorder.launch()
     return recorder.recording()
+
+
+def _apply_node(lives: Lives, index: int) -> Application:
+    node = lives.node(index)
+    return _apply(lives, index, node.op, lives.operands(index), len(node.inputs), node.attrs)
+
+
+def _apply(
+    lives: Lives, index: int, op: str, specs: Sequence[Spec], inputs: int, attrs: Mapping[str, Any] = NO_ATTRS
+) -> Application:
+    try:
+        return apply_kernel(op, specs[:inputs], specs[inputs:], attrs, lives.region.device.partition(":")[0])
+    except GraphError as error:
+        raise type(error)(f"{lives.node(index).where()}: {error}") from None
 
 
 @dataclass(slots=True, eq=False)
@@ -110,119 +142,65 @@ class _Storage:
 
 
 @dataclass(slots=True)
-class _Uses:
-    """The life of one value and of its aliases: made by node ``first``, last read by node ``last``."""
-
-    first: int
-    last: int
-
-
-@dataclass(slots=True)
-class _Cost:
-    nbytes: float = 0
-    flops: float = 0
-    launches: int = 0
-
-    @property
-    def seconds(self) -> float:
-        moving, computing = self.nbytes / BYTES_PER_SECOND, self.flops / FLOPS_PER_SECOND
-        return moving + computing + self.launches * SECONDS_PER_STEP
-
-
-@dataclass(slots=True)
 class _Pending:
     step: Step
     storages: list[_Storage]
+    sizes: tuple[int, ...]
     node: int
+    control: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Recorder:
-    plan: Plan
-    region: Region
-    inputs: Sequence[Spec]
-    specs: dict[int, Spec] = field(default_factory=dict)
-    roots: dict[int, int] = field(default_factory=dict)  # value → the value whose memory it shares
-    uses: dict[int, _Uses] = field(default_factory=dict)  # root → its life
+    lives: Lives
+    applications: Mapping[int, Application]
+    sharing: Sharing
     homes: dict[int, _Storage] = field(default_factory=dict)  # root → its memory
     memory: dict[Name, _Storage] = field(default_factory=dict)
-    held: dict[Name, Spec] = field(default_factory=dict)
-    writes: dict[Name, list[int]] = field(default_factory=dict)
-    constants: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)  # root → its array
+    written: dict[Name, list[int]] = field(default_factory=dict)  # places where each variable is written, in order
     outputs: list[Output] = field(default_factory=list)
     leaves: dict[int, list[int]] = field(default_factory=dict)  # root → slots of the fresh outputs it becomes
+    heirs: dict[int, int] = field(default_factory=dict)  # root → the root that is written over it
     pending: list[_Pending] = field(default_factory=list)
     arena: list[_Storage] = field(default_factory=list)
     local_bytes: int = 0
-    cost: _Cost = field(default_factory=_Cost)
-
-    # Shapes, aliases and lifetimes
-
-    def infer(self) -> None:
-        for value, spec in zip(self.region.inputs, self.inputs, strict=True):
-            self.specs[value], self.roots[value], self.uses[value] = spec, value, _Uses(-1, -1)
-        for index, (position, first) in enumerate(zip(self.region.nodes, self.region.first, strict=True)):
-            node = self.plan.nodes[position]
-            outputs = self._infer(node)
-            for value, spec in enumerate(outputs, first):
-                self.specs[value] = spec
-                self.roots[value] = self.roots[node.inputs[0]] if node.op in ALIASES else value
-                self.uses.setdefault(self.roots[value], _Uses(index, index))
-            if node.op == CONSTANT:
-                self.constants[first] = np.ascontiguousarray(node.attrs["value"])
-            elif _inferred_whole(node, outputs):
-                self.constants |= {value: _frozen(spec) for value, spec in enumerate(outputs, first)}
-                continue  # it reads nothing when the tape runs
-            elif node.op == READ or node.op in WRITES:
-                self._touch(node, index)
-            for value in node.inputs:
-                self.uses[self.roots[value]].last = index
-
-    def _infer(self, node: PlanNode) -> tuple[Spec, ...]:
-        try:
-            outputs = lookup(node.op).infer([self.specs[v] for v in node.inputs], node.attrs)
-        except SpecError as error:
-            raise SpecError(f"{node.where()}: {error}") from None
-        if len(outputs) != len(node.outputs):
-            raise SpecError(f"{node.where()}: the plan expects {len(node.outputs)} outputs, the op has {len(outputs)}")
-        for spec, expected in zip(outputs, node.outputs, strict=True):
-            if not spec.known:
-                raise DataDependent(f"{node.where()}: the shape of {spec} depends on values computed beside it")
-            if not expected.accepts(spec.dtype, spec.shape):
-                raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {spec}")
-        return outputs
-
-    def _touch(self, node: PlanNode, index: int) -> None:
-        name, spec = resource_of(node), variable_spec(node)
-        known = self.held.setdefault(name, spec)
-        if not known.accepts(spec.dtype, spec.concrete):
-            raise GraphError(f"{node.where()}: the variable {name[1]!r} is {known} elsewhere in the plan, {spec} here")
-        if node.op in WRITES:
-            self.writes.setdefault(name, []).append(index)
+    value_bytes: int = 0
+    cost: Cost = field(default_factory=Cost)
 
     # Where values lie
 
     def decide_outputs(self) -> None:
         """Say where each of the region's outputs comes from, and give all that is not in the arena its slot."""
-        sources = {value: number for number, value in enumerate(self.region.inputs)}
+        lives, region = self.lives, self.lives.region
+        sources = {value: number for number, value in enumerate(region.inputs)}
         slot = FIRST_SLOT + len(sources)
-        for value in self.region.outputs:
-            root, spec = self.roots[value], self.specs[value]
-            self.outputs.append(Output(spec, sources.get(root), self.constants.get(root)))
+        for value in region.outputs:
+            root, spec = lives.roots[value], lives.specs[value]
+            self.outputs.append(Output(spec, sources.get(root), lives.constants.get(root)))
             if self.outputs[-1].fresh:
                 self.leaves.setdefault(root, []).append(slot)
                 slot += 1
-        self.memory = {name: _Storage(slot + number) for number, name in enumerate(self.region.variables)}
+        self.memory = {name: _Storage(slot + number) for number, name in enumerate(region.variables)}
         slot += len(self.memory)
         self.homes |= {value: _Storage(FIRST_SLOT + number) for value, number in sources.items()}
-        self.homes |= {root: _Storage(slot + number) for number, root in enumerate(self.constants)}
+        self.homes |= {root: _Storage(slot + number) for number, root in enumerate(lives.constants)}
+        self.homes |= {root: self.memory[name] for root, name in self.sharing.homed.items()}
+        self.written = {name: self.sharing.written(lives, name) for name in region.variables}
+        self.heirs = {below: above for above, below in self.sharing.over.items()}
 
-    def _make_home(self, value: int) -> _Storage:
-        """Memory for a value that is computed or copied."""
-        life = self.uses[value]
-        leaves = self.leaves.get(value)
-        home = _Storage(leaves[0]) if leaves else self._in_arena(self.specs[value].nbytes, life.first, life.last)
-        self.homes[value] = home
+    def _home(self, value: int) -> _Storage:
+        """Memory for a value that is computed or copied, and for all that will be written over it."""
+        if value not in self.leaves:
+            self.value_bytes += self.lives.specs[value].nbytes
+        if value in self.homes:
+            return self.homes[value]
+        members = [value]
+        while members[-1] in self.heirs:
+            members.append(self.heirs[members[-1]])
+        last, nbytes = members[-1], self.lives.specs[value].nbytes
+        leaves, of = self.leaves.get(last), self.lives.of
+        home = _Storage(leaves[0]) if leaves else self._in_arena(nbytes, of[value].first, of[last].last)
+        self.homes.update((member, home) for member in members)
         return home
 
     def _in_arena(self, nbytes: int, first: int, last: int) -> _Storage:
@@ -241,62 +219,63 @@ class _Recorder:
     # Launches
 
     def launch(self) -> None:
-        for index, (position, first) in enumerate(zip(self.region.nodes, self.region.first, strict=True)):
-            node = self.plan.nodes[position]
+        lives = self.lives
+        carries: dict[int, list[int]] = {}  # place of a node → the plan nodes that assignments it carries out wait for
+        for assignment, place in self.sharing.carried.items():
+            carries.setdefault(place, []).extend(lives.node(assignment).control)
+        for index, node, values in lives.nodes():
             if node.op == READ:
-                self._read(node, index, first)
+                self._read(node, index, values[0])
             elif node.op in WRITES:
-                self._write(node, index)
-            elif node.outputs and node.op not in ALIASES and first not in self.constants:
-                self._compute(node, index, range(first, first + len(node.outputs)))
+                if index not in self.sharing.carried:
+                    self._write(node, index)
+            elif index in self.applications:
+                homes = [self.homes[lives.roots[v]] for v in node.inputs] + [self._home(v) for v in values]
+                control = tuple(dict.fromkeys((*node.control, *carries.get(index, ()))))
+                self._launch(index, node.op, self.applications[index], homes, lives.operands(index), control)
         for root, slots in self.leaves.items():
             for slot in slots[1:]:
-                specs = [self.specs[root]] * 2
-                self._launch(self.uses[root].first, COPY_OP, [self.homes[root]], [_Storage(slot)], specs)
-
-    def _compute(self, node: PlanNode, index: int, outputs: range) -> None:
-        sources = [self.homes[self.roots[v]] for v in node.inputs]
-        targets = [self._make_home(v) for v in outputs]
-        self._launch(index, node.op, sources, targets, [self.specs[v] for v in (*node.inputs, *outputs)], node.attrs)
+                self._copy(lives.of[root].first, self.homes[root], _Storage(slot), lives.specs[root], ())
 
     def _read(self, node: PlanNode, index: int, value: int) -> None:
         name = resource_of(node)
-        writes = self.writes.get(name, [])
+        writes = self.written[name]
         after = bisect_right(writes, index)
-        overtaken = after < len(writes) and writes[after] < self.uses[value].last
+        overtaken = after < len(writes) and writes[after] < self.lives.of[value].last
         if not overtaken and value not in self.leaves:
             self.homes[value] = self.memory[name]
             return
-        self._launch(index, COPY_OP, [self.memory[name]], [self._make_home(value)], [self.specs[value]] * 2)
+        self._copy(index, self.memory[name], self._home(value), self.lives.specs[value], node.control)
 
     def _write(self, node: PlanNode, index: int) -> None:
-        memory, value = self.memory[resource_of(node)], self.homes[self.roots[node.inputs[0]]]
-        spec = self.specs[node.inputs[0]]
-        if node.op in UPDATES:
-            self._launch(index, UPDATES[node.op], [memory, value], [memory], [spec] * 3)
-        else:
-            self._launch(index, COPY_OP, [value], [memory], [spec] * 2)
+        memory, value = self.memory[resource_of(node)], self.homes[self.lives.roots[node.inputs[0]]]
+        spec = self.lives.specs[node.inputs[0]]
+        if node.op not in UPDATES:
+            self._copy(index, value, memory, spec, node.control)
+            return
+        op, specs = UPDATES[node.op], [spec] * 3
+        self._launch(index, op, _apply(self.lives, index, op, specs, 2), [memory, value, memory], specs, node.control)
+
+    def _copy(self, index: int, source: _Storage, target: _Storage, spec: Spec, control: tuple[int, ...]) -> None:
+        application = _apply(self.lives, index, COPY_OP, [spec] * 2, 1)
+        self._launch(index, COPY_OP, application, [source, target], [spec] * 2, control)
 
     def _launch(
         self,
         index: int,
         op: str,
-        sources: Sequence[_Storage],
-        targets: Sequence[_Storage],
+        application: Application,
+        homes: Sequence[_Storage],
         specs: Sequence[Spec],
-        attrs: Mapping[str, Any] = NO_ATTRS,
+        control: tuple[int, ...],
     ) -> None:
-        position, count = self.region.nodes[index], len(sources)
-        try:
-            application = apply_kernel(op, specs[:count], specs[count:], attrs, self.region.device.partition(":")[0])
-        except GraphError as error:
-            raise type(error)(f"{self.plan.nodes[position].where()}: {error}") from None
+        """Plan the steps of one op on operands (inputs, then outputs) that lie in ``homes``."""
         scratch = [self._in_arena(spec.nbytes, index, index) for spec in application.scratch]
-        storages = [*sources, *targets, *scratch, *self._in_local(application.local)]
-        self.pending += [_Pending(step, storages, position) for step in application.steps]
-        self.cost.launches += len(application.steps)
-        self.cost.nbytes += sum(spec.nbytes for spec in specs)
-        self.cost.flops += _flops(op, specs)
+        storages = [*homes, *scratch, *self._in_local(application.local)]
+        sizes = tuple(spec.nbytes for spec in (*specs, *application.scratch, *application.local))
+        position = self.lives.region.nodes[index]
+        self.pending += [_Pending(step, storages, sizes, position, control) for step in application.steps]
+        self.cost.add(op, specs, len(application.steps))
 
     def recording(self) -> Recording:
         offsets, total = lay_out([(s.nbytes, s.first, s.last) for s in self.arena])
@@ -304,48 +283,15 @@ class _Recorder:
             storage.offset = offset
         return Recording(
             launches=tuple(
-                Launch(p.step, tuple(Operand(s.slot, s.offset) for s in p.storages), p.node) for p in self.pending
+                Launch(p.step, tuple(Operand(s.slot, s.offset) for s in p.storages), p.node, p.sizes, p.control)
+                for p in self.pending
             ),
             outputs=tuple(self.outputs),
             variables=tuple(self.memory),
-            variable_specs=tuple(self.held[name] for name in self.memory),
-            constants=tuple(self.constants.values()),
+            variable_specs=tuple(self.lives.held[name] for name in self.memory),
+            constants=tuple(self.lives.constants.values()),
             arena_bytes=total,
             local_bytes=self.local_bytes,
-            value_bytes=sum(storage.nbytes for storage in self.arena),
+            value_bytes=self.value_bytes,
             predicted_seconds=self.cost.seconds,
         )
-
-
-def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
-    """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
-    if not outputs or node.op in ALIASES or lookup(node.op).stateful:
-        return False
-    return all(spec.dtype.kind in "iu" and value_known(spec.value) and _fits(spec) for spec in outputs)
-
-
-def _fits(spec: Spec) -> bool:
-    """Whether the value lies within its dtype: Python's integers do not wrap as a kernel's would."""
-    limits, value = np.iinfo(spec.dtype), spec.value
-    entries = value if isinstance(value, tuple) else (value,)
-    return all(isinstance(entry, int) and limits.min <= entry <= limits.max for entry in entries)
-
-
-def _frozen(spec: Spec) -> np.ndarray[Any, Any]:
-    array = np.array(spec.value, spec.dtype)
-    array.setflags(write=False)
-    return array
-
-
-def predict(op: str, specs: Sequence[Spec]) -> float:
-    """A rough guess of the seconds one op takes on operands (inputs, then outputs) of these concrete specs."""
-    return _Cost(sum(spec.nbytes for spec in specs), _flops(op, specs), 1).seconds
-
-
-def _flops(op: str, specs: Sequence[Spec]) -> float:
-    """Roughly how many multiplications and additions an op does beyond touching its operands once."""
-    if op != "matmul" and not op.startswith("conv"):
-        return 0
-    sizes = [spec.size for spec in specs[:3] if spec.dtype.kind == "f"]
-    product = 2 * math.sqrt(math.prod(sizes))  # exact for matrices: sqrt(mk · kn · mn) = mkn
-    return product if op == "matmul" else 3 * product  # a window of 3 by 3 has its square root in no operand's size

@@ -18,7 +18,7 @@ from flowrt.errors import FlowrtError, GraphError, SpecError, StepCancelled
 from flowrt.kernels.launch import FAILURES, STATUS, Prepared, prepare
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
-from flowrt.sched.recording import predict
+from flowrt.sched.cost import predict
 from flowrt.sched.regions import resource_of, size_operands, variable_spec
 from flowrt.sched.tape import address, corrected
 from flowrt.spec import Spec, spec_of

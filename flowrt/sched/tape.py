@@ -20,7 +20,8 @@ from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
 from flowrt.kernels.store import loop_address
 from flowrt.sched.arena import ALIGNMENT
-from flowrt.sched.recording import FIRST_SLOT, DataDependent, Launch, Recording, record
+from flowrt.sched.lives import DataDependent
+from flowrt.sched.recording import FIRST_SLOT, Launch, Recording, record
 from flowrt.spec import Spec, Value, spec_of, value_known
 
 if TYPE_CHECKING:

@@ -1,0 +1,54 @@
+"""A rough guess of the seconds a launch takes, from the bytes it moves and the arithmetic it does.
+
+Law: pure; it knows specs and the names of a few ops. Whoever runs a tape corrects the guess by what runs took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+BYTES_PER_SECOND = 4e9  # one core reading and writing memory
+FLOPS_PER_SECOND = 20e9  # one core in a BLAS
+SECONDS_PER_STEP = 50e-9
+
+
+@dataclass(slots=True)
+class Cost:
+    """What some launches come to."""
+
+    nbytes: float = 0
+    flops: float = 0
+    launches: int = 0
+
+    def add(self, op: str, specs: Sequence[Spec], launches: int) -> None:
+        """One op on operands (inputs, then outputs) of these concrete specs, in so many launches."""
+        self.nbytes += sum(spec.nbytes for spec in specs)
+        self.flops += _flops(op, specs)
+        self.launches += launches
+
+    @property
+    def seconds(self) -> float:
+        moving, computing = self.nbytes / BYTES_PER_SECOND, self.flops / FLOPS_PER_SECOND
+        return moving + computing + self.launches * SECONDS_PER_STEP
+
+
+def predict(op: str, specs: Sequence[Spec]) -> float:
+    """A rough guess of the seconds one op takes on operands (inputs, then outputs) of these concrete specs."""
+    cost = Cost()
+    cost.add(op, specs, 1)
+    return cost.seconds
+
+
+def _flops(op: str, specs: Sequence[Spec]) -> float:
+    """Roughly how many multiplications and additions an op does beyond touching its operands once."""
+    if op != "matmul" and not op.startswith("conv"):
+        return 0
+    sizes = [spec.size for spec in specs[:3] if spec.dtype.kind == "f"]
+    product = 2 * math.sqrt(math.prod(sizes))  # exact for matrices: sqrt(mk · kn · mn) = mkn
+    return product if op == "matmul" else 3 * product  # a window of 3 by 3 has its square root in no operand's size

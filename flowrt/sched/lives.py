@@ -1,0 +1,148 @@
+"""A region's values once its inputs' shapes are known: their specs, whose memory they share, and how long they live.
+
+Law: pure; it runs inference and knows no kernel and no memory. An alias shares its root's memory, and its uses count as
+the root's. What inference finds out by itself (shapes and their arithmetic) becomes a constant, and reads nothing.
+Moments are places among the region's nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import GraphError, SpecError
+from flowrt.kernels.table import ALIASES
+from flowrt.op import lookup
+from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of, variable_spec
+from flowrt.spec import Spec, value_known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowrt.plan import Plan, PlanNode
+
+
+class DataDependent(SpecError):
+    """A shape inside the region depends on values that the region itself computes."""
+
+
+@dataclass(slots=True)
+class Life:
+    """The life of one value and of its aliases: made by node ``first``, last read by node ``last``."""
+
+    first: int
+    last: int
+
+
+@dataclass(slots=True, eq=False)
+class Lives:
+    """What `find_lives` found. A root is a value that shares nobody's memory; ``roots`` maps every value to its own.
+
+    ``touches`` are the places of the nodes that read or write each variable, in order; ``held`` is what it holds.
+    """
+
+    plan: Plan
+    region: Region
+    specs: dict[int, Spec] = field(default_factory=dict)
+    roots: dict[int, int] = field(default_factory=dict)
+    of: dict[int, Life] = field(default_factory=dict)  # by root
+    constants: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)  # root → its array
+    held: dict[Name, Spec] = field(default_factory=dict)
+    touches: dict[Name, list[int]] = field(default_factory=dict)
+
+    def nodes(self) -> Iterator[tuple[int, PlanNode, range]]:
+        """Each node with its place and the values it makes."""
+        for index, (position, first) in enumerate(zip(self.region.nodes, self.region.first, strict=True)):
+            node = self.plan.nodes[position]
+            yield index, node, range(first, first + len(node.outputs))
+
+    def node(self, index: int) -> PlanNode:
+        return self.plan.nodes[self.region.nodes[index]]
+
+    def outputs(self, index: int) -> range:
+        """The values that a node makes."""
+        first = self.region.first[index]
+        return range(first, first + len(self.node(index).outputs))
+
+    def operands(self, index: int) -> list[Spec]:
+        """The specs of a node's inputs, then of its outputs."""
+        return [self.specs[value] for value in (*self.node(index).inputs, *self.outputs(index))]
+
+    def computes(self, index: int) -> bool:
+        """Whether a kernel makes the node's outputs."""
+        node = self.node(index)
+        if not node.outputs or node.op == READ or node.op in ALIASES:
+            return False
+        return self.region.first[index] not in self.constants
+
+
+def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
+    """Follow the values of ``region`` for inputs of these concrete specs; those of ``shape_inputs`` carry their values.
+
+    Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
+    """
+    lives = Lives(plan, region)
+    for value, spec in zip(region.inputs, inputs, strict=True):
+        lives.specs[value], lives.roots[value], lives.of[value] = spec, value, Life(-1, -1)
+    for index, node, values in lives.nodes():
+        outputs = _infer(lives, node)
+        for value, spec in zip(values, outputs, strict=True):
+            lives.specs[value] = spec
+            lives.roots[value] = lives.roots[node.inputs[0]] if node.op in ALIASES else value
+            lives.of.setdefault(lives.roots[value], Life(index, index))
+        if node.op == CONSTANT:
+            lives.constants[values[0]] = np.ascontiguousarray(node.attrs["value"])
+        elif _inferred_whole(node, outputs):
+            lives.constants |= {value: _frozen(spec) for value, spec in zip(values, outputs, strict=True)}
+            continue  # it reads nothing when the tape runs
+        elif node.op == READ or node.op in WRITES:
+            _touch(lives, node, index)
+        for value in node.inputs:
+            lives.of[lives.roots[value]].last = index
+    return lives
+
+
+def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
+    try:
+        outputs = lookup(node.op).infer([lives.specs[v] for v in node.inputs], node.attrs)
+    except SpecError as error:
+        raise SpecError(f"{node.where()}: {error}") from None
+    if len(outputs) != len(node.outputs):
+        raise SpecError(f"{node.where()}: the plan expects {len(node.outputs)} outputs, the op has {len(outputs)}")
+    for spec, expected in zip(outputs, node.outputs, strict=True):
+        if not spec.known:
+            raise DataDependent(f"{node.where()}: the shape of {spec} depends on values computed beside it")
+        if not expected.accepts(spec.dtype, spec.shape):
+            raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {spec}")
+    return outputs
+
+
+def _touch(lives: Lives, node: PlanNode, index: int) -> None:
+    name, spec = resource_of(node), variable_spec(node)
+    known = lives.held.setdefault(name, spec)
+    if not known.accepts(spec.dtype, spec.concrete):
+        raise GraphError(f"{node.where()}: the variable {name[1]!r} is {known} elsewhere in the plan, {spec} here")
+    lives.touches.setdefault(name, []).append(index)
+
+
+def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
+    """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
+    if not outputs or node.op in ALIASES or lookup(node.op).stateful:
+        return False
+    return all(spec.dtype.kind in "iu" and value_known(spec.value) and _fits(spec) for spec in outputs)
+
+
+def _fits(spec: Spec) -> bool:
+    """Whether the value lies within its dtype: Python's integers do not wrap as a kernel's would."""
+    limits, value = np.iinfo(spec.dtype), spec.value
+    entries = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(entry, int) and limits.min <= entry <= limits.max for entry in entries)
+
+
+def _frozen(spec: Spec) -> np.ndarray[Any, Any]:
+    array = np.array(spec.value, spec.dtype)
+    array.setflags(write=False)
+    return array
