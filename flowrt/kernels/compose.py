@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
+from flowrt.kernels.abi import ONE, OPTIONS, WORD, ZERO
+
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
-
-OPTIONS = {
-    "fastmath": {"contract", "nsz", "arcp"},  # all of it would break NaN
-    "error_model": "numpy",
-    "_nrt": False,  # a kernel that allocates does not compile
-}
 
 
 @lru_cache(1024)
@@ -37,14 +34,17 @@ class Composition:
     kinds: tuple[Any, ...]  # Numba's type of every value
     calls: tuple[tuple[Any, Any], ...]  # each member's dispatcher type and signature
 
-    def emit(self, context: Any, builder: Any, inputs: Sequence[Any]) -> list[Any]:
-        """LLVM's values of all the expression's values."""
-        values = list(inputs)
-        for member, (dispatcher, signature) in zip(self.expression.members, self.calls, strict=True):
-            apply = context.get_function(dispatcher, signature)
-            context.add_linking_libs(getattr(apply, "libs", ()))
-            made = apply(builder, [values[i] for i in member.operands])
-            values.append(context.cast(builder, made, signature.return_type, self.kinds[len(values)]))
+    def emit(self, context: Any, builder: Any, known: Sequence[Any]) -> list[Any]:
+        """LLVM's values of all the values, as far as they follow from those ``known``; others are None in both."""
+        values = [*known, *[None] * (len(self.kinds) - len(known))]
+        first = len(self.expression.inputs)
+        for number, (member, call) in enumerate(zip(self.expression.members, self.calls, strict=True), first):
+            taken = [values[i] for i in member.operands]
+            if values[number] is None and None not in taken:
+                dispatcher, signature = call
+                apply = context.get_function(dispatcher, signature)
+                context.add_linking_libs(getattr(apply, "libs", ()))
+                values[number] = context.cast(builder, apply(builder, taken), signature.return_type, self.kinds[number])
         return values
 
 
@@ -88,6 +88,8 @@ class _Distinct(ir.values.MDValue):  # type: ignore[misc]
     def __init__(self, module: Any) -> None:
         super().__init__(module, [], name=str(len(module.metadata)))
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # else all that hold the same would be one
+
     def descr(self, buf: list[str]) -> None:
         held = ", ".join(str(operand.get_reference()) for operand in self.operands)
         buf += [f"distinct !{{{held}}}", "\n"]
@@ -107,8 +109,23 @@ class Independent:
         """Say it of a load or a store."""
         access.set_metadata("llvm.access.group", self._group)
 
-    def close(self, branch: Any) -> None:
-        """Say it of the loop whose branch back to its begin is ``branch``."""
+    @contextmanager
+    def loop(self, builder: Any, count: Any) -> Iterator[Any]:
+        """Emit the body ``count`` times; yields the index."""
+        before = builder.basic_block
+        check, body, done = (builder.append_basic_block(f"elements.{name}") for name in ("check", "body", "done"))
+        builder.branch(check)
+        builder.position_at_end(check)
+        index = builder.phi(WORD)
+        builder.cbranch(builder.icmp_signed("<", index, count), body, done)
+        builder.position_at_end(body)
+        yield index
+        index.add_incoming(ZERO, before)
+        index.add_incoming(builder.add(index, ONE, flags=("nsw",)), builder.basic_block)
+        self._close(builder.branch(check))
+        builder.position_at_end(done)
+
+    def _close(self, branch: Any) -> None:
         loop = _Distinct(self._module)
         kind = ir.MetaDataString(self._module, "llvm.loop.parallel_accesses")
         loop.operands = (loop, self._module.add_metadata([kind, self._group]))

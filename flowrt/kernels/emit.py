@@ -12,45 +12,33 @@ a kernel raises, its entry sets the run's status instead.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, typeof, types
+from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 from numba.np import numpy_support
 from numba.np.arrayobj import make_array, populate_array
 
 from flowrt.errors import GraphError
+from flowrt.kernels.abi import ENTRY, OPTIONS
+from flowrt.kernels.abi import WORD as _WORD
+from flowrt.kernels.abi import operand_address as _operand_address
+from flowrt.kernels.abi import pointer as _pointer
+from flowrt.kernels.abi import word as _word
 from flowrt.kernels.blas import GEMM, resolve
-from flowrt.kernels.compose import OPTIONS
+from flowrt.kernels.expression import one_function
+from flowrt.kernels.scalar_loops import scalar_loops
 from flowrt.kernels.table import JITABLES, Form, Kernel
 
-ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
 RUN_WORDS = 4
 NODE_WORDS = 3  # of a node in a tape's table: entry, block, units
 RAISED = 4  # of launch.FAILURES
-_WORD = ir.IntType(64)
 _bound: set[Any] = set()
-
-
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _word(builder: Any, block: Any, position: int) -> Any:
-    base = _pointer(builder, block, _WORD)
-    return builder.load(builder.gep(base, [ir.Constant(_WORD, position)]))
-
-
-def _operand_address(builder: Any, bases: Any, block: Any, operand: int) -> Any:
-    slot, offset = _word(builder, block, 2 * operand), _word(builder, block, 2 * operand + 1)
-    base = builder.load(builder.gep(_pointer(builder, bases, _WORD), [slot]))
-    return builder.add(base, offset)
 
 
 def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[Any]) -> Any:
@@ -95,133 +83,6 @@ def _arguments(dtypes: Sequence[Any], ranks: Sequence[int], words: str, ranged: 
         return answer(*ENTRY.args), codegen
 
     return arguments
-
-
-def _scalars(function: Callable[..., Any], dtypes: Sequence[Any]) -> Any:
-    """An intrinsic (bases, block, begin, end) that applies a scalar function along any strides.
-
-    The range is one of elements, in the order of the odometer; it may begin and end within a row. After the operands
-    the block holds: inner length, number of outer dims, product of the outer dims, each operand's inner stride, then
-    per outer dim (last first) its size and a stride for each operand. Strides are in elements.
-    """
-    kinds = [numpy_support.from_dtype(np.dtype(d)) for d in dtypes]
-    scalar = njit(function, **OPTIONS)
-    count = len(kinds)
-
-    @intrinsic
-    def scalars(typing_context: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
-        dispatcher = typeof(scalar)
-        inferred = typing_context.resolve_function_type(dispatcher, tuple(kinds[:-1]), {})
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            bases, block, begin, end = args
-            element = [context.get_data_type(kind) for kind in kinds]
-            apply = context.get_function(dispatcher, inferred)
-            context.add_linking_libs(getattr(apply, "libs", ()))
-            head = 2 * count
-            inner, outer_dims = (_word(builder, block, head + i) for i in range(2))
-            strides = [_word(builder, block, head + 3 + i) for i in range(count)]
-            starts = [_pointer(builder, _operand_address(builder, bases, block, i), element[i]) for i in range(count)]
-            table = builder.gep(_pointer(builder, block, _WORD), [ir.Constant(_WORD, head + 3 + count)])
-            one, zero = ir.Constant(_WORD, 1), ir.Constant(_WORD, 0)
-
-            def element_at(places: Sequence[Any], fixed: Sequence[Any]) -> None:
-                values = [fixed[i] or context.unpack_value(builder, kinds[i], places[i]) for i in range(count - 1)]
-                result = context.cast(builder, apply(builder, values), inferred.return_type, kinds[-1])
-                context.pack_value(builder, kinds[-1], result, places[-1])
-
-            def row(at: Sequence[Any], count_here: Any, steps: Sequence[Any]) -> None:
-                # a step of zero is known here, so that LLVM keeps the value in a register
-                fixed = [
-                    context.unpack_value(builder, kinds[i], at[i]) if steps[i] is zero else None
-                    for i in range(count - 1)
-                ]
-                with cgutils.for_range(builder, count_here) as loop:
-                    places = [builder.gep(p, [builder.mul(loop.index, s)]) for p, s in zip(at, steps, strict=True)]
-                    element_at(places, fixed)
-
-            def rows(at: Sequence[Any], count_here: Any, cases: Sequence[Sequence[Any]]) -> None:
-                if not cases:
-                    row(at, count_here, strides)
-                    return
-                fits = cgutils.true_bit
-                for stride, step in zip(strides, cases[0], strict=True):
-                    fits = builder.and_(fits, builder.icmp_signed("==", stride, step))
-                with builder.if_else(fits) as (then, otherwise):
-                    with then:
-                        row(at, count_here, cases[0])
-                    with otherwise:
-                        rows(at, count_here, cases[1:])
-
-            cases = [[one] * count]
-            if count > 2:
-                cases += [[zero if i == j else one for i in range(count)] for j in range(count - 1)]
-            first_alone = builder.and_(builder.icmp_signed("==", begin, zero), builder.icmp_signed("==", end, one))
-            with builder.if_else(first_alone) as (then, otherwise):
-                with then:  # a scalar; the first element lies where the operands begin, whatever their strides
-                    element_at(starts, [None] * (count - 1))
-                with otherwise, _rows_between(builder, begin, end, inner) as (number, first, count_here):
-                    at = _outer_position(builder, table, outer_dims, number, starts)
-                    at = [builder.gep(p, [builder.mul(first, stride)]) for p, stride in zip(at, strides, strict=True)]
-                    rows(at, count_here, cases)
-            return context.get_dummy_value()
-
-        return ENTRY, codegen
-
-    return scalars
-
-
-@contextmanager
-def _rows_between(builder: Any, begin: Any, end: Any, inner: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Emit the body as a loop over the rows of ``inner`` elements that the elements [begin, end) lie in.
-
-    Yields the row's number, the first of its elements to visit, and how many. Only a range that begins after the first
-    row costs a division.
-    """
-    place = cgutils.alloca_once_value(builder, begin)  # the next element
-    number = cgutils.alloca_once(builder, _WORD)
-    first = cgutils.alloca_once(builder, _WORD)
-    zero, one = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
-    builder.store(begin, place)
-    builder.store(zero, number)
-    builder.store(begin, first)
-    some = builder.icmp_signed("<", begin, end)  # where there is nothing, ``inner`` may be 0
-    with builder.if_then(builder.and_(some, builder.icmp_signed(">=", begin, inner))):
-        builder.store(builder.udiv(begin, inner), number)
-        builder.store(builder.urem(begin, inner), first)
-    check, body, done = (builder.append_basic_block(f"rows.{name}") for name in ("check", "body", "done"))
-    builder.branch(check)
-    builder.position_at_end(check)
-    builder.cbranch(builder.icmp_signed("<", builder.load(place), end), body, done)
-    builder.position_at_end(body)
-    start, left = builder.load(first), builder.sub(end, builder.load(place))
-    whole = builder.sub(inner, start)
-    count = builder.select(builder.icmp_signed("<", left, whole), left, whole)
-    yield builder.load(number), start, count
-    builder.store(builder.add(builder.load(number), one), number)
-    builder.store(builder.add(builder.load(place), count), place)
-    builder.store(zero, first)
-    builder.branch(check)
-    builder.position_at_end(done)
-
-
-def _outer_position(builder: Any, table: Any, dims: Any, index: Any, starts: Sequence[Any]) -> list[Any]:
-    """The operands' addresses at the ``index``-th combination of the outer dims."""
-    left = cgutils.alloca_once_value(builder, index)
-    moved = [cgutils.alloca_once_value(builder, ir.Constant(_WORD, 0)) for _ in starts]
-    builder.store(index, left)
-    for place in moved:
-        builder.store(ir.Constant(_WORD, 0), place)
-    width = ir.Constant(_WORD, len(starts) + 1)
-    with cgutils.for_range(builder, dims) as dim:
-        entry = builder.gep(table, [builder.mul(dim.index, width)])
-        size, rest = builder.load(entry), builder.load(left)
-        here = builder.urem(rest, size)
-        builder.store(builder.udiv(rest, size), left)
-        for i, place in enumerate(moved):
-            stride = builder.load(builder.gep(entry, [ir.Constant(_WORD, i + 1)]))
-            builder.store(builder.add(builder.load(place), builder.mul(here, stride)), place)
-    return [builder.gep(start, [builder.load(place)]) for start, place in zip(starts, moved, strict=True)]
 
 
 @intrinsic
@@ -306,7 +167,7 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
     elif kernel.form is Form.FOLD:
         entry = _fold(kernel.function, dtypes[0])
     else:
-        scalars = _scalars(kernel.function, dtypes)
+        scalars = scalar_loops(kernel.expression or one_function(kernel.function, dtypes), ranks)
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             scalars(bases, block, begin, end)

@@ -1,8 +1,8 @@
 """Several elementwise ops as one scalar function with several results, made of the functions they are registered with.
 
 Law: pure; it picks kernels and numbers values, and compiles nothing. Values are numbered: first the inputs, then each
-member's result in order. An `Expression` is plain Python, so it runs as it stands; `emit` calls its members one after another
-in one compiled function, where LLVM makes them one.
+member's result in order. An `Expression` is plain Python and runs as it stands; `compose` calls its members one after
+another in one compiled function, where LLVM makes them one.
 """
 
 from __future__ import annotations
@@ -80,6 +80,12 @@ def express(
     if not results or any(not 0 <= i < len(dtypes) for i in results):
         raise GraphError(f"an expression of {len(dtypes)} values cannot answer {results}")
     return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results)
+
+
+def one_function(function: Function, dtypes: Sequence[Any]) -> Expression:
+    """The expression that is one scalar function of inputs and a result of these dtypes."""
+    *inputs, output = (np.dtype(d) for d in dtypes)
+    return Expression(tuple(inputs), (Member(function, tuple(range(len(inputs))), output),), (len(inputs),))
 
 
 def is_scalar_function(op: str, dtypes: Sequence[Any], device: str = "cpu") -> bool:

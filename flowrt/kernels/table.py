@@ -14,13 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import GraphError
 from flowrt.kernels.fingerprint import raises
 from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.kernels.expression import Expression
 
 Attrs: TypeAlias = Mapping[str, Any]
 Word: TypeAlias = int | float
@@ -125,6 +128,7 @@ class Kernel:
     dtypes: Callable[[Sequence[Any]], bool] | None = None
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     infallible: bool = False
+    expression: Expression | None = None  # of a kernel of the form SCALARS that is made of several ops' functions
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
         if any(np.dtype(d) == np.float16 for d in dtypes):  # Numba computes on no float16

@@ -1,0 +1,35 @@
+"""How a compiled entry finds its operands: ``void(bases, block, begin, end)``, in LLVM's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
+OPTIONS = {
+    "fastmath": {"contract", "nsz", "arcp"},  # all of it would break NaN
+    "error_model": "numpy",
+    "_nrt": False,  # a kernel that allocates does not compile
+}
+WORD = ir.IntType(64)
+ZERO, ONE = ir.Constant(WORD, 0), ir.Constant(WORD, 1)
+
+
+def pointer(builder: Any, address: Any, kind: Any) -> Any:
+    """The integer ``address`` as a pointer to a ``kind``."""
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def word(builder: Any, block: Any, position: int) -> Any:
+    """The word at ``position`` of the block."""
+    base = pointer(builder, block, WORD)
+    return builder.load(builder.gep(base, [ir.Constant(WORD, position)]))
+
+
+def operand_address(builder: Any, bases: Any, block: Any, operand: int) -> Any:
+    """Where an operand lies: the block begins with a slot of ``bases`` and a byte offset for each."""
+    slot, offset = word(builder, block, 2 * operand), word(builder, block, 2 * operand + 1)
+    base = builder.load(builder.gep(pointer(builder, bases, WORD), [slot]))
+    return builder.add(base, offset)
