@@ -13,6 +13,7 @@ OPTIONS = {
     "error_model": "numpy",
     "_nrt": False,  # a kernel that allocates does not compile
 }
+INLINED = OPTIONS | {"forceinline": True}  # a call left in a loop would keep it from being vectorised
 WORD = ir.IntType(64)
 ZERO, ONE = ir.Constant(WORD, 0), ir.Constant(WORD, 1)
 

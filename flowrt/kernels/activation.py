@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from flowrt.kernels.exponential import ZERO
-from flowrt.kernels.table import elementwise, jitable
+from flowrt.kernels.logarithm import log_of_one_more32
+from flowrt.kernels.table import elementwise, jitable, single
 
 
 @jitable
@@ -16,3 +17,4 @@ def log_of_one_more(x: Any) -> Any:
 
 
 elementwise("softplus", lambda x: log_of_one_more(x))
+elementwise("softplus", lambda x: log_of_one_more32(x), on=("cpu",), dtypes=single)

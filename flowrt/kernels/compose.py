@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
-from flowrt.kernels.abi import ONE, OPTIONS, WORD, ZERO
+from flowrt.kernels.abi import INLINED, ONE, WORD, ZERO
 
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @lru_cache(1024)
 def scalar_function(function: Callable[..., Any]) -> Any:
     """``function`` compiled for scalars, once for all expressions it is part of."""
-    return njit(function, **OPTIONS)
+    return njit(function, **INLINED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.exponential import exp32, sigmoid32, tanh32
+from flowrt.kernels.errorfunction import erf32
+from flowrt.kernels.exponential import exp32, expm132, sigmoid32, tanh32
 from flowrt.kernels.launch import COPY_OP, FILL_OP
-from flowrt.kernels.table import Form, elementwise, flat, host_only, jitable, kernel
+from flowrt.kernels.logarithm import log1p32, log32, pow32
+from flowrt.kernels.table import Form, elementwise, flat, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda, fmod
 
 
@@ -24,10 +26,6 @@ def _integral(dtypes: Sequence[Any]) -> bool:
 
 def _signed(dtypes: Sequence[Any]) -> bool:
     return bool(np.dtype(dtypes[0]).kind == "i")
-
-
-def _single(dtypes: Sequence[Any]) -> bool:
-    return bool(np.dtype(dtypes[0]) == np.float32)
 
 
 elementwise(COPY_OP, lambda x: x)
@@ -130,6 +128,7 @@ def integer_power(x: Any, y: Any) -> Any:
 
 
 elementwise("pow", lambda x, y: x**y)
+elementwise("pow", lambda x, y: pow32(x, y), on=("cpu",), dtypes=single)
 elementwise("pow", lambda x, y: integer_power(x, y), dtypes=_integral)
 elementwise("maximum", lambda x, y: x if x >= y or x != x else y)
 elementwise("minimum", lambda x, y: x if x <= y or x != x else y)
@@ -149,21 +148,25 @@ elementwise("abs", lambda x: abs(x))
 elementwise("abs", lambda x: x, dtypes=lambda d: np.dtype(d[0]).kind in "bu")
 elementwise("sign", lambda x: 1 if x > 0 else (-1 if x < 0 else x))
 elementwise("exp", lambda x: math.exp(x))
-elementwise("exp", lambda x: exp32(x), on=("cpu",), dtypes=_single)
+elementwise("exp", lambda x: exp32(x), on=("cpu",), dtypes=single)
 elementwise("log", lambda x: math.log(x))
+elementwise("log", lambda x: log32(x), on=("cpu",), dtypes=single)
 elementwise("expm1", lambda x: math.expm1(x))
+elementwise("expm1", lambda x: expm132(x), on=("cpu",), dtypes=single)
 elementwise("log1p", lambda x: math.log1p(x))
+elementwise("log1p", lambda x: log1p32(x), on=("cpu",), dtypes=single)
 elementwise("sin", lambda x: math.sin(x))
 elementwise("cos", lambda x: math.cos(x))
 elementwise("erf", lambda x: math.erf(x))
+elementwise("erf", lambda x: erf32(x), on=("cpu",), dtypes=single)
 elementwise("sqrt", lambda x: math.sqrt(x))
 elementwise("rsqrt", lambda x: inverse_root(x))
 elementwise("square", lambda x: x * x)
 elementwise("reciprocal", lambda x: 1 / x)
 elementwise("tanh", lambda x: math.tanh(x))
-elementwise("tanh", lambda x: tanh32(x), on=("cpu",), dtypes=_single)
+elementwise("tanh", lambda x: tanh32(x), on=("cpu",), dtypes=single)
 elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)))
-elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=_single)
+elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=single)
 elementwise("relu", lambda x: 0 if x <= 0 else x)
 elementwise("floor", lambda x: np.floor(x), on=("cpu",))
 elementwise("floor", lambda x: lower(x), on=("cuda",))

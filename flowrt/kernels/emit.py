@@ -25,7 +25,7 @@ from numba.np import numpy_support
 from numba.np.arrayobj import make_array, populate_array
 
 from flowrt.errors import GraphError
-from flowrt.kernels.abi import ENTRY, OPTIONS
+from flowrt.kernels.abi import ENTRY, INLINED, OPTIONS
 from flowrt.kernels.abi import WORD as _WORD
 from flowrt.kernels.abi import operand_address as _operand_address
 from flowrt.kernels.abi import pointer as _pointer
@@ -134,7 +134,7 @@ def bind_helpers() -> None:
     for helper in JITABLES:
         if helper not in _bound:
             _bound.add(helper)
-            overload(helper, strict=False, jit_options=OPTIONS)(_itself(helper))
+            overload(helper, strict=False, jit_options=INLINED)(_itself(helper))
     for name, stub in GEMM.items():
         if stub not in _bound:
             _bound.add(stub)

@@ -13,7 +13,8 @@ from typing import Any
 from flowrt.kernels.exponential import ZERO
 from flowrt.kernels.index import around
 from flowrt.kernels.linalg import gemm, gemm_scratch
-from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel
+from flowrt.kernels.logarithm import log_of_one_and_less32
+from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda
 from flowrt.spec import Spec, pair, sliding
 
@@ -444,7 +445,13 @@ def binary_entropy(x: Any, label: Any) -> Any:
     return ((x if x > 0 else ZERO) - x * label) + math.log1p(math.exp(-abs(x)))
 
 
+@jitable
+def binary_entropy32(x: Any, label: Any) -> Any:
+    return ((ZERO if x < ZERO else x) - x * label) + log_of_one_and_less32(x)
+
+
 elementwise("binary_cross_entropy", lambda x, label: binary_entropy(x, label))
+elementwise("binary_cross_entropy", lambda x, label: binary_entropy32(x, label), on=("cpu",), dtypes=single)
 host_only(
     "conv2d_input_grad",
     "conv2d_filter_grad",

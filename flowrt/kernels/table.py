@@ -218,6 +218,11 @@ def elementwise(
     return function
 
 
+def single(dtypes: Sequence[Any]) -> bool:
+    """Whether the first operand is float32: what a kernel's ``dtypes`` may be."""
+    return bool(np.dtype(dtypes[0]) == np.float32)
+
+
 def jitable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a helper that kernels call: plain Python here, compiled with the kernel that calls it."""
     JITABLES.append(function)

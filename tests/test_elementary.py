@@ -1,0 +1,106 @@
+"""Elementary functions of float32, within their bounds over all floats: every exponent, zeros, infinities and NaN.
+
+The judge is NumPy or C's library in float64. Bounds are in units in the last place of the float32 that is nearest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt.ops as fr
+from flowrt.kernels.launch import run_kernel
+from flowrt.spec import Spec
+
+Array = np.ndarray[Any, Any]
+Judge = Callable[[Array], Array]
+
+
+def stable_sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))
+    return np.where(x < 0, small, 1.0) / (1.0 + small)
+
+
+CURVES: dict[str, tuple[Judge, float]] = {
+    "exp": (np.exp, 2),
+    "expm1": (np.expm1, 2),
+    "log": (np.log, 2),
+    "log1p": (np.log1p, 2),
+    "tanh": (np.tanh, 3),
+    "sigmoid": (stable_sigmoid, 3),
+    "softplus": (lambda x: np.logaddexp(x, 0.0), 4),
+    "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6),
+}
+SPECIAL = np.float32([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
+
+
+def every_exponent(rng: np.random.Generator, each: int) -> Array:
+    """Random floats of every sign and exponent, those below the normal ones too, and the ends of each."""
+    tops = np.arange(512, dtype=np.uint32)[:, None] << np.uint32(23)
+    rests = rng.integers(0, 2**23, (512, each), np.uint32)
+    rests[:, :2] = 0, 2**23 - 1
+    return (tops | rests).ravel().view(np.float32)
+
+
+def check(got: Array, want: Array, bound: float) -> None:
+    """``want`` is float64. Where the nearest float32 is no number, the very same must have come."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        nearest = want.astype(np.float32)
+        error = np.abs(got - want) / np.spacing(np.abs(nearest))
+    finite = np.isfinite(nearest)
+    edge = np.isinf(nearest) & np.isfinite(want) & (np.abs(got) == np.finfo(np.float32).max)  # half a unit off
+    np.testing.assert_array_equal(got[~finite & ~edge], nearest[~finite & ~edge])
+    assert np.isfinite(got[finite]).all()
+    assert error[finite].max(initial=0.0) <= bound
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_every_float_comes_out_within_the_bound(name: str) -> None:
+    judge, bound = CURVES[name]
+    rng = np.random.default_rng(7)
+    print("seed 7")
+    near = [rng.uniform(-r, r, 20_000).astype(np.float32) for r in (1.0, 4.0, 20.0, 105.0)]
+    x = np.concatenate([SPECIAL, every_exponent(rng, 64), *near])
+    with np.errstate(all="ignore"):
+        check(getattr(fr, name)(x), judge(x.astype(np.float64)), bound)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_one_entry_is_computed_as_many_are(name: str) -> None:
+    x = np.concatenate([SPECIAL, every_exponent(np.random.default_rng(8), 3)[::97]])
+    with np.errstate(all="ignore"):
+        many = getattr(fr, name)(x)
+    spec = Spec("float32", ())
+    for value, wanted in zip(x, many, strict=True):
+        (got,) = run_kernel(name, [value], [spec], {})
+        check(got.reshape(1), np.float64([wanted]), 1)  # the compiler may contract either differently
+
+
+def powers(x: Array, y: Array) -> None:
+    with np.errstate(all="ignore"):
+        check(fr.pow(x, y), np.power(x.astype(np.float64), y.astype(np.float64)), 1)
+
+
+def test_powers_of_edges_are_as_c_defines_them() -> None:
+    edges = [2, -2, 3, -3, 0.5, -0.5, 1.5, -2.5, 1e-40, -1e-40, 1e38, -1e38, 2**24, 1 - 2**24, 127, 128, -126, -150]
+    x, y = np.meshgrid(np.concatenate([SPECIAL, np.float32(edges)]), np.concatenate([SPECIAL, np.float32(edges)]))
+    powers(x.ravel(), y.ravel())
+    assert str(fr.pow(np.float32([-0.0]), np.float32([-3]))[0]) == "-inf"
+
+
+@pytest.mark.parametrize(("base", "power"), [((0, 10), (-30, 30)), ((0.999, 1.001), (-1e5, 1e5)), ((-9, 9), (-3, 3))])
+def test_powers_are_within_a_unit(base: tuple[float, float], power: tuple[float, float]) -> None:
+    rng = np.random.default_rng(9)
+    print("seed 9")
+    powers(rng.uniform(*base, 50_000).astype(np.float32), rng.uniform(*power, 50_000).astype(np.float32))
+    powers(rng.uniform(*base, 50_000).astype(np.float32), rng.integers(-5, 6, 50_000).astype(np.float32))
+
+
+def test_powers_of_all_floats_are_within_a_unit() -> None:
+    rng = np.random.default_rng(10)
+    print("seed 10")
+    powers(every_exponent(rng, 40), rng.permutation(every_exponent(rng, 40)))
