@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, user_site
 from flowrt.op import Attr, Op, attr_key, lookup, set_eager_builder
+from flowrt.sched.structured import STRUCTURED, interpret
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Prepared
+    from flowrt.plan import PlanNode
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -36,11 +38,17 @@ def evaluate(
     """
     if op.name == "constant":
         return (np.array(attrs["value"]),)
+    if op.name in STRUCTURED:
+        return interpret(op.name, [np.asarray(a) for a in inputs], attrs, partial(_evaluate_node, words))
     arrays = [np.ascontiguousarray(a, a.dtype.newbyteorder("=")).reshape(a.shape) for a in inputs]
     prepared, outputs = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
     if prepared is None:
         return (arrays[0].reshape(outputs[0].concrete),)
     return _run(op.name, prepared, arrays, outputs, words)
+
+
+def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return evaluate(lookup(node.op), inputs, node.attrs, words)
 
 
 def _run(
@@ -100,6 +108,12 @@ class EagerBuilder:
 
     def spec(self, value: Array) -> Spec:
         return spec_of(value)
+
+    def lies_in(self, other: object) -> bool:
+        return False
+
+    def adopt(self, value: Any) -> Any:
+        return value
 
     def apply(self, op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], name: str | None) -> tuple[Array, ...]:
         """The op's outputs."""

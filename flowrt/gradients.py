@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.errors import GraphError, user_site
 from flowrt.graph import Node, Tensor, beside, name_scope
-from flowrt.op import as_value, building, default_array
+from flowrt.op import active_builder, as_value, building, default_array, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
 from flowrt.ops.source import ones_like, shape_of, zeros_like
@@ -80,7 +80,10 @@ def _differentiate(node: Node, partials: _Partials) -> None:
             "or cut it off with stop_gradient"
         )
     with beside(node):
-        carried = [partials.total(t) if partials.has(t) else zeros_like(t) for t in node.outputs]
+        carried = [
+            partials.total(t) if partials.has(t) else None if node.op.absent_gradients else zeros_like(t)
+            for t in node.outputs
+        ]
         answers = tuple(rule(node, *carried))
         if len(answers) != len(node.inputs):
             raise GraphError(
@@ -174,6 +177,8 @@ def _weight(y: Tensor, value: Any) -> Any:
 
 def _tensors(what: str, values: Any) -> list[Tensor]:
     found = [as_value(v) for v in values] if isinstance(values, (list, tuple)) else [as_value(values)]
+    here = active_builder()
+    found = found if here is None else [here.adopt(value) for value in found]  # inside a body: as its inputs
     for value in found:
         if not isinstance(value, Tensor):
             raise GraphError(f"{user_site()}: {what} of gradients are tensors or variables, got {value!r}")
@@ -192,3 +197,6 @@ def _shared_graph(tensors: Sequence[Tensor]) -> Graph:
 
 def _where(node: Node) -> str:
     return f"{node.op.name} {node.name!r} ({node.site})"
+
+
+set_gradients(gradients)

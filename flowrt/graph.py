@@ -210,6 +210,14 @@ class Graph:
         """The spec of one of this graph's tensors."""
         return value.spec
 
+    def lies_in(self, other: Any) -> bool:
+        """Whether ``other`` is a graph around this one: only a body lies in another graph."""
+        return False
+
+    def adopt(self, value: Any) -> Any:
+        """``value``, which no graph around this one could own."""
+        return value
+
     def get_operation_by_name(self, name: str) -> Node:
         """The operation of that name, as in a graph read by `from_bytes`; raises `GraphError` where there is none."""
         for node in self.nodes:
@@ -244,7 +252,7 @@ class Graph:
             self.unique_name(name or op.name),
             tuple(inputs),
             dict(attrs),
-            tuple(n for n in scope.control if n.graph is self),
+            self._waits_for(scope.control),
             scope.device,
             scope.colocate,
             site,
@@ -252,6 +260,19 @@ class Graph:
         node.outputs = tuple(Tensor(node, i, spec) for i, spec in enumerate(specs))
         self.nodes.append(node)
         return node.outputs or (node,)
+
+    def _waits_for(self, control: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(n for n in control if n.graph is self)
+
+    def extend(self, node: Node, attrs: Mapping[str, Attr]) -> tuple[Tensor, ...]:
+        """Change the attributes of ``node`` so that it has further outputs, and answer these; its others stay."""
+        if self.finalized:
+            raise GraphFinalizedError(f"{node.op.name} {node.name!r} ({node.site}): a session runs this graph")
+        specs = node.op.infer([t.spec for t in node.inputs], attrs)
+        had = len(node.outputs)
+        node.attrs = dict(attrs)
+        node.outputs += tuple(Tensor(node, i, spec) for i, spec in enumerate(specs[had:], had))
+        return node.outputs[had:]
 
     def unique_name(self, name: str) -> str:
         """``name`` under the scope's prefix, numbered if it is taken."""
@@ -288,6 +309,48 @@ class Graph:
         from flowrt.serialize import graph_from_bytes
 
         return graph_from_bytes(data)
+
+
+class Subgraph(Graph):
+    """The graph of a body: a part of ``outer`` that an op of it holds. What it uses of the graphs around it becomes
+    one of its inputs: ``captured`` holds them, by the tensor of ``outer``. ``awaited`` are nodes of ``outer`` that
+    something inside waits for. It holds no variables or queues of its own.
+    """
+
+    def __init__(self, outer: Graph) -> None:
+        super().__init__(outer.seed)
+        self.outer = outer
+        self.captured: dict[Tensor, Tensor] = {}
+        self.awaited: dict[Node, None] = {}
+
+    def lies_in(self, other: Any) -> bool:
+        """Whether ``other`` is a graph around this one."""
+        return other is self.outer or self.outer.lies_in(other)
+
+    def adopt(self, value: Any) -> Any:
+        """``value`` as an input of this graph, if it is a tensor of a graph around it."""
+        if not isinstance(value, Tensor) or value.graph is self or not self.lies_in(value.graph):
+            return value
+        outside = self.outer.adopt(value)
+        found = self.captured.get(outside)
+        if found is None:
+            found = self.captured[outside] = self.input(outside.spec, outside.op.name)
+        return found
+
+    def input(self, spec: Spec, name: str = "input") -> Tensor:
+        """A new input. Unlike a placeholder it may come with a known value."""
+        with scoped(replace(_scope.get(), control=())):
+            made: Tensor = self.apply(REGISTRY["placeholder"], (), {"dtype": spec.dtype.name, "shape": spec.dims}, name)[0]
+        made.op.outputs = (Tensor(made.op, 0, spec),)
+        return made.op.outputs[0]
+
+    def add_resource(self, resource: Resource) -> None:
+        """Raises: state lives in the graph around the body."""
+        raise GraphError(f"{resource.site}: create the {resource.kind} {resource.name!r} outside the loop or branch")
+
+    def _waits_for(self, control: Sequence[Node]) -> tuple[Node, ...]:
+        self.awaited.update((n, None) for n in control if self.lies_in(n.graph))
+        return super()._waits_for(control)
 
 
 def current_graph(what: str) -> Graph:

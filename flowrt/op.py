@@ -17,9 +17,10 @@ from typing import Any, Protocol, TypeAlias, cast, overload
 import numpy as np
 
 from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.plan import Plan
 from flowrt.spec import Spec, as_dtype
 
-Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | None"
+Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
 DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
 Gradient: TypeAlias = Callable[..., "Sequence[Any]"]
 
@@ -35,12 +36,19 @@ class Builder(Protocol):
     def spec(self, value: Any) -> Spec:
         """The spec of one of this builder's values."""
 
+    def lies_in(self, other: Any) -> bool:
+        """Whether ``other`` is a graph around this one, whose values may be used here."""
+
+    def adopt(self, value: Any) -> Any:
+        """``value`` as one of this builder's own where it comes from a builder around it; else as it is."""
+
     def apply(self, op: Op, inputs: Sequence[Any], attrs: Mapping[str, Attr], name: str | None) -> tuple[Any, ...]:
         """The outputs of ``op``; an op without outputs answers with the operation itself, alone in the tuple."""
 
 
 _active: ContextVar[Builder | None] = ContextVar("flowrt_builder", default=None)
 _eager: list[Callable[[], Builder]] = []
+_gradients: list[Callable[..., list[Any]]] = []
 
 
 def active_builder() -> Builder | None:
@@ -53,14 +61,27 @@ def set_eager_builder(make: Callable[[], Builder]) -> None:
     _eager[:] = [make]
 
 
+def set_gradients(differentiate: Callable[..., list[Any]]) -> None:
+    """Name what differentiates the bodies of ops that hold some."""
+    _gradients[:] = [differentiate]
+
+
+def gradients_inside(ys: Sequence[Any], xs: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
+    """`flowrt.gradients`, for the gradient rules of ops that hold bodies."""
+    return _gradients[0](ys, xs, grad_ys)
+
+
 class building:
-    """``with building(builder):`` ops on plain arrays go to ``builder``."""
+    """``with building(builder):`` ops on plain arrays go to ``builder``, or to the body inside it that is being built.
+    """
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
 
     def __enter__(self) -> None:
-        self._token = _active.set(self._builder)
+        here = _active.get()
+        inside = here is not None and here.lies_in(self._builder)
+        self._token = _active.set(here if inside else self._builder)
 
     def __exit__(self, *exc: object) -> None:
         _active.reset(self._token)
@@ -71,7 +92,7 @@ def builder_for(values: Iterable[Any]) -> Builder:
     found = _active.get()
     for value in values:
         mine = getattr(value, "builder", None)
-        if mine is None or mine is found:
+        if mine is None or mine is found or (found is not None and found.lies_in(mine)):
             continue
         if found is not None:
             raise GraphError(f"{user_site()}: {value!r} belongs to another graph; build the whole step in one graph")
@@ -97,6 +118,8 @@ def as_attr(value: Any) -> Attr:
         return frozen
     if isinstance(value, (np.dtype, type)):
         return as_dtype(value).name
+    if isinstance(value, Plan):
+        return value
     raise SpecError(f"{value!r} cannot be an attribute; use numbers, strings, tuples, dtypes or arrays")
 
 
@@ -116,7 +139,18 @@ def attr_key(value: Attr) -> Hashable:
         return "tuple", tuple(attr_key(item) for item in value)
     if isinstance(value, float):
         return "float", value.hex()
+    if isinstance(value, Plan):
+        return _body_key(value)
     return type(value).__name__, value
+
+
+def _body_key(body: Plan) -> Hashable:
+    """A body by what it computes, whatever its nodes are called."""
+    nodes = tuple(
+        (n.op, n.inputs, n.outputs, n.control, tuple((name, attr_key(n.attrs[name])) for name in sorted(n.attrs)))
+        for n in body.nodes
+    )
+    return "body", tuple(feed.spec for feed in body.feeds), nodes, body.fetches
 
 
 def default_array(value: Any) -> np.ndarray[Any, Any]:
@@ -223,6 +257,7 @@ class Op:
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
         self.effect = effect  # waits, on the event loop; it has no kernel
         self.differentiable = True
+        self.absent_gradients = False  # whether the rule is given None, not zeros, for outputs that nothing came back to
         self.gradient_rule: Gradient | None = None
         self._infer = infer
         self._signature = inspect.signature(infer)
@@ -269,7 +304,7 @@ class Op:
         try:
             values, promoted, attrs = self._sort(bound.arguments)
             builder = builder_for(values)
-            inputs = self._as_inputs(builder, values, promoted)
+            inputs = self._as_inputs(builder, [builder.adopt(value) for value in values], promoted)
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
             raise _located(f"{self.name} {name!r}" if name else self.name, error) from None

@@ -75,6 +75,20 @@ def spec_from_data(data: Any) -> Spec:
     return Spec(data["dtype"], data["shape"], data["value"])
 
 
+def attrs_to_data(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes for the codec: a body becomes a map, which no other attribute is."""
+    return {name: plan_to_data(value) if isinstance(value, Plan) else value for name, value in attrs.items()}
+
+
+def attrs_from_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that `attrs_to_data` wrote; raises `BrokenStream` for a body that is none."""
+    attrs = {name: plan_from_data(value) if isinstance(value, dict) else value for name, value in data.items()}
+    for value in attrs.values():
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+    return attrs
+
+
 def plan_to_data(plan: Plan) -> dict[str, Any]:
     """``plan`` as plain data for the codec."""
     return {
@@ -87,7 +101,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
                 "name": n.name,
                 "inputs": n.inputs,
                 "outputs": [spec_to_data(s) for s in n.outputs],
-                "attrs": dict(n.attrs),
+                "attrs": attrs_to_data(n.attrs),
                 "control": n.control,
                 "device": n.device,
                 "site": n.site,
@@ -110,16 +124,12 @@ def plan_from_data(data: Any) -> Plan:
 
 
 def _node_from_data(data: Any) -> PlanNode:
-    attrs = dict(data["attrs"])
-    for value in attrs.values():
-        if isinstance(value, np.ndarray):
-            value.setflags(write=False)
     return PlanNode(
         str(data["op"]),
         str(data["name"]),
         tuple(int(v) for v in data["inputs"]),
         tuple(spec_from_data(s) for s in data["outputs"]),
-        attrs,
+        attrs_from_data(data["attrs"]),
         tuple(int(c) for c in data["control"]),
         str(data["device"]),
         str(data["site"]),

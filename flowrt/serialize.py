@@ -18,7 +18,7 @@ from flowrt.errors import BrokenStream, FlowrtError, GraphError, Site
 from flowrt.graph import Graph, Node, Resource, Tensor
 from flowrt.op import Attr, Op, lookup
 from flowrt.ops.state import Variable
-from flowrt.plan import spec_from_data, spec_to_data
+from flowrt.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
 from flowrt.spec import Spec, as_dtype
 
 FORMAT = "flowrt.graph"
@@ -62,7 +62,7 @@ def _node_to_data(node: Node) -> dict[str, Any]:
         "op": node.op.name,
         "name": node.name,
         "inputs": [(t.op.index, t.index) for t in node.inputs],
-        "attrs": dict(node.attrs),
+        "attrs": attrs_to_data(node.attrs),
         "control": [n.index for n in node.control_inputs],
         "device": str(node.device),
         "colocate": [n.index for n in node.colocate],
@@ -182,6 +182,8 @@ def _attr(value: Any, where: str) -> Attr:
     if isinstance(value, np.ndarray):
         value.setflags(write=False)
         return value
+    if isinstance(value, dict):
+        return plan_from_data(value)
     raise BrokenStream(f"{where}: {value!r:.80} is not an attribute")
 
 

@@ -11,13 +11,13 @@ import pytest
 ROOT = Path(__file__).parent.parent / "flowrt"
 FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
 FAMILIES = ["source", "elementwise", "activation", "flow", "reduce", "shape", "index", "linalg", "random"]
-FAMILIES += ["layers", "nn", "state", "replica"]  # each may import those to its left
+FAMILIES += ["layers", "nn", "state", "replica", "body", "control"]  # each may import those to its left
 MEANING = [*FLOOR, "op", "operators", "graph", "ops", "gradients", "passes"]
 MAY_IMPORT = {
     "op": FLOOR,
     "operators": [*FLOOR, "op"],
     "graph": [*FLOOR, "op", "operators", "serialize"],  # to_bytes and from_bytes are methods of a graph
-    "ops": [*FLOOR, "op", "operators", "graph", "ops"],
+    "ops": [*FLOOR, "op", "operators", "graph", "ops", "structure"],
     "gradients": [*FLOOR, "op", "graph", "ops"],
     "passes": [*FLOOR, "op", "graph", "ops", "gradients", "passes"],
     "kernels": [*FLOOR, "kernels"],

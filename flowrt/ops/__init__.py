@@ -3,6 +3,7 @@
 from flowrt.ops import nn, random
 from flowrt.ops import replica as _replica  # noqa: F401  (the registry on a node is full)
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
+from flowrt.ops.control import case, cond, map_fn, scan, while_loop
 from flowrt.ops.elementwise import (
     abs,
     add,
@@ -113,9 +114,11 @@ __all__ = [
     "argmin",
     "astype",
     "broadcast_to",
+    "case",
     "ceil",
     "clip",
     "concat",
+    "cond",
     "constant",
     "cos",
     "cumsum",
@@ -149,6 +152,7 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "logsumexp",
+    "map_fn",
     "matmul",
     "max",
     "maximum",
@@ -177,6 +181,7 @@ __all__ = [
     "reshape",
     "round",
     "rsqrt",
+    "scan",
     "scatter_add",
     "shape_of",
     "sigmoid",
@@ -202,6 +207,7 @@ __all__ = [
     "unstack",
     "var",
     "where",
+    "while_loop",
     "zeros",
     "zeros_like",
 ]

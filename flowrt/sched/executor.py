@@ -25,7 +25,8 @@ from flowrt.sched.effects import EFFECTS
 from flowrt.sched.machine import ALL_DEAD, Kind, StepMachine, Topology
 from flowrt.sched.regions import READ, WRITES, Region, find_regions, resource_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
-from flowrt.sched.single import NodeRunner, read_variable, write_variable
+from flowrt.sched.single import read_variable, runner_for, write_variable
+from flowrt.sched.structured import STRUCTURED
 from flowrt.sched.tape import CANCELLED, Tape, Tapes
 
 if TYPE_CHECKING:
@@ -82,19 +83,19 @@ def action_of(node: PlanNode) -> Action:
         return Action.WRITE
     if node.op in EFFECTS:
         return Action.EFFECT
-    if node.op == "constant" or node.op in ALIASES or (node.op, "cpu") in KERNELS:
+    if node.op == "constant" or node.op in STRUCTURED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
         return Action.COMPUTE
     raise GraphError(f"{node.where()}: no kernel of {node.op} is installed on this node")
 
 
 def is_structural(op: str) -> bool:
     """Whether the executor carries ``op`` out by itself, without a kernel."""
-    return op in _ACTIONS or op in WRITES or op in EFFECTS or op == "constant"
+    return op in _ACTIONS or op in WRITES or op in EFFECTS or op in STRUCTURED or op == "constant"
 
 
 def breaks_tape(node: PlanNode) -> bool:
     """Whether a node must be run by the machine itself."""
-    return action_of(node) in (Action.SWITCH, Action.MERGE, Action.EFFECT)
+    return node.op in STRUCTURED or action_of(node) in (Action.SWITCH, Action.MERGE, Action.EFFECT)
 
 
 class Executor:
@@ -105,7 +106,7 @@ class Executor:
         self.host = host
         self.tapes = Tapes(plan)
         self.units = self._group(tapes)
-        self.runners = [NodeRunner(node) if action_of(node) is Action.COMPUTE else None for node in plan.nodes]
+        self.runners = [runner_for(node) if action_of(node) is Action.COMPUTE else None for node in plan.nodes]
         self._number_values()
         self._alone = self.units[0] if len(self.units) == 1 and self.units[0].region is not None else None
         self._straight = self._alone is not None and self._alone.inputs == tuple(range(len(plan.feeds)))

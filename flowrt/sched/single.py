@@ -18,8 +18,10 @@ from flowrt.errors import FlowrtError, GraphError, SpecError, StepCancelled
 from flowrt.kernels.launch import FAILURES, STATUS, Prepared, prepare
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
+from flowrt.plan import Plan
 from flowrt.sched.cost import predict
 from flowrt.sched.regions import resource_of, size_operands, variable_spec
+from flowrt.sched.structured import STRUCTURED, interpret
 from flowrt.sched.tape import address, corrected
 from flowrt.spec import Spec, spec_of
 
@@ -121,6 +123,41 @@ class NodeRunner:
             raise type(error)(f"{node.where()}: {error}") from error
         fresh = tuple((spec.concrete, spec.dtype) for spec in (*outputs, *prepared.scratch))
         return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)), fresh=fresh)
+
+
+class StructuredRunner:
+    """Computes a loop or branch of a plan, node by node, for any shapes. May be called from any thread."""
+
+    def __init__(self, node: PlanNode) -> None:
+        self.node = node
+        bodies = [value for value in node.attrs.values() if isinstance(value, Plan)]
+        self._runners = {id(inner): runner_for(inner) for body in bodies for inner in body.nodes}
+
+    def expected_seconds(self, inputs: Sequence[Array]) -> float:
+        """Unknown: how often it turns depends on values."""
+        return math.inf
+
+    def took(self, inputs: Sequence[Array], seconds: float) -> None:
+        """Nothing to learn: the next call may turn more often."""
+
+    def __call__(self, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
+        """The outputs for C-contiguous ``inputs``; raises as `NodeRunner` does."""
+
+        def compute(inner: PlanNode, values: Sequence[Array]) -> Sequence[Array]:
+            if run[STATUS]:
+                raise StepCancelled(f"stopped at {inner.where()}")
+            return self._runners[id(inner)]([np.ascontiguousarray(v).reshape(v.shape) for v in values], run)
+
+        try:
+            made = interpret(self.node.op, inputs, self.node.attrs, compute)
+        except SpecError as error:
+            raise SpecError(f"{self.node.where()}: {error}") from None
+        return [np.ascontiguousarray(a).reshape(a.shape) for a in made]
+
+
+def runner_for(node: PlanNode) -> NodeRunner | StructuredRunner:
+    """What computes a synchronous node by itself."""
+    return StructuredRunner(node) if node.op in STRUCTURED else NodeRunner(node)
 
 
 def read_variable(node: PlanNode, variables: Variables) -> Array:

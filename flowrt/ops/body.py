@@ -1,0 +1,170 @@
+"""Bodies: functions of tensors as frozen plans, which loops and branches hold as attributes.
+
+A body is traced in a graph of its own, whose inputs are the body's parameters and whatever it uses of the graphs
+around it. It keeps what its answers need, and everything inside that changes state or waits: that runs in the order it
+was written in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import GraphError, Site, SpecError, carried_site, user_site
+from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
+from flowrt.op import as_value, building, default_array, lookup
+from flowrt.plan import Plan, PlanFeed, PlanNode
+from flowrt.structure import Structure, flatten
+
+if TYPE_CHECKING:
+    from flowrt.graph import Graph
+    from flowrt.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a function built: in which graph, from which parameters, what it answered and in which form.
+
+    ``answers`` are tensors of ``graph``; where the function answered an operation or None, ``form`` has a leaf for it
+    that ``answers`` has not: ``kept`` says which leaves are tensors.
+    """
+
+    graph: Subgraph
+    parameters: tuple[Tensor, ...]
+    form: Structure
+    answers: tuple[Any, ...]
+    kept: tuple[bool, ...]
+
+
+def trace(outer: Graph, name: str, function: Callable[..., Any], form: Structure, specs: Sequence[Spec]) -> Traced:
+    """Build ``function`` in a graph inside ``outer``, on parameters of ``specs`` in the nesting ``form``.
+
+    ``form`` is the form of the list of arguments. Answers that are numbers or arrays are left as they are.
+    """
+    graph = Subgraph(outer)
+    inside = replace(current_scope(), prefix=f"{outer.unique_name(name)}/", control=(), colocate=())
+    with building(graph), scoped(inside):
+        parameters = tuple(graph.input(spec.without_value(), "variable") for spec in specs)
+        answer = function(*form.rebuild(parameters))
+        found, leaves = flatten(answer)
+        kept = tuple(leaf is not None and not isinstance(leaf, Node) for leaf in leaves)
+        answers = tuple(graph.adopt(as_value(leaf)) for leaf, keep in zip(leaves, kept, strict=True) if keep)
+    return Traced(graph, parameters, found, answers, kept)
+
+
+def capture(traced: Iterable[Traced]) -> list[Tensor]:
+    """What any of the bodies uses of the graph around them: every body gets all of it."""
+    return list(dict.fromkeys(outside for one in traced for outside in one.graph.captured))
+
+
+def awaited(traced: Iterable[Traced]) -> list[Node]:
+    """What anything inside the bodies waits for in the graph around them."""
+    return list(dict.fromkeys(node for one in traced for node in one.graph.awaited))
+
+
+def close(traced: Traced, answers: Sequence[Tensor], captured: Sequence[Tensor]) -> Plan:
+    """The body: its feeds are its parameters and ``captured``, its fetches ``answers``."""
+    inside = [traced.graph.adopt(outside) for outside in captured]
+    return as_body([*traced.parameters, *inside], answers, keep_effects=True)
+
+
+def as_tensor(graph: Graph, value: Any, dtype: Any = None) -> Tensor:
+    """An answer as a tensor of ``graph``; plain data gets ``dtype`` where it fits."""
+    if isinstance(value, Tensor):
+        if value.graph is not graph:
+            raise GraphError(f"{user_site()}: {value!r} belongs to another graph")
+        return value
+    array = default_array(value)
+    if dtype is not None and isinstance(value, (bool, int, float)) and array.dtype.kind <= dtype.kind:
+        array = array.astype(dtype)
+    return graph.constant(array)
+
+
+def as_body(feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool = False) -> Plan:
+    """The nodes between ``feeds`` and ``fetches`` as a plan; what a feed stands for is left out."""
+    graph = feeds[0].graph if feeds else fetches[0].graph if fetches else None
+    nodes = [] if graph is None else _between(graph, feeds, fetches, keep_effects)
+    values = {tensor: number for number, tensor in enumerate(feeds)}
+    position: dict[Node, int] = {}
+    made: list[PlanNode] = []
+    last: tuple[int, ...] = ()
+    for node in nodes:
+        if any(t not in values for t in node.inputs):
+            raise GraphError(f"{node!r}: a placeholder inside a loop or branch cannot be fed; create it outside")
+        before = tuple(position[n] for n in node.control_inputs if n in position)
+        if has_effect(node):
+            before, last = tuple(dict.fromkeys((*before, *last))), (len(made),)
+        position[node] = len(made)
+        inputs = tuple(values[t] for t in node.inputs)
+        number = len(feeds) + sum(len(n.outputs) for n in made)
+        values |= {t: i for i, t in enumerate(node.outputs, number) if t not in values}
+        outputs = tuple(t.spec for t in node.outputs)
+        made.append(PlanNode(node.op.name, node.name, inputs, outputs, dict(node.attrs), before, site=str(node.site)))
+    known = [PlanFeed(t.op.name, t.spec, str(t.op.site)) for t in feeds]
+    return Plan("", tuple(made), tuple(known), tuple(values[t] for t in fetches))
+
+
+def has_effect(node: Node | PlanNode) -> bool:
+    """Whether a node reads or changes more than its inputs, and not only draws random numbers."""
+    op = node.op if isinstance(node, Node) else lookup(node.op)
+    if op.name == "read_variable" and not node.attrs["fresh"]:
+        return False
+    return op.effect or (op.stateful and ("resource" in node.attrs or op.name.startswith("stateful_")))
+
+
+def _between(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool) -> list[Node]:
+    """The nodes that ``fetches`` need from ``feeds``, and perhaps those with effects, in order of creation."""
+    fed = set(feeds)
+    stack = [t.op for t in fetches if t not in fed]
+    stack += [node for node in graph.nodes if keep_effects and has_effect(node)]
+    needed: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += [t.op for t in node.inputs if t not in fed]
+            stack += node.control_inputs
+    inputs = {t.op for t in feeds if t.op.op.name == "placeholder"}
+    return [node for node in graph.nodes if node in needed and node not in inputs]
+
+
+def replay(body: Plan, inputs: Sequence[Tensor], graph: Graph) -> list[Tensor]:
+    """The values of ``body`` for ``inputs``, built in ``graph``, by number."""
+    values = list(inputs)
+    for node in body.nodes:
+        file, _, line = node.site.rpartition(":")
+        token = carried_site.set(Site(file, int(line)) if line.isdecimal() else None)
+        try:
+            outputs = graph.apply(lookup(node.op), [values[v] for v in node.inputs], node.attrs, node.name)
+        finally:
+            carried_site.reset(token)
+        values += [t for t in outputs if isinstance(t, Tensor)]
+    return values
+
+
+def infer_body(body: Plan, inputs: Sequence[Spec]) -> list[Spec]:
+    """The specs of all values of ``body`` for inputs of these specs; raises `SpecError` naming the node inside."""
+    if len(inputs) != len(body.feeds):
+        raise SpecError(f"its body takes {len(body.feeds)} inputs, not {len(inputs)}")
+    specs = list(inputs)
+    for node in body.nodes:
+        try:
+            outputs = lookup(node.op).infer([specs[v] for v in node.inputs], node.attrs)
+        except SpecError as error:
+            raise SpecError(f"{node.where()}: {error}") from None
+        if len(outputs) != len(node.outputs):
+            raise SpecError(f"{node.where()}: its body expects {len(node.outputs)} outputs, the op has {len(outputs)}")
+        specs += outputs
+    return specs
+
+
+def answers_of(body: Plan, inputs: Sequence[Spec]) -> list[Spec]:
+    """The specs of what ``body`` answers for inputs of these specs."""
+    specs = infer_body(body, inputs)
+    return [specs[v] for v in body.fetches]
+
+
+def changes_state(*bodies: Plan | None) -> bool:
+    """Whether anything in the bodies has an effect, so that only the step machine may run them."""
+    return any(has_effect(node) for body in bodies if body is not None for node in body.nodes)

@@ -1,0 +1,85 @@
+"""Loops and branches carried out one node at a time: what runs them where they are not part of a tape.
+
+Law: this file knows how often and on what a body is computed; ``compute`` knows how one of its nodes is. A loop holds
+what it carries, reads a row of each scanned input per turn, and stacks what its body answers beyond what it carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.op import lookup
+from flowrt.spec import spec_of
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan, PlanNode
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Compute: TypeAlias = "Callable[[PlanNode, Sequence[Array]], Sequence[Array]]"
+
+LOOP, COND = "loop", "cond"
+STATEFUL_LOOP, STATEFUL_COND = "stateful_loop", "stateful_cond"
+STRUCTURED = frozenset({LOOP, COND, STATEFUL_LOOP, STATEFUL_COND})
+PURE_STRUCTURED = frozenset({LOOP, COND})
+
+
+def interpret(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], compute: Compute) -> tuple[Array, ...]:
+    """The outputs of a loop or branch whose nodes ``compute`` carries out."""
+    if op in (COND, STATEFUL_COND):
+        taken = attrs["if_true"] if bool(inputs[0]) else attrs["if_false"]
+        return tuple(run_body(taken, inputs[1:], compute))
+    return _run_loop(op, inputs, attrs, compute)
+
+
+def run_body(body: Plan, inputs: Sequence[Array], compute: Compute) -> list[Array]:
+    """What ``body`` answers for ``inputs``."""
+    values = list(inputs)
+    for node in body.nodes:
+        values += (
+            (node.attrs["value"],) if node.op == "constant" else compute(node, [values[v] for v in node.inputs])
+        )
+    return [values[v] for v in body.fetches]
+
+
+def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], compute: Compute) -> tuple[Array, ...]:
+    carried, scanned, counted = attrs["carried"], attrs["scanned"], int(attrs["counted"])
+    state = list(inputs[counted : counted + carried])
+    rows = inputs[counted + carried : counted + carried + scanned]
+    captured = inputs[counted + carried + scanned :]
+    body, cond, limit = attrs["body"], attrs["cond"], attrs["limit"]
+    turns = most_turns(attrs, [len(row) for row in rows], int(inputs[0]) if counted else None)
+    stacks: list[list[Array]] = [[] for _ in body.fetches[carried:]]
+    done = 0
+    while turns is None or done < turns:
+        if cond is not None and not bool(run_body(cond, [*state, *captured], compute)[0]):
+            break
+        at = turns - 1 - done if attrs["reverse"] and turns is not None else done
+        answers = run_body(body, [*state, *(row[at] for row in rows), *captured], compute)
+        state = answers[:carried]
+        for stack, answer in zip(stacks, answers[carried:], strict=True):
+            stack.append(np.array(answer))
+        done += 1
+    length = len(rows[0]) if rows else limit
+    specs = lookup(op).infer([spec_of(a) for a in inputs], attrs)[carried + 1 :] if stacks else ()
+    made = [_stacked(stack, spec, length, attrs["reverse"]) for stack, spec in zip(stacks, specs, strict=True)]
+    return (*state, np.array(done, np.int64), *made)
+
+
+def most_turns(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | None) -> int | None:
+    """How many turns a loop takes at most, None where only its condition ends it."""
+    bounds = [n for n in (*lengths[:1], count, attrs["limit"]) if n is not None]
+    return max(min(bounds), 0) if bounds else None
+
+
+def _stacked(stack: list[Array], spec: Any, length: int | None, reverse: bool) -> Array:
+    """The rows of one stack as one array, as long as the loop could have run, zeros where it did not."""
+    shape = tuple(n or 0 for n in spec.shape[1:])
+    made = np.stack(stack[::-1] if reverse else stack) if stack else np.zeros((0, *shape), spec.dtype)
+    if length is None or length == len(made):
+        return made
+    out = np.zeros((length, *made.shape[1:]), spec.dtype)
+    out[: len(made)] = made
+    return out
