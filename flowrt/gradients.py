@@ -94,7 +94,7 @@ def _differentiate(node: Node, partials: _Partials) -> None:
                 partials.add(source, _fitted(node, position, as_value(answer), carried))
 
 
-def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor]) -> Any:
+def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor | None]) -> Any:
     """``gradient``, summed down to the shape of the input at ``position`` if that was, or may have been, broadcast."""
     source = node.inputs[position]
     if not isinstance(gradient, Tensor):
@@ -109,7 +109,7 @@ def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor])
     return sum_to(gradient, np.array(source.shape, np.int64) if source.spec.known else shape_of(source))
 
 
-def _needs_sum(node: Node, position: int, gradient: Tensor, carried: Sequence[Tensor]) -> bool:
+def _needs_sum(node: Node, position: int, gradient: Tensor, carried: Sequence[Tensor | None]) -> bool:
     want, got = node.inputs[position].spec, gradient.spec
     if want.known and got.known:
         return want.dims != got.dims

@@ -340,7 +340,9 @@ class Subgraph(Graph):
     def input(self, spec: Spec, name: str = "input") -> Tensor:
         """A new input. Unlike a placeholder it may come with a known value."""
         with scoped(replace(_scope.get(), control=())):
-            made: Tensor = self.apply(REGISTRY["placeholder"], (), {"dtype": spec.dtype.name, "shape": spec.dims}, name)[0]
+            made: Tensor = self.apply(
+                REGISTRY["placeholder"], (), {"dtype": spec.dtype.name, "shape": spec.dims}, name
+            )[0]
         made.op.outputs = (Tensor(made.op, 0, spec),)
         return made.op.outputs[0]
 

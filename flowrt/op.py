@@ -72,8 +72,7 @@ def gradients_inside(ys: Sequence[Any], xs: Sequence[Any], grad_ys: Sequence[Any
 
 
 class building:
-    """``with building(builder):`` ops on plain arrays go to ``builder``, or to the body inside it that is being built.
-    """
+    """``with building(builder):`` ops on plain arrays go to ``builder``, or to the body inside it that is built now."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -257,7 +256,9 @@ class Op:
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
         self.effect = effect  # waits, on the event loop; it has no kernel
         self.differentiable = True
-        self.absent_gradients = False  # whether the rule is given None, not zeros, for outputs that nothing came back to
+        self.absent_gradients = (
+            False  # whether the rule is given None, not zeros, for outputs that nothing came back to
+        )
         self.gradient_rule: Gradient | None = None
         self._infer = infer
         self._signature = inspect.signature(infer)

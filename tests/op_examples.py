@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from example import Example, bools, integers, normal, positive
+from op_examples_control import CONTROL
 from op_examples_nn import INDEX, LINALG, NN, RANDOM
 from op_examples_replica import REPLICA
 
@@ -488,5 +489,6 @@ EXAMPLES: Sequence[Example] = [
     *RANDOM,
     *STATE,
     *FLOW,
+    *CONTROL,
     *REPLICA,
 ]

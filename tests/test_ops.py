@@ -20,7 +20,7 @@ from flowrt.eager import evaluate
 from flowrt.errors import GraphError, SpecError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Node, Tensor
-from flowrt.op import REGISTRY, Op
+from flowrt.op import REGISTRY, Op, attr_key
 from flowrt.ops.inference import described
 from flowrt.plan import Plan, PlanFeed, PlanNode, plan_from_data, plan_to_data
 from flowrt.sched.executor import action_of
@@ -299,6 +299,8 @@ def assert_same(mine: Any, other: Any) -> None:
         assert mine.dtype == other.dtype
         np.testing.assert_array_equal(mine, other)
         assert not other.flags.writeable
+    elif isinstance(mine, Plan):
+        assert attr_key(mine) == attr_key(other)
     else:
         assert mine == other
         assert type(mine) is type(other)

@@ -3,7 +3,6 @@
 from flowrt.ops import nn, random
 from flowrt.ops import replica as _replica  # noqa: F401  (the registry on a node is full)
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
-from flowrt.ops.control import case, cond, map_fn, scan, while_loop
 from flowrt.ops.elementwise import (
     abs,
     add,
@@ -54,6 +53,7 @@ from flowrt.ops.elementwise import (
 from flowrt.ops.flow import group, identity, merge, no_op, stop_gradient, switch
 from flowrt.ops.index import one_hot, scatter_add, take
 from flowrt.ops.linalg import matmul
+from flowrt.ops.loops import case, cond, map_fn, scan, while_loop
 from flowrt.ops.reduce import (
     all,
     any,

@@ -1,29 +1,30 @@
-"""Loops and branches as single nodes, whose bodies are attributes: `while_loop`, `scan`, `map_fn`, `cond`, `case`.
+"""Loops and branches as single nodes, whose bodies are attributes; `loops` has the functions that build them.
 
-One op is every loop. It *carries* tensors from turn to turn, reads a row of each *scanned* input per turn, *stacks* what
-its body answers beyond what it carries, and ends with its scanned inputs, its count, its limit or its condition. Its
-gradient is such a loop too, backwards over stacks that the forward loop is given for it. Follows Yu et al., "Dynamic
-control flow in large-scale machine learning" (EuroSys 2018), in structured form.
+One op is every loop. It *carries* tensors from turn to turn, reads a row of each *scanned* input per turn, *stacks*
+what its body answers beyond what it carries, and ends with its scanned inputs, its count, its limit or its condition.
+Its gradient is such a loop too, backwards over stacks that the forward loop is given for it. Follows Yu et al.,
+"Dynamic control flow in large-scale machine learning" (EuroSys 2018), in structured form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import GraphError, SpecError, user_site
-from flowrt.graph import Graph, Node, Tensor, control_dependencies
-from flowrt.op import active_builder, as_value, common_dtype, located, op
-from flowrt.ops.body import Traced, answers_of, as_tensor, awaited, capture, changes_state, close, trace
-from flowrt.ops.source import constant
+from flowrt.errors import GraphError, SpecError
+from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
+from flowrt.op import building, gradients_inside, op
+from flowrt.ops.body import answers_of, as_body, replay
+from flowrt.ops.elementwise import add
+from flowrt.ops.source import zeros_like
 from flowrt.plan import Plan
-from flowrt.spec import Spec, as_shape
-from flowrt.structure import LEAF, Structure, flatten
+from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.spec import Shape
+    from flowrt.graph import Graph
 
 COUNT = Spec("int64", ())
 
@@ -44,7 +45,7 @@ def _infer_loop(
 ) -> tuple[Spec, ...]:
     _check_loop(inputs, body, cond, (carried, scanned, int(counted)), limit, parallel_iterations)
     first = inputs[int(counted) : int(counted) + carried]
-    rows = [_row(spec) for spec in inputs[int(counted) + carried : int(counted) + carried + scanned]]
+    rows = [row_of(spec) for spec in inputs[int(counted) + carried : int(counted) + carried + scanned]]
     captured = list(inputs[int(counted) + carried + scanned :])
     held = [spec.without_value() for spec in first]
     while True:
@@ -85,7 +86,7 @@ def _check_loop(
         raise SpecError(f"parallel_iterations is at least 1, got {parallel_iterations}")
 
 
-def _row(spec: Spec) -> Spec:
+def row_of(spec: Spec) -> Spec:
     """One entry along the first axis of what is scanned."""
     if spec.dims == ():
         raise SpecError(f"a scan goes along the first axis, and {spec} has none")
@@ -104,7 +105,7 @@ def _held(number: int, declared: Spec, held: Spec, answer: Spec) -> Spec:
     if answer.dtype != held.dtype:
         raise SpecError(
             f"loop variable {number} begins as {held} and the body makes it {answer}; a loop variable keeps its dtype: "
-            f"use .astype({held.dtype.name!r}) in the body, or begin with {answer.dtype}"
+            f"use fr.astype(x, {held.dtype.name!r}) in the body, or begin with {answer.dtype}"
         )
     if answer.dims == held.dims or held.dims is None:
         return held
@@ -138,7 +139,7 @@ def _infer_cond(inputs: Sequence[Spec], if_true: Plan, if_false: Plan) -> tuple[
 def _either(number: int, first: Spec, second: Spec) -> Spec:
     if first.dtype != second.dtype:
         raise SpecError(
-            f"answer {number} is {first} of true_fn and {second} of false_fn; use .astype so that they are of one dtype"
+            f"answer {number} is {first} of true_fn and {second} of false_fn; give them one dtype with fr.astype"
         )
     if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
         return Spec(first.dtype, None)
@@ -165,6 +166,11 @@ def loop(
     return _infer_loop(inputs, body, cond, carried, scanned, counted, reverse, limit, parallel_iterations)
 
 
+@loop.gradient
+def loop_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
+    return _Backward(node, slopes).answers()
+
+
 @op(stateful=True)
 def stateful_loop(
     inputs: Sequence[Spec],
@@ -182,10 +188,20 @@ def stateful_loop(
     return _infer_loop(inputs, body, cond, carried, scanned, counted, reverse, limit, parallel_iterations)
 
 
+@stateful_loop.gradient
+def stateful_loop_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
+    raise _no_way_back(node)
+
+
 @op(name="cond")
 def choose(inputs: Sequence[Spec], *, if_true: Plan, if_false: Plan) -> tuple[Spec, ...]:
     """What one of two bodies answers; ``inputs``: the bool scalar that decides, then what the bodies capture."""
     return _infer_cond(inputs, if_true, if_false)
+
+
+@choose.gradient
+def cond_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
+    return _choose_slopes(node, slopes)
 
 
 @op(stateful=True)
@@ -194,336 +210,212 @@ def stateful_cond(inputs: Sequence[Spec], *, if_true: Plan, if_false: Plan) -> t
     return _infer_cond(inputs, if_true, if_false)
 
 
-# ── how programs say it ──────────────────────────────────────────────────────────────────────────────────────────────
+@stateful_cond.gradient
+def stateful_cond_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
+    raise _no_way_back(node)
 
 
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
-    """What ``true_fn()`` answers where the bool scalar ``pred`` holds, else what ``false_fn()`` does.
+for _op in (loop, stateful_loop, choose, stateful_cond):
+    _op.absent_gradients = True
 
-    Only the one that is chosen runs. Both answer the same nesting of tensors, of equal dtypes; what they use of the
-    graph around them is captured. Branches that answer an operation, or None, make an operation. On plain arrays
-    outside a graph the choice is made at once.
+
+# ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _no_way_back(node: Node) -> GraphError:
+    return GraphError(
+        f"{node.op.name} {node.name!r} ({node.site}): no gradient goes through a body that reads or changes state; "
+        "keep assignments and queues out of it, or cut it off with stop_gradient"
+    )
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.dtype.kind == "f"
+
+
+def _gradient_scope(node: Node) -> Any:
+    """Names inside the body of a gradient tell whose gradient it is."""
+    return scoped(replace(current_scope(), prefix=f"{node.graph.unique_name(node.name + '/gradient')}/", control=()))
+
+
+def _choose_slopes(node: Node, slopes: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """A cond whose branches compute what they need of the forward ones again."""
+    graph, captured = node.graph, node.inputs[1:]
+    bodies = [node.attrs[name] for name in ("if_true", "if_false")]
+    branches = [_branch_slopes(graph, node, body, slopes) for body in bodies if isinstance(body, Plan)]
+    wanted = [i for i in range(len(captured)) if any(found[i] is not None for _, found in branches)]
+    if not wanted:
+        return (None,) * len(node.inputs)
+    for inside, found in branches:
+        with building(inside):
+            for i in wanted:
+                found[i] = zeros_like(inside.adopt(captured[i])) if found[i] is None else found[i]
+    outside = list(dict.fromkeys(t for inside, _ in branches for t in inside.captured))
+    first, second = (
+        as_body([inside.adopt(t) for t in outside], [found[i] for i in wanted]) for inside, found in branches
+    )
+    made = choose([node.inputs[0], *outside], if_true=first, if_false=second, name=f"{node.name}/gradient")
+    answers = dict(zip(wanted, made if isinstance(made, tuple) else (made,), strict=True))
+    return (None, *(answers.get(i) for i in range(len(captured))))
+
+
+def _branch_slopes(graph: Graph, node: Node, body: Plan, slopes: Sequence[Tensor | None]) -> tuple[Subgraph, list[Any]]:
+    """A graph inside ``graph`` with what one branch hands back to each of its inputs."""
+    inside = Subgraph(graph)
+    with building(inside), _gradient_scope(node):
+        inputs = [inside.adopt(t) for t in node.inputs[1:]]
+        values = replay(body, inputs, inside)
+        pairs = [(values[v], s) for v, s in zip(body.fetches, slopes, strict=True) if s is not None]
+        real = [(y, inside.adopt(s)) for y, s in pairs if _is_real(y)]
+        xs = [t for t in inputs if _is_real(t)]
+        if not real or not xs:
+            return inside, [None] * len(inputs)
+        found = dict(zip(xs, gradients_inside([y for y, _ in real], xs, [s for _, s in real]), strict=True))
+        return inside, [found.get(t) for t in inputs]
+
+
+class _Backward:
+    """The loop that runs ``node`` backwards, and what the forward loop must stack for it.
+
+    Inside, one turn of the body is built again, and its gradient beside it. What the gradient needs of the turn is
+    stacked by the forward loop, where it depends on the turn at all, and scanned by the backward loop. The slopes of
+    captured tensors are summed over the turns.
     """
-    decides = as_value(pred)
-    graph = _graph_of([decides])
-    if graph is None:
-        return true_fn() if bool(decides) else false_fn()
-    with located(f"cond {name!r}" if name else "cond"):
-        label = name or "cond"
-        first = trace(graph, f"{label}/true", true_fn, Structure(tuple), ())
-        second = trace(graph, f"{label}/false", false_fn, Structure(tuple), ())
-        if first.form != second.form or first.kept != second.kept:
-            raise SpecError(f"true_fn answers {_shape_of(first)} and false_fn {_shape_of(second)}; they must be alike")
-        captured = capture([first, second])
-        kinds = _common_kinds(first, second)
-        bodies = [
-            close(one, [as_tensor(one.graph, a, k) for a, k in zip(one.answers, kinds, strict=True)], captured)
-            for one in (first, second)
+
+    def __init__(self, node: Node, slopes: Sequence[Tensor | None]) -> None:
+        attrs: Any = node.attrs
+        self.node, self.graph, self.body = node, node.graph, attrs["body"]
+        counted, carried, scanned = int(attrs["counted"]), attrs["carried"], attrs["scanned"]
+        self.counted, self.carried, self.scanned = counted, carried, scanned
+        self.rows = node.inputs[counted + carried : counted + carried + scanned]
+        self.captured = node.inputs[counted + carried + scanned :]
+        self.state_slopes, self.stack_slopes = slopes[:carried], slopes[carried + 1 :]
+        self.inside = Subgraph(node.graph)
+
+    def answers(self) -> tuple[Any, ...]:
+        """A gradient, or None, for each input of the loop."""
+        self._replay()
+        if not self._differentiate():
+            return (None,) * len(self.node.inputs)
+        return self._build(*self._split())
+
+    def _replay(self) -> None:
+        inside, feeds = self.inside, self.body.feeds
+        with building(inside), scoped(replace(current_scope(), prefix="", control=())):
+            self.kept = [inside.adopt(t) for t in self.captured]
+            self.state = [inside.input(f.spec, "state") for f in feeds[: self.carried]]
+            self.row = [inside.input(f.spec, "row") for f in feeds[self.carried : self.carried + self.scanned]]
+            values = replay(self.body, [*self.state, *self.row, *self.kept], inside)
+            self.turn = frozenset(inside.nodes)
+            self.made = [values[v] for v in self.body.fetches]
+
+    def _differentiate(self) -> bool:
+        """Build the slopes of one turn; False where nothing flows back."""
+        inside = self.inside
+        with building(inside), _gradient_scope(self.node):
+            self.d_state = [inside.input(t.spec, "slope") if _is_real(t) else None for t in self.state]
+            stacked = list(zip(self.made[self.carried :], self.stack_slopes, strict=True))
+            self.d_stack = [
+                inside.input(y.spec, "slope") if s is not None and _is_real(y) else None for y, s in stacked
+            ]
+            pairs = list(zip(self.made, [*self.d_state, *self.d_stack], strict=True))
+            real = [(y, d) for y, d in pairs if d is not None]
+            xs = [t for t in (*self.state, *self.row, *self.kept) if _is_real(t)]
+            if not real or not xs:
+                return False
+            slopes = gradients_inside([y for y, _ in real], xs, [d for _, d in real])
+            found = dict(zip(xs, slopes, strict=True))
+            self.to_state = [
+                None if d is None else zeros_like(d) if found.get(t) is None else found[t]
+                for t, d in zip(self.state, self.d_state, strict=True)
+            ]
+            self.to_row = [found.get(t) for t in self.row]
+            self.sums = [None if found.get(t) is None else inside.input(t.spec, "sum") for t in self.kept]
+            self.to_kept = [
+                None if total is None else add(total, found[t]) for t, total in zip(self.kept, self.sums, strict=True)
+            ]
+        return True
+
+    def _split(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What of the forward turn the backward one needs: values to stack, and inputs to hand it again."""
+        varies = {t.op for t in (*self.state, *self.row)}
+        for node in self.inside.nodes:
+            if node in self.turn and any(t.op in varies for t in node.inputs):
+                varies.add(node)
+        stack: dict[Tensor, None] = {}
+        again: dict[Tensor, None] = {}
+        left = [t for t in (*self.to_state, *self.to_kept, *self.to_row) if t is not None]
+        seen: set[Tensor] = set()
+        while left:
+            tensor = left.pop()
+            if tensor in seen:
+                continue
+            seen.add(tensor)
+            if tensor in self.state or (tensor.op in self.turn and tensor.op in varies and tensor not in self.row):
+                stack[tensor] = None
+            elif tensor in self.row or tensor.op.op.name == "placeholder":
+                again[tensor] = None
+            else:
+                left += tensor.op.inputs
+        return list(stack), list(again)
+
+    def _stacked(self, wanted: Sequence[Tensor]) -> list[Tensor]:
+        """The stacks of those values of each turn, which the forward loop is made to keep."""
+        have = {t: i for i, t in reversed(list(enumerate(self.made[self.carried :])))}
+        new = [t for t in wanted if t not in have]
+        have |= {t: i for i, t in enumerate(new, len(self.made) - self.carried)}
+        if new or self._has_grown():
+            forward = as_body([*self.state, *self.row, *self.kept], [*self.made, *new])
+            self.graph.extend(self.node, {**self.node.attrs, "body": forward})
+        return [self.node.outputs[self.carried + 1 + have[t]] for t in wanted]
+
+    def _has_grown(self) -> bool:
+        """Whether a loop inside the turn was made to stack something, too."""
+        again = [n for n in self.inside.nodes if n in self.turn and n.op.name == loop.name]
+        before = [n for n in self.body.nodes if n.op == loop.name]
+        return sum(len(n.outputs) for n in again) > sum(len(n.outputs) for n in before)
+
+    def _build(self, wanted: list[Tensor], again: list[Tensor]) -> tuple[Any, ...]:
+        node, inside = self.node, self.inside
+        stacks = self._stacked(wanted)
+        rows = [(r, outside) for r, outside in zip(self.row, self.rows, strict=True) if r in again]
+        flowing = [(d, s) for d, s in zip(self.d_stack, self.stack_slopes, strict=True) if d is not None and d in again]
+        kept = {mine: outside for outside, mine in inside.captured.items() if mine in again}
+        sums = [(t, outside) for t, outside in zip(self.sums, self.captured, strict=True) if t is not None]
+        first = [
+            (d, s if s is not None else zeros_like(node.outputs[k]))
+            for k, (d, s) in enumerate(zip(self.d_state, self.state_slopes, strict=True))
+            if d is not None
         ]
-        made = stateful_cond if changes_state(*bodies) else choose
-        with control_dependencies(awaited([first, second])):
-            found = made(
-                [as_tensor(graph, graph.adopt(decides)), *captured], if_true=bodies[0], if_false=bodies[1], name=label
-            )
-    if isinstance(found, Node):
-        return found
-    outputs = found if isinstance(found, tuple) else (found,)
-    left = iter(outputs)
-    return first.form.rebuild([next(left) if keep else outputs[0].op for keep in first.kept])
-
-
-def case(
-    pairs: Sequence[tuple[Any, Callable[[], Any]]], default: Callable[[], Any] | None = None, *, name: str | None = None
-) -> Any:
-    """What the function of the first pair (bool scalar, function) answers whose scalar holds, else ``default()``.
-
-    Without a ``default`` the last function stands for it.
-    """
-    if not pairs:
-        raise SpecError(f"case ({user_site()}): give at least one pair of a bool scalar and a function")
-    (pred, function), rest = pairs[0], pairs[1:]
-    if not rest:
-        return function() if default is None else cond(pred, function, default, name=name)
-    return cond(pred, function, lambda: case(rest, default, name=name), name=name)
-
-
-def while_loop(
-    cond_fn: Callable[..., Any],
-    body_fn: Callable[..., Any],
-    loop_vars: Any,
-    *,
-    parallel_iterations: int = 10,
-    maximum_iterations: Any = None,
-    shape_invariants: Any = None,
-    name: str | None = None,
-) -> Any:
-    """What ``loop_vars`` come to: ``loop_vars = body_fn(*loop_vars)`` as long as ``cond_fn(*loop_vars)`` holds.
-
-    ``loop_vars`` is a tensor or a nesting of them; each keeps its dtype, and its shape unless ``shape_invariants``, a
-    nesting like ``loop_vars`` of shapes with None where they change, says otherwise. What the functions use of the graph
-    around them is captured. ``maximum_iterations`` (a number or an int scalar) ends the loop at the latest; where it
-    is a number, gradients need no growing memory. ``parallel_iterations`` bounds how many turns the step machine may
-    have under way, where the body has effects. On plain arrays outside a graph the loop runs at once.
-    """
-    form, first = flatten(loop_vars)
-    single = form == LEAF
-    first = [as_value(leaf) for leaf in first]
-    graph = _graph_of(first)
-    if graph is None:
-        return _while_now(cond_fn, body_fn, loop_vars, single, maximum_iterations)
-    with located(f"while_loop {name!r}" if name else "while_loop"):
-        start = [as_tensor(graph, graph.adopt(value)) for value in first]
-        invariants = _invariants(start, shape_invariants, single)
-        count, limit = _most(graph, maximum_iterations)
-        return _build_loop(
-            graph,
-            name or "while_loop",
-            _splat(body_fn, form),
-            _splat(cond_fn, form),
-            (start, invariants, form),
-            [],
-            count=count,
-            limit=limit,
-            reverse=False,
-            parallel_iterations=parallel_iterations,
-        )[0]
-
-
-def scan(
-    fn: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool = False, name: str | None = None
-) -> tuple[Any, Any]:
-    """Carry ``init`` along the first axis of ``xs``: ``carry, y = fn(carry, x)`` for each entry ``x``.
-
-    Answers the last carry, and the ``y`` stacked along a new first axis. ``init``, ``xs`` and ``y`` are tensors or
-    nestings of them (``y`` may be None). With ``reverse`` the entries are visited last to first; each ``y`` keeps the
-    place of its ``x``.
-    """
-    form, first = flatten(init)
-    rows_form, rows = flatten(xs)
-    first, rows = [as_value(v) for v in first], [as_value(v) for v in rows]
-    graph = _graph_of([*first, *rows])
-    if graph is None:
-        return _scan_now(fn, init, (rows_form, [np.asarray(row) for row in rows]), reverse)
-    with located(f"scan {name!r}" if name else "scan"):
-        if not rows:
-            raise SpecError("a scan needs something to scan; use while_loop with maximum_iterations")
-        start = [as_tensor(graph, graph.adopt(value)) for value in first]
-        scanned = [as_tensor(graph, graph.adopt(value)) for value in rows]
-        carry, ys = _build_loop(
-            graph,
-            name or "scan",
-            fn,
-            None,
-            (start, [t.spec.without_value() for t in start], form),
-            scanned,
-            rows_form=rows_form,
-            reverse=reverse,
-        )
-    return carry, ys
-
-
-def map_fn(fn: Callable[[Any], Any], xs: Any, *, name: str | None = None) -> Any:
-    """``fn(x)`` for each entry ``x`` along the first axis of ``xs``, stacked along a new first axis."""
-    return scan(lambda carry, x: ((), fn(x)), (), xs, name=name or "map_fn")[1]
-
-
-# ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _build_loop(
-    graph: Graph,
-    name: str,
-    body_fn: Callable[..., Any],
-    cond_fn: Callable[..., Any] | None,
-    carry: tuple[list[Tensor], list[Spec], Structure],
-    scanned: list[Tensor],
-    *,
-    rows_form: Structure | None = None,
-    count: Tensor | None = None,
-    limit: int | None = None,
-    reverse: bool,
-    parallel_iterations: int = 10,
-) -> tuple[Any, Any]:
-    """Record a loop; answers what was carried last and, for a scan, the stacks, in the forms that ``body_fn`` uses."""
-    start, invariants, form = carry
-    forms = (form,) if rows_form is None else (form, rows_form)
-    rows = [_row(t.spec) for t in scanned]
-    traced = trace(graph, f"{name}/body", body_fn, Structure(tuple, (), forms), [*invariants, *rows])
-    test = None
-    if cond_fn is not None:
-        test = trace(graph, f"{name}/cond", cond_fn, Structure(tuple, (), (form,)), invariants)
-    both = [traced] if test is None else [traced, test]
-    answers, ys_form = _loop_answers(traced, form, invariants, stacks=rows_form is not None)
-    captured = capture(both)
-    body = close(traced, answers, captured)
-    condition = None if test is None else close(test, [_condition(test)], captured)
-    _refuse_random(body, condition)
-    made = stateful_loop if changes_state(body, condition) else loop
-    with control_dependencies(awaited(both)):
-        outputs = made(
-            [*([] if count is None else [count]), *start, *scanned, *(graph.adopt(t) for t in captured)],
-            body=body,
-            cond=condition,
-            carried=len(start),
+        scanned = [*(s for _, s in flowing), *stacks, *(outside for _, outside in rows)]
+        counted = bool(node.attrs["cond"] is not None or self.counted or not scanned)
+        inner = [*(d for d, _ in first), *(t for t, _ in sums)]
+        inner += [*(d for d, _ in flowing), *wanted, *(r for r, _ in rows), *kept]
+        fetches = [t for t in (*self.to_state, *self.to_kept, *self.to_row) if t is not None]
+        outputs = loop(
+            [
+                *([node.outputs[self.carried]] if counted else []),
+                *(s for _, s in first),
+                *(zeros_like(outside) for _, outside in sums),
+                *scanned,
+                *kept.values(),
+            ],
+            body=as_body(inner, fetches),
+            cond=None,
+            carried=len(first) + len(sums),
             scanned=len(scanned),
-            counted=count is not None,
-            reverse=reverse,
-            limit=limit,
-            parallel_iterations=parallel_iterations,
-            name=name,
+            counted=counted,
+            reverse=not node.attrs["reverse"],
+            limit=None,
+            parallel_iterations=node.attrs["parallel_iterations"],
+            name=f"{node.name}/gradient",
         )
-    found = outputs if isinstance(outputs, tuple) else (outputs,)
-    left = iter(found[len(start) + 1 :])
-    ys = None if ys_form is None else ys_form.rebuild([next(left) if keep else None for keep in _ys_kept(traced, form)])
-    return form.rebuild(found[: len(start)]), ys
-
-
-def _loop_answers(
-    traced: Traced, form: Structure, invariants: Sequence[Spec], *, stacks: bool
-) -> tuple[list[Tensor], Structure | None]:
-    """What a body answers as tensors, carried ones first, and the form of what it stacks."""
-    want, got = form, traced.form
-    ys_form = None
-    if stacks:
-        if got.kind is None or len(got.parts) != 2:
-            raise SpecError(f"the function of a scan answers (carry, y), got {_shape_of(traced)}; y may be None")
-        got, ys_form = got.parts
-    elif want != got and len(invariants) == len(traced.kept) and _loose(want) == _loose(got):
-        got = want  # a list for a tuple, or one tensor for a tuple of one
-    if _loose(want) != _loose(got) or not all(traced.kept[: len(invariants)]):
-        raise SpecError(
-            f"the loop carries {want_text(want)} and its body answers {_shape_of(traced)}; they must have the same form"
+        found = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        to_state, to_kept = iter(found[: len(first)]), iter(found[len(first) : len(first) + len(sums)])
+        to_row = iter(found[len(first) + len(sums) + 1 :])
+        return (
+            *(None for _ in range(self.counted)),
+            *(None if d is None else next(to_state) for d in self.d_state),
+            *(None if t is None else next(to_row) for t in self.to_row),
+            *(None if t is None else next(to_kept) for t in self.sums),
         )
-    dtypes = [spec.dtype for spec in invariants] + [None] * (len(traced.answers) - len(invariants))
-    return [as_tensor(traced.graph, a, d) for a, d in zip(traced.answers, dtypes, strict=True)], ys_form
-
-
-def _ys_kept(traced: Traced, form: Structure) -> tuple[bool, ...]:
-    return traced.kept[_leaves(form) :]
-
-
-def _leaves(form: Structure) -> int:
-    return 1 if form.kind is None else sum(map(_leaves, form.parts))
-
-
-def _loose(form: Structure) -> Any:
-    """``form`` as far as a body must keep it: a list does for a tuple, and a tensor for a sequence of one."""
-    if form.kind is None:
-        return "leaf"
-    parts = tuple(map(_loose, form.parts))
-    if form.kind is dict:
-        return dict, form.names, parts
-    return parts[0] if len(parts) == 1 else parts
-
-
-def want_text(form: Structure) -> str:
-    """A form as errors show it."""
-    return str(form.rebuild(["tensor"] * _leaves(form))).replace("'tensor'", "tensor")
-
-
-def _shape_of(traced: Traced) -> str:
-    leaves = ["tensor" if keep else "operation or None" for keep in traced.kept]
-    return str(traced.form.rebuild(leaves)).replace("'", "")
-
-
-def _condition(test: Traced) -> Tensor:
-    if len(test.answers) != 1 or test.form != LEAF:
-        raise SpecError(f"the condition of a loop answers one bool scalar, got {_shape_of(test)}")
-    return as_tensor(test.graph, test.answers[0])
-
-
-def _refuse_random(*bodies: Plan | None) -> None:
-    """A random op draws once per step and name: in a loop every turn would draw the same."""
-    for body in bodies:
-        for node in () if body is None else body.nodes:
-            if node.op.startswith("random_"):
-                raise GraphError(
-                    f"{node.where()}: a random op inside a loop would draw the same in every turn; draw for all turns "
-                    "outside, and scan over what was drawn"
-                )
-
-
-def _common_kinds(first: Traced, second: Traced) -> list[Any]:
-    """The dtype that each pair of answers shares; a Python number takes that of the tensor beside it."""
-    kinds: list[Any] = []
-    for pair in zip(first.answers, second.answers, strict=True):
-        tensors = [a.dtype for a in pair if isinstance(a, Tensor)]
-        kinds.append(tensors[0] if len(tensors) == 1 else None if tensors else common_dtype(pair))
-    return kinds
-
-
-def _splat(function: Callable[..., Any], form: Structure) -> Callable[[Any], Any]:
-    """``function``, which takes loop variables one by one where they are a sequence, as one that takes them whole."""
-    if form.kind is None or form.kind is dict:
-        return function
-    return lambda variables: function(*variables)
-
-
-def _invariants(start: Sequence[Tensor], given: Any, single: bool) -> list[Spec]:
-    if given is None:
-        return [t.spec.without_value() for t in start]
-    shapes: list[Shape | None] = [None if s is None else as_shape(s) for s in ([given] if single else _flat_shapes(given))]
-    if len(shapes) != len(start):
-        raise SpecError(f"{len(start)} loop variables have {len(shapes)} shape_invariants; give each one a shape")
-    for tensor, shape in zip(start, shapes, strict=True):
-        if shape is not None and not Spec(tensor.dtype, shape).accepts(tensor.dtype, tensor.shape):
-            raise SpecError(f"{tensor!r} does not fit its shape invariant {shape}")
-    return [Spec(t.dtype, shape) for t, shape in zip(start, shapes, strict=True)]
-
-
-def _flat_shapes(given: Any) -> list[Any]:
-    """The shapes in a nesting: tuples of sizes are leaves."""
-    if given is None or (isinstance(given, (tuple, list)) and all(n is None or isinstance(n, int) for n in given)):
-        return [given]
-    items = given.values() if isinstance(given, dict) else given
-    return [shape for item in items for shape in _flat_shapes(item)]
-
-
-def _most(graph: Graph, most: Any) -> tuple[Tensor | None, int | None]:
-    """The most turns as an input, or as a number."""
-    value = graph.adopt(as_value(most))
-    if isinstance(value, Tensor):
-        return value.astype("int64"), None
-    return None, None if value is None else int(value)
-
-
-def _graph_of(values: Sequence[Any]) -> Graph | None:
-    """The graph to build in, or None where there is none and all is plain data."""
-    builder = active_builder()
-    if builder is None:
-        builder = next((v.graph for v in values if isinstance(v, Tensor)), None)
-    return builder if isinstance(builder, Graph) else None
-
-
-# ── on plain arrays ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, single: bool, most: Any) -> Any:
-    form, leaves = flatten(loop_vars)
-    dtypes = [constant(leaf).dtype for leaf in leaves]
-    state = [constant(leaf) for leaf in leaves]
-    test, body = _splat(cond_fn, form), _splat(body_fn, form)
-    turns = 0
-    while (most is None or turns < int(most)) and bool(test(form.rebuild(state))):
-        found = flatten(body(form.rebuild(state)))[1]
-        state = [np.asarray(v, d) if isinstance(v, (bool, int, float)) else v for v, d in zip(found, dtypes, strict=True)]
-        turns += 1
-    return form.rebuild(state)
-
-
-def _scan_now(fn: Any, init: Any, rows: tuple[Structure, list[Any]], reverse: bool) -> tuple[Any, Any]:
-    form, leaves = rows
-    if not leaves or len({len(leaf) for leaf in leaves}) != 1:
-        raise SpecError(f"scan ({user_site()}): what is scanned together has first axes of equal length")
-    carry, stacked = init, []
-    carry_form, first = flatten(init)
-    carry = carry_form.rebuild([constant(leaf) for leaf in first])
-    turns = range(len(leaves[0]))
-    for t in reversed(turns) if reverse else turns:
-        carry, y = fn(carry, form.rebuild([leaf[t] for leaf in leaves]))
-        stacked.append(y)
-    if not stacked:
-        return carry, None
-    y_form, _ = flatten(stacked[0])
-    columns = zip(*[flatten(y)[1] for y in (reversed(stacked) if reverse else stacked)], strict=True)
-    return carry, y_form.rebuild([None if column[0] is None else np.stack(column) for column in columns])

@@ -38,9 +38,7 @@ def run_body(body: Plan, inputs: Sequence[Array], compute: Compute) -> list[Arra
     """What ``body`` answers for ``inputs``."""
     values = list(inputs)
     for node in body.nodes:
-        values += (
-            (node.attrs["value"],) if node.op == "constant" else compute(node, [values[v] for v in node.inputs])
-        )
+        values += (node.attrs["value"],) if node.op == "constant" else compute(node, [values[v] for v in node.inputs])
     return [values[v] for v in body.fetches]
 
 

@@ -1,0 +1,363 @@
+"""How programs say loops and branches: `while_loop`, `scan`, `map_fn`, `cond`, `case`.
+
+Law: here functions become bodies, nestings become flat inputs and outputs, and plain arrays outside a graph are
+computed at once. What the nodes mean is `control`'s matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.graph import Graph, Node, Tensor, control_dependencies
+from flowrt.op import active_builder, as_value, common_dtype, located
+from flowrt.ops.body import Traced, as_tensor, awaited, capture, changes_state, close, trace
+from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
+from flowrt.ops.elementwise import astype
+from flowrt.ops.source import constant
+from flowrt.spec import Spec, as_shape
+from flowrt.structure import LEAF, Structure, flatten
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan
+    from flowrt.spec import Shape
+
+
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
+    """What ``true_fn()`` answers where the bool scalar ``pred`` holds, else what ``false_fn()`` does.
+
+    Only the one that is chosen runs. Both answer the same nesting of tensors, of equal dtypes; what they use of the
+    graph around them is captured. Branches that answer an operation, or None, make an operation. On plain arrays
+    outside a graph the choice is made at once.
+    """
+    decides = as_value(pred)
+    graph = _graph_of([decides])
+    if graph is None:
+        return true_fn() if bool(decides) else false_fn()
+    with located(f"cond {name!r}" if name else "cond"):
+        label = name or "cond"
+        first = trace(graph, f"{label}/true", true_fn, Structure(tuple), ())
+        second = trace(graph, f"{label}/false", false_fn, Structure(tuple), ())
+        if first.form != second.form or first.kept != second.kept:
+            raise SpecError(f"true_fn answers {_shape_of(first)} and false_fn {_shape_of(second)}; they must be alike")
+        captured = capture([first, second])
+        kinds = _common_kinds(first, second)
+        bodies = [
+            close(one, [as_tensor(one.graph, a, k) for a, k in zip(one.answers, kinds, strict=True)], captured)
+            for one in (first, second)
+        ]
+        made = stateful_cond if changes_state(*bodies) else choose
+        with control_dependencies(awaited([first, second])):
+            found = made(
+                [as_tensor(graph, graph.adopt(decides)), *captured], if_true=bodies[0], if_false=bodies[1], name=label
+            )
+    if isinstance(found, Node):
+        return found
+    outputs = found if isinstance(found, tuple) else (found,)
+    left = iter(outputs)
+    return first.form.rebuild([next(left) if keep else outputs[0].op for keep in first.kept])
+
+
+def case(
+    pairs: Sequence[tuple[Any, Callable[[], Any]]], default: Callable[[], Any] | None = None, *, name: str | None = None
+) -> Any:
+    """What the function of the first pair (bool scalar, function) answers whose scalar holds, else ``default()``.
+
+    Without a ``default`` the last function stands for it.
+    """
+    if not pairs:
+        raise SpecError(f"case ({user_site()}): give at least one pair of a bool scalar and a function")
+    (pred, function), rest = pairs[0], pairs[1:]
+    if not rest:
+        return function() if default is None else cond(pred, function, default, name=name)
+    return cond(pred, function, lambda: case(rest, default, name=name), name=name)
+
+
+def while_loop(
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    loop_vars: Any,
+    *,
+    parallel_iterations: int = 10,
+    maximum_iterations: Any = None,
+    shape_invariants: Any = None,
+    name: str | None = None,
+) -> Any:
+    """What ``loop_vars`` come to: ``loop_vars = body_fn(*loop_vars)`` as long as ``cond_fn(*loop_vars)`` holds.
+
+    ``loop_vars`` is a tensor or a nesting of them; each keeps its dtype, and its shape unless ``shape_invariants``, a
+    nesting like ``loop_vars`` of shapes with None where they change, says otherwise. What the functions use of the
+    graph around them is captured. ``maximum_iterations`` (a number or an int scalar) ends the loop at the latest; where
+    it is a number, gradients need no growing memory. ``parallel_iterations`` bounds how many turns the step machine may
+    have under way, where the body has effects. On plain arrays outside a graph the loop runs at once.
+    """
+    form, first = flatten(loop_vars)
+    single = form == LEAF
+    first = [as_value(leaf) for leaf in first]
+    graph = _graph_of(first)
+    if graph is None:
+        return _while_now(cond_fn, body_fn, loop_vars, single, maximum_iterations)
+    with located(f"while_loop {name!r}" if name else "while_loop"):
+        start = [as_tensor(graph, graph.adopt(value)) for value in first]
+        invariants = _invariants(start, shape_invariants, single)
+        count, limit = _most(graph, maximum_iterations)
+        return _build_loop(
+            graph,
+            name or "while_loop",
+            _splat(body_fn, form),
+            _splat(cond_fn, form),
+            (start, invariants, form),
+            [],
+            count=count,
+            limit=limit,
+            reverse=False,
+            parallel_iterations=parallel_iterations,
+        )[0]
+
+
+def scan(
+    fn: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool = False, name: str | None = None
+) -> tuple[Any, Any]:
+    """Carry ``init`` along the first axis of ``xs``: ``carry, y = fn(carry, x)`` for each entry ``x``.
+
+    Answers the last carry, and the ``y`` stacked along a new first axis. ``init``, ``xs`` and ``y`` are tensors or
+    nestings of them (``y`` may be None). With ``reverse`` the entries are visited last to first; each ``y`` keeps the
+    place of its ``x``.
+    """
+    form, first = flatten(init)
+    rows_form, rows = flatten(xs)
+    first, rows = [as_value(v) for v in first], [as_value(v) for v in rows]
+    graph = _graph_of([*first, *rows])
+    if graph is None:
+        return _scan_now(fn, init, (rows_form, [np.asarray(row) for row in rows]), reverse)
+    with located(f"scan {name!r}" if name else "scan"):
+        if not rows:
+            raise SpecError("a scan needs something to scan; use while_loop with maximum_iterations")
+        start = [as_tensor(graph, graph.adopt(value)) for value in first]
+        scanned = [as_tensor(graph, graph.adopt(value)) for value in rows]
+        carry, ys = _build_loop(
+            graph,
+            name or "scan",
+            fn,
+            None,
+            (start, [t.spec.without_value() for t in start], form),
+            scanned,
+            rows_form=rows_form,
+            reverse=reverse,
+        )
+    return carry, ys
+
+
+def map_fn(fn: Callable[[Any], Any], xs: Any, *, name: str | None = None) -> Any:
+    """``fn(x)`` for each entry ``x`` along the first axis of ``xs``, stacked along a new first axis."""
+    return scan(lambda carry, x: ((), fn(x)), (), xs, name=name or "map_fn")[1]
+
+
+# ── building ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _build_loop(
+    graph: Graph,
+    name: str,
+    body_fn: Callable[..., Any],
+    cond_fn: Callable[..., Any] | None,
+    carry: tuple[list[Tensor], list[Spec], Structure],
+    scanned: list[Tensor],
+    *,
+    rows_form: Structure | None = None,
+    count: Tensor | None = None,
+    limit: int | None = None,
+    reverse: bool,
+    parallel_iterations: int = 10,
+) -> tuple[Any, Any]:
+    """Record a loop; answers what was carried last and, for a scan, the stacks, in the forms that ``body_fn`` uses."""
+    start, invariants, form = carry
+    forms = (form,) if rows_form is None else (form, rows_form)
+    rows = [row_of(t.spec) for t in scanned]
+    traced = trace(graph, f"{name}/body", body_fn, Structure(tuple, (), forms), [*invariants, *rows])
+    test = None
+    if cond_fn is not None:
+        test = trace(graph, f"{name}/cond", cond_fn, Structure(tuple, (), (form,)), invariants)
+    both = [traced] if test is None else [traced, test]
+    answers, ys_form = _loop_answers(traced, form, invariants, stacks=rows_form is not None)
+    captured = capture(both)
+    body = close(traced, answers, captured)
+    condition = None if test is None else close(test, [_condition(test)], captured)
+    _refuse_random(body, condition)
+    made = stateful_loop if changes_state(body, condition) else loop
+    with control_dependencies(awaited(both)):
+        outputs = made(
+            [*([] if count is None else [count]), *start, *scanned, *(graph.adopt(t) for t in captured)],
+            body=body,
+            cond=condition,
+            carried=len(start),
+            scanned=len(scanned),
+            counted=count is not None,
+            reverse=reverse,
+            limit=limit,
+            parallel_iterations=parallel_iterations,
+            name=name,
+        )
+    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    left = iter(found[len(start) + 1 :])
+    ys = None if ys_form is None else ys_form.rebuild([next(left) if keep else None for keep in _ys_kept(traced, form)])
+    return form.rebuild(found[: len(start)]), ys
+
+
+def _loop_answers(
+    traced: Traced, form: Structure, invariants: Sequence[Spec], *, stacks: bool
+) -> tuple[list[Tensor], Structure | None]:
+    """What a body answers as tensors, carried ones first, and the form of what it stacks."""
+    want, got = form, traced.form
+    ys_form = None
+    if stacks:
+        if got.kind is None or len(got.parts) != 2:
+            raise SpecError(f"the function of a scan answers (carry, y), got {_shape_of(traced)}; y may be None")
+        got, ys_form = got.parts
+    elif want != got and len(invariants) == len(traced.kept) and _loose(want) == _loose(got):
+        got = want  # a list for a tuple, or one tensor for a tuple of one
+    if _loose(want) != _loose(got) or not all(traced.kept[: len(invariants)]):
+        raise SpecError(
+            f"the loop carries {want_text(want)} and its body answers {_shape_of(traced)}; they must have the same form"
+        )
+    dtypes = [spec.dtype for spec in invariants] + [None] * (len(traced.answers) - len(invariants))
+    return [as_tensor(traced.graph, a, d) for a, d in zip(traced.answers, dtypes, strict=True)], ys_form
+
+
+def _ys_kept(traced: Traced, form: Structure) -> tuple[bool, ...]:
+    return traced.kept[_leaves(form) :]
+
+
+def _leaves(form: Structure) -> int:
+    return 1 if form.kind is None else sum(map(_leaves, form.parts))
+
+
+def _loose(form: Structure) -> Any:
+    """``form`` as far as a body must keep it: a list does for a tuple, and a tensor for a sequence of one."""
+    if form.kind is None:
+        return "leaf"
+    parts = tuple(map(_loose, form.parts))
+    if form.kind is dict:
+        return dict, form.names, parts
+    return parts[0] if len(parts) == 1 else parts
+
+
+def want_text(form: Structure) -> str:
+    """A form as errors show it."""
+    return str(form.rebuild(["tensor"] * _leaves(form))).replace("'tensor'", "tensor")
+
+
+def _shape_of(traced: Traced) -> str:
+    leaves = ["tensor" if keep else "operation or None" for keep in traced.kept]
+    return str(traced.form.rebuild(leaves)).replace("'", "")
+
+
+def _condition(test: Traced) -> Tensor:
+    if len(test.answers) != 1 or test.form != LEAF:
+        raise SpecError(f"the condition of a loop answers one bool scalar, got {_shape_of(test)}")
+    return as_tensor(test.graph, test.answers[0])
+
+
+def _refuse_random(*bodies: Plan | None) -> None:
+    """A random op draws once per step and name: in a loop every turn would draw the same."""
+    for body in bodies:
+        for node in () if body is None else body.nodes:
+            if node.op.startswith("random_"):
+                raise GraphError(
+                    f"{node.where()}: a random op inside a loop would draw the same in every turn; draw for all turns "
+                    "outside, and scan over what was drawn"
+                )
+
+
+def _common_kinds(first: Traced, second: Traced) -> list[Any]:
+    """The dtype that each pair of answers shares; a Python number takes that of the tensor beside it."""
+    kinds: list[Any] = []
+    for pair in zip(first.answers, second.answers, strict=True):
+        tensors = [a.dtype for a in pair if isinstance(a, Tensor)]
+        kinds.append(tensors[0] if len(tensors) == 1 else None if tensors else common_dtype(pair))
+    return kinds
+
+
+def _splat(function: Callable[..., Any], form: Structure) -> Callable[[Any], Any]:
+    """``function``, which takes loop variables one by one where they are a sequence, as one that takes them whole."""
+    if form.kind is None or form.kind is dict:
+        return function
+    return lambda variables: function(*variables)
+
+
+def _invariants(start: Sequence[Tensor], given: Any, single: bool) -> list[Spec]:
+    if given is None:
+        return [t.spec.without_value() for t in start]
+    shapes: list[Shape | None] = [
+        None if s is None else as_shape(s) for s in ([given] if single else _flat_shapes(given))
+    ]
+    if len(shapes) != len(start):
+        raise SpecError(f"{len(start)} loop variables have {len(shapes)} shape_invariants; give each one a shape")
+    for tensor, shape in zip(start, shapes, strict=True):
+        if shape is not None and not Spec(tensor.dtype, shape).accepts(tensor.dtype, tensor.shape):
+            raise SpecError(f"{tensor!r} does not fit its shape invariant {shape}")
+    return [Spec(t.dtype, shape) for t, shape in zip(start, shapes, strict=True)]
+
+
+def _flat_shapes(given: Any) -> list[Any]:
+    """The shapes in a nesting: tuples of sizes are leaves."""
+    if given is None or (isinstance(given, (tuple, list)) and all(n is None or isinstance(n, int) for n in given)):
+        return [given]
+    items = given.values() if isinstance(given, dict) else given
+    return [shape for item in items for shape in _flat_shapes(item)]
+
+
+def _most(graph: Graph, most: Any) -> tuple[Tensor | None, int | None]:
+    """The most turns as an input, or as a number."""
+    value = graph.adopt(as_value(most))
+    if isinstance(value, Tensor):
+        return astype(value, "int64"), None
+    return None, None if value is None else int(value)
+
+
+def _graph_of(values: Sequence[Any]) -> Graph | None:
+    """The graph to build in, or None where there is none and all is plain data."""
+    builder = active_builder()
+    if builder is None:
+        builder = next((v.graph for v in values if isinstance(v, Tensor)), None)
+    return builder if isinstance(builder, Graph) else None
+
+
+# ── on plain arrays ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, single: bool, most: Any) -> Any:
+    form, leaves = flatten(loop_vars)
+    dtypes = [constant(leaf).dtype for leaf in leaves]
+    state = [constant(leaf) for leaf in leaves]
+    test, body = _splat(cond_fn, form), _splat(body_fn, form)
+    turns = 0
+    while (most is None or turns < int(most)) and bool(test(form.rebuild(state))):
+        found = flatten(body(form.rebuild(state)))[1]
+        state = [
+            np.asarray(v, d) if isinstance(v, (bool, int, float)) else v for v, d in zip(found, dtypes, strict=True)
+        ]
+        turns += 1
+    return form.rebuild(state)
+
+
+def _scan_now(fn: Any, init: Any, rows: tuple[Structure, list[Any]], reverse: bool) -> tuple[Any, Any]:
+    form, leaves = rows
+    if not leaves or len({len(leaf) for leaf in leaves}) != 1:
+        raise SpecError(f"scan ({user_site()}): what is scanned together has first axes of equal length")
+    carry, stacked = init, []
+    carry_form, first = flatten(init)
+    carry = carry_form.rebuild([constant(leaf) for leaf in first])
+    turns = range(len(leaves[0]))
+    for t in reversed(turns) if reverse else turns:
+        carry, y = fn(carry, form.rebuild([leaf[t] for leaf in leaves]))
+        stacked.append(y)
+    if not stacked:  # one turn on zeros tells what would be stacked
+        y_form, ys = flatten(fn(carry, form.rebuild([np.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves]))[1])
+        return carry, y_form.rebuild([None if y is None else np.stack([y])[:0] for y in ys])
+    y_form, _ = flatten(stacked[0])
+    columns = zip(*[flatten(y)[1] for y in (reversed(stacked) if reverse else stacked)], strict=True)
+    return carry, y_form.rebuild([None if column[0] is None else np.stack(column) for column in columns])
