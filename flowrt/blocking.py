@@ -8,10 +8,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, carried_site, user_site
-from flowrt.session import PENDING, CompiledStep, Session
+from flowrt.session import Session
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from flowrt.step import CompiledStep
 
 T = TypeVar("T")
 
@@ -127,15 +129,7 @@ class BlockingSession:
         async def make() -> CompiledStep:
             return self._session.compile(fetches, feeds)
 
-        step = self._call(make())
-
-        def call(*values: Any) -> Any:
-            arrays = step.arrays(values)
-            number = self._session.fresh_number()
-            answer = step.run_now(arrays, number)
-            return self._call(step.run(arrays, number)) if answer is PENDING else answer
-
-        return call
+        return self._call(make()).blocking(self._call)
 
     def save(self) -> int:
         """`Session.save`."""

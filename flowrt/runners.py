@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
     from flowrt.net.master import Master
     from flowrt.placement import Rules
+    from flowrt.sched.direct import Numbers
     from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
@@ -64,6 +65,9 @@ class Runner(Protocol):
 
     def run_now(self, registered: Registered, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
         """The fetches, where no waiting is needed; else None, and nothing was done. From any thread."""
+
+    def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
+        """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         """The variables that have a value."""
@@ -135,6 +139,9 @@ class LocalRunner:
     def run_now(self, registered: Executor, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
         return registered.run_now(feeds, number, seed)
 
+    def direct_plan(self, registered: Executor, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
+        return registered.direct_plan(feeds, numbers, seed)
+
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return self._host.inventory()
 
@@ -178,6 +185,9 @@ class ClusterRunner:
         await self._master.unregister(registered)
 
     def run_now(self, registered: Registered, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
+        return None
+
+    def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
         return None
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:

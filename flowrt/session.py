@@ -7,10 +7,18 @@ of a private host, or the master of a cluster. It owns its runs: leaving the ses
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +27,6 @@ import numpy as np
 
 from flowrt.errors import (
     ClosedError,
-    FeedError,
     FlowrtError,
     GraphError,
     QueueClosedError,
@@ -29,16 +36,16 @@ from flowrt.errors import (
     carried_site,
     user_site,
 )
-from flowrt.feeds import as_feed
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.initial import initial_waves
 from flowrt.op import as_value
 from flowrt.operators import Operators
 from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
-from flowrt.runners import LocalRunner, Registered, Runner, compile_for, open_cluster
-from flowrt.sched.regions import WRITES
-from flowrt.structure import LEAF, Structure, flatten
+from flowrt.runners import LocalRunner, Runner, open_cluster
+from flowrt.sched.direct import Numbers
+from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
+from flowrt.structure import LEAF, flatten
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -48,7 +55,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 MAX_STEPS = 256  # compiled steps a session keeps
-YIELD_EVERY = 32  # runs in the caller's own task between two looks at the loop
 SEEDS = (1 << 63) - 1
 PENDING = object()
 """What `CompiledStep.run_now` answers where the step cannot run at once."""
@@ -99,13 +105,13 @@ class Session:
         self._placement = placement
         self._name = name
         self._runner: Runner | None = None
-        self._steps: OrderedDict[Any, _Step] = OrderedDict()
-        self._retired: list[_Step] = []
+        self._steps: OrderedDict[Any, Step] = OrderedDict()
+        self._retired: list[Step] = []
         self._running: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._closed = False
         self._runs_now = 0
-        self._numbers = itertools.count(1)  # 0 is the initialisation's
+        self._numbers = Numbers()
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
 
@@ -113,6 +119,7 @@ class Session:
         if self._closed or self._runner is not None:
             raise ClosedError("a session is opened once; make another one")
         self._runner = await self._open_runner()
+        self._numbers.gate[0] = 1
         try:
             self.graph.finalize()
             restored = await self._restore()
@@ -135,6 +142,7 @@ class Session:
     async def _close(self) -> None:
         """Cancel what runs, wait for it, and let the nodes go; a cancellation meanwhile is delivered afterwards."""
         self._closed = True
+        self._numbers.gate[0] = 0
         for scope in self._running:
             if not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
@@ -173,7 +181,7 @@ class Session:
         step.users += 1  # for good: who has it may call it at any time
         return CompiledStep(self, step)
 
-    async def _run_soon(self, step: _Step, arrays: Sequence[Array]) -> Any:
+    async def _run_soon(self, step: Step, arrays: Sequence[Array]) -> Any:
         number = self.fresh_number()
         answer = self._run_now(step, arrays, number)
         if answer is PENDING:
@@ -183,7 +191,7 @@ class Session:
             await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
         return answer
 
-    def _run_now(self, step: _Step, arrays: Sequence[Array], number: int) -> Any:
+    def _run_now(self, step: Step, arrays: Sequence[Array], number: int) -> Any:
         """The answer, where the step is one short tape on a host of this process; else `PENDING`. From any thread.
 
         Where it is pending, nothing was done, and ``number`` is still this run's: random ops draw by it, so that what
@@ -195,9 +203,22 @@ class Session:
         values = runner.run_now(registered, arrays, number, self._seed)
         return PENDING if values is None else step.answer(values)
 
+    def _attempt(self, step: Step, values: Sequence[Any], choose: Callable[[Any], None]) -> Any:
+        """The answer, or a `Later`; where it came at once, ``choose`` is told a plan for others. From any thread."""
+        arrays = step.arrays(values)
+        number = self.fresh_number()
+        answer = self._run_now(step, arrays, number)
+        if answer is PENDING:
+            return Later(arrays, number)
+        runner = self._runner
+        plan = None if runner is None else runner.direct_plan(step.registered, arrays, self._numbers, self._seed)
+        if plan is not None:
+            choose(plan)
+        return answer
+
     async def _run(
         self,
-        step: _Step,
+        step: Step,
         arrays: Sequence[Array],
         timeout: float | None = None,
         *,
@@ -227,7 +248,7 @@ class Session:
             await self.checkpoints.after_step(self)
         return step.answer(values)
 
-    def _why_stopped(self, step: _Step, timeout: float | None) -> FlowrtError:
+    def _why_stopped(self, step: Step, timeout: float | None) -> FlowrtError:
         if self._closed:
             return ClosedError(f"the session was closed while {step} ran")
         return StepTimeout(f"{step} did not finish within {timeout} s; it was cancelled")
@@ -249,15 +270,15 @@ class Session:
 
     def fresh_number(self) -> int:
         """A number above that of every run so far; random ops draw by the number of their run."""
-        return next(self._numbers)
+        return self._numbers.fresh()
 
     def skip_numbers(self, number: int) -> None:
         """Number the runs to come from at least ``number``."""
-        self._numbers = itertools.count(max(number, next(self._numbers)))
+        self._numbers.skip(number)
 
     # Compiling
 
-    def _prepare(self, fetches: Any, feeds: Mapping[Any, Any] | None) -> tuple[_Step, list[Array]]:
+    def _prepare(self, fetches: Any, feeds: Mapping[Any, Any] | None) -> tuple[Step, list[Array]]:
         given = {self._fed(tensor): value for tensor, value in (feeds or {}).items()}
         if feeds is not None and len(given) < len(feeds):
             raise GraphError(f"{user_site()}: a tensor is fed twice (a variable is fed as its read); give it one value")
@@ -280,7 +301,7 @@ class Session:
         if value.graph is not self.graph:
             raise GraphError(f"{user_site()}: {value!r} belongs to another graph than this session's")
 
-    def _step(self, fetches: Any, feeds: tuple[Tensor, ...]) -> _Step:
+    def _step(self, fetches: Any, feeds: tuple[Tensor, ...]) -> Step:
         structure, leaves = flatten(fetches)
         wanted = [as_value(leaf) for leaf in leaves]
         for leaf, value in zip(leaves, wanted, strict=True):
@@ -290,7 +311,7 @@ class Session:
         key = (structure, tuple(map(id, wanted)), tuple(map(id, feeds)))
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = _Step(self, self.graph, structure, wanted, feeds)
+            step = self._steps[key] = Step(self, self.graph, structure, wanted, feeds)
             if len(self._steps) > MAX_STEPS:
                 self._retired.append(self._steps.popitem(last=False)[1])
         self._steps.move_to_end(key)
@@ -370,8 +391,8 @@ class Session:
             raise GraphError(f"{user_site()}: {queue!r} is not a queue; create an fr.FIFOQueue in the graph")
         site = user_site()
         graph, feeds, enqueue, close = queue.entrance()
-        put = _Step(self, graph, LEAF, [enqueue], feeds)
-        end = _Step(self, graph, LEAF, [close], ())
+        put = Step(self, graph, LEAF, [enqueue], feeds)
+        end = Step(self, graph, LEAF, [close], ())
 
         async def produce() -> None:
             carried_site.set(site)  # of this task alone
@@ -419,81 +440,3 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
-
-
-class _Step:
-    """One compiled step of a session."""
-
-    def __init__(
-        self, session: Session, graph: Graph, structure: Structure, wanted: Sequence[Any], feeds: Sequence[Tensor]
-    ) -> None:
-        self._structure = structure
-        self._wanted = tuple(wanted)
-        fetches = [value for value in wanted if isinstance(value, Tensor)]
-        targets = [value for value in wanted if not isinstance(value, Tensor)]
-        self.feeds = tuple(feeds)
-        self._fits = [(tensor, tensor.spec.dtype, tensor.spec.dims) for tensor in self.feeds]
-        optimize, placement = session.options.optimize, session._placement
-        self.compiled = compile_for(
-            session._open(), graph, fetches, targets, feeds, optimize=optimize, placement=placement
-        )
-        self.writes = any(node.op in WRITES for plan in self.compiled.plans.values() for node in plan.nodes)
-        self.registered: Registered | None = None
-        self.users = 0  # runs in progress, and who may run it at any time
-        self._registering = asyncio.Lock()
-        self._single = structure == LEAF and bool(fetches)
-
-    def __str__(self) -> str:
-        names = ", ".join(repr(value.name) for value in self._wanted[:3])
-        more = f" and {len(self._wanted) - 3} more" if len(self._wanted) > 3 else ""
-        return f"the step that fetches {names or 'nothing'}{more}"
-
-    async def register(self, runner: Runner) -> Registered:
-        async with self._registering:
-            if self.registered is None:
-                self.registered = await runner.register(self.compiled)
-        return self.registered
-
-    def arrays(self, values: Sequence[Any]) -> list[Array]:
-        """The fed values as C-contiguous arrays; raises `FeedError` for one that does not fit its tensor."""
-        if len(values) != len(self._fits):
-            raise FeedError(f"{user_site()}: the step takes {len(self.feeds)} values, got {len(values)}")
-        return [
-            value
-            if type(value) is np.ndarray and value.dtype == dtype and value.shape == dims and value.flags.c_contiguous
-            else as_feed(tensor, value)
-            for (tensor, dtype, dims), value in zip(self._fits, values, strict=True)
-        ]
-
-    def answer(self, values: Sequence[Array]) -> Any:
-        if self._single:
-            return _scalar(values[0])
-        left = iter(values)
-        return self._structure.rebuild([_scalar(next(left)) if isinstance(v, Tensor) else None for v in self._wanted])
-
-
-def _scalar(array: Array) -> Any:
-    return array if array.ndim else array[()]
-
-
-class CompiledStep:
-    """A step made ready: ``await step(*values)`` with one value per feed."""
-
-    def __init__(self, session: Session, step: _Step) -> None:
-        self._session = session
-        self._step = step
-
-    async def __call__(self, *values: Any) -> Any:
-        return await self._session._run_soon(self._step, self._step.arrays(values))
-
-    def arrays(self, values: Sequence[Any]) -> list[Array]:
-        """The values of the feeds, checked."""
-        return self._step.arrays(values)
-
-    async def run(self, arrays: Sequence[Array], number: int) -> Any:
-        """The fetches for what `arrays` answered; ``number`` is the run's own, a `Session.fresh_number`."""
-        return await self._session._run(self._step, arrays, number=number)
-
-    def run_now(self, arrays: Sequence[Array], number: int) -> Any:
-        """The fetches, where the step can run in the calling thread at once; else `PENDING`, and nothing was done."""
-        return self._session._run_now(self._step, arrays, number)

@@ -86,7 +86,7 @@ def _arguments(dtypes: Sequence[Any], ranks: Sequence[int], words: str, ranged: 
 
 
 @intrinsic
-def _word_at(typing_context: Any, address: Any, position: Any) -> Any:
+def word_at(typing_context: Any, address: Any, position: Any) -> Any:
     """The int64 at ``position`` of the words at ``address``."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -117,7 +117,7 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
         return kind(types.intp, types.intp, types.intp, types.intp), codegen
 
     def entry(bases: int, block: int, begin: int, end: int) -> None:
-        count, length = _word_at(block, 0), _word_at(block, 1)
+        count, length = word_at(block, 0), word_at(block, 1)
         out, first = vector(bases, block, 0, length), vector(bases, block, 1, length)
         for i in range(begin, end):
             out[i] = first[i]
@@ -176,7 +176,7 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
 
 
 @intrinsic
-def _set_word(typing_context: Any, address: Any, position: Any, value: Any) -> Any:
+def set_word(typing_context: Any, address: Any, position: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
         return context.get_dummy_value()
@@ -206,24 +206,22 @@ def emit_loop(symbol: str) -> bytes:
     """
 
     def loop(nodes: int, bases: int, span: int, unused: int) -> None:
-        run, node, stop = _word_at(bases, 0), _word_at(span, 0), _word_at(span, 1)
-        others = _word_at(run, RUN_WORDS - 1)
+        run, node, stop = word_at(bases, 0), word_at(span, 0), word_at(span, 1)
+        others = word_at(run, RUN_WORDS - 1)
         while node < stop:
             at = NODE_WORDS * node
-            _call_entry(_word_at(nodes, at), bases, _word_at(nodes, at + 1), 0, _word_at(nodes, at + 2))
-            if _word_at(run, 0) != 0 or _word_at(others, 0) != 0:
+            _call_entry(word_at(nodes, at), bases, word_at(nodes, at + 1), 0, word_at(nodes, at + 2))
+            if word_at(run, 0) != 0 or word_at(others, 0) != 0:
                 break
             node += 1
-        _set_word(span, 0, node)
+        set_word(span, 0, node)
 
     return _object_code(loop, symbol)
 
 
 def _guarded(entry: Callable[..., None]) -> Any:
     """An intrinsic that calls ``entry`` and, where that raised, says so in the run's status."""
-    body = njit(entry, **OPTIONS)
-    body.compile(ENTRY.args)
-    made = body.overloads[ENTRY.args]
+    made = _compiled(entry, ENTRY)
 
     @intrinsic
     def guarded(typing_context: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
@@ -240,13 +238,38 @@ def _guarded(entry: Callable[..., None]) -> Any:
     return guarded
 
 
+def _compiled(function: Callable[..., Any], signature: Any) -> Any:
+    body = njit(function, **OPTIONS)
+    body.compile(signature.args)
+    return body.overloads[signature.args]
+
+
+def unguarded(function: Callable[..., Any], signature: Any) -> Any:
+    """An intrinsic that calls a ``function`` of three arguments that cannot raise, though Numba does not see it."""
+    made = _compiled(function, signature)
+
+    @intrinsic
+    def called(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            context.add_linking_libs([made.library])
+            return context.call_internal_no_propagate(builder, made.fndesc, made.signature, args)[1]
+
+        return signature, codegen
+
+    return called
+
+
 def _object_code(entry: Callable[..., None], symbol: str) -> bytes:
     guarded = _guarded(entry)
 
     def outer(bases: int, block: int, begin: int, end: int) -> None:
         guarded(bases, block, begin, end)
 
-    compiled = cfunc(ENTRY, **OPTIONS)(outer)
+    return sealed(cfunc(ENTRY, **OPTIONS)(outer), symbol)
+
+
+def sealed(compiled: Any, symbol: str) -> bytes:
+    """The object code of a compiled ``cfunc`` under the name ``symbol``, which alone is to be seen."""
     module = llvm.parse_assembly(compiled.inspect_llvm().replace(compiled._wrapper_name, symbol))
     _seal(module, symbol)
     machine = llvm.Target.from_default_triple().create_target_machine(

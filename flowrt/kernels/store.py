@@ -125,6 +125,19 @@ def loop_address() -> int:
     return _address(symbol, compile_loop)
 
 
+def direct_address() -> int:
+    """The address of the C function behind `direct`'s callables."""
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in ("direct.py", "emit_direct.py"))
+    symbol = f"flowrt_direct_{hashlib.blake2b(_surroundings() + sources, digest_size=16).hexdigest()}"
+
+    def compile_direct() -> bytes:
+        from flowrt.kernels.emit_direct import emit_direct
+
+        return emit_direct(symbol)
+
+    return _address(symbol, compile_direct)
+
+
 def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:
     found = _entries.get(symbol)
     if found is None:

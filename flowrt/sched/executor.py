@@ -21,6 +21,7 @@ import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
 from flowrt.errors import DeadTensorError, FlowrtError, GraphError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.kernels.table import ALIASES, KERNELS
+from flowrt.sched.direct import DIRECT_SECONDS, Numbers, direct_plan
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.machine import ALL_DEAD, Kind, StepMachine, Topology
 from flowrt.sched.regions import READ, WRITES, Region, find_regions, resource_of, variable_spec
@@ -212,6 +213,16 @@ class Executor:
             return outputs
         made = dict(zip(unit.outputs, outputs, strict=True))
         return own([made[v] if v in made else feeds[v] for v in self.plan.fetches], feeds)
+
+    def direct_plan(self, feeds: Sequence[Array], numbers: Numbers, seed: int) -> tuple[Any, ...] | None:
+        """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
+        unit = self._alone
+        if unit is None or unit.region is None or not self._direct:
+            return None
+        tape = self.tapes.made(unit.region, feeds if self._straight else [feeds[v] for v in unit.inputs])
+        if tape is None or tape.expected_seconds > DIRECT_SECONDS:
+            return None
+        return direct_plan(self, unit, tape, feeds, numbers, seed)
 
     def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:
         """Whether a unit that need not wait is better carried out on the loop's own thread than in a lane."""

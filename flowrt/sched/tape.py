@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
+from flowrt.kernels.direct import Room, available
 from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
-from flowrt.kernels.store import loop_address
+from flowrt.kernels.store import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.lives import DataDependent
 from flowrt.sched.recording import FIRST_SLOT, Launch, Recording, record
@@ -103,6 +104,7 @@ class Tape:
         self.passes_on = len(self._fresh) < len(self.recording.outputs)
         self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
         self._rooms: deque[_Room] = deque(maxlen=spare)
+        self.direct: tuple[int, tuple[Any, ...]] | None = None  # see `sched.direct`
 
     def __str__(self) -> str:
         first = self._plan.nodes[self._region.nodes[0]]
@@ -123,6 +125,8 @@ class Tape:
         units = np.array([launch.step.units for launch in launches], np.int64)
         self._nodes = np.stack([entries, blocks_at[: len(launches)], units], axis=1)
         self._nodes_at, self._loop = address(self._nodes), _loop()
+        if available():
+            direct_address()  # in this thread, which may take its time, rather than when a step is first run directly
 
     def _entry(self, launch: Launch) -> int:
         try:
@@ -168,8 +172,21 @@ class Tape:
         reached, status = room.cells[SPAN], room.cells[WORDS + STATUS]
         self._rooms.append(room)
         if reached < self.launches:
-            raise self._failure(reached, status)
+            raise self.failure(reached, status)
         return self._leaving(inputs, fresh, outputs) if self.passes_on else fresh
+
+    def lay(self, seed: int, variables: Sequence[Array]) -> tuple[Any, Room, int]:
+        """A room of its own that lacks inputs, outputs and the run's number; where it lies, and its first input's cell.
+
+        After the inputs follow the fresh outputs. Whoever runs in it keeps the room and the ``variables`` alive.
+        """
+        room = _Room(self)
+        first = BASES + FIRST_SLOT + (self.dynamic - len(variables))
+        head = [0, self.launches, 0, 0, seed, room.words_at, room.words_at, room.arena_at, room.local_at]
+        room.cells[: len(head)] = head
+        room.cells[first : first + len(variables)] = [address(variable) for variable in variables]
+        place = Room(room.span_at, room.words_at, room.bases_at, self._nodes_at, loop_address(), self.launches)
+        return room, place, room.bases_at + 8 * FIRST_SLOT
 
     def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
         if outputs is None:
@@ -194,7 +211,8 @@ class Tape:
             leaving.append(value if outputs is None else outputs[number])
         return leaving
 
-    def _failure(self, reached: int, status: int) -> FlowrtError:
+    def failure(self, reached: int, status: int) -> FlowrtError:
+        """The error for a run that stopped at the launch ``reached`` with ``status``."""
         node: PlanNode = self._plan.nodes[self.recording.launches[reached].node]
         if status:
             return FlowrtError(f"{node.where()}: {FAILURES.get(status, f'failed with status {status}')}")

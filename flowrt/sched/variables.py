@@ -7,6 +7,7 @@ other; who asked first goes first where two requests conflict. Holders may be on
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -48,6 +49,7 @@ class Variables:
         self._slots: dict[Name, Slot] = {}
         self._mutex = threading.Lock()
         self._waiting: list[_Request] = []
+        self.words = (ctypes.c_int64 * 2)()  # how many hold some now; how often memory was replaced or forgotten
 
     def inventory(self) -> dict[Name, Spec]:
         """The variables that have a value."""
@@ -69,6 +71,7 @@ class Variables:
             for name, slot in self._slots.items():
                 if container is None or name[0] == container:
                     slot.value = None
+            self.words[1] += 1
 
     def find(self, name: Name, spec: Spec) -> np.ndarray[Any, Any] | None:
         """A held variable's memory, None if it has no value yet; raises `GraphError` where it is not of ``spec``.
@@ -96,6 +99,7 @@ class Variables:
         with self._mutex:
             slot = self._slots[name]
             slot.spec, slot.value = Spec(value.dtype, value.shape), value
+            self.words[1] += 1
 
     def _mismatch(self, name: Name, have: Spec, want: Spec) -> GraphError:
         return GraphError(
@@ -111,6 +115,7 @@ class Variables:
     def release(self, reads: Iterable[Name], writes: Iterable[Name]) -> None:
         """Give back what `try_hold` took."""
         with self._mutex:
+            self.words[0] -= 1
             for name in reads:
                 if name in self._slots:
                     self._slots[name].readers -= 1
@@ -155,6 +160,7 @@ class Variables:
                 break
             if writes & (other.reads | other.writes) or reads & other.writes:
                 return False
+        self.words[0] += 1
         for name in reads:
             if name in slots:
                 slots[name].readers += 1

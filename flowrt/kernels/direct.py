@@ -1,0 +1,205 @@
+"""A step as one C call of Python's: arguments checked, tape run and outputs wrapped without any Python between.
+
+A `Direct` holds a callable that Python calls as it calls ``len``. Whoever knows a tape gives it a *plan*: words that
+say what arguments it is for and where everything lies. As long as the arguments are plain arrays of just those dtypes
+and shapes, the gate is open and no variable is held or moved since, a call runs that tape, with the GIL kept; in every
+other case it calls the fallback with what it was given, and nothing was done. So nothing is decided here.
+
+It relies on what compiled extension modules rely on: the layout of NumPy's array (its ABI 2), of an object's head, and
+addresses that Python and NumPy hand out. `available` looks whether all of that is so here; where it is not, the
+callable is the fallback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.kernels.launch import STATUS, STEP
+from flowrt.kernels.store import direct_address
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+__all__ = ["STATUS", "STEP", "Direct", "Room", "available", "plan_words"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Words: TypeAlias = "ctypes.Array[ctypes.c_int64]"
+
+# Where the fields of a NumPy array lie, in bytes (PyArrayObject_fields, part of its ABI), and flags that say C order
+# and aligned.
+ARRAY_DATA, ARRAY_RANK, ARRAY_DIMS, ARRAY_DTYPE, ARRAY_FLAGS = 16, 24, 32, 56, 64
+IN_ORDER = 0x1 | 0x100
+_ABI = 0x2000000
+_VERSION_ENTRY, _NEW_ENTRY, _RETURN_ENTRY = 0, 94, 76  # of NumPy's table of functions, part of its ABI as well
+
+MOST_OUTPUTS = 32
+_FASTCALL = 0x80  # METH_FASTCALL
+
+# The words of a callable's head: objects, then functions of Python's and NumPy's, then what each leaf of the answer is.
+(CHOICE, FALLBACK, FINISH, NONE, ARRAY_TYPE, LEAVES, NEW_ARRAY, SCALAR, NEXT, AS_INT, INTEGER) = range(11)
+(RETAIN, RELEASE, CALL, CLEAR, GET_LIST, GET_TUPLE, NEW_BOX, SET, FIRST_LEAF) = range(11, 20)
+_FUNCTIONS = {
+    NEXT: "PyIter_Next",
+    AS_INT: "PyLong_AsLongLong",
+    INTEGER: "PyLong_FromLongLong",
+    RETAIN: "Py_IncRef",
+    RELEASE: "Py_DecRef",
+    CALL: "PyObject_Vectorcall",
+    CLEAR: "PyErr_Clear",
+    GET_LIST: "PyList_GetItem",
+    GET_TUPLE: "PyTuple_GetItem",
+}
+_BOXES: dict[type, tuple[str, str]] = {
+    list: ("PyList_New", "PyList_SetItem"),
+    tuple: ("PyTuple_New", "PyTuple_SetItem"),
+}
+
+# The words of a plan, before the records of its arguments and outputs; of a record: dtype, rank, cell (0: none), dims.
+(ARGUMENTS, GATE, HELD, CHANGES, COUNTER, BASE, SPAN, WORDS, LAUNCHES, LOOP, NODES, BASES) = range(12)
+(OUTPUTS, FAIL, RECORDS) = range(12, 15)
+DIMS = 3
+
+NO_PLAN = (np.full(RECORDS, -1, np.int64),)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where a tape's run lies and what runs it: addresses, and how many launches it has."""
+
+    span: int
+    words: int
+    bases: int
+    nodes: int
+    loop: int
+    launches: int
+
+
+class _Method(ctypes.Structure):
+    """Python's description of a function in C."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("text", ctypes.c_char_p),
+    )
+
+
+class Direct:
+    """``call`` takes the values of a step's feeds and answers what ``fallback`` would.
+
+    ``leaves`` says of each leaf of the answer which output of the tape it is, None for none; ``kind`` that the answer
+    is the one leaf (None), or a list or tuple of the leaves; ``finish`` makes another form of a list of them.
+    """
+
+    def __init__(
+        self,
+        fallback: Callable[..., Any],
+        leaves: Sequence[int | None],
+        kind: type | None,
+        finish: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._choice: list[Any] = [NO_PLAN]
+        self.call = fallback
+        if available() and (kind is not None or len(leaves) == 1):
+            self.call = self._made(fallback, leaves, kind, finish)
+
+    def choose(self, plan: tuple[Any, ...]) -> None:
+        """Run by this plan from now on: its words, then all that must live as long as they do."""
+        self._choice[0] = plan
+
+    def _made(
+        self, fallback: Any, leaves: Sequence[int | None], kind: type | None, finish: Callable[[list[Any]], Any] | None
+    ) -> Callable[..., Any]:
+        head = np.zeros(FIRST_LEAF + len(leaves), np.int64)
+        for place, what in ((CHOICE, self._choice), (FALLBACK, fallback), (NONE, None), (ARRAY_TYPE, np.ndarray)):
+            head[place] = id(what)
+        head[FINISH], head[LEAVES] = 0 if finish is None else id(finish), len(leaves)
+        for place, name in _FUNCTIONS.items():
+            head[place] = _python(name)
+        head[NEW_ARRAY], head[SCALAR] = _numpy(_NEW_ENTRY), _numpy(_RETURN_ENTRY)
+        if kind is not None:
+            head[NEW_BOX], head[SET] = map(_python, _BOXES[kind])
+        head[FIRST_LEAF:] = [-1 if leaf is None else leaf for leaf in leaves]
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+        call: Callable[..., Any] = make(ctypes.addressof(_method()), head, (self._choice, fallback, finish))
+        return call
+
+
+def plan_words(
+    room: Room,
+    arguments: Sequence[tuple[Spec, int]],
+    outputs: Sequence[tuple[Spec, int]],
+    gate: Words,
+    held: Words,
+    counter: Any,
+    base: Words,
+    fail: Callable[[int, int], Any],
+    changes: int,
+) -> tuple[Any, ...]:
+    """A plan for `Direct.choose`: for arguments of these specs, each with the cell its address is put in (0: none).
+
+    ``gate`` is one word, open while not 0; ``held`` two: how many hold variables now, which must be none, and a number
+    that must stay ``changes``. Runs are numbered by what ``counter`` iterates to, added to the word ``base``.
+    ``fail(reached, status)`` raises for a run that stopped at a launch.
+    """
+    words = [0] * RECORDS
+    words[ARGUMENTS], words[OUTPUTS] = len(arguments), len(outputs)
+    words[GATE], words[HELD], words[BASE] = map(ctypes.addressof, (gate, held, base))
+    words[CHANGES], words[COUNTER], words[FAIL] = changes, id(counter), id(fail)
+    words[SPAN], words[WORDS], words[BASES] = room.span, room.words, room.bases
+    words[LOOP], words[NODES], words[LAUNCHES] = room.loop, room.nodes, room.launches
+    dtypes = []
+    for spec, cell in (*arguments, *outputs):
+        dtypes.append(np.dtype(spec.dtype.type))  # the one object that arrays of it share
+        words += [id(dtypes[-1]), len(spec.concrete), cell, *spec.concrete]
+    return np.array(words, np.int64), gate, held, counter, base, fail, dtypes
+
+
+@cache
+def available() -> bool:
+    """Whether objects and arrays lie here as this file believes, and nothing but the GIL is needed between threads."""
+    if sys.implementation.name != "cpython" or "t" in sys.abiflags or object.__basicsize__ != 16:
+        return False
+    try:
+        version = ctypes.CFUNCTYPE(ctypes.c_uint)(_numpy(_VERSION_ENTRY))()
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return version == _ABI and _lies_as_believed(np.zeros((2, 3), np.float32)) and _lies_as_believed(np.ones(4)[::2])
+
+
+def _lies_as_believed(array: Array) -> bool:
+    at = id(array)
+    rank = ctypes.c_int.from_address(at + ARRAY_RANK).value
+    words = [ctypes.c_int64.from_address(at + byte).value for byte in (8, ARRAY_DATA, ARRAY_DIMS, ARRAY_DTYPE)]
+    if rank != array.ndim or words[0] != id(np.ndarray) or words[1] != array.ctypes.data or words[3] != id(array.dtype):
+        return False
+    dims = tuple((ctypes.c_int64 * rank).from_address(words[2]))
+    return dims == array.shape and ctypes.c_int.from_address(at + ARRAY_FLAGS).value == array.flags.num
+
+
+def _python(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+
+
+def _numpy(entry: int) -> int:
+    """The address of a function in NumPy's table for extension modules."""
+    from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # where extension modules find it, too
+
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(_python("PyCapsule_GetPointer"))
+    table = pointer(_multiarray_umath._ARRAY_API, None)
+    return int(ctypes.c_void_p.from_address(table + 8 * entry).value or 0)
+
+
+@cache
+def _method() -> _Method:
+    text = b"The values of the feeds, in order -> the fetches."
+    return _Method(b"step", direct_address(), _FASTCALL, text)

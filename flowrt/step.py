@@ -1,0 +1,145 @@
+"""The steps of a session: compiled once, registered once, and called any number of times.
+
+A `CompiledStep` takes the shortest way there is: the direct call of one short tape, else a run in the caller's thread,
+else one that is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import FeedError, user_site
+from flowrt.feeds import as_feed
+from flowrt.graph import Tensor
+from flowrt.kernels.direct import Direct
+from flowrt.runners import Registered, Runner, compile_for
+from flowrt.sched.regions import WRITES
+from flowrt.structure import LEAF, Structure
+
+if TYPE_CHECKING:
+    from flowrt.graph import Graph
+    from flowrt.session import Session
+
+Array = np.ndarray[Any, Any]
+
+YIELD_EVERY = 32  # runs in the caller's own task between two looks at the loop
+
+
+class Step:
+    """One compiled step."""
+
+    def __init__(
+        self, session: Session, graph: Graph, structure: Structure, wanted: Sequence[Any], feeds: Sequence[Tensor]
+    ) -> None:
+        self._structure = structure
+        self._wanted = tuple(wanted)
+        fetches = [value for value in wanted if isinstance(value, Tensor)]
+        targets = [value for value in wanted if not isinstance(value, Tensor)]
+        self.feeds = tuple(feeds)
+        self._fits = [(tensor, tensor.spec.dtype, tensor.spec.dims) for tensor in self.feeds]
+        optimize, placement = session.options.optimize, session._placement
+        self.compiled = compile_for(
+            session._open(), graph, fetches, targets, feeds, optimize=optimize, placement=placement
+        )
+        self.writes = any(node.op in WRITES for plan in self.compiled.plans.values() for node in plan.nodes)
+        self.registered: Registered | None = None
+        self.users = 0  # runs in progress, and who may run it at any time
+        self._registering = asyncio.Lock()
+        self._single = structure == LEAF and bool(fetches)
+
+    def __str__(self) -> str:
+        names = ", ".join(repr(value.name) for value in self._wanted[:3])
+        more = f" and {len(self._wanted) - 3} more" if len(self._wanted) > 3 else ""
+        return f"the step that fetches {names or 'nothing'}{more}"
+
+    async def register(self, runner: Runner) -> Registered:
+        async with self._registering:
+            if self.registered is None:
+                self.registered = await runner.register(self.compiled)
+        return self.registered
+
+    def arrays(self, values: Sequence[Any]) -> list[Array]:
+        """The fed values as C-contiguous arrays; raises `FeedError` for one that does not fit its tensor."""
+        if len(values) != len(self._fits):
+            raise FeedError(f"{user_site()}: the step takes {len(self.feeds)} values, got {len(values)}")
+        return [
+            value
+            if type(value) is np.ndarray and value.dtype == dtype and value.shape == dims and value.flags.c_contiguous
+            else as_feed(tensor, value)
+            for (tensor, dtype, dims), value in zip(self._fits, values, strict=True)
+        ]
+
+    def direct(self, fallback: Callable[..., Any]) -> Direct:
+        """A callable that runs this step at once where it may, and else is ``fallback``."""
+        numbers = iter(range(len(self._wanted)))
+        leaves = [next(numbers) if isinstance(value, Tensor) else None for value in self._wanted]
+        form = self._structure
+        if form == LEAF:
+            return Direct(fallback, leaves, None)
+        plain = form.kind in (list, tuple) and all(part == LEAF for part in form.parts)
+        return Direct(fallback, leaves, form.kind) if plain else Direct(fallback, leaves, list, form.rebuild)
+
+    def answer(self, values: Sequence[Array]) -> Any:
+        if self._single:
+            return _scalar(values[0])
+        left = iter(values)
+        return self._structure.rebuild([_scalar(next(left)) if isinstance(v, Tensor) else None for v in self._wanted])
+
+
+def _scalar(array: Array) -> Any:
+    return array if array.ndim else array[()]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A run that has to be awaited: its values, checked, and its number."""
+
+    arrays: Sequence[Array]
+    number: int
+
+
+class CompiledStep:
+    """A step made ready: ``await step(*values)`` with one value per feed."""
+
+    def __init__(self, session: Session, step: Step) -> None:
+        self._session = session
+        self._step = step
+        self._direct: Direct | None = None
+        self._call: Callable[..., Any] = self._attempt
+
+    async def __call__(self, *values: Any) -> Any:
+        answer = self._call(*values)
+        if type(answer) is Later:
+            return await self._session._run(self._step, answer.arrays, number=answer.number)
+        session = self._session
+        session._runs_now += 1
+        if session._runs_now % YIELD_EVERY == 0:
+            await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
+        return answer
+
+    def _attempt(self, *values: Any) -> Any:
+        return self._session._attempt(self._step, values, self._choose)
+
+    def _choose(self, plan: Any) -> None:
+        if self._direct is None:
+            self._direct = self._step.direct(self._attempt)
+            self._call = self._direct.call
+        self._direct.choose(plan)
+
+    def blocking(self, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> Callable[..., Any]:
+        """The step as a plain callable, for any thread; ``wait`` runs a coroutine where runs are awaited."""
+        session, step = self._session, self._step
+
+        def call(*values: Any) -> Any:
+            answer = session._attempt(step, values, direct.choose)
+            if type(answer) is Later:
+                return wait(session._run(step, answer.arrays, number=answer.number))
+            return answer
+
+        direct = step.direct(call)
+        return direct.call
