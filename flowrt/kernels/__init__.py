@@ -1,6 +1,18 @@
 """Kernels: what computes, on CPUs and CUDA devices, behind one ABI."""
 
 # Each family enters its kernels in the table when it is imported.
-from flowrt.kernels import activation, elementwise, flow, index, linalg, nn, random, reduce, shape, source
+from flowrt.kernels import activation, elementwise, flow, index, linalg, nn, pooling, random, reduce, shape, source
 
-__all__ = ["activation", "elementwise", "flow", "index", "linalg", "nn", "random", "reduce", "shape", "source"]
+__all__ = [
+    "activation",
+    "elementwise",
+    "flow",
+    "index",
+    "linalg",
+    "nn",
+    "pooling",
+    "random",
+    "reduce",
+    "shape",
+    "source",
+]

@@ -1,4 +1,4 @@
-"""Convolution as products of patches and filters; pooling, softmax and its losses as plain loops.
+"""Convolution as products of patches and filters; softmax and its losses as plain loops.
 
 A convolution gathers the patches of as many images as fit into a small scratch and hands them to BLAS at once. Ops that
 work along one axis see the axes before and after it as one each.
@@ -16,7 +16,7 @@ from flowrt.kernels.linalg import gemm, gemm_scratch
 from flowrt.kernels.logarithm import log_of_one_and_less32
 from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda
-from flowrt.spec import Spec, pair, sliding
+from flowrt.spec import Spec, sliding
 
 NOT_A_CLASS = 3  # of launch.FAILURES
 PATCHES = 1 << 18  # entries of patches gathered at a time: 1 MiB of float32, to stay in a core's cache
@@ -241,107 +241,6 @@ def conv2d_filter_grad(
             gemm(patches, dy, dfilters, starts, (length, wide, wide), (1, 0), size, 1.0, ints, floats)
 
 
-def _pooling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    window = pair("window", attrs["window"])
-    strides = window if attrs["strides"] is None else attrs["strides"]
-    down, across = sliding(inputs[0].concrete[1:3], window, strides, 1, attrs["padding"])
-    words = (*window, down.stride, across.stride, down.before or 0, across.before or 0)
-    return Call(tuple(View.dense(s.concrete) for s in (*inputs, *outputs)), words)
-
-
-@jitable
-def largest(x: Any, image: int, channel: int, top: int, left: int, rows: int, columns: int) -> Any:
-    """Where the first largest entry (or NaN) of a window is."""
-    first_h, first_w = max(top, 0), max(left, 0)
-    at_h, at_w, best = first_h, first_w, x[image, first_h, first_w, channel]
-    for h in range(first_h, min(top + rows, x.shape[1])):
-        for w in range(first_w, min(left + columns, x.shape[2])):
-            value = x[image, h, w, channel]
-            if value > best or (value != value and best == best):
-                at_h, at_w, best = h, w, value
-    return at_h, at_w
-
-
-@kernel("max_pool2d", layout=_pooling)
-def max_pool2d(x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int) -> None:
-    for n in range(y.shape[0]):
-        for i in range(y.shape[1]):
-            first_h = i * down - top
-            for j in range(y.shape[2]):
-                first_w = j * across - left
-                for c in range(y.shape[3]):
-                    y[n, i, j, c] = x[n, max(first_h, 0), max(first_w, 0), c]
-                for h in range(max(first_h, 0), min(first_h + rows, x.shape[1])):
-                    for w in range(max(first_w, 0), min(first_w + columns, x.shape[2])):
-                        for c in range(y.shape[3]):
-                            value, best = x[n, h, w, c], y[n, i, j, c]
-                            y[n, i, j, c] = value if value > best or value != value else best
-
-
-@kernel("max_pool2d_spread", layout=_pooling)
-def max_pool2d_spread(
-    x: Any, dy: Any, dx: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
-) -> None:
-    dx[:] = 0
-    for n in range(dy.shape[0]):
-        for i in range(dy.shape[1]):
-            for j in range(dy.shape[2]):
-                for c in range(dy.shape[3]):
-                    h, w = largest(x, n, c, i * down - top, j * across - left, rows, columns)
-                    dx[n, h, w, c] += dy[n, i, j, c]
-
-
-@kernel("max_pool2d_pick", layout=_pooling)
-def max_pool2d_pick(
-    x: Any, values: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
-) -> None:
-    for n in range(y.shape[0]):
-        for i in range(y.shape[1]):
-            for j in range(y.shape[2]):
-                for c in range(y.shape[3]):
-                    h, w = largest(x, n, c, i * down - top, j * across - left, rows, columns)
-                    y[n, i, j, c] = values[n, h, w, c]
-
-
-@kernel("avg_pool2d", layout=_pooling)
-def avg_pool2d(x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int) -> None:
-    for n in range(y.shape[0]):
-        for i in range(y.shape[1]):
-            first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
-            for j in range(y.shape[2]):
-                first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
-                y[n, i, j, :] = 0
-                for h in range(first_h, last_h):
-                    for w in range(first_w, last_w):
-                        for c in range(y.shape[3]):
-                            y[n, i, j, c] += x[n, h, w, c]
-                for c in range(y.shape[3]):
-                    y[n, i, j, c] /= (last_h - first_h) * (last_w - first_w)
-
-
-def _unpooling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    dy, shape = inputs
-    call = _pooling(outputs, (dy,), attrs)
-    return Call((call.views[1], View.dense(shape.concrete), call.views[0]), call.words)
-
-
-@kernel("avg_pool2d_spread", layout=_unpooling)
-def avg_pool2d_spread(
-    dy: Any, shape: Any, dx: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
-) -> None:
-    dx[:] = 0
-    for n in range(dy.shape[0]):
-        for i in range(dy.shape[1]):
-            first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, dx.shape[1])
-            for j in range(dy.shape[2]):
-                first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, dx.shape[2])
-                count = (last_h - first_h) * (last_w - first_w)
-                for h in range(first_h, last_h):
-                    for w in range(first_w, last_w):
-                        for c in range(dy.shape[3]):
-                            dx[n, h, w, c] += dy[n, i, j, c] / count
-
-
 def _rows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     view = View.dense(around(inputs[0].concrete, attrs["axis"]))
     return Call((view, view))
@@ -455,11 +354,6 @@ elementwise("binary_cross_entropy", lambda x, label: binary_entropy32(x, label),
 host_only(
     "conv2d_input_grad",
     "conv2d_filter_grad",
-    "max_pool2d",
-    "max_pool2d_spread",
-    "max_pool2d_pick",
-    "avg_pool2d",
-    "avg_pool2d_spread",
     "softmax",
     "log_softmax",
     "class_cross_entropy",
