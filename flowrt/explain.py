@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError
-from flowrt.sched.executor import breaks_tape
 from flowrt.sched.recording import record
 from flowrt.sched.regions import Region, find_regions
+from flowrt.sched.units import breaks_tape
 
 if TYPE_CHECKING:
     from flowrt.passes import Compiled

@@ -32,7 +32,7 @@ CLIENT = "/job:client/task:0"
 def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     """Whether a device of ``kind`` can compute ``op``; imports the kernels on first use."""
     from flowrt.kernels.table import ALIASES, find_kernel
-    from flowrt.sched.executor import is_structural
+    from flowrt.sched.units import is_structural
 
     if is_structural(op) or op in ALIASES:
         return kind == "cpu"

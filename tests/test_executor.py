@@ -13,6 +13,7 @@ from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, Ste
 from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.sched.executor import Executor, own
 from flowrt.sched.host import Host, RunContext
+from flowrt.sched.memory import Memory
 from flowrt.spec import Spec
 
 F2 = Spec("float32", (2,))
@@ -355,4 +356,4 @@ async def test_a_stopped_run_begins_no_kernel() -> None:
     words = run_words(1, 1)
     words[0] = CANCELLED
     with pytest.raises(StepCancelled, match="was not begun"):
-        NodeRunner(negated().nodes[0])([np.float32([1, 2])], words)
+        NodeRunner(negated().nodes[0], Memory())([np.float32([1, 2])], words)

@@ -32,7 +32,7 @@ OWNERS = {
     "scipy": ["kernels"],
     "aiohttp": ["net/transport"],
     "msgpack": ["codec"],
-    "threading": ["sched/lanes", "sched/variables", "blocking", "kernels/store"],
+    "threading": ["sched/lanes", "sched/memory", "sched/variables", "blocking", "kernels/store"],
     "concurrent": ["sched/lanes"],
     "uvloop": ["blocking", "worker"],
     "pickle": [],

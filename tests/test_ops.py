@@ -23,7 +23,7 @@ from flowrt.graph import Graph, Node, Tensor
 from flowrt.op import REGISTRY, Op, attr_key
 from flowrt.ops.inference import described
 from flowrt.plan import Plan, PlanFeed, PlanNode, plan_from_data, plan_to_data
-from flowrt.sched.executor import action_of
+from flowrt.sched.units import action_of
 from flowrt.session import Options, Session
 from flowrt.spec import Spec, as_dtype
 

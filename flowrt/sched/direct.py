@@ -17,8 +17,9 @@ from flowrt.kernels.direct import MOST_OUTPUTS, plan_words
 from flowrt.spec import spec_of
 
 if TYPE_CHECKING:
-    from flowrt.sched.executor import Executor, Unit
+    from flowrt.sched.executor import Executor
     from flowrt.sched.tape import Tape
+    from flowrt.sched.units import Unit
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

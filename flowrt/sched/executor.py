@@ -10,28 +10,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
-from flowrt.errors import DeadTensorError, FlowrtError, GraphError, ResourceError
+from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
-from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.direct import DIRECT_SECONDS, Numbers, direct_plan
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.machine import ALL_DEAD, Kind, StepMachine, Topology
-from flowrt.sched.regions import READ, WRITES, Region, find_regions, resource_of, variable_spec
+from flowrt.sched.regions import READ, WRITES, resource_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
 from flowrt.sched.single import read_variable, runner_for, write_variable
-from flowrt.sched.structured import STRUCTURED
 from flowrt.sched.tape import CANCELLED, Tape, Tapes
+from flowrt.sched.units import Action, Unit, action_of, find_units
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.plan import Plan
     from flowrt.sched.host import Host, RunContext
     from flowrt.sched.variables import Name
 
@@ -41,62 +37,7 @@ INLINE_SECONDS = 200e-6  # a hop to a lane and back costs about as much on a vir
 INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 YIELD_EVERY = 256  # inline units between two looks at the loop
 
-NOTHING: frozenset[Name] = frozenset()
-
-
-class Action(Enum):
-    """How a unit is carried out."""
-
-    TAPE = "tape"
-    COMPUTE = "compute"
-    READ = "read"
-    WRITE = "write"
-    SWITCH = "switch"
-    MERGE = "merge"
-    EFFECT = "effect"
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Unit:
-    """What the machine sees as one node: a node of the plan, or a region that runs as a tape."""
-
-    action: Action
-    nodes: tuple[int, ...]
-    inputs: tuple[int, ...]  # plan values
-    outputs: tuple[int, ...]
-    control: tuple[int, ...]  # plan nodes
-    reads: frozenset[Name] = NOTHING
-    writes: frozenset[Name] = NOTHING
-    begins: frozenset[Name] = NOTHING  # variables that it assigns before it looks at them: they need no value yet
-    region: Region | None = None
-
-
-_ACTIONS = {"switch": Action.SWITCH, "merge": Action.MERGE, "no_op": Action.NOTHING, READ: Action.READ}
 _KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
-
-
-def action_of(node: PlanNode) -> Action:
-    """How a single node is carried out; raises `GraphError` for an op that nothing here carries out."""
-    if node.op in _ACTIONS:
-        return _ACTIONS[node.op]
-    if node.op in WRITES:
-        return Action.WRITE
-    if node.op in EFFECTS:
-        return Action.EFFECT
-    if node.op == "constant" or node.op in STRUCTURED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
-        return Action.COMPUTE
-    raise GraphError(f"{node.where()}: no kernel of {node.op} is installed on this node")
-
-
-def is_structural(op: str) -> bool:
-    """Whether the executor carries ``op`` out by itself, without a kernel."""
-    return op in _ACTIONS or op in WRITES or op in EFFECTS or op in STRUCTURED or op == "constant"
-
-
-def breaks_tape(node: PlanNode) -> bool:
-    """Whether a node must be run by the machine itself."""
-    return node.op in STRUCTURED or action_of(node) in (Action.SWITCH, Action.MERGE, Action.EFFECT)
 
 
 class Executor:
@@ -105,9 +46,12 @@ class Executor:
     def __init__(self, plan: Plan, host: Host, *, tapes: bool = True) -> None:
         self.plan = plan
         self.host = host
-        self.tapes = Tapes(plan)
-        self.units = self._group(tapes)
-        self.runners = [runner_for(node) if action_of(node) is Action.COMPUTE else None for node in plan.nodes]
+        self.memory = host.memory
+        self.tapes = Tapes(plan, memory=self.memory)
+        self.units = find_units(plan, tapes=tapes)
+        self.runners = [
+            runner_for(node, host.memory) if action_of(node) is Action.COMPUTE else None for node in plan.nodes
+        ]
         self._number_values()
         self._alone = self.units[0] if len(self.units) == 1 and self.units[0].region is not None else None
         self._straight = self._alone is not None and self._alone.inputs == tuple(range(len(plan.feeds)))
@@ -115,45 +59,6 @@ class Executor:
         for node in plan.nodes:
             if node.op == READ or node.op in WRITES:
                 host.variables.declare(resource_of(node), variable_spec(node))
-
-    def _group(self, tapes: bool) -> list[Unit]:
-        plan = self.plan
-        starts = plan.value_starts()
-        regions = find_regions(plan, breaks_tape) if tapes else ()
-        inside = {n for region in regions for n in region.nodes}
-        units = [self._unit(Action.TAPE, r.nodes, r.inputs, r.outputs, r.control, r) for r in regions]
-        for n, node in enumerate(plan.nodes):
-            if n not in inside:
-                outputs = tuple(range(starts[n], starts[n + 1]))
-                units.append(self._unit(action_of(node), (n,), node.inputs, outputs, node.control))
-        return units
-
-    def _unit(
-        self,
-        action: Action,
-        nodes: tuple[int, ...],
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
-        control: tuple[int, ...],
-        region: Region | None = None,
-    ) -> Unit:
-        first: dict[Name, str] = {}
-        touching = [
-            self.plan.nodes[n] for n in nodes if self.plan.nodes[n].op == READ or self.plan.nodes[n].op in WRITES
-        ]
-        for node in touching:
-            first.setdefault(resource_of(node), node.op)
-        return Unit(
-            action,
-            nodes,
-            inputs,
-            outputs,
-            control,
-            frozenset(resource_of(node) for node in touching if node.op == READ),
-            frozenset(resource_of(node) for node in touching if node.op in WRITES),
-            frozenset(name for name, op in first.items() if op == "assign"),
-            region,
-        )
 
     def _number_values(self) -> None:
         """Number the values that units exchange, as the machine wants them: feeds, then outputs in unit order."""
@@ -212,7 +117,7 @@ class Executor:
         if self._direct and not tape.passes_on:
             return outputs
         made = dict(zip(unit.outputs, outputs, strict=True))
-        return own([made[v] if v in made else feeds[v] for v in self.plan.fetches], feeds)
+        return own([made[v] if v in made else feeds[v] for v in self.plan.fetches], feeds, self.memory.copy)
 
     def direct_plan(self, feeds: Sequence[Array], numbers: Numbers, seed: int) -> tuple[Any, ...] | None:
         """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
@@ -266,7 +171,7 @@ class Executor:
         for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
             value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)
             if value is None:
-                value = begun[name] = np.empty(spec.concrete, spec.dtype)
+                value = begun[name] = self.memory.empty(spec.concrete, spec.dtype)
             memory.append(value)
         outputs = tape.run(words, inputs, memory)
         for name, value in begun.items():
@@ -286,9 +191,9 @@ class Executor:
         if runner is not None:
             return runner(inputs, words)
         if node.op == READ:
-            return (read_variable(node, self.host.variables),)
+            return (read_variable(node, self.host.variables, self.memory),)
         if node.op in WRITES:
-            write_variable(node, inputs[0], self.host.variables)
+            write_variable(node, inputs[0], self.host.variables, self.memory)
         return ()
 
 
@@ -299,14 +204,14 @@ def run_words(number: int, seed: int) -> Array:
     return words
 
 
-def own(arrays: Sequence[Array], feeds: Sequence[Array]) -> list[Array]:
+def own(arrays: Sequence[Array], feeds: Sequence[Array], copy: Callable[[Array], Array] = np.array) -> list[Array]:
     """The arrays, copied where they are someone else's memory (a feed's, a constant's) or one another's."""
     seen = {id(array) for array in feeds}
     out = []
     for array in arrays:
         mine = array
         if id(array) in seen or array.base is not None or not array.flags.writeable:
-            mine = np.array(array)
+            mine = copy(array)
         seen.add(id(array))
         out.append(mine)
     return out
@@ -427,7 +332,7 @@ class _Run:
         for value, array in zip(self.executor.plan.fetches, arrays, strict=True):
             if isinstance(array, Dead):
                 raise DeadTensorError(self._why_dead(value))
-        return own([array for array in arrays if not isinstance(array, Dead)], self.feeds)
+        return own([array for array in arrays if not isinstance(array, Dead)], self.feeds, self.host.memory.copy)
 
     def _why_dead(self, value: int) -> str:
         """What was fetched, and the switch that took the other side: one that was itself alive."""

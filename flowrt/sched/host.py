@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, GraphError
 from flowrt.sched.lanes import Lanes
+from flowrt.sched.memory import Memory
 from flowrt.sched.queues import Queue
 from flowrt.sched.rendezvous import Budget, Remote, Rendezvous, StepKey
 from flowrt.sched.variables import Name, Variables
@@ -35,7 +36,7 @@ class Host:
     """A task's lanes, variables, queues and rendezvous.
 
     ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their
-    way here; ``delay`` is awaited by `delay` ops, for experiments with stragglers.
+    way here, ``memory_limit`` what it holds; ``delay`` is awaited by `delay` ops, for experiments with stragglers.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Host:
         *,
         threads: int | None = None,
         transfer_budget: int = 256 << 20,
+        memory_limit: int | None = None,
         delay: Delay | None = None,
         seed: int | None = None,
     ) -> None:
         self.task = task
         self.devices = ("cpu:0",)
         self.lanes = Lanes(threads)
+        self.memory = Memory(memory_limit)
         self.variables = Variables(task)
         self.rendezvous = Rendezvous()
         self.budget = Budget(transfer_budget)

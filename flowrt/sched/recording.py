@@ -23,7 +23,7 @@ import numpy as np
 
 from flowrt.errors import GraphError
 from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
-from flowrt.sched.arena import aligned, lay_out
+from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost
 from flowrt.sched.lives import Lives, find_lives
 from flowrt.sched.regions import READ, WRITES, Name, Region, resource_of
@@ -101,6 +101,11 @@ class Recording:
     @property
     def output_bytes(self) -> int:
         return sum(output.spec.nbytes for output in self.outputs if output.fresh)
+
+    @property
+    def room_bytes(self) -> int:
+        """What a run takes for the arena and for one thread's own memory, wherever that may begin."""
+        return self.arena_bytes + self.local_bytes + ALIGNMENT
 
 
 def record(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Recording:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, GraphError, SpecError, StepCancelled
+from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.kernels.launch import FAILURES, STATUS, Prepared, prepare
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
@@ -27,6 +27,7 @@ from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.plan import PlanNode
+    from flowrt.sched.memory import Memory
     from flowrt.sched.variables import Variables
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -50,8 +51,9 @@ class _Ready:
 class NodeRunner:
     """Computes one synchronous node of a plan. May be called from any thread."""
 
-    def __init__(self, node: PlanNode) -> None:
+    def __init__(self, node: PlanNode, memory: Memory) -> None:
         self.node = node
+        self._memory = memory
         self._op = lookup(node.op)
         self._alias = node.op in ALIASES
         self._constant = (node.attrs["value"],) if node.op == "constant" else None
@@ -86,7 +88,10 @@ class NodeRunner:
         if run[STATUS]:
             raise StepCancelled(f"{self.node.where()} was not begun")
         words = run.copy()  # a failure is this node's own, not that of others beside it
-        arrays = [np.empty(shape, dtype) for shape, dtype in ready.fresh]
+        try:
+            arrays = [self._memory.empty(shape, dtype) for shape, dtype in ready.fresh]
+        except ResourceError as error:
+            raise ResourceError(f"{self.node.where()}: {error}") from error
         ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays)])
         status = int(words[STATUS])
         if status:
@@ -128,10 +133,10 @@ class NodeRunner:
 class StructuredRunner:
     """Computes a loop or branch of a plan, node by node, for any shapes. May be called from any thread."""
 
-    def __init__(self, node: PlanNode) -> None:
+    def __init__(self, node: PlanNode, memory: Memory) -> None:
         self.node = node
         bodies = [value for value in node.attrs.values() if isinstance(value, Plan)]
-        self._runners = {id(inner): runner_for(inner) for body in bodies for inner in body.nodes}
+        self._runners = {id(inner): runner_for(inner, memory) for body in bodies for inner in body.nodes}
 
     def expected_seconds(self, inputs: Sequence[Array]) -> float:
         """Unknown: how often it turns depends on values."""
@@ -155,28 +160,28 @@ class StructuredRunner:
         return [np.ascontiguousarray(a).reshape(a.shape) for a in made]
 
 
-def runner_for(node: PlanNode) -> NodeRunner | StructuredRunner:
+def runner_for(node: PlanNode, memory: Memory) -> NodeRunner | StructuredRunner:
     """What computes a synchronous node by itself."""
-    return StructuredRunner(node) if node.op in STRUCTURED else NodeRunner(node)
+    return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory)
 
 
-def read_variable(node: PlanNode, variables: Variables) -> Array:
+def read_variable(node: PlanNode, variables: Variables, memory: Memory) -> Array:
     """A copy of a held variable."""
-    return variables.value(resource_of(node), variable_spec(node)).copy()
+    return memory.copy(variables.value(resource_of(node), variable_spec(node)))
 
 
-def write_variable(node: PlanNode, value: Array, variables: Variables) -> None:
+def write_variable(node: PlanNode, value: Array, variables: Variables, memory: Memory) -> None:
     """Carry out an assignment to a held variable."""
     name, spec = resource_of(node), variable_spec(node)
     if not spec.accepts(value.dtype, value.shape):
         raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {Spec(value.dtype, value.shape)}")
     if node.op != "assign":
-        held = variables.value(name, spec)
+        old = variables.value(name, spec)
         with np.errstate(all="ignore"):  # as in kernels
-            UPDATES[node.op](held, value, out=held)
+            UPDATES[node.op](old, value, out=old)
         return
-    memory = variables.find(name, spec)
-    if memory is None:
-        variables.begin(name, np.array(value))
+    held = variables.find(name, spec)
+    if held is None:
+        variables.begin(name, memory.copy(value))
     else:
-        np.copyto(memory, value)
+        np.copyto(held, value)

@@ -22,6 +22,7 @@ from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
 from flowrt.kernels.store import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.lives import DataDependent
+from flowrt.sched.memory import Memory, counted
 from flowrt.sched.recording import FIRST_SLOT, Launch, Recording, record
 from flowrt.spec import Spec, Value, spec_of, value_known
 
@@ -33,6 +34,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
 CANCELLED = -1
+_BYTES = np.dtype(np.uint8)
 """What another thread writes to the status of a run's words to stop the tapes of that run."""
 
 _byte_of: Any = ctypes.c_char.from_buffer
@@ -67,9 +69,9 @@ class _Room:
 
     def __init__(self, tape: Tape) -> None:
         try:
-            self.arena = np.empty(tape.arena_bytes + tape.recording.local_bytes + ALIGNMENT, np.uint8)
-        except MemoryError as error:
-            raise ResourceError(f"{tape}: no memory for its {tape.arena_bytes} bytes of intermediate values") from error
+            self.arena = tape.memory.empty((tape.recording.room_bytes,), _BYTES)
+        except ResourceError as error:
+            raise ResourceError(f"{tape}: its intermediate values: {error}") from error
         constants = tape.recording.constants
         self.cells = (ctypes.c_int64 * (BASES + FIRST_SLOT + tape.dynamic + len(constants)))()
         self.span_at = _address_of(self.cells)
@@ -89,7 +91,17 @@ class Tape:
     inputs or constants as they are. At most ``spare`` rooms are kept between runs.
     """
 
-    def __init__(self, plan: Plan, region: Region, inputs: Sequence[Spec], *, spare: int = 2) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        region: Region,
+        inputs: Sequence[Spec],
+        *,
+        spare: int = 2,
+        memory: Memory | None = None,
+    ) -> None:
+        self.memory = memory or Memory()
+        self.admitted = False  # whether somebody saw that what a run takes fits
         self.recording: Recording = record(plan, region, inputs)
         self.variables = self.recording.variables
         self.predicted_seconds = self.recording.predicted_seconds
@@ -105,10 +117,20 @@ class Tape:
         self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
         self._rooms: deque[_Room] = deque(maxlen=spare)
         self.direct: tuple[int, tuple[Any, ...]] | None = None  # see `sched.direct`
+        self._counted = any(counted(o.spec.nbytes) for o in self.recording.outputs if o.fresh)
 
     def __str__(self) -> str:
         first = self._plan.nodes[self._region.nodes[0]]
         return f"the region of {len(self._region.nodes)} nodes that begins with {first.where()}"
+
+    @property
+    def idle_bytes(self) -> int:
+        """What the rooms hold that no run is in."""
+        return sum(room.arena.nbytes for room in tuple(self._rooms))
+
+    def let_go(self) -> None:
+        """Drop the rooms that no run is in."""
+        self._rooms.clear()
 
     def took(self, seconds: float) -> None:
         """Learn from a whole run that took so long."""
@@ -154,10 +176,7 @@ class Tape:
             raise StepCancelled(f"{self} was not begun")
         fresh = self._targets(outputs)
         kept = []  # what stands in for strided inputs, held while the loop runs
-        try:
-            room = self._rooms.pop()
-        except IndexError:
-            room = _Room(self)
+        room = self._take_room()
         cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena_at]
         cells.append(room.local_at)
         for array in (*inputs, *fresh, *variables):
@@ -180,7 +199,7 @@ class Tape:
 
         After the inputs follow the fresh outputs. Whoever runs in it keeps the room and the ``variables`` alive.
         """
-        room = _Room(self)
+        room = self._take_room()
         first = BASES + FIRST_SLOT + (self.dynamic - len(variables))
         head = [0, self.launches, 0, 0, seed, room.words_at, room.words_at, room.arena_at, room.local_at]
         room.cells[: len(head)] = head
@@ -188,12 +207,20 @@ class Tape:
         place = Room(room.span_at, room.words_at, room.bases_at, self._nodes_at, loop_address(), self.launches)
         return room, place, room.bases_at + 8 * FIRST_SLOT
 
+    def _take_room(self) -> _Room:
+        try:
+            return self._rooms.pop()
+        except IndexError:
+            return _Room(self)
+
     def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
         if outputs is None:
-            try:
+            if not self._counted:
                 return [np.empty(shape, dtype) for shape, dtype in self._fresh]
-            except MemoryError as error:
-                raise ResourceError(f"{self}: no memory for its outputs: {error}") from error
+            try:
+                return [self.memory.empty(shape, dtype) for shape, dtype in self._fresh]
+            except ResourceError as error:
+                raise ResourceError(f"{self}: its outputs: {error}") from error
         return [given for given, made in zip(outputs, self.recording.outputs, strict=True) if made.fresh]
 
     def _leaving(self, inputs: Sequence[Array], fresh: Sequence[Array], outputs: Sequence[Array] | None) -> list[Array]:
@@ -226,7 +253,9 @@ class Tapes:
     time may both make it, which costs time and nothing else.
     """
 
-    def __init__(self, plan: Plan, *, bound: int = 256) -> None:
+    def __init__(self, plan: Plan, *, bound: int = 256, memory: Memory | None = None) -> None:
+        self._memory = memory or Memory()
+        self._memory.enlist(self)
         self._plan = plan
         self._bound = bound
         self._specs = plan.value_specs()
@@ -250,7 +279,19 @@ class Tapes:
             tape = self._tapes[key] = self._make(region, inputs)
             if len(self._tapes) > self._bound:
                 self._tapes.popitem(last=False)
+            self._memory.trim(apart_from=self)
         return tape
+
+    @property
+    def idle_bytes(self) -> int:
+        """What the tapes keep for runs to come."""
+        return sum(tape.idle_bytes for tape in tuple(self._tapes.values()) if tape is not None)
+
+    def let_go(self) -> None:
+        """Drop what the tapes keep for runs to come."""
+        for tape in tuple(self._tapes.values()):
+            if tape is not None:
+                tape.let_go()
 
     def _key(self, region: Region, inputs: Sequence[Array]) -> Any:
         key = (region, *[array.shape for array in inputs])
@@ -269,7 +310,7 @@ class Tapes:
             for value, array in zip(region.inputs, inputs, strict=True)
         ]
         try:
-            return Tape(self._plan, region, specs)
+            return Tape(self._plan, region, specs, memory=self._memory)
         except DataDependent:
             return None
 

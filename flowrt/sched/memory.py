@@ -1,0 +1,217 @@
+"""What a task holds in memory, to the byte, and what it may hold.
+
+Law: arenas, the outputs of tapes and of nodes, variables and what is copied for a fetch are made here and counted until
+nobody refers to them any more. What is smaller than `COUNTED` is not worth its count and left out everywhere, also from
+predictions. Who asks for more than fits is refused before anything is taken, once idle memory has been let go.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import ResourceError
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+COUNTED = 4096  # bytes
+LOOKED_AT = 64 << 20  # bytes below which nobody looks at what the machine has left, which takes some 50 µs
+IDLE_BYTES = 1 << 30  # that are kept for steps to come
+
+
+class Keeper(Protocol):
+    """Who keeps memory for later that it could let go."""
+
+    @property
+    def idle_bytes(self) -> int: ...
+
+    def let_go(self) -> None:
+        """Drop what is idle now."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """Bytes: ``held`` now, at most held at one moment so far (``peak``), and the ``limit``, where one was given."""
+
+    held: int
+    peak: int
+    limit: int | None
+
+
+def counted(nbytes: int) -> int:
+    """The bytes that an allocation of ``nbytes`` counts for."""
+    return nbytes if nbytes >= COUNTED else 0
+
+
+class _Held(weakref.ref[Any]):
+    """Tells the bytes of an array that is gone. May be called wherever Python collects garbage, so it takes no lock."""
+
+    __slots__ = ("nbytes",)
+    nbytes: int
+
+
+class Memory:
+    """Counts what is held, and refuses what does not fit: in ``limit`` bytes, or else in what the machine has left."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._held = self._peak = 0
+        self._mutex = threading.Lock()
+        self._alive: dict[int, _Held] = {}
+        self._gone: deque[int] = deque()
+        self._keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    @property
+    def held(self) -> int:
+        return self.statistics().held
+
+    def statistics(self) -> MemoryStatistics:
+        with self._mutex:
+            self._settle()
+            return MemoryStatistics(self._held, self._peak, self.limit)
+
+    def forget_peak(self) -> None:
+        """Let the peak count from now."""
+        with self._mutex:
+            self._settle()
+            self._peak = self._held
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array, counted. Raises `ResourceError` where it does not fit."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < COUNTED:
+            return np.empty(shape, dtype)
+        if not self._take(nbytes):
+            self.admit(nbytes)
+            if not self._take(nbytes):  # somebody else took it meanwhile
+                raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
+        try:
+            array = np.empty(shape, dtype)
+        except MemoryError as error:
+            self._gone.append(nbytes)
+            raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
+        held = _Held(array, self._forget)
+        held.nbytes = nbytes
+        self._alive[id(held)] = held
+        return array
+
+    def copy(self, array: Array) -> Array:
+        """A C-contiguous copy, counted."""
+        made = self.empty(array.shape, array.dtype)
+        np.copyto(made, array)
+        return made
+
+    def admit(self, nbytes: int) -> None:
+        """Raise `ResourceError` where ``nbytes`` more do not fit; lets idle memory go first, if need be."""
+        if self.room_for(nbytes):
+            return
+        for keeper in list(self._keepers.values()):
+            keeper.let_go()
+        if not self.room_for(nbytes):
+            raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
+
+    def room_for(self, nbytes: int) -> bool:
+        """Whether so many bytes more fit."""
+        if self.limit is not None:
+            return self.held + nbytes <= self.limit
+        if nbytes < LOOKED_AT:
+            return True
+        left = available_bytes()
+        return left is None or nbytes <= left
+
+    def shortage(self) -> str:
+        """What there is, for an error."""
+        if self.limit is not None:
+            return f"{amount(self.held)} are held, and the memory_limit is {amount(self.limit)}"
+        left = available_bytes()
+        return f"the machine has {amount(left) if left is not None else 'an unknown amount'} left"
+
+    def enlist(self, keeper: Keeper) -> None:
+        """Let ``keeper``, for as long as it lives, be asked to let go."""
+        self._keepers[id(keeper)] = keeper
+
+    def trim(self, apart_from: Keeper) -> None:
+        """Have idle memory let go, the longest enlisted first, until no more is kept than there should be."""
+        bound = IDLE_BYTES if self.limit is None else min(IDLE_BYTES, self.limit // 2)
+        kept: list[Keeper] = list(self._keepers.values())
+        idle = sum(keeper.idle_bytes for keeper in kept)
+        for keeper in kept:
+            if idle <= bound:
+                return
+            if keeper is not apart_from:
+                idle -= keeper.idle_bytes
+                keeper.let_go()
+
+    def _take(self, nbytes: int) -> bool:
+        if self.limit is None and not self.room_for(nbytes):
+            return False
+        with self._mutex:
+            self._settle()
+            if self.limit is not None and self._held + nbytes > self.limit:
+                return False
+            self._held += nbytes
+            self._peak = max(self._peak, self._held)
+        return True
+
+    def _forget(self, held: Any) -> None:
+        self._alive.pop(id(held), None)
+        self._gone.append(held.nbytes)
+
+    def _settle(self) -> None:
+        while self._gone:
+            self._held -= self._gone.popleft()
+
+
+def amount(nbytes: int) -> str:
+    """Bytes as people read them."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def available_bytes(
+    root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup"), info: Path = Path("/proc/meminfo")
+) -> int | None:
+    """What this process may still take: of the machine, and of its cgroups (version 2). None where nobody tells."""
+    found = [left for left in (_machine_bytes(info), *map(_cgroup_bytes, _cgroups(root, mine))) if left is not None]
+    return min(found, default=None)
+
+
+def _machine_bytes(info: Path) -> int | None:
+    try:
+        lines = info.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _cgroups(root: Path, mine: Path) -> set[Path]:
+    """The folders of this process's cgroup and of those around it."""
+    try:
+        paths = [line.split(":", 2)[2] for line in mine.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        paths = []
+    parts = [Path(path.lstrip("/")) for path in paths]
+    return {root, *(root / part for path in parts for part in (path, *path.parents))}
+
+
+def _cgroup_bytes(folder: Path) -> int | None:
+    """What a cgroup may still take; file pages that nobody uses are given up for it."""
+    try:
+        most = (folder / "memory.max").read_text().strip()
+        if most == "max":
+            return None
+        used = int((folder / "memory.current").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+        spare = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+        return max(0, int(most) - used + spare)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,120 @@
+"""What the step machine sees as one node of a plan: a region that runs as a tape, or a node by itself.
+
+Law: pure; it knows ops by name and by what the registries hold, and runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
+from flowrt.errors import GraphError
+from flowrt.kernels.table import ALIASES, KERNELS
+from flowrt.sched.effects import EFFECTS
+from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resource_of
+from flowrt.sched.structured import STRUCTURED
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan, PlanNode
+
+NOTHING: frozenset[Name] = frozenset()
+
+
+class Action(Enum):
+    """How a unit is carried out."""
+
+    TAPE = "tape"
+    COMPUTE = "compute"
+    READ = "read"
+    WRITE = "write"
+    SWITCH = "switch"
+    MERGE = "merge"
+    EFFECT = "effect"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """What the machine sees as one node: a node of the plan, or a region that runs as a tape."""
+
+    action: Action
+    nodes: tuple[int, ...]
+    inputs: tuple[int, ...]  # plan values
+    outputs: tuple[int, ...]
+    control: tuple[int, ...]  # plan nodes
+    reads: frozenset[Name] = NOTHING
+    writes: frozenset[Name] = NOTHING
+    begins: frozenset[Name] = NOTHING  # variables that it assigns before it looks at them: they need no value yet
+    region: Region | None = None
+
+
+_ACTIONS = {"switch": Action.SWITCH, "merge": Action.MERGE, "no_op": Action.NOTHING, READ: Action.READ}
+
+
+def action_of(node: PlanNode) -> Action:
+    """How a single node is carried out; raises `GraphError` for an op that nothing here carries out."""
+    if node.op in _ACTIONS:
+        return _ACTIONS[node.op]
+    if node.op in WRITES:
+        return Action.WRITE
+    if node.op in EFFECTS:
+        return Action.EFFECT
+    if node.op == "constant" or node.op in STRUCTURED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
+        return Action.COMPUTE
+    raise GraphError(f"{node.where()}: no kernel of {node.op} is installed on this node")
+
+
+def is_structural(op: str) -> bool:
+    """Whether the executor carries ``op`` out by itself, without a kernel."""
+    return op in _ACTIONS or op in WRITES or op in EFFECTS or op in STRUCTURED or op == "constant"
+
+
+def breaks_tape(node: PlanNode) -> bool:
+    """Whether a node must be run by the machine itself."""
+    return node.op in STRUCTURED or action_of(node) in (Action.SWITCH, Action.MERGE, Action.EFFECT)
+
+
+def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
+    """The units of ``plan``: its regions, unless there are to be no ``tapes``, then the nodes that are in none."""
+    starts = plan.value_starts()
+    regions = find_regions(plan, breaks_tape) if tapes else ()
+    inside = {n for region in regions for n in region.nodes}
+    units = [_unit(plan, Action.TAPE, r.nodes, r.inputs, r.outputs, r.control, r) for r in regions]
+    for n, node in enumerate(plan.nodes):
+        if n not in inside:
+            outputs = tuple(range(starts[n], starts[n + 1]))
+            units.append(_unit(plan, action_of(node), (n,), node.inputs, outputs, node.control))
+    return tuple(units)
+
+
+def _unit(
+    plan: Plan,
+    action: Action,
+    nodes: tuple[int, ...],
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    control: tuple[int, ...],
+    region: Region | None = None,
+) -> Unit:
+    first: dict[Name, str] = {}
+    touching = [plan.nodes[n] for n in nodes if plan.nodes[n].op == READ or plan.nodes[n].op in WRITES]
+    for node in touching:
+        first.setdefault(resource_of(node), node.op)
+    return Unit(
+        action,
+        nodes,
+        inputs,
+        outputs,
+        control,
+        _names(node for node in touching if node.op == READ),
+        _names(node for node in touching if node.op in WRITES),
+        frozenset(name for name, op in first.items() if op == "assign"),
+        region,
+    )
+
+
+def _names(nodes: Iterable[PlanNode]) -> frozenset[Name]:
+    return frozenset(resource_of(node) for node in nodes)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from flowrt.errors import ResourceError
+from flowrt.sched.memory import COUNTED, Memory, amount, available_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLOAT = np.dtype(np.float32)
+
+
+def test_what_is_held_is_counted_until_nobody_refers_to_it() -> None:
+    memory = Memory()
+    first = memory.empty((1000, 2), FLOAT)
+    second = memory.empty((3000,), FLOAT)
+    part = first[10:20]
+    assert memory.held == 20_000
+    del first, second
+    assert memory.held == 8000, "a view keeps the whole"
+    assert memory.statistics().peak == 20_000
+    memory.forget_peak()
+    assert memory.statistics().peak == 8000
+    del part
+    gc.collect()
+    assert memory.held == 0
+
+
+def test_small_arrays_are_not_worth_their_count() -> None:
+    memory = Memory(limit=0)
+    assert memory.empty((COUNTED // 4 - 1,), FLOAT).nbytes < COUNTED
+    assert memory.held == 0
+    with pytest.raises(ResourceError, match=r"no memory for 4\.0 KiB more: 0 bytes are held, and the"):
+        memory.empty((COUNTED // 4,), FLOAT)
+
+
+def test_a_refusal_takes_nothing_and_idle_memory_goes_first() -> None:
+    class Shelf:
+        def __init__(self) -> None:
+            self.kept = [memory.empty((10_000,), FLOAT)]
+
+        @property
+        def idle_bytes(self) -> int:
+            return sum(array.nbytes for array in self.kept)
+
+        def let_go(self) -> None:
+            self.kept.clear()
+
+    memory = Memory(limit=100_000)
+    shelf = Shelf()
+    memory.enlist(shelf)
+    with pytest.raises(ResourceError, match=r"97\.7 KiB"):
+        memory.empty((30_000,), FLOAT)
+    assert memory.held == 0, "the shelf was emptied, and nothing taken"
+    shelf.kept.append(memory.empty((10_000,), FLOAT))
+    held = memory.empty((20_000,), FLOAT)
+    assert not shelf.kept
+    assert memory.held == held.nbytes
+
+
+def test_no_more_is_kept_idle_than_half_the_limit() -> None:
+    class Shelf:
+        def __init__(self) -> None:
+            self.kept = [memory.empty((10_000,), FLOAT)]
+
+        @property
+        def idle_bytes(self) -> int:
+            return sum(array.nbytes for array in self.kept)
+
+        def let_go(self) -> None:
+            self.kept.clear()
+
+    memory = Memory(limit=200_000)
+    shelves = [Shelf() for _ in range(4)]
+    for shelf in shelves:
+        memory.enlist(shelf)
+    memory.trim(apart_from=shelves[0])
+    assert [bool(shelf.kept) for shelf in shelves] == [True, False, False, True]
+
+
+def test_many_threads_count_exactly_and_never_go_over_the_limit() -> None:
+    memory = Memory(limit=40_000)
+
+    def work(seed: int) -> int:
+        refused, kept = 0, []
+        for size in np.random.default_rng(seed).integers(1024, 4000, 300):
+            try:
+                kept.append(memory.empty((int(size),), FLOAT))
+            except ResourceError:
+                refused += 1
+                kept.clear()
+        return refused
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(work, range(4))) > 0
+    gc.collect()
+    assert memory.held == 0
+    assert memory.statistics().peak <= 40_000
+
+
+def test_a_copy_is_contiguous_and_counted() -> None:
+    memory = Memory()
+    source = np.arange(4000, dtype=np.int64).reshape(40, 100).T
+    made = memory.copy(source)
+    assert made.flags.c_contiguous
+    np.testing.assert_array_equal(made, source)
+    assert memory.held == 32_000
+
+
+def test_the_machine_and_the_cgroups_around_a_process_say_what_is_left(tmp_path: Path) -> None:
+    root, mine, info = tmp_path / "cgroup", tmp_path / "mine", tmp_path / "meminfo"
+    inner = root / "jobs" / "one"
+    inner.mkdir(parents=True)
+    info.write_text("MemTotal:       9000 kB\nMemAvailable:   8000 kB\n")
+    mine.write_text("0::/jobs/one\n")
+    assert available_bytes(root, mine, info) == 8000 * 1024
+    for folder, most, used in ((inner, "max", 0), (inner.parent, "5000000", 2_000_000)):
+        (folder / "memory.max").write_text(most)
+        (folder / "memory.current").write_text(str(used))
+        (folder / "memory.stat").write_text("anon 7\ninactive_file 500000\n")
+    assert available_bytes(root, mine, info) == 3_500_000
+    assert available_bytes(tmp_path / "no", tmp_path / "no", tmp_path / "no") is None
+
+
+def test_amounts_are_written_as_people_read_them() -> None:
+    assert [amount(n) for n in (7, 1536, 3 << 20, 5 << 29, 1 << 41)] == [
+        "7 bytes",
+        "1.5 KiB",
+        "3.0 MiB",
+        "2.5 GiB",
+        "2.0 TiB",
+    ]
