@@ -165,6 +165,7 @@ def run_kernel(
     memory = [to_device(np.ascontiguousarray(a).reshape(-1)) for a in inputs]
     memory += [_empty(spec) for spec in (*outputs, *application.scratch, *application.local)]
     for step in application.steps:
+        assert isinstance(step, Step)  # loops and branches are the host's
         launch(step, memory, run)
     status = int(from_device(run)[STATUS])
     if status:

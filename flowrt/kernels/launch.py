@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from flowrt.errors import FlowrtError
 from flowrt.kernels.store import entry_address
 from flowrt.kernels.table import Call, Form, Kernel, View, Word, require_kernel
 from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.kernels.nested import NestedStep
 
 ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 RUN_WORDS = 4
@@ -91,9 +94,10 @@ class Application:
     ``scratch`` is shared by all threads that work at it, ``local`` is each one's own.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Step | NestedStep, ...]
     scratch: tuple[Spec, ...]
     local: tuple[Spec, ...] = ()
+    slots: int = 0  # of the bases, that it sets itself; operands behind all others
 
 
 def _floating(word: Word) -> bool:

@@ -138,6 +138,19 @@ def direct_address() -> int:
     return _address(symbol, compile_direct)
 
 
+def nested_address(kind: str) -> int:
+    """The address of the entry that runs loops (``loop``) or branches (``cond``)."""
+    source = b"".join((Path(__file__).parent / name).read_bytes() for name in ("nested.py", "emit_nested.py"))
+    symbol = f"flowrt_{kind}_{hashlib.blake2b(_surroundings() + source, digest_size=16).hexdigest()}"
+
+    def compile_nested() -> bytes:
+        from flowrt.kernels.emit_nested import emit_nested
+
+        return emit_nested(kind, symbol)
+
+    return _address(symbol, compile_nested)
+
+
 def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:
     found = _entries.get(symbol)
     if found is None:

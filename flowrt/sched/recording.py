@@ -8,7 +8,7 @@ read leaves: then it is copied at the moment of the read. What is written over w
 a variable, `sharing` says.
 
 Slots of the bases: the run's words, the arena, the running thread's local memory, the region's inputs, its fresh
-outputs, its variables, its constants.
+outputs, its variables, its constants, and what loops and branches point at from turn to turn.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_ker
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost
 from flowrt.sched.lives import Lives, find_lives
+from flowrt.sched.nesting import apply_structured
 from flowrt.sched.regions import READ, WRITES, Name, Region, resource_of
 from flowrt.sched.sharing import Sharing, share
+from flowrt.sched.structured import PURE_STRUCTURED
 
 if TYPE_CHECKING:
+    from flowrt.kernels.nested import NestedStep
     from flowrt.plan import Plan, PlanNode
     from flowrt.spec import Spec
 
@@ -57,7 +60,7 @@ class Launch:
     for, and those that an assignment waits for which this launch carries out by writing straight to the variable.
     """
 
-    step: Step
+    step: Step | NestedStep
     places: tuple[Operand, ...]
     node: int
     sizes: tuple[int, ...] = ()
@@ -95,6 +98,7 @@ class Recording:
     constants: tuple[np.ndarray[Any, Any], ...]
     arena_bytes: int
     local_bytes: int  # that each thread has for itself
+    slots: int  # of the bases, behind the constants, that launches set themselves
     value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
     predicted_seconds: float
 
@@ -123,6 +127,11 @@ def record(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Recording:
 
 def _apply_node(lives: Lives, index: int) -> Application:
     node = lives.node(index)
+    if node.op in PURE_STRUCTURED:
+        specs, device = lives.operands(index), lives.region.device
+        return apply_structured(
+            node.op, specs[: len(node.inputs)], specs[len(node.inputs) :], node.attrs, device, record
+        )
     return _apply(lives, index, node.op, lives.operands(index), len(node.inputs), node.attrs)
 
 
@@ -148,7 +157,7 @@ class _Storage:
 
 @dataclass(slots=True)
 class _Pending:
-    step: Step
+    step: Step | NestedStep
     storages: list[_Storage]
     sizes: tuple[int, ...]
     node: int
@@ -168,6 +177,7 @@ class _Recorder:
     heirs: dict[int, int] = field(default_factory=dict)  # root → the root that is written over it
     pending: list[_Pending] = field(default_factory=list)
     arena: list[_Storage] = field(default_factory=list)
+    private: list[_Storage] = field(default_factory=list)  # slots that launches set themselves
     local_bytes: int = 0
     value_bytes: int = 0
     cost: Cost = field(default_factory=Cost)
@@ -277,6 +287,9 @@ class _Recorder:
         """Plan the steps of one op on operands (inputs, then outputs) that lie in ``homes``."""
         scratch = [self._in_arena(spec.nbytes, index, index) for spec in application.scratch]
         storages = [*homes, *scratch, *self._in_local(application.local)]
+        private = [_Storage(len(self.private) + i) for i in range(application.slots)]
+        self.private += private
+        storages += private
         sizes = tuple(spec.nbytes for spec in (*specs, *application.scratch, *application.local))
         position = self.lives.region.nodes[index]
         self.pending += [_Pending(step, storages, sizes, position, control) for step in application.steps]
@@ -286,6 +299,10 @@ class _Recorder:
         offsets, total = lay_out([(s.nbytes, s.first, s.last) for s in self.arena])
         for storage, offset in zip(self.arena, offsets, strict=True):
             storage.offset = offset
+        first = FIRST_SLOT + len(self.lives.region.inputs) + sum(output.fresh for output in self.outputs)
+        first += len(self.memory) + len(self.lives.constants)
+        for number, storage in enumerate(self.private, first):
+            storage.slot = number
         return Recording(
             launches=tuple(
                 Launch(p.step, tuple(Operand(s.slot, s.offset) for s in p.storages), p.node, p.sizes, p.control)
@@ -297,6 +314,7 @@ class _Recorder:
             constants=tuple(self.lives.constants.values()),
             arena_bytes=total,
             local_bytes=self.local_bytes,
+            slots=len(self.private),
             value_bytes=self.value_bytes,
             predicted_seconds=self.cost.seconds,
         )

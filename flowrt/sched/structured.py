@@ -26,6 +26,14 @@ STRUCTURED = frozenset({LOOP, COND, STATEFUL_LOOP, STATEFUL_COND})
 PURE_STRUCTURED = frozenset({LOOP, COND})
 
 
+def grows(node: PlanNode) -> bool:
+    """Whether a loop stacks rows and only its condition says how many: its outputs' sizes are values of the step."""
+    attrs = node.attrs
+    if node.op not in (LOOP, STATEFUL_LOOP) or attrs["limit"] is not None or attrs["scanned"]:
+        return False
+    return bool(len(attrs["body"].fetches) > attrs["carried"])
+
+
 def interpret(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], compute: Compute) -> tuple[Array, ...]:
     """The outputs of a loop or branch whose nodes ``compute`` carries out."""
     if op in (COND, STATEFUL_COND):

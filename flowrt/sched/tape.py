@@ -73,7 +73,7 @@ class _Room:
         except ResourceError as error:
             raise ResourceError(f"{tape}: its intermediate values: {error}") from error
         constants = tape.recording.constants
-        self.cells = (ctypes.c_int64 * (BASES + FIRST_SLOT + tape.dynamic + len(constants)))()
+        self.cells = (ctypes.c_int64 * (BASES + FIRST_SLOT + tape.dynamic + len(constants) + tape.recording.slots))()
         self.span_at = _address_of(self.cells)
         self.words_at, self.bases_at = self.span_at + 8 * WORDS, self.span_at + 8 * BASES
         start = address(self.arena)

@@ -15,7 +15,7 @@ from flowrt.errors import GraphError
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resource_of
-from flowrt.sched.structured import STRUCTURED
+from flowrt.sched.structured import STRUCTURED, grows
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
@@ -74,7 +74,7 @@ def is_structural(op: str) -> bool:
 
 def breaks_tape(node: PlanNode) -> bool:
     """Whether a node must be run by the machine itself."""
-    return node.op in STRUCTURED or action_of(node) in (Action.SWITCH, Action.MERGE, Action.EFFECT)
+    return grows(node) or action_of(node) in (Action.SWITCH, Action.MERGE, Action.EFFECT)
 
 
 def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
