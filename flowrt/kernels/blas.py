@@ -7,9 +7,12 @@ call of the external symbol, which `resolve` binds to SciPy's function when the 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from flowrt.kernels.table import jitable
+from flowrt.spec import Spec
 
 
 def gemm_float32(*addresses: int) -> None:
@@ -52,3 +55,32 @@ def _keep_to_the_calling_thread() -> None:
         set_threads = getattr(ctypes.CDLL(str(path)), "scipy_openblas_set_num_threads", None)
         if set_threads is not None:
             set_threads(1)
+
+
+def gemm_scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
+    """What `gemm` needs beside its operands: two flags, m, n, k and three row lengths; two factors."""
+    return Spec("int32", (8,)), Spec(outputs[0].dtype, (2,))
+
+
+@jitable
+def gemm(
+    a: Any, b: Any, c: Any, starts: Any, rows: Any, flags: Any, shape: Any, beta: Any, ints: Any, floats: Any
+) -> None:
+    """``c = op(a) @ op(b) + beta * c`` for row-major matrices of one float dtype inside ``a``, ``b`` and ``c``.
+
+    ``starts`` are their first entries, ``rows`` the lengths of their stored rows, ``flags`` whether a and b are
+    transposed, ``shape`` is (m, n, k). BLAS is column-major and sees every matrix transposed: hence b before a.
+    """
+    m, n, k = shape
+    if m == 0 or n == 0:
+        return
+    ints[0], ints[1] = 84 if flags[1] else 78, 84 if flags[0] else 78  # "T" and "N"
+    ints[2], ints[3], ints[4] = n, m, k
+    ints[5], ints[6], ints[7] = max(rows[1], 1), max(rows[0], 1), max(rows[2], 1)
+    floats[0], floats[1] = 1, beta
+    i, f, size = ints.ctypes.data, floats.ctypes.data, a.itemsize
+    at, bt, ct = a.ctypes.data + starts[0] * size, b.ctypes.data + starts[1] * size, c.ctypes.data + starts[2] * size
+    if size == 4:
+        gemm_float32(i, i + 4, i + 8, i + 12, i + 16, f, bt, i + 20, at, i + 24, f + size, ct, i + 28)
+    else:
+        gemm_float64(i, i + 4, i + 8, i + 12, i + 16, f, bt, i + 20, at, i + 24, f + size, ct, i + 28)

@@ -32,8 +32,10 @@ from flowrt.kernels.abi import pointer as _pointer
 from flowrt.kernels.abi import word as _word
 from flowrt.kernels.blas import GEMM, resolve
 from flowrt.kernels.expression import one_function
+from flowrt.kernels.micro import STUBS
 from flowrt.kernels.scalar_loops import scalar_loops
 from flowrt.kernels.table import JITABLES, Form, Kernel
+from flowrt.kernels.tile import implementation
 
 RUN_WORDS = 4
 NODE_WORDS = 3  # of a node in a tape's table: entry, block, units
@@ -140,6 +142,14 @@ def bind_helpers() -> None:
             _bound.add(stub)
             overload(stub, strict=False)(_external(name))
             llvm.add_symbol(name, resolve(name))  # Numba, too, loads what it compiles
+    for stub, made in STUBS.items():
+        if stub not in _bound:
+            _bound.add(stub)
+            overload(stub, strict=False)(_itself(_calling(implementation(made))))
+
+
+def _calling(code: Any) -> Callable[..., None]:
+    return lambda like, words: code(like, words)
 
 
 def _itself(helper: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,58 +1,37 @@
-"""Products of matrices: BLAS for floats, loops for integers.
+"""Products of matrices: register tiles for floats, loops for integers.
 
-Operands are seen as [batch, batch, rows, columns], where a batch of one stands for every one. Transposed operands are
-read as they lie. The constants that BLAS wants addresses of are written to scratch.
+Operands are seen as [batch, batch, rows, columns], where a batch of one stands for every one. A unit of work is a block
+of the result. Its rows of the right operand are packed into one column panel after another, those of a transposed left
+operand into panels of rows; so both are read as the tiles walk, whatever their flags. A single column is computed as a
+single row of the transposed product.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.kernels.blas import gemm_float32, gemm_float64
+from flowrt.kernels.micro import START_BIAS, START_STORED, START_ZERO, Geometry, native
+from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
 from flowrt.kernels.table import Call, View, jitable, kernel
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec
 
 TILE = math.isqrt(THREADS)  # rows and columns of what one CUDA block computes at a time, an entry each thread
-
-
-def gemm_scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
-    """What `gemm` needs beside its operands: two flags, m, n, k and three row lengths; two factors."""
-    return Spec("int32", (8,)), Spec(outputs[0].dtype, (2,))
+NEAR = 1 << 17  # entries of the left operand that a unit reads again and again: half a megabyte of float32, as L2 holds
+ROWS, UNITS = 48, 8  # a unit has no fewer rows than pay for packing, but there should be some units to share
+DIRECT = 256  # rows of the right operand, far apart, that a few tiles read as well as packed ones
+DEEP = 2048  # entries of one dot product computed before the next panel's
 
 
 def is_float(dtypes: Sequence[Any]) -> bool:
-    """Whether there is a BLAS for these operands."""
+    """Whether tiles can compute on these operands."""
     return dtypes[-1] in (np.float32, np.float64)
-
-
-@jitable
-def gemm(
-    a: Any, b: Any, c: Any, starts: Any, rows: Any, flags: Any, shape: Any, beta: Any, ints: Any, floats: Any
-) -> None:
-    """``c = op(a) @ op(b) + beta * c`` for row-major matrices of one float dtype inside ``a``, ``b`` and ``c``.
-
-    ``starts`` are their first entries, ``rows`` the lengths of their stored rows, ``flags`` whether a and b are
-    transposed, ``shape`` is (m, n, k). BLAS is column-major and sees every matrix transposed: hence b before a.
-    """
-    m, n, k = shape
-    if m == 0 or n == 0:
-        return
-    ints[0], ints[1] = 84 if flags[1] else 78, 84 if flags[0] else 78  # "T" and "N"
-    ints[2], ints[3], ints[4] = n, m, k
-    ints[5], ints[6], ints[7] = max(rows[1], 1), max(rows[0], 1), max(rows[2], 1)
-    floats[0], floats[1] = 1, beta
-    i, f, size = ints.ctypes.data, floats.ctypes.data, a.itemsize
-    at, bt, ct = a.ctypes.data + starts[0] * size, b.ctypes.data + starts[1] * size, c.ctypes.data + starts[2] * size
-    if size == 4:
-        gemm_float32(i, i + 4, i + 8, i + 12, i + 16, f, bt, i + 20, at, i + 24, f + size, ct, i + 28)
-    else:
-        gemm_float64(i, i + 4, i + 8, i + 12, i + 16, f, bt, i + 20, at, i + 24, f + size, ct, i + 28)
 
 
 def _matrices(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -89,9 +68,129 @@ def _batches(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[int]]:
     return [[group[i] for group in merged] for i in range(3)]
 
 
-def _floats(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    call = _matrices(inputs, outputs, attrs)
-    return Call((*call.views, *(View.dense(s.concrete) for s in gemm_scratch(inputs, outputs, attrs))), call.words)
+def _blocked(m: int, n: int, k: int, transposed: bool, wide: int) -> tuple[int, int, int]:
+    """Rows, columns and depth of the blocks that an [m, n] product of ``k`` terms is computed in."""
+    if transposed:  # the left operand is packed once for eight panels
+        return wide * _share(-(-m // wide), 10), 8 * wide, _share(k, DEEP // 4)
+    panels = -(-n // wide)
+    rows = min(max(NEAR // max(k, 1), ROWS), max(m * panels // UNITS, ROWS))
+    return _share(m, rows), wide, _share(k, DEEP)
+
+
+def _share(whole: int, most: int) -> int:
+    """The size of equal parts of ``whole``, none larger than ``most``."""
+    return -(-whole // max(-(-whole // most), 1)) or 1
+
+
+def _column_as_row(call: Call) -> Call:
+    """The same product with the result's only column as a row: the transposed operands, the right one first."""
+    left, right, out = call.views
+    flags = call.words
+    row = right.reshape((*right.shape[:2], 1, right.shape[2] * right.shape[3]))
+    return Call((left, row, out.reshape((*out.shape[:2], 1, out.shape[2]))), (0, 1 - int(flags[0])))
+
+
+class Tiled:
+    """How matmul is laid out for tiles of one geometry: views, words, units and local memory."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    def layout(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+        call = _matrices(inputs[:2], outputs, attrs)
+        swapped = call.views[2].shape[3] == 1
+        call = _column_as_row(call) if swapped else call
+        m, n = call.views[2].shape[2:]
+        blocks = self._blocks(call, swapped)
+        units = math.prod(call.views[2].shape[:2]) * -(-m // blocks[0]) * -(-n // blocks[1])
+        views = (*call.views[:2], *(View.dense(s.concrete) for s in inputs[2:]), call.views[2])
+        dense = (View.dense(s.concrete) for s in self.local(inputs, outputs, attrs))
+        return Call((*views, *dense), (int(swapped), *call.words, *blocks), units)
+
+    def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+        """The table and the one tap, a column panel, the row panels, one panel's biases, the stage."""
+        call = _matrices(inputs[:2], outputs, attrs)
+        swapped = call.views[2].shape[3] == 1
+        call = _column_as_row(call) if swapped else call
+        rows, _, depth = self._blocks(call, swapped)
+        dtype = outputs[0].dtype
+        wide = self.geometry.columns(dtype)
+        packed = depth * (rows + wide) if call.words[0] else 0
+        table = Spec("int64", (table_size(self.geometry, rows),))
+        panels = Spec(dtype, (depth * wide,)), Spec(dtype, (packed,)), Spec(dtype, (wide,))
+        return (table, Spec("int64", (2,)), *panels, *stage(self.geometry, dtype))
+
+    def _blocks(self, call: Call, swapped: bool) -> tuple[int, int, int]:
+        a, _, y = (view.shape for view in call.views)
+        a = call.views[1].shape if swapped else a
+        k = a[2] if call.words[0] else a[3]
+        return _blocked(y[2], y[3], k, bool(call.words[0]), self.geometry.columns(np.float32))
+
+
+@cache
+def product(geometry: Geometry) -> Callable[..., None]:
+    """The helper that computes the units [begin, end) of a product, plus ``bias`` (unless that is empty)."""
+    pack, band = packing(geometry), banding(geometry)
+    most, full = geometry.rows, geometry.vectors * geometry.width
+
+    @jitable
+    def fill(table: Any, rows: int, wide: int, depth: int, step: int, across: int) -> None:
+        """The table of a block: its left rows ``step`` apart, or packed (``depth`` is not 0); its results' rows."""
+        half = table.size // 2
+        for r in range(rows):
+            table[r] = r // wide * wide * depth + r % wide if depth != 0 else r * step
+            table[half + r] = r * across
+        repeat_last(table, rows)
+
+    @jitable
+    def multiply(
+        a: Any, b: Any, y: Any, bias: Any, floor: int, memory: Any, flags: Any, blocks: Any, units: Any
+    ) -> None:
+        table, taps, panel, left, edge, stage, places = memory
+        transpose_a, transpose_b = flags
+        size, m, n = a.itemsize, y.shape[2], y.shape[3]
+        wide, deep = full // size, blocks[2]
+        k = a.shape[2] if transpose_a else a.shape[3]
+        step, across = (1, b.shape[3]) if transpose_b else (b.shape[3], 1)
+        down, over = (m + blocks[0] - 1) // blocks[0], (n + blocks[1] - 1) // blocks[1]
+        taps[0] = taps[1] = filled = 0
+        for unit in range(units[0], units[1]):
+            batch, place = unit // (down * over), unit % (down * over)
+            outer, inner = batch // y.shape[1], batch % y.shape[1]
+            ao, bo = min(outer, a.shape[0] - 1), min(outer, b.shape[0] - 1)
+            ai, bi = min(inner, a.shape[1] - 1), min(inner, b.shape[1] - 1)
+            at = address(a) + (ao * a.shape[1] + ai) * a.shape[2] * a.shape[3] * size
+            bt = address(b) + (bo * b.shape[1] + bi) * b.shape[2] * b.shape[3] * size
+            first, j0 = place // over * blocks[0], place % over * blocks[1]
+            rows, beyond = min(blocks[0], m - first), min(j0 + blocks[1], n)
+            if rows != filled:
+                fill(table, rows, wide, deep if transpose_a else 0, a.shape[3], n)
+                filled = rows
+            yt = address(y) + (batch * m + first) * n * size
+            for p in range(0, max(k, 1), deep):
+                depth, a_step = min(deep, k - p), 1
+                a_here = at + (first * a.shape[3] + p) * size
+                if transpose_a:
+                    a_here, a_step = address(left), wide
+                    for r in range(0, rows, wide):
+                        source = at + (p * a.shape[3] + first + r) * size
+                        pack(a, source, a.shape[3], 1, depth, min(wide, rows - r), a_here + r * deep * size)
+                for j in range(j0, beyond, wide):
+                    columns, b_step = min(wide, n - j), step
+                    b_here = bt + (p * step + j * across) * size
+                    if across != 1 or columns < wide or rows > 6 * most or depth > DIRECT:
+                        pack(a, b_here, step, across, depth, columns, address(panel))
+                        b_here, b_step = address(panel), wide
+                    start, biases = START_STORED if p > 0 else START_ZERO, address(edge)
+                    if p == 0 and bias.size > 0:
+                        start = START_BIAS
+                        for i in range(columns):
+                            edge[i] = bias[j + i]
+                    how = (start, biases, floor if p + deep >= k else 0)
+                    where, reach = (a_here, b_here, yt + j * size), (1, depth, a_step, b_step)
+                    band(a, where, table, rows, taps, reach, columns, stage, places, how)
+
+    return multiply
 
 
 @kernel("matmul", layout=_matrices)
@@ -110,18 +209,41 @@ def matmul_by_loops(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int) 
                         y[outer, inner, i, j] += x * (b[bo, bi, j, p] if transpose_b else b[bo, bi, p, j])
 
 
-@kernel("matmul", layout=_floats, scratch=gemm_scratch, dtypes=is_float)
-def matmul(a: Any, b: Any, y: Any, ints: Any, floats: Any, transpose_a: int, transpose_b: int) -> None:
-    m, n, columns, wide = y.shape[2], y.shape[3], a.shape[3], b.shape[3]
-    k = a.shape[2] if transpose_a else columns
-    for outer in range(y.shape[0]):
-        ao, bo = min(outer, a.shape[0] - 1), min(outer, b.shape[0] - 1)
-        for inner in range(y.shape[1]):
-            at = (ao * a.shape[1] + min(inner, a.shape[1] - 1)) * a.shape[2] * columns
-            bt = (bo * b.shape[1] + min(inner, b.shape[1] - 1)) * b.shape[2] * wide
-            yt = (outer * y.shape[1] + inner) * m * n
-            flags = (transpose_a, transpose_b)
-            gemm(a, b, y, (at, bt, yt), (columns, wide, n), flags, (m, n, k), 0.0, ints, floats)
+@cache
+def matmul_by_tiles(geometry: Geometry) -> Callable[..., None]:
+    """The kernel of float matrices for tiles of one geometry, laid out by `Tiled`."""
+    multiply = product(geometry)
+
+    def matmul(
+        a: Any,
+        b: Any,
+        y: Any,
+        table: Any,
+        taps: Any,
+        panel: Any,
+        left: Any,
+        edge: Any,
+        stage: Any,
+        places: Any,
+        swapped: int,
+        transpose_a: int,
+        transpose_b: int,
+        rows: int,
+        columns: int,
+        depth: int,
+        begin: int,
+        end: int,
+    ) -> None:
+        memory = (table, taps, panel, left, edge, stage, places)
+        one, other = (b, a) if swapped else (a, b)
+        flags, blocks = (transpose_a, transpose_b), (rows, columns, depth)
+        multiply(one, other, y, left[:0], 0, memory, flags, blocks, (begin, end))
+
+    return matmul
+
+
+_tiled = Tiled(native())
+kernel("matmul", layout=_tiled.layout, local=_tiled.local, dtypes=is_float)(matmul_by_tiles(native()))
 
 
 @kernel("matmul", "cuda", layout=_matrices)

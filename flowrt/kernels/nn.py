@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flowrt.kernels.blas import gemm, gemm_scratch
 from flowrt.kernels.exponential import ZERO
 from flowrt.kernels.index import around
-from flowrt.kernels.linalg import gemm, gemm_scratch
 from flowrt.kernels.logarithm import log_of_one_and_less32
 from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda

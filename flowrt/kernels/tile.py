@@ -1,0 +1,201 @@
+"""The machine code of register tiles: what `flowrt.kernels.micro` names, as LLVM with explicit vectors.
+
+LLVM splits vectors wider than the machine's, so every width compiles and computes the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from flowrt.kernels.micro import START_BIAS, START_STORED, Stub
+
+_WORD, _LANE = ir.IntType(64), ir.IntType(32)
+
+
+def implementation(stub: Stub) -> Any:
+    """The intrinsic that stands for ``stub``: its first argument is an array of the dtype, the others are integers."""
+    count, emitter = _EMITTERS[stub.kind]
+
+    @intrinsic
+    def call(typing_context: Any, like: Any, words: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            element = context.get_value_type(like.dtype)
+            size = context.get_abi_sizeof(element)
+            vector = ir.VectorType(element, max(stub.width // size, 1))
+            emitter(_Code(builder, element, size, vector), stub, cgutils.unpack_tuple(builder, args[1], count))
+            return context.get_dummy_value()
+
+        return types.void(like, types.UniTuple(types.intp, count)), codegen
+
+    return call
+
+
+class _Code:
+    """Loads, stores and arithmetic on vectors of one dtype; addresses are in bytes, steps in elements."""
+
+    def __init__(self, builder: Any, element: Any, size: int, vector: Any) -> None:
+        self.builder, self.element, self.size, self.vector = builder, element, size, vector
+        self.lanes: int = vector.count
+
+    def pointer(self, address: Any, kind: Any = None) -> Any:
+        return self.builder.inttoptr(address, (kind or self.element).as_pointer())
+
+    def at(self, pointer: Any, *offsets: Any) -> Any:
+        for offset in offsets:
+            step = ir.Constant(_WORD, offset) if isinstance(offset, int) else offset
+            pointer = self.builder.gep(pointer, [step])
+        return pointer
+
+    def load(self, pointer: Any) -> Any:
+        place = self.builder.bitcast(pointer, self.vector.as_pointer())
+        return self.builder.load(place, align=self.size)
+
+    def store(self, value: Any, pointer: Any) -> None:
+        self.builder.store(value, self.builder.bitcast(pointer, self.vector.as_pointer()), align=self.size)
+
+    def broadcast(self, pointer: Any) -> Any:
+        value = self.builder.load(pointer)
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        first = self.builder.insert_element(undefined, value, ir.Constant(_LANE, 0))
+        return self.builder.shuffle_vector(first, undefined, self._mask([0] * self.lanes))
+
+    def shuffle(self, a: Any, b: Any, order: Sequence[int]) -> Any:
+        return self.builder.shuffle_vector(a, b, self._mask(order))
+
+    def _mask(self, order: Sequence[int]) -> Any:
+        return ir.Constant(ir.VectorType(_LANE, len(order)), list(order))
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        name = f"llvm.fmuladd.v{self.lanes}f{8 * self.size}"  # fused where the machine can
+        kind = ir.FunctionType(self.vector, [self.vector] * 3)
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [a, b, c])
+
+    def not_negative(self, value: Any) -> Any:
+        """The value, or 0 where it is negative; NaN stays."""
+        zero = ir.Constant(self.vector, [0.0] * self.lanes)
+        return self.builder.select(self.builder.fcmp_ordered("<", value, zero), zero, value)
+
+    @contextmanager
+    def steps(self, count: Any, starts: Sequence[Any], steps: Sequence[Any]) -> Iterator[list[Any]]:
+        """A loop of ``count`` turns (none where it is not positive) with values that grow by a step each turn."""
+        builder = self.builder
+        before = builder.block
+        body, after = builder.append_basic_block("turn"), builder.append_basic_block("turned")
+        builder.cbranch(builder.icmp_signed(">", count, ir.Constant(_WORD, 0)), body, after)
+        builder.position_at_end(body)
+        values = [builder.phi(_WORD) for _ in (count, *starts)]
+        yield values[1:]
+        steps = [ir.Constant(_WORD, -1), *steps]
+        for value, start, step in zip(values, (count, *starts), steps, strict=True):
+            value.add_incoming(start, before)
+            value.add_incoming(builder.add(value, step), builder.block)
+        left = builder.add(values[0], ir.Constant(_WORD, -1))
+        turn = builder.cbranch(builder.icmp_signed(">", left, ir.Constant(_WORD, 0)), body, after)
+        turn.set_metadata("llvm.loop", _as_written(builder.module))
+        builder.position_at_end(after)
+
+
+def _as_written(module: Any) -> Any:
+    """A loop's metadata that keeps LLVM from unrolling it: the addresses of several turns overflow the registers."""
+    option = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
+    loop = module.add_metadata([option, option])
+    loop.operands = (loop, option)  # a loop's metadata begins with itself
+    return loop
+
+
+def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    a, rows, b, taps, count, depth, a_step, b_step, c, places, start, bias, floor = words
+    builder, lanes = code.builder, code.lanes
+    a, b, c, bias = (code.pointer(address) for address in (a, b, c, bias))
+    tables = [code.pointer(address, _WORD) for address in (rows, places, taps)]
+    row = [code.at(a, builder.load(code.at(tables[0], r))) for r in range(stub.rows)]
+    zero = ir.Constant(_WORD, 0)
+    sums = [[cgutils.alloca_once(builder, code.vector) for _ in range(stub.vectors)] for _ in range(stub.rows)]
+
+    def out(r: int) -> Any:
+        return code.at(c, builder.load(code.at(tables[1], r)))
+
+    def begin(value: Callable[[int, int], Any]) -> None:
+        for r in range(stub.rows):
+            for v in range(stub.vectors):
+                builder.store(value(r, v), sums[r][v])
+
+    begin(lambda r, v: ir.Constant(code.vector, [0.0] * lanes))
+    with builder.if_then(builder.icmp_signed("==", start, ir.Constant(_WORD, START_STORED))):
+        begin(lambda r, v: code.load(code.at(out(r), v * lanes)))
+    with builder.if_then(builder.icmp_signed("==", start, ir.Constant(_WORD, START_BIAS))):
+        begin(lambda r, v: code.load(code.at(bias, v * lanes)))
+    with code.steps(count, [zero], [ir.Constant(_WORD, 2)]) as (tap,):
+        here = [code.at(p, builder.load(code.at(tables[2], tap))) for p in row]
+        right = code.at(b, builder.load(code.at(tables[2], tap, 1)))
+        with code.steps(depth, [zero, zero], [a_step, b_step]) as (ap, bp):
+            vectors = [code.load(code.at(right, bp, v * lanes)) for v in range(stub.vectors)]
+            for r in range(stub.rows):
+                factor = code.broadcast(code.at(here[r], ap))
+                for v in range(stub.vectors):
+                    builder.store(code.multiply_add(factor, vectors[v], builder.load(sums[r][v])), sums[r][v])
+    with builder.if_then(builder.icmp_signed("!=", floor, zero)):
+        begin(lambda r, v: code.not_negative(builder.load(sums[r][v])))
+    for r in range(stub.rows):
+        place = out(r)
+        for v in range(stub.vectors):
+            code.store(builder.load(sums[r][v]), code.at(place, v * lanes))
+
+
+def _copy(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    source, step, target, target_step, count = words
+    zero = ir.Constant(_WORD, 0)
+    source, target = code.pointer(source), code.pointer(target)
+    with code.steps(count, [zero, zero], [step, target_step]) as (s, t):
+        for v in range(stub.vectors):
+            code.store(code.load(code.at(source, s, v * code.lanes)), code.at(target, t, v * code.lanes))
+
+
+def _transpose(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    source, step, target, target_step = words
+    source, target = code.pointer(source), code.pointer(target)
+    rows = [code.load(code.at(source, code.builder.mul(step, ir.Constant(_WORD, i)))) for i in range(code.lanes)]
+    half = 1
+    while half < code.lanes:  # swap the off-diagonal blocks of every square of twice ``half``
+        turned = list(rows)
+        for i in range(code.lanes):
+            if not i & half:
+                low = [j if not j & half else code.lanes + j - half for j in range(code.lanes)]
+                high = [j + half if not j & half else code.lanes + j for j in range(code.lanes)]
+                turned[i] = code.shuffle(rows[i], rows[i + half], low)
+                turned[i + half] = code.shuffle(rows[i], rows[i + half], high)
+        rows, half = turned, 2 * half
+    for i, value in enumerate(rows):
+        code.store(value, code.at(target, code.builder.mul(target_step, ir.Constant(_WORD, i))))
+
+
+def _clear(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    target = code.pointer(words[0])
+    with code.steps(words[1], [ir.Constant(_WORD, 0)], [ir.Constant(_WORD, code.lanes)]) as (place,):
+        code.store(ir.Constant(code.vector, [0.0] * code.lanes), code.at(target, place))
+
+
+def _move(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    source, step, across, target, target_step, rows, columns = words
+    zero, one = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
+    source, target = code.pointer(source), code.pointer(target)
+    with code.steps(rows, [zero, zero], [step, target_step]) as (s, t):
+        from_row, to_row = code.at(source, s), code.at(target, t)
+        with code.steps(columns, [zero, zero], [across, one]) as (i, j):
+            code.builder.store(code.builder.load(code.at(from_row, i)), code.at(to_row, j))
+
+
+_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many words each takes
+    "tile": (13, _tile),
+    "copy": (5, _copy),
+    "transpose": (4, _transpose),
+    "clear": (2, _clear),
+    "move": (7, _move),
+}
