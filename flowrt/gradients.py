@@ -3,7 +3,8 @@
 One walk over the nodes between xs and ys, latest first. Each op's own rule turns the gradients of its outputs into
 those of its inputs; what every rule would repeat is done here once: partials are summed, unused outputs get zeros,
 gradients are summed down to the shape that was broadcast. The result is made of ordinary ops, so it can be
-differentiated again. A gradient is computed where its forward node is.
+differentiated again. A gradient is computed where its forward node is. Slices of a table stay slices until an op's rule
+or a dense partial wants the tensor they stand for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from flowrt.graph import Node, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, default_array, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
+from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import ones_like, shape_of, zeros_like
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """The derivatives of the sum of ``ys`` with respect to each of ``xs``.
+
+    That of a variable of which only rows are taken is an `IndexedSlices`; used as a tensor it is the dense one.
 
     ``ys`` and ``xs`` are tensors or variables, alone or in a sequence. Each answer has the shape and dtype of its x;
     it is None where no y depends on x in a differentiable way, as for every x of an integer dtype. ``grad_ys`` weighs
@@ -65,10 +69,13 @@ class _Partials:
         return found[0]
 
 
-def _sum(partials: Sequence[Tensor]) -> Any:
+def _sum(partials: Sequence[Any]) -> Any:
     """The sum of several partials, beside the first of them."""
-    with beside(partials[0].op):
-        return add_n(list(partials))
+    slices = [partial for partial in partials if isinstance(partial, IndexedSlices)]
+    with beside(slices[0].values.op if slices else partials[0].op):
+        if len(slices) == len(partials):
+            return sum_slices(slices)
+        return add_n([as_value(partial) for partial in partials])
 
 
 def _differentiate(node: Node, partials: _Partials) -> None:
@@ -81,7 +88,7 @@ def _differentiate(node: Node, partials: _Partials) -> None:
         )
     with beside(node):
         carried = [
-            partials.total(t) if partials.has(t) else None if node.op.absent_gradients else zeros_like(t)
+            as_value(partials.total(t)) if partials.has(t) else None if node.op.absent_gradients else zeros_like(t)
             for t in node.outputs
         ]
         answers = tuple(rule(node, *carried))
@@ -91,12 +98,15 @@ def _differentiate(node: Node, partials: _Partials) -> None:
             )
         for position, (source, answer) in enumerate(zip(node.inputs, answers, strict=True)):
             if answer is not None and _is_real(source):
-                partials.add(source, _fitted(node, position, as_value(answer), carried))
+                partials.add(source, _fitted(node, position, answer, carried))
 
 
 def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor | None]) -> Any:
     """``gradient``, summed down to the shape of the input at ``position`` if that was, or may have been, broadcast."""
     source = node.inputs[position]
+    if isinstance(gradient, IndexedSlices) and source.spec.accepts(gradient.dtype, gradient.shape):
+        return gradient
+    gradient = as_value(gradient)
     if not isinstance(gradient, Tensor):
         gradient = node.graph.constant(default_array(gradient).astype(source.dtype))
     if gradient.dtype != source.dtype:

@@ -63,11 +63,24 @@ class Node:
     @property
     def resource(self) -> tuple[str, str] | None:
         """The (container, name) of the variable or queue this node works on."""
-        name = self.attrs.get("resource")
-        return None if name is None else (str(self.attrs.get("container", "")), str(name))
+        found = resources_in(self.attrs)
+        return found[0] if found else None
+
+    @property
+    def resources(self) -> tuple[tuple[str, str], ...]:
+        """All that it works on: that one, and the variables it keeps beside it."""
+        return resources_in(self.attrs)
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} ({self.site})>"
+
+
+def resources_in(attrs: Mapping[str, Attr]) -> tuple[tuple[str, str], ...]:
+    """The (container, name) of what a node of these attributes works on: ``resource``, then its ``slots``."""
+    name, slots = attrs.get("resource"), attrs.get("slots", ())
+    if name is None or not isinstance(slots, tuple):
+        return ()
+    return tuple((str(attrs.get("container", "")), str(each)) for each in (name, *slots))
 
 
 class Tensor(Operators):

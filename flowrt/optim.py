@@ -2,6 +2,10 @@
 
 An optimiser is a recipe: it holds its settings and no state. What must be remembered between steps (a momentum) is a
 variable beside the one it belongs to, so it is placed, checkpointed and restored like any other.
+
+A gradient that is an `IndexedSlices` moves the rows that occur, once each by the sum of their slices, and leaves every
+other row as it is, slots included: no momentum carries it on, no mean and no weight decays. For SGD and AdaGrad that is
+what the dense gradient does; for the others it is what PyTorch's SparseAdam and TensorFlow's sparse momentum do.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from flowrt.op import as_value, building
 from flowrt.ops.elementwise import add_n, astype, divide, expm1, maximum, multiply, negative, sqrt, square
 from flowrt.ops.flow import group
 from flowrt.ops.reduce import sum as sum_
-from flowrt.ops.source import full
+from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rmsprop_rows
+from flowrt.ops.slices import IndexedSlices, group_rows, sum_rows
+from flowrt.ops.source import full, shape_of
 from flowrt.ops.state import Variable, variables_from
 
 if TYPE_CHECKING:
@@ -69,7 +75,10 @@ class Optimizer(ABC):
         done: list[Node] = []
         for gradient, variable in moves:
             with building(variable.graph), beside(as_node(variable)):
-                done += self._move(variable, as_value(gradient))
+                if isinstance(gradient, IndexedSlices):
+                    done += self._move_rows(variable, gradient)
+                else:
+                    done += self._move(variable, as_value(gradient))
         with building(moves[0][1].graph), beside(as_node(moves[0][1])):
             made: Node = group(*done, name=name or "apply_gradients")
         return made
@@ -77,6 +86,10 @@ class Optimizer(ABC):
     @abstractmethod
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         """The writes of one variable's update."""
+
+    def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        """The writes of the update of a variable of which only rows have a gradient."""
+        return self._move(variable, as_value(slices))
 
     def _rate(self, variable: Variable) -> Any:
         """The learning rate in the variable's dtype."""
@@ -86,6 +99,9 @@ class Optimizer(ABC):
 
 class SGD(Optimizer):
     """Gradient descent: p -= lr * g."""
+
+    def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        return [variable.move_rows(add_rows, slices, [negative(self._rate(variable))])]
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         return [variable.assign_sub(multiply(gradient, self._rate(variable)))]
@@ -108,6 +124,12 @@ class Momentum(Optimizer):
         step = gradient + grown * self.momentum if self.nesterov else grown
         return [velocity.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
 
+    def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        velocity = _slot(variable, "momentum")
+        along, ahead = (self.momentum, 1) if self.nesterov else (1, 0)
+        settings = [self._rate(variable), self.momentum, along, ahead]
+        return [variable.move_rows(momentum_rows, slices, settings, [velocity])]
+
 
 class AdaGrad(Optimizer):
     """Rates that fall as squares add up: a = a + g²; p -= lr * g / (sqrt(a) + epsilon).
@@ -126,6 +148,10 @@ class AdaGrad(Optimizer):
         grown = accumulator + square(gradient)
         step = divide(gradient, sqrt(grown) + self.epsilon)
         return [accumulator.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
+
+    def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        accumulator = _slot(variable, "accumulator", self.initial_accumulator_value)
+        return [variable.move_rows(adagrad_rows, slices, [self._rate(variable), self.epsilon], [accumulator])]
 
 
 class RMSProp(Optimizer):
@@ -151,6 +177,11 @@ class RMSProp(Optimizer):
             step = velocity * self.momentum + step
             done.append(velocity.assign(step))
         return [*done, variable.assign_sub(step)]
+
+    def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        slots = [_slot(variable, "mean_square"), _slot(variable, "momentum")]
+        settings = [self._rate(variable), self.decay, 1 - self.decay, self.epsilon, self.momentum]
+        return [variable.move_rows(rmsprop_rows, slices, settings, slots)]
 
 
 class Adam(Optimizer):
@@ -181,6 +212,21 @@ class Adam(Optimizer):
         moved = variable.assign_sub(multiply(step, self._rate(variable)))
         return [first.assign(mean), second.assign(squares), steps.assign(now), moved]
 
+    def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
+        first, second = _slot(variable, "first_moment"), _slot(variable, "second_moment")
+        steps = _slot(variable, "steps", 0, shape=(), dtype="int64")
+        now = steps + 1
+        time = astype(now, variable.dtype)
+        root, rate = sqrt(_weight(self.beta2, time)), self._rate(variable)
+        scaled = multiply(divide(root, _weight(self.beta1, time)), rate)
+        beta1, beta2 = self.beta1, self.beta2
+        settings = [scaled, beta1, 1 - beta1, beta2, 1 - beta2, root * self.epsilon, self._decay_of_rows(rate)]
+        return [steps.assign(now), variable.move_rows(adam_rows, slices, settings, [first, second])]
+
+    def _decay_of_rows(self, rate: Any) -> Any:
+        """What share of itself a row loses whenever it moves."""
+        return 0
+
     def _step(self, variable: Variable, direction: Any) -> Any:
         """What is multiplied by the learning rate."""
         return direction
@@ -200,6 +246,9 @@ class AdamW(Adam):
 
     def _step(self, variable: Variable, direction: Any) -> Any:
         return direction + variable * self.weight_decay
+
+    def _decay_of_rows(self, rate: Any) -> Any:
+        return multiply(rate, self.weight_decay)
 
 
 def _weight(beta: float, time: Any) -> Any:
@@ -221,9 +270,23 @@ def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], T
     The global norm is the root of the sum of all squares. Gradients of None stay None. Pascanu et al., "On the
     difficulty of training recurrent neural networks", ICML 2013.
     """
-    present = [as_value(g) for g in grads if g is not None]
+    present = [_summed(g) for g in grads if g is not None]
     if not present:
         raise GraphError(f"{user_site()}: there are no gradients to clip")
     total: Tensor = sqrt(add_n([sum_(square(g)) for g in present]))
     scale = divide(norm, maximum(total, norm))
-    return [None if g is None else multiply(g, scale) for g in grads], total
+    return [None if g is None else _scaled(g, scale) for g in grads], total
+
+
+def _summed(gradient: Any) -> Any:
+    """What has the gradient's entries: of slices the sums of their rows, as the dense gradient would."""
+    if not isinstance(gradient, IndexedSlices):
+        return as_value(gradient)
+    groups = group_rows(gradient.indices, shape_of(gradient.values)[0], gradient.shape[0])
+    return sum_rows(gradient.values, groups)
+
+
+def _scaled(gradient: Any, scale: Any) -> Any:
+    if not isinstance(gradient, IndexedSlices):
+        return multiply(gradient, scale)
+    return IndexedSlices(multiply(gradient.values, scale), gradient.indices, gradient.shape)

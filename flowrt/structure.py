@@ -1,4 +1,4 @@
-"""Nestings of lists, tuples and dicts: taken apart into leaves, and put together again around other leaves."""
+"""Nestings of lists, tuples, dicts and slices: taken apart into leaves, and put together again around other leaves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowrt.ops.slices import IndexedSlices
+
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The form of a nesting: a leaf, or a container of forms (``names`` are a dict's keys)."""
+    """The form of a nesting: a leaf, or a container of forms (``names`` are a dict's keys, or the shape of slices)."""
 
     kind: type | None = None
     names: tuple[Any, ...] = ()
@@ -25,6 +27,9 @@ class Structure:
         parts = [part._build(leaves) for part in self.parts]
         if self.kind is dict:
             return dict(zip(self.names, parts, strict=True))
+        if self.kind is IndexedSlices:
+            values, indices = parts
+            return IndexedSlices(values, indices, self.names)
         return self.kind(*parts) if hasattr(self.kind, "_fields") else self.kind(parts)
 
 
@@ -42,5 +47,7 @@ def _flatten(value: Any, leaves: list[Any]) -> Structure:
         return Structure(dict, tuple(value), tuple(_flatten(v, leaves) for v in value.values()))
     if isinstance(value, (list, tuple)):
         return Structure(type(value), (), tuple(_flatten(v, leaves) for v in value))
+    if isinstance(value, IndexedSlices):
+        return Structure(IndexedSlices, value.shape, (_flatten(value.values, leaves), _flatten(value.indices, leaves)))
     leaves.append(value)
     return LEAF

@@ -17,7 +17,7 @@ from op_examples_nn import INDEX, LINALG, NN, RANDOM
 from op_examples_replica import REPLICA
 
 import flowrt.ops as fr
-from flowrt.ops import flow, reduce, shape, state
+from flowrt.ops import flow, reduce, rows, shape, state
 from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
@@ -441,6 +441,9 @@ SHAPE = [
 ]
 
 HELD = {"resource": "v", "container": "", "dtype": "float32", "shape": (2,)}
+TABLE = {**HELD, "shape": (9, 3)}
+SETTINGS = np.zeros(8, np.float32)
+MOVED = (normal(4, 3), np.zeros(14, np.int32))
 QUEUE = {"resource": "q", "container": "", "capacity": 3, "dtypes": ("float32", "int32"), "shapes": ((2,), ())}
 ELEMENT = (Spec("float32", (2,)), Spec("int32", ()))
 MANY = (Spec("float32", (4, 2)), Spec("int32", (4,)))
@@ -452,6 +455,17 @@ STATE = [
     Example("assign", lambda v: state.assign(v, **HELD), (normal(2),), specs=()),
     Example("assign_add", lambda v: state.assign_add(v, **HELD), (normal(2),), specs=()),
     Example("assign_sub", lambda v: state.assign_sub(v, **HELD), (normal(2),), specs=()),
+    *[
+        Example(op, lambda v, g, op=op, more=more: getattr(rows, op)(v, g, SETTINGS, **TABLE, **more), MOVED, specs=())
+        for op, more in [
+            ("add_rows", {}),
+            ("assign_rows", {}),
+            ("momentum_rows", {"slots": ("a",)}),
+            ("adagrad_rows", {"slots": ("a",)}),
+            ("rmsprop_rows", {"slots": ("a", "b")}),
+            ("adam_rows", {"slots": ("a", "b")}),
+        ]
+    ],
     Example("enqueue", lambda *v: state.enqueue(v, **QUEUE), PAIR, specs=()),
     Example("enqueue_many", lambda *v: state.enqueue_many(v, **QUEUE), PAIRS_OF_FOUR, specs=()),
     Example("dequeue", lambda: state.dequeue(**QUEUE), specs=ELEMENT),

@@ -10,7 +10,7 @@ import numpy as np
 from example import Example, bools, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import index, nn
+from flowrt.ops import index, nn, slices
 from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
@@ -27,7 +27,30 @@ def _hot(indices: np.ndarray, depth: int, dtype: str = "float32") -> np.ndarray:
     return (indices[..., None] == np.arange(depth)).astype(dtype)
 
 
+ROWS = np.int64([3, -1, 3, 0, 9, 3])
+
 INDEX = [
+    Example("group_rows", lambda i: slices.group_rows(i, 6, 10)[:1], (ROWS,), lambda i: np.int32([3])),
+    Example(
+        "sum_rows",
+        lambda v, i: slices.sum_rows(v, slices.group_rows(i, 6, 10)),
+        (normal(6, 3), ROWS),
+        lambda v, i: np.stack([v[0] + v[2] + v[5], v[1] + v[4], v[3], *[0 * v[0]] * 3]),
+    ),
+    Example(
+        "scatter_add",
+        lambda x, i: fr.segment_sum(x, i, 4),
+        (normal(5, 2), np.int32([3, 0, 3, 1, 0])),
+        lambda x, i: _scattered(x, i, (4, 2), 0),
+        note="segments",
+    ),
+    Example(
+        "scatter_add",
+        lambda x, i: fr.segment_sum(x, i),
+        (normal(2, 2, 3), np.int32([[1, 0], [1, 2]])),
+        lambda x, i: _scattered(x.reshape(4, 3), i.ravel(), (3, 3), 0),
+        note="computed",
+    ),
     *[
         Example("take", lambda x, i, a=a: fr.take(x, i, axis=a), (CUBE, i), lambda x, i, a=a: x.take(i, a), note=str(a))
         for a, i in [

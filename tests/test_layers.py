@@ -10,8 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
 FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
-FAMILIES = ["source", "elementwise", "activation", "flow", "reduce", "shape", "index", "linalg", "random"]
-FAMILIES += ["layers", "nn", "state", "replica", "body", "control", "loops"]  # each may import those to its left
+FAMILIES = ["source", "elementwise", "activation", "flow", "reduce", "shape", "slices", "index", "linalg"]
+FAMILIES += [
+    "random",
+    "layers",
+    "nn",
+    "rows",
+    "state",
+    "replica",
+    "body",
+    "control",
+    "loops",
+]  # each may import those to its left
 MEANING = [*FLOOR, "op", "operators", "graph", "ops", "gradients", "passes"]
 MAY_IMPORT = {
     "op": FLOOR,

@@ -1,7 +1,21 @@
 """Kernels: what computes, on CPUs and CUDA devices, behind one ABI."""
 
 # Each family enters its kernels in the table when it is imported.
-from flowrt.kernels import activation, elementwise, flow, index, linalg, nn, pooling, random, reduce, shape, source
+from flowrt.kernels import (
+    activation,
+    elementwise,
+    flow,
+    index,
+    linalg,
+    nn,
+    pooling,
+    random,
+    reduce,
+    rows,
+    shape,
+    slices,
+    source,
+)
 
 __all__ = [
     "activation",
@@ -13,6 +27,8 @@ __all__ = [
     "pooling",
     "random",
     "reduce",
+    "rows",
     "shape",
+    "slices",
     "source",
 ]

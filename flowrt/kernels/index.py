@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE
 from flowrt.kernels.table import Call, View, host_only, kernel
 from flowrt.spec import Spec, normal_axes
 
-OUT_OF_RANGE = 1  # of launch.FAILURES
+PARTS = 16  # into which the rows that are added to are cut
 
 
 def around(shape: Sequence[int], axis: Any) -> tuple[int, int, int]:
@@ -23,21 +26,26 @@ def _taking(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     before, size, after = around(x.concrete, attrs["axis"])
     many = indices.size
     views = View.dense((before, size, after)), View.dense((many,)), View.dense((before, many, after))
-    return Call(views)
+    return Call(views, units=many)
 
 
 @kernel("take", layout=_taking)
-def take(x: Any, indices: Any, y: Any, run: Any) -> None:
+def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
     size = x.shape[1]
-    for j in range(indices.size):
-        at = int(indices[j])
+    for j in range(begin, end):
+        at = np.int64(indices[j])
+        if at == ABSENT:
+            for i in range(x.shape[0]):
+                y[i, j] = 0
+            continue
         if at < -size or at >= size:
             run[0] = OUT_OF_RANGE
             return
         at = at + size if at < 0 else at
         for i in range(x.shape[0]):
-            for k in range(x.shape[2]):
-                y[i, j, k] = x[i, at, k]
+            target, source = y[i, j], x[i, at]
+            for k in range(target.size):
+                target[k] = source[k]
 
 
 def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -45,25 +53,34 @@ def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     before, size, after = around(outputs[0].concrete, attrs["axis"])
     many = indices.size
     sources = View.dense((before, many, after)), View.dense((many,)), View.dense((shape.size,))
-    return Call((*sources, View.dense((before, size, after))))
+    units = max(min(size, PARTS), 1)
+    return Call((*sources, View.dense((before, size, after))), (units,), units=units)
 
 
 @kernel("scatter_add", layout=_scattering)
-def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, run: Any) -> None:
+def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begin: int, end: int, run: Any) -> None:
+    """A unit is some of the rows added to: whoever has it looks at every index, and adds in their order."""
     size = y.shape[1]
+    first, last = size * begin // units, size * end // units
     for i in range(y.shape[0]):
-        for j in range(size):
-            for k in range(y.shape[2]):
-                y[i, j, k] = 0
+        for j in range(first, last):
+            target = y[i, j]
+            for k in range(target.size):
+                target[k] = 0
     for j in range(indices.size):
-        at = int(indices[j])
+        at = np.int64(indices[j])
+        if at == ABSENT:
+            continue
         if at < -size or at >= size:
             run[0] = OUT_OF_RANGE
             return
         at = at + size if at < 0 else at
+        if at < first or at >= last:
+            continue
         for i in range(y.shape[0]):
-            for k in range(y.shape[2]):
-                y[i, at, k] += updates[i, j, k]
+            target, source = y[i, at], updates[i, j]
+            for k in range(target.size):
+                target[k] += source[k]
 
 
 def _coding(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:

@@ -51,7 +51,7 @@ from flowrt.ops.elementwise import (
     where,
 )
 from flowrt.ops.flow import group, identity, merge, no_op, stop_gradient, switch
-from flowrt.ops.index import one_hot, scatter_add, take
+from flowrt.ops.index import one_hot, scatter_add, segment_sum, take
 from flowrt.ops.linalg import matmul
 from flowrt.ops.loops import case, cond, map_fn, scan, while_loop
 from flowrt.ops.reduce import (
@@ -86,6 +86,7 @@ from flowrt.ops.shape import (
     transpose,
     unstack,
 )
+from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import (
     arange,
     constant,
@@ -103,6 +104,7 @@ from flowrt.ops.state import FIFOQueue, Variable
 
 __all__ = [
     "FIFOQueue",
+    "IndexedSlices",
     "Variable",
     "abs",
     "add",
@@ -183,6 +185,7 @@ __all__ = [
     "rsqrt",
     "scan",
     "scatter_add",
+    "segment_sum",
     "shape_of",
     "sigmoid",
     "sign",

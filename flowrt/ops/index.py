@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
 from flowrt.op import no_gradient, op
-from flowrt.ops.inference import filled
+from flowrt.ops.elementwise import astype
+from flowrt.ops.inference import described, filled
+from flowrt.ops.reduce import max as max_
+from flowrt.ops.shape import concat
+from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import shape_of
 from flowrt.spec import Spec, normal_axes
 
@@ -24,7 +28,8 @@ def _indices(indices: Spec) -> None:
 def take(x: Spec, indices: Spec, axis: int = 0) -> Spec:
     """The slices of ``x`` at ``indices`` along ``axis``; the axes of ``indices`` stand where that axis was.
 
-    Negative indices count from the end. One that is out of range fails the step.
+    Negative indices count from the end. One that is out of range fails the step. The gradient of a variable's rows is
+    an `IndexedSlices`.
     """
     _indices(indices)
     if x.dims is None or indices.dims is None:
@@ -44,7 +49,10 @@ def _axis(x: Spec, axis: int) -> int:
 @take.gradient
 def take_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     x, indices = node.inputs
-    return scatter_add(dy, indices, shape_of(x), node.attrs["axis"]), None
+    axis = node.attrs["axis"]
+    if x.op.op.name == "read_variable" and indices.spec.dims is not None and axis in (0, -x.spec.rank):
+        return IndexedSlices(dy, indices, x.spec.concrete), None
+    return scatter_add(dy, indices, shape_of(x), axis), None
 
 
 @op
@@ -67,6 +75,21 @@ def scatter_add(updates: Spec, indices: Spec, shape: Spec, axis: int = 0) -> Spe
 @scatter_add.gradient
 def scatter_add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return take(dy, node.inputs[1], node.attrs["axis"]), None, None
+
+
+def segment_sum(x: Any, segment_ids: Any, num_segments: Any = None) -> Any:
+    """The sums of the slices of ``x`` that have equal ids: [num_segments, ...].
+
+    ``segment_ids`` are integers in any order, one for each slice along the first axes of ``x``. Without
+    ``num_segments`` there are as many as the largest id asks for, which only a step will know; an id beyond them fails.
+    """
+    ids = described(segment_ids)
+    _indices(ids)
+    if ids.dims is None:
+        raise SpecError(f"segment_ids must be of known rank, got {ids}")
+    rows = max_(segment_ids) + 1 if num_segments is None else num_segments
+    inner = shape_of(x)[ids.rank :]
+    return scatter_add(x, segment_ids, concat([astype([rows], inner.dtype), inner]))
 
 
 @no_gradient

@@ -5,12 +5,15 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
+
 from flowrt.errors import SpecError, user_site
 from flowrt.graph import as_node, beside
 from flowrt.op import as_value
 from flowrt.ops import random
 from flowrt.ops.elementwise import (
     add,
+    add_n,
     astype,
     divide,
     equal,
@@ -27,6 +30,7 @@ from flowrt.ops.index import take
 from flowrt.ops.inference import described
 from flowrt.ops.reduce import mean
 from flowrt.ops.shape import expand_dims
+from flowrt.ops.slices import ABSENT
 from flowrt.ops.source import shape_of
 from flowrt.spec import Spec, normal_axes
 
@@ -104,7 +108,7 @@ def embedding_lookup(shards: Any, ids: Any) -> Any:
     """The rows ``ids`` (integers from 0 up, of any shape) of a table: [*ids.shape, width].
 
     ``shards`` is the table, or a list of n tables where row i is row i // n of table i % n; each is read where it is.
-    An id beyond the table fails the step. Gradients are dense: as large as the table. Sparse ones come later.
+    An id beyond the table fails the step. The gradient of a table that is a variable is an `IndexedSlices`.
     """
     tables = list(shards) if isinstance(shards, (tuple, list)) else [shards]
     if not tables:
@@ -113,21 +117,13 @@ def embedding_lookup(shards: Any, ids: Any) -> Any:
         raise SpecError(f"embedding_lookup ({user_site()}): ids must be integers, got {described(ids)}")
     if len(tables) == 1:
         return _rows(tables[0], ids)
-    owner, row = remainder(ids, len(tables)), floor_divide(ids, len(tables))
-    mine = equal(owner, 0)
-    found = _rows(tables[0], where(mine, row, 0))
-    for number, table in enumerate(tables[1:], 1):
-        mine = equal(owner, number)
-        found = where(expand_dims(mine, _inner(table)), _rows(table, where(mine, row, 0)), found)
-    return found
+    places = astype(ids, "int64")
+    owner, row = remainder(places, len(tables)), floor_divide(places, len(tables))
+    absent = np.int64(ABSENT)
+    return add_n([_rows(table, where(equal(owner, n), row, absent)) for n, table in enumerate(tables)])
 
 
 def _rows(table: Any, ids: Any) -> Any:
     found = as_value(table)
     with beside(as_node(found)) if hasattr(found, "builder") else nullcontext():
         return take(found, ids)
-
-
-def _inner(table: Any) -> tuple[int, ...]:
-    """The axes of a row."""
-    return tuple(range(-described(table).rank + 1, 0))

@@ -27,6 +27,8 @@ from flowrt.graph import (
 from flowrt.op import as_value, building, default_array, fitting_array, located, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
+from flowrt.ops.rows import add_rows, assign_rows, write_rows
+from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant, placeholder
 from flowrt.spec import Spec, as_dtype, as_shape
 
@@ -91,7 +93,7 @@ def variables_from(source: VariableSource | None) -> Iterator[None]:
 
 
 class Variable(Operators):
-    """A tensor that outlives the step: it is read, and written by `assign`, `assign_add` and `assign_sub`.
+    """A tensor that outlives the step: it is read, and written by `assign`, `assign_add`, `assign_sub`, and row by row.
 
     ``initial`` (a number, an array or a tensor of fully known shape, also one computed from other variables) is what a
     session starts it from, unless it was restored or an earlier session left it. Used as a tensor it means its value
@@ -192,6 +194,38 @@ class Variable(Operators):
     def assign_sub(self, value: Any, *, name: str | None = None) -> Node:
         """The operation that subtracts ``value``, of equal shape."""
         return self._write(assign_sub, value, name)
+
+    def scatter_add(self, ids: Any, rows: Any, *, name: str | None = None) -> Node:
+        """The operation that adds ``rows``, [*ids.shape, ...], to the rows ``ids``, each as often as it occurs."""
+        return self._write_rows(add_rows, ids, rows, 1, name or f"{self.name}/scatter_add")
+
+    def scatter_sub(self, ids: Any, rows: Any, *, name: str | None = None) -> Node:
+        """The operation that subtracts ``rows`` from the rows ``ids``; each as often as it occurs."""
+        if self.dtype.kind == "u":
+            raise SpecError(
+                f"scatter_sub to {self.name!r} ({user_site()}): {self.spec} has no negatives; use scatter_add"
+            )
+        return self._write_rows(add_rows, ids, rows, -1, name or f"{self.name}/scatter_sub")
+
+    def scatter_update(self, ids: Any, rows: Any, *, name: str | None = None) -> Node:
+        """The operation that makes ``rows`` the rows ``ids``; of a row that occurs several times the last counts."""
+        return self._write_rows(assign_rows, ids, rows, 1, name or f"{self.name}/scatter_update")
+
+    def _write_rows(self, write: Op, ids: Any, rows: Any, factor: int, name: str) -> Node:
+        if self.dtype.kind == "b" and write is add_rows:
+            raise SpecError(f"{name} ({user_site()}): bools are not added; use scatter_update")
+        with building(self.graph), located(f"{write.name} of {self.name!r}"):
+            slices = IndexedSlices(_of_dtype(rows, self.dtype), ids, self.shape)
+        return self.move_rows(write, slices, [factor], name=name)
+
+    def move_rows(self, write: Op, slices: IndexedSlices, settings: Any, slots: Any = (), name: Any = None) -> Node:
+        """The operation that moves the rows of ``slices``, and of ``slots``, by a write of `flowrt.ops.rows`."""
+        attributes = _attributes(self.resource)
+        if slots:
+            attributes["slots"] = tuple(slot.name for slot in slots)
+        with building(self.graph):
+            made: Node = write_rows(write, slices, settings, attributes, name or f"{self.name}/{write.name}")
+        return made
 
     def _write(self, write: Op, value: Any, name: str | None) -> Node:
         with building(self.graph), located(f"{write.name} to {self.name!r}"):

@@ -15,7 +15,7 @@ from flowrt.errors import GraphError
 from flowrt.passes.step import NO_GUARDS, Guard, Step, StepNode, guards_of, in_order
 
 READ = "read_variable"
-ADDITIONS = frozenset({"assign_add", "assign_sub", "scatter_add", "scatter_sub"})
+ADDITIONS = frozenset({"assign_add", "assign_sub", "add_rows"})
 
 
 @dataclass(slots=True)
@@ -45,15 +45,15 @@ def order_state(step: Step) -> Step:
 def _accesses(step: Step) -> dict[tuple[str, str], _Accesses]:
     out: dict[tuple[str, str], _Accesses] = {}
     for node in step.nodes.values():
-        key = node.resource
-        resource = None if key is None else step.graph.resources.get(key)
-        if key is None or node.op.effect or (resource is not None and resource.kind != "variable"):
-            continue
-        found = out.setdefault(key, _Accesses())
-        if node.op.name != READ:
-            found.writes.append(node)
-        else:
-            (found.fresh if node.attrs.get("fresh") else found.plain).append(node)
+        for key in node.resources:
+            resource = step.graph.resources.get(key)
+            if node.op.effect or (resource is not None and resource.kind != "variable"):
+                continue
+            found = out.setdefault(key, _Accesses())
+            if node.op.name != READ:
+                found.writes.append(node)
+            else:
+                (found.fresh if node.attrs.get("fresh") else found.plain).append(node)
     return out
 
 
@@ -173,5 +173,5 @@ def _conflict(a: StepNode, b: StepNode) -> GraphError:
         )
     return GraphError(
         f"{a.where()} and {b.where()} write one variable in an order that nothing decides; {fix}, "
-        "or use assign_add and assign_sub, which commute"
+        "or use assign_add, assign_sub, scatter_add and scatter_sub, which commute"
     )

@@ -52,7 +52,7 @@ def place(
     ``default``. Raises `PlacementError` where a device does not exist, constraints conflict, or a kernel is missing.
     """
     chooser = _Chooser(step, tuple(devices), default, supports)
-    homes = [node.resource or node.index for node in step.graph.nodes]
+    homes = _homes(step.graph)
     families = _families(step.graph, homes, _Rules(rules))
     mine = {i: families[homes[i]] for i in step.nodes}
     for node in step.nodes.values():
@@ -62,6 +62,12 @@ def place(
 
 
 # ── what must be together ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _homes(graph: Graph) -> list[Home]:
+    """The home of each node. What is kept beside a variable, and moved by one kernel with it, is at home there too."""
+    owners = {slot: node.resources[0] for node in graph.nodes for slot in node.resources[1:]}
+    return [node.index if node.resource is None else owners.get(node.resource, node.resource) for node in graph.nodes]
 
 
 def _families(graph: Graph, homes: Sequence[Home], rules: _Rules) -> dict[Home, _Family]:

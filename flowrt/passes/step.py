@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import GraphError, Site, SpecError
+from flowrt.graph import resources_in
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Tensor
@@ -61,8 +62,13 @@ class StepNode:
     @property
     def resource(self) -> tuple[str, str] | None:
         """The (container, name) of the variable or queue this node works on."""
-        name = self.attrs.get("resource")
-        return None if name is None else (str(self.attrs.get("container", "")), str(name))
+        found = resources_in(self.attrs)
+        return found[0] if found else None
+
+    @property
+    def resources(self) -> tuple[tuple[str, str], ...]:
+        """All that it works on: that one, and the variables it keeps beside it."""
+        return resources_in(self.attrs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flowrt.sched.regions import ROW_WRITES
+
 if TYPE_CHECKING:
     from flowrt.spec import Spec
 
@@ -28,7 +30,7 @@ class Cost:
 
     def add(self, op: str, specs: Sequence[Spec], launches: int) -> None:
         """One op on operands (inputs, then outputs) of these concrete specs, in so many launches."""
-        self.nbytes += sum(spec.nbytes for spec in specs)
+        self.nbytes += _bytes(op, specs)
         self.flops += _flops(op, specs)
         self.launches += launches
 
@@ -43,6 +45,15 @@ def predict(op: str, specs: Sequence[Spec]) -> float:
     cost = Cost()
     cost.add(op, specs, 1)
     return cost.seconds
+
+
+def _bytes(op: str, specs: Sequence[Spec]) -> int:
+    """How many bytes an op moves: of a table, no more than the rows that it is asked for."""
+    if op == "take":
+        return specs[1].nbytes + 2 * specs[2].nbytes
+    if op in ROW_WRITES:
+        return sum(spec.nbytes for spec in specs[:3]) + 2 * len(specs[3:]) * specs[0].nbytes
+    return sum(spec.nbytes for spec in specs)
 
 
 def _flops(op: str, specs: Sequence[Spec]) -> float:

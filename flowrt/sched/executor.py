@@ -20,7 +20,7 @@ from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.direct import DIRECT_SECONDS, Numbers, direct_plan
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.machine import ALL_DEAD, Kind, StepMachine, Topology
-from flowrt.sched.regions import READ, WRITES, resource_of, variable_spec
+from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
 from flowrt.sched.single import read_variable, runner_for, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes
@@ -58,7 +58,8 @@ class Executor:
         self._direct = self._alone is not None and self._alone.outputs == plan.fetches
         for node in plan.nodes:
             if node.op == READ or node.op in WRITES:
-                host.variables.declare(resource_of(node), variable_spec(node))
+                for name in resources_of(node):
+                    host.variables.declare(name, variable_spec(node))
 
     def _number_values(self) -> None:
         """Number the values that units exchange, as the machine wants them: feeds, then outputs in unit order."""
@@ -193,7 +194,7 @@ class Executor:
         if node.op == READ:
             return (read_variable(node, self.host.variables, self.memory),)
         if node.op in WRITES:
-            write_variable(node, inputs[0], self.host.variables, self.memory)
+            write_variable(node, inputs, words, self.host.variables, self.memory)
         return ()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from flowrt.errors import GraphError, SpecError
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
-from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resource_of, variable_spec
+from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resources_of, variable_spec
 from flowrt.spec import Spec, value_known
 
 if TYPE_CHECKING:
@@ -121,11 +121,12 @@ def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
 
 
 def _touch(lives: Lives, node: PlanNode, index: int) -> None:
-    name, spec = resource_of(node), variable_spec(node)
-    known = lives.held.setdefault(name, spec)
-    if not known.accepts(spec.dtype, spec.concrete):
-        raise GraphError(f"{node.where()}: the variable {name[1]!r} is {known} elsewhere in the plan, {spec} here")
-    lives.touches.setdefault(name, []).append(index)
+    spec = variable_spec(node)
+    for name in resources_of(node):
+        known = lives.held.setdefault(name, spec)
+        if not known.accepts(spec.dtype, spec.concrete):
+            raise GraphError(f"{node.where()}: the variable {name[1]!r} is {known} elsewhere in the plan, {spec} here")
+        lives.touches.setdefault(name, []).append(index)
 
 
 def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:

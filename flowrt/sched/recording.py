@@ -27,7 +27,7 @@ from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost
 from flowrt.sched.lives import Lives, find_lives
 from flowrt.sched.nesting import apply_structured
-from flowrt.sched.regions import READ, WRITES, Name, Region, resource_of
+from flowrt.sched.regions import READ, ROW_WRITES, WRITES, Name, Region, resource_of, resources_of, variable_spec
 from flowrt.sched.sharing import Sharing, share
 from flowrt.sched.structured import PURE_STRUCTURED
 
@@ -263,6 +263,13 @@ class _Recorder:
         self._copy(index, self.memory[name], self._home(value), self.lives.specs[value], node.control)
 
     def _write(self, node: PlanNode, index: int) -> None:
+        if node.op in ROW_WRITES:
+            homes = [self.homes[self.lives.roots[v]] for v in node.inputs]
+            homes += [self.memory[name] for name in resources_of(node)]
+            specs = [*self.lives.operands(index), *(variable_spec(node) for _ in resources_of(node))]
+            application = _apply(self.lives, index, node.op, specs, len(node.inputs), node.attrs)
+            self._launch(index, node.op, application, homes, specs, node.control)
+            return
         memory, value = self.memory[resource_of(node)], self.homes[self.lives.roots[node.inputs[0]]]
         spec = self.lives.specs[node.inputs[0]]
         if node.op not in UPDATES:

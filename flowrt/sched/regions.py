@@ -33,7 +33,9 @@ Name: TypeAlias = tuple[str, str]
 Markers: TypeAlias = int  # a set of markers, as bits
 
 CONSTANT, READ = "constant", "read_variable"
-WRITES = frozenset({"assign", "assign_add", "assign_sub"})
+ROW_WRITES = frozenset({"add_rows", "assign_rows", "momentum_rows", "adagrad_rows", "rmsprop_rows", "adam_rows"})
+"""Ops whose kernels read and write the variables they name where these lie."""
+WRITES = frozenset({"assign", "assign_add", "assign_sub"}) | ROW_WRITES
 REVIVING = frozenset({"merge", "send"})  # what follows these may be alive although something before them is dead
 SIZES = frozenset({"shape", "count", "stop", "step"})  # tensor parameters whose values decide the outputs' sizes
 
@@ -67,6 +69,12 @@ class Region:
 def resource_of(node: PlanNode) -> Name:
     """The (container, name) of the variable that a node reads or writes."""
     return (str(node.attrs["container"]), str(node.attrs["resource"]))
+
+
+def resources_of(node: PlanNode) -> tuple[Name, ...]:
+    """Every variable that a node reads or writes: its own, then those it keeps beside it, all of one spec."""
+    name = resource_of(node)
+    return (name, *((name[0], str(slot)) for slot in node.attrs.get("slots", ())))
 
 
 def variable_spec(node: PlanNode) -> Spec:
@@ -212,7 +220,7 @@ def _region(edges: _Edges, home: Sequence[int], nodes: Sequence[int]) -> Region:
 
 
 def _resources(nodes: Iterable[PlanNode]) -> tuple[Name, ...]:
-    return tuple(dict.fromkeys(resource_of(node) for node in nodes))
+    return tuple(dict.fromkeys(name for node in nodes for name in resources_of(node)))
 
 
 def _shape_inputs(edges: _Edges, nodes: Iterable[int], inputs: Iterable[int]) -> tuple[int, ...]:

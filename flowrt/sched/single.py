@@ -20,7 +20,7 @@ from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.plan import Plan
 from flowrt.sched.cost import predict
-from flowrt.sched.regions import resource_of, size_operands, variable_spec
+from flowrt.sched.regions import ROW_WRITES, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.structured import STRUCTURED, interpret
 from flowrt.sched.tape import address, corrected
 from flowrt.spec import Spec, spec_of
@@ -93,9 +93,7 @@ class NodeRunner:
         except ResourceError as error:
             raise ResourceError(f"{self.node.where()}: {error}") from error
         ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays)])
-        status = int(words[STATUS])
-        if status:
-            raise FlowrtError(f"{self.node.where()}: {FAILURES.get(status, f'failed with status {status}')}")
+        _check_status(self.node, words)
         return arrays[: len(ready.outputs)]
 
     def _key(self, inputs: Sequence[Array]) -> Any:
@@ -170,9 +168,12 @@ def read_variable(node: PlanNode, variables: Variables, memory: Memory) -> Array
     return memory.copy(variables.value(resource_of(node), variable_spec(node)))
 
 
-def write_variable(node: PlanNode, value: Array, variables: Variables, memory: Memory) -> None:
-    """Carry out an assignment to a held variable."""
-    name, spec = resource_of(node), variable_spec(node)
+def write_variable(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:
+    """Carry out a write to a held variable; ``run`` are the run's words."""
+    if node.op in ROW_WRITES:
+        _write_rows(node, inputs, run, variables, memory)
+        return
+    name, spec, value = resource_of(node), variable_spec(node), inputs[0]
     if not spec.accepts(value.dtype, value.shape):
         raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {Spec(value.dtype, value.shape)}")
     if node.op != "assign":
@@ -185,3 +186,23 @@ def write_variable(node: PlanNode, value: Array, variables: Variables, memory: M
         variables.begin(name, memory.copy(value))
     else:
         np.copyto(held, value)
+
+
+def _write_rows(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:
+    spec, specs = variable_spec(node), [spec_of(a) for a in inputs]
+    try:
+        lookup(node.op).infer(specs, node.attrs)
+    except SpecError as error:
+        raise SpecError(f"{node.where()}: {error}") from None
+    held = [variables.value(name, spec) for name in resources_of(node)]
+    prepared = prepare(node.op, specs, [spec] * len(held), node.attrs)
+    scratch = [memory.empty(each.concrete, each.dtype) for each in prepared.scratch]
+    words = run.copy()
+    prepared.run(address(words), [address(a) for a in (*inputs, *held, *scratch)])
+    _check_status(node, words)
+
+
+def _check_status(node: PlanNode, words: Array) -> None:
+    status = int(words[STATUS])
+    if status:
+        raise FlowrtError(f"{node.where()}: {FAILURES.get(status, f'failed with status {status}')}")

@@ -14,7 +14,7 @@ import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
 from flowrt.errors import GraphError
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.effects import EFFECTS
-from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resource_of
+from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resources_of
 from flowrt.sched.structured import STRUCTURED, grows
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def _unit(
     first: dict[Name, str] = {}
     touching = [plan.nodes[n] for n in nodes if plan.nodes[n].op == READ or plan.nodes[n].op in WRITES]
     for node in touching:
-        first.setdefault(resource_of(node), node.op)
+        for name in resources_of(node):
+            first.setdefault(name, node.op)
     return Unit(
         action,
         nodes,
@@ -117,4 +118,4 @@ def _unit(
 
 
 def _names(nodes: Iterable[PlanNode]) -> frozenset[Name]:
-    return frozenset(resource_of(node) for node in nodes)
+    return frozenset(name for node in nodes for name in resources_of(node))

@@ -143,6 +143,7 @@ class Replicated:
             if isinstance(source, LaterCopy):
                 source.check_all_given()
             pairs = optimizer.compute_gradients(loss, self._trainable(who))
+            pairs = [(None if g is None else as_value(g), v) for g, v in pairs]  # what is averaged is dense
             verdict = self._build_push(replica, [(g, v) for g, v in pairs if g is not None])
         return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, verdict)
 

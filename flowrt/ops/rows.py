@@ -1,0 +1,168 @@
+"""Writes to some rows of a variable, in place: what is not named is neither read nor written.
+
+Each takes values and the groups of their indices (see `group_rows`). Where a row occurs several times its values are
+summed first, so that a row moves once. An optimiser's rule moves the same rows of the variables it keeps beside the
+table, its ``slots``, and nothing else: a row that does not occur keeps its momentum, its mean square, its value.
+``settings`` are the rule's numbers, in the variable's dtype.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import SpecError
+from flowrt.op import no_gradient, op
+from flowrt.ops.elementwise import astype
+from flowrt.ops.shape import reshape, stack
+from flowrt.ops.slices import IndexedSlices, check_groups, group_rows
+from flowrt.ops.source import shape_of
+from flowrt.spec import Spec, normal_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowrt.op import DType, Op
+
+SETTINGS = 8
+"""The numbers a rule is given; those it has no use for are 0."""
+
+
+@no_gradient
+@op(stateful=True)
+def add_rows(
+    values: Spec, groups: Spec, settings: Spec, *, resource: str, container: str, dtype: DType, shape: Any
+) -> None:
+    """Add the values, times the first of the settings, to the rows."""
+    _check(values, groups, settings, resource, Spec(dtype, shape))
+
+
+@no_gradient
+@op(stateful=True)
+def assign_rows(
+    values: Spec, groups: Spec, settings: Spec, *, resource: str, container: str, dtype: DType, shape: Any
+) -> None:
+    """Make the values the rows'; of a row's several values the last counts."""
+    _check(values, groups, settings, resource, Spec(dtype, shape))
+
+
+@no_gradient
+@op(stateful=True)
+def momentum_rows(
+    values: Spec,
+    groups: Spec,
+    settings: Spec,
+    *,
+    resource: str,
+    container: str,
+    dtype: DType,
+    shape: Any,
+    slots: tuple[str, ...],
+) -> None:
+    """v = momentum * v + g; p -= rate * (along * v + ahead * g). Settings: rate, momentum, along, ahead; slots: v."""
+    _check(values, groups, settings, resource, Spec(dtype, shape))
+
+
+@no_gradient
+@op(stateful=True)
+def adagrad_rows(
+    values: Spec,
+    groups: Spec,
+    settings: Spec,
+    *,
+    resource: str,
+    container: str,
+    dtype: DType,
+    shape: Any,
+    slots: tuple[str, ...],
+) -> None:
+    """a = a + g²; p -= rate * g / (sqrt(a) + epsilon). Settings: rate, epsilon; slots: a."""
+    _check(values, groups, settings, resource, Spec(dtype, shape))
+
+
+@no_gradient
+@op(stateful=True)
+def rmsprop_rows(
+    values: Spec,
+    groups: Spec,
+    settings: Spec,
+    *,
+    resource: str,
+    container: str,
+    dtype: DType,
+    shape: Any,
+    slots: tuple[str, ...],
+) -> None:
+    """s = decay * s + (1 - decay) * g²; p -= v, where v = momentum * v + rate * g / (sqrt(s) + epsilon).
+
+    Settings: rate, decay, 1 - decay, epsilon, momentum; slots: s, v.
+    """
+    _check(values, groups, settings, resource, Spec(dtype, shape))
+
+
+@no_gradient
+@op(stateful=True)
+def adam_rows(
+    values: Spec,
+    groups: Spec,
+    settings: Spec,
+    *,
+    resource: str,
+    container: str,
+    dtype: DType,
+    shape: Any,
+    slots: tuple[str, ...],
+) -> None:
+    """m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g²;
+    p -= rate * m / (sqrt(s) + epsilon) + decay * p.
+
+    Settings: rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon, decay; slots: m, s.
+    """
+    _check(values, groups, settings, resource, Spec(dtype, shape))
+
+
+def _check(values: Spec, groups: Spec, settings: Spec, resource: str, held: Spec) -> None:
+    if held.rank == 0:
+        raise SpecError(f"the variable {resource!r} is a scalar: it has no rows")
+    wanted = Spec(held.dtype, (None, *held.shape[1:]))
+    if values.dtype != held.dtype or (values.dims is not None and not wanted.accepts(values.dtype, values.dims)):
+        raise SpecError(f"rows of the variable {resource!r} must be {wanted}, got {values}")
+    if not Spec(held.dtype, (SETTINGS,)).accepts(settings.dtype, settings.dims or (SETTINGS,)):
+        raise SpecError(f"the settings must be {Spec(held.dtype, (SETTINGS,))}, got {settings}")
+    check_groups(values, groups)
+
+
+def write_rows(write: Op, slices: IndexedSlices, settings: Sequence[Any], attributes: dict[str, Any], name: str) -> Any:
+    """The operation that does ``write`` with the values and indices of ``slices``.
+
+    ``attributes`` are the variable's and the write's own; ``settings`` are numbers or scalars of the variable's dtype.
+    """
+    values = _unrepeated(slices.values)
+    filled = (*settings, *[0] * (SETTINGS - len(settings)))
+    dtype = attributes["dtype"]
+    numbers: Any = np.array(filled, dtype) if not any(hasattr(s, "builder") for s in settings) else None
+    if numbers is None:
+        numbers = stack([astype(s, dtype) for s in filled])
+    groups = group_rows(slices.indices, shape_of(values)[0], slices.shape[0])
+    return write(values, groups, numbers, **attributes, name=name)
+
+
+def _unrepeated(values: Any) -> Any:
+    """``values`` without the copies that the gradient of a sum or mean made of each for neighbouring indices.
+
+    That of the mean over a bag of rows is one row for all of the bag.
+    """
+    node = getattr(values, "op", None)
+    if node is not None and node.op.name == "reshape":
+        node = node.inputs[0].op
+    if node is None or node.op.name != "spread":
+        return values
+    whole, inner = node.outputs[0].spec, values.spec.shape[1:]
+    if whole.dims is None or None in inner or whole.shape[whole.rank - len(inner) :] != inner:
+        return values
+    bags = whole.rank - len(inner)  # the axes of the indices
+    axes = normal_axes(node.attrs["axis"], whole.rank)
+    if not axes or axes != tuple(range(bags - len(axes), bags)):
+        return values
+    return reshape(node.inputs[0], (-1, *inner))
