@@ -39,6 +39,13 @@ def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     return find_kernel(op, kind, dtypes) is not None
 
 
+def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:
+    """Whether a device of ``kind`` computes ``op`` entry by entry, with functions that the helper process has too."""
+    from flowrt.kernels.expression import is_scalar_function
+
+    return kind == "cpu" and is_scalar_function(op, dtypes)
+
+
 class Runner(Protocol):
     """Runs compiled steps on its devices."""
 
@@ -101,6 +108,7 @@ def compile_for(
         devices=devices,
         default=devices[0],
         supports=supports,
+        fusible=fusible,
         evaluate=evaluate,
         optimize=optimize,
         client=runner.client,

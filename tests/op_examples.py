@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from example import Example, bools, integers, normal, positive
 from op_examples_control import CONTROL
+from op_examples_fused import FUSED
 from op_examples_nn import INDEX, LINALG, NN, RANDOM
 from op_examples_replica import REPLICA
 
@@ -499,6 +500,7 @@ EXAMPLES: Sequence[Example] = [
     *SHAPE,
     *INDEX,
     *LINALG,
+    *FUSED,
     *NN,
     *RANDOM,
     *STATE,

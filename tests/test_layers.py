@@ -11,17 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "flowrt"
 FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
 FAMILIES = ["source", "elementwise", "activation", "flow", "reduce", "shape", "slices", "index", "linalg"]
-FAMILIES += [
-    "random",
-    "layers",
-    "nn",
-    "rows",
-    "state",
-    "replica",
-    "body",
-    "control",
-    "loops",
-]  # each may import those to its left
+FAMILIES += ["random", "layers", "nn", "rows", "state", "replica", "fused", "body", "control", "loops"]
+# each may import those to its left
 MEANING = [*FLOOR, "op", "operators", "graph", "ops", "gradients", "passes"]
 MAY_IMPORT = {
     "op": FLOOR,
@@ -42,7 +33,7 @@ OWNERS = {
     "scipy": ["kernels"],
     "aiohttp": ["net/transport"],
     "msgpack": ["codec"],
-    "threading": ["sched/lanes", "sched/memory", "sched/variables", "blocking", "kernels/store"],
+    "threading": ["sched/lanes", "sched/memory", "sched/variables", "blocking", "kernels/store", "kernels/background"],
     "concurrent": ["sched/lanes"],
     "uvloop": ["blocking", "worker"],
     "pickle": [],

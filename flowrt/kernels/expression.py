@@ -89,6 +89,11 @@ def one_function(function: Function, dtypes: Sequence[Any]) -> Expression:
 
 
 def is_scalar_function(op: str, dtypes: Sequence[Any], device: str = "cpu") -> bool:
-    """Whether ``op`` on these dtypes (inputs, then outputs) is computed entry by entry on ``device``."""
+    """Whether ``op`` on these dtypes (inputs, then outputs) is computed entry by entry, by a function of flowrt's own.
+
+    Others' functions are not known to the process that compiles expressions.
+    """
     found = find_kernel(op, device, dtypes)
-    return found is not None and found.form is Form.SCALARS
+    if found is None or found.form is not Form.SCALARS or found.may_fail:
+        return False
+    return found.function.__module__.startswith("flowrt.kernels.")

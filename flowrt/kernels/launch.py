@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import FlowrtError
-from flowrt.kernels.store import entry_address
+from flowrt.kernels.store import Variant, entry_address
 from flowrt.kernels.table import Call, Form, Kernel, View, Word, require_kernel
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
+    from flowrt.kernels.background import Order
     from flowrt.kernels.nested import NestedStep
 
 ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -64,12 +65,23 @@ class Step:
             return self.call.views[-1].size
         return self.call.units if self.kernel.takes_range else 1
 
-    def address(self) -> int:
-        """The compiled entry; compiles it if need be."""
-        ranks = [len(view.shape) for view in self.call.views] if self.kernel.form is Form.ARRAYS else []
+    def variant(self) -> Variant:
+        """What tells the compiled entry from the kernel's others."""
         words = "".join("f" if _floating(w) else "i" for w in self.call.words)
         dtypes = self.dtypes[:1] if self.kernel.form is Form.FOLD else self.dtypes  # one entry for any number of inputs
-        return entry_address(self.kernel, dtypes, ranks, words)
+        return Variant(self.kernel, dtypes, self._ranks(), words)
+
+    def _ranks(self) -> tuple[int, ...]:
+        """The ranks of arrays; of an expression's operands the inner strides, which are 0 or 1."""
+        if self.kernel.form is Form.ARRAYS:
+            return tuple(len(view.shape) for view in self.call.views)
+        if self.kernel.expression is None:
+            return ()
+        return tuple(_odometer(self.call.views)[3 : 3 + len(self.call.views)])
+
+    def address(self) -> int:
+        """The compiled entry; compiles it if need be."""
+        return entry_address(self.variant())
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
         """The entry's block for operands at ``places`` (all of the application's operands)."""
@@ -98,6 +110,7 @@ class Application:
     scratch: tuple[Spec, ...]
     local: tuple[Spec, ...] = ()
     slots: int = 0  # of the bases, that it sets itself; operands behind all others
+    orders: tuple[Order, ...] = ()  # what, once it is compiled, serves better than these steps
 
 
 def _floating(word: Word) -> bool:
@@ -133,6 +146,9 @@ def apply_kernel(
 ) -> Application:
     """The launches that compute ``op`` on operands of these concrete specs."""
     kernel = require_kernel(op, device, [s.dtype for s in (*inputs, *outputs)])
+    if kernel.form is Form.PROGRAM:
+        application: Application = kernel.function(inputs, outputs, attrs, device)
+        return application
     call = kernel.layout(inputs, outputs, attrs)
     if kernel.form is Form.PIECES:
         return Application(tuple(_piece_steps(inputs, outputs[0], call, device)), ())
@@ -178,9 +194,10 @@ def _copy(source: int, target: int, dtype: np.dtype[Any], view: View, other: Vie
 class Prepared:
     """An op on operands of fixed specs, ready to run at any addresses. Immutable once made; shared by threads."""
 
-    __slots__ = ("_calls", "_keep", "_kind", "scratch")
+    __slots__ = ("_calls", "_keep", "_kind", "orders", "scratch")
 
     def __init__(self, application: Application, operands: int) -> None:
+        self.orders = application.orders
         self.scratch = (*application.scratch, *application.local)  # one thread at a time has either for itself
         places = [Operand(i + 1) for i in range(operands + len(self.scratch))]
         self._keep = [step.block(places) for step in application.steps]

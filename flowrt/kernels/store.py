@@ -17,8 +17,9 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -65,26 +66,50 @@ def _surroundings() -> bytes:
     return "|".join(parts).encode() + sources
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One of the entries a kernel is compiled to: for these dtypes, ranks (see `launch.Step`) and kinds of words."""
+
+    kernel: Kernel
+    dtypes: tuple[Any, ...]
+    ranks: tuple[int, ...] = ()
+    words: str = ""
+
+
 @lru_cache(4096)
-def _symbol(kernel: Kernel, dtypes: tuple[Any, ...], ranks: tuple[int, ...], words: str) -> str:
-    shape = f"|{kernel.op}|{kernel.form.value}|{[str(d) for d in dtypes]}|{list(ranks)}|{words}|"
+def symbol_of(variant: Variant) -> str:
+    """The name of the variant's entry, which no other bears."""
+    kernel = variant.kernel
+    dtypes = [str(d) for d in variant.dtypes]
+    shape = f"|{kernel.op}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|"
     code = _surroundings() + shape.encode() + fingerprint(kernel.function).encode()
     name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.op)
     return f"flowrt_{name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
-def entry_address(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> int:
+def is_compiled(variant: Variant) -> bool:
+    """Whether the variant's object is loaded or in the folder, so that its address is a matter of microseconds."""
+    symbol = symbol_of(variant)
+    return symbol in _entries or is_stored(symbol)
+
+
+def is_stored(symbol: str) -> bool:
+    """Whether the folder holds the object of that name."""
+    return _read(cache_folder() / f"{symbol}.o") is not None
+
+
+def entry_address(variant: Variant) -> int:
     """The address of a variant's entry, compiled first if no process on this machine has done so yet.
 
     Raises `GraphError` where the kernel does not compile.
     """
-    symbol = _symbol(kernel, tuple(dtypes), tuple(ranks), words)
+    symbol, kernel, dtypes = symbol_of(variant), variant.kernel, variant.dtypes
 
     def compile_variant() -> bytes:
         from flowrt.kernels.emit import emit
 
         try:
-            return emit(kernel, dtypes, ranks, words, symbol)
+            return emit(kernel, dtypes, variant.ranks, variant.words, symbol)
         except Exception as error:  # Numba's are of many classes, and its own bugs look like a kernel's
             names = ", ".join(str(d) for d in dtypes)
             where, reason = complaint(str(error) or repr(error), kernel.function)

@@ -112,6 +112,7 @@ class Form(Enum):
     PIECES = (
         "pieces"  # no function: input i's view 2i is copied to view 2i + 1 of the output, filled first with the word
     )
+    PROGRAM = "program"  # its function answers the application, made of other kernels
     FOLD = "fold"  # two elements to combine; the entry combines any number of vectors, one after another
 
 

@@ -1,5 +1,6 @@
 """The ops, by family: each file holds what its ops mean; ``kernels/`` has twins that compute them."""
 
+from flowrt.ops import fused as _fused  # noqa: F401
 from flowrt.ops import nn, random
 from flowrt.ops import replica as _replica  # noqa: F401  (the registry on a node is full)
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus

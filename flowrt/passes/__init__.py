@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.errors import PlacementError
 from flowrt.passes.fold_constants import Evaluate, fold_constants
+from flowrt.passes.fuse import Fusible, fuse
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.order_state import order_state
 from flowrt.passes.partition import Client, Transfer, partition
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
     from flowrt.plan import Plan
 
-__all__ = ["Client", "Compiled", "Evaluate", "PassReport", "Supports", "Transfer", "compile_step"]
+__all__ = ["Client", "Compiled", "Evaluate", "Fusible", "PassReport", "Supports", "Transfer", "compile_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def compile_step(
     devices: Sequence[Device],
     default: Device,
     supports: Supports,
+    fusible: Fusible | None = None,
     evaluate: Evaluate | None = None,
     optimize: bool = True,
     client: str | None = None,
@@ -71,8 +73,9 @@ def compile_step(
 
     ``devices`` are those that exist, ``default`` the one for what nothing ties down. ``supports(op, dtypes, kind)``
     says whether an op on these dtypes (inputs, then outputs) runs on a kind of device; effects are never asked about,
-    they run on CPUs. ``evaluate`` computes an op on arrays, to fold constants. ``client`` is the task that feeds and
-    fetches, where that is none of the devices'. ``rules`` map patterns of names to devices.
+    they run on CPUs. ``fusible``, asked the same way, says what may become part of one fused kernel; without it nothing
+    does. ``evaluate`` computes an op on arrays, to fold constants. ``client`` is the task that feeds and fetches, where
+    that is none of the devices'. ``rules`` map patterns of names to devices.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -93,9 +96,14 @@ def compile_step(
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placement = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     report("place", **Counter(map(str, placement.values())))
+    placed = step
+    if optimize and fusible is not None:
+        step = fuse(step, placement, fusible)
+        made = sum(node.op.name == "fused" for node in step.nodes.values())
+        report("fuse", groups=made, members=len(placed.nodes) - len(step.nodes) + made)
     parts = partition(step, placement, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
-    names = {node.name: str(placement[node.id]) for node in step.nodes.values()}
+    names = {node.name: str(placement[node.id]) for node in placed.nodes.values()}
     return Compiled(parts.plans, parts.client, tuple(reports), names)
 
 

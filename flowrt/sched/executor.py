@@ -126,8 +126,8 @@ class Executor:
         if unit is None or unit.region is None or not self._direct:
             return None
         tape = self.tapes.made(unit.region, feeds if self._straight else [feeds[v] for v in unit.inputs])
-        if tape is None or tape.expected_seconds > DIRECT_SECONDS:
-            return None
+        if tape is None or tape.recording.orders or tape.expected_seconds > DIRECT_SECONDS:
+            return None  # one that waits for better kernels is asked for anew every time
         return direct_plan(self, unit, tape, feeds, numbers, seed)
 
     def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:

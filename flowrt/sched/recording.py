@@ -32,6 +32,7 @@ from flowrt.sched.sharing import Sharing, share
 from flowrt.sched.structured import PURE_STRUCTURED
 
 if TYPE_CHECKING:
+    from flowrt.kernels.background import Order
     from flowrt.kernels.nested import NestedStep
     from flowrt.plan import Plan, PlanNode
     from flowrt.spec import Spec
@@ -101,6 +102,7 @@ class Recording:
     slots: int  # of the bases, behind the constants, that launches set themselves
     value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
     predicted_seconds: float
+    orders: tuple[Order, ...] = ()  # what, once it is compiled, makes a better recording
 
     @property
     def output_bytes(self) -> int:
@@ -181,6 +183,7 @@ class _Recorder:
     local_bytes: int = 0
     value_bytes: int = 0
     cost: Cost = field(default_factory=Cost)
+    orders: list[Order] = field(default_factory=list)
 
     # Where values lie
 
@@ -301,6 +304,7 @@ class _Recorder:
         position = self.lives.region.nodes[index]
         self.pending += [_Pending(step, storages, sizes, position, control) for step in application.steps]
         self.cost.add(op, specs, len(application.steps))
+        self.orders += application.orders
 
     def recording(self) -> Recording:
         offsets, total = lay_out([(s.nbytes, s.first, s.last) for s in self.arena])
@@ -324,4 +328,5 @@ class _Recorder:
             slots=len(self.private),
             value_bytes=self.value_bytes,
             predicted_seconds=self.cost.seconds,
+            orders=tuple(dict.fromkeys(self.orders)),
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
+from flowrt.kernels.background import are_ready, submit
 from flowrt.kernels.launch import FAILURES, STATUS, Prepared, prepare
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
@@ -103,7 +104,7 @@ class NodeRunner:
     def _ready(self, inputs: Sequence[Array]) -> _Ready:
         key = self._key(inputs)
         found = self._known.get(key)
-        if found is None:
+        if found is None or (found.prepared is not None and _is_outdated(found.prepared)):
             found = self._known[key] = self._make(inputs)
             if len(self._known) > PREPARED_PER_NODE:
                 self._known.popitem(last=False)
@@ -126,6 +127,14 @@ class NodeRunner:
             raise type(error)(f"{node.where()}: {error}") from error
         fresh = tuple((spec.concrete, spec.dtype) for spec in (*outputs, *prepared.scratch))
         return _Ready(prepared, outputs, predict(node.op, (*specs, *outputs)), fresh=fresh)
+
+
+def _is_outdated(prepared: Prepared) -> bool:
+    """Whether kernels that serve better, ordered when it was first used again, have been compiled since."""
+    if not prepared.orders:
+        return False
+    submit(prepared.orders)
+    return are_ready(prepared.orders)
 
 
 class StructuredRunner:

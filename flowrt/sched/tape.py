@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
+from flowrt.kernels.background import are_ready, submit
 from flowrt.kernels.direct import Room, available
 from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
 from flowrt.kernels.store import direct_address, loop_address
@@ -263,8 +264,16 @@ class Tapes:
         self._decisive: dict[Region, tuple[int, ...]] = {}
 
     def made(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
-        """The tape of ``region`` for arrays like ``inputs``, if it was made before: compiles nothing."""
-        return self._tapes.get(self._key(region, inputs))
+        """The tape of ``region`` for arrays like ``inputs``, if it was made before: compiles nothing.
+
+        One that would be better with kernels not compiled yet has them ordered when it is asked for again, and is given
+        up for a new one once they are there.
+        """
+        tape = self._tapes.get(self._key(region, inputs))
+        if tape is None or not tape.recording.orders:
+            return tape
+        submit(tape.recording.orders)
+        return None if are_ready(tape.recording.orders) else tape
 
     def get(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
         """The tape of ``region`` for arrays like ``inputs``, or None where its shapes depend on values made inside.
@@ -276,10 +285,14 @@ class Tapes:
             tape = self._tapes[key]
             self._tapes.move_to_end(key)
         except KeyError:
-            tape = self._tapes[key] = self._make(region, inputs)
-            if len(self._tapes) > self._bound:
-                self._tapes.popitem(last=False)
-            self._memory.trim(apart_from=self)
+            tape = None
+        else:
+            if tape is None or not tape.recording.orders or not are_ready(tape.recording.orders):
+                return tape
+        tape = self._tapes[key] = self._make(region, inputs)
+        if len(self._tapes) > self._bound:
+            self._tapes.popitem(last=False)
+        self._memory.trim(apart_from=self)
         return tape
 
     @property

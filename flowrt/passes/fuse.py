@@ -1,0 +1,263 @@
+"""Make one node of elementwise nodes of one shape that feed each other, so that memory is read and written once.
+
+Law: nodes are taken in an order in which everything comes after what it waits for. A node that can be fused opens a
+group, or joins the open groups it takes values from; whoever else waits for an open group is put off until nothing
+else can go on, and then closes it. All that a group waits for was done when its members joined, and nothing done
+depends on an open group: so groups never wait for each other in a circle, each is convex, and open ones may be joined.
+
+The members of a group run on one device, under the same sides of switches, and behind the same effects, so that no
+value waits for a queue or a transfer that it did not wait for before. Sizes that only a step knows are equal as far as
+inference tells; where a step finds them different, the members are computed one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.op import lookup
+from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+
+if TYPE_CHECKING:
+    from flowrt.device import Device
+    from flowrt.op import Attr
+
+Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
+"""Whether an op on these dtypes (inputs, then outputs) is computed entry by entry on that kind of device."""
+
+MAX_MEMBERS = 64
+MAX_INPUTS = 20  # each is a stream of memory of its own
+
+BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """An open group: nodes of one key, in the order they joined."""
+
+    key: Any
+    members: list[int] = field(default_factory=list)
+    inputs: set[Ref] = field(default_factory=set)
+
+
+def fuse(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> Step:
+    """``step`` with groups of elementwise nodes as nodes ``fused``, each under the id and name of its last member."""
+    groups = _Grouping(step, _keys(step, placement, fusible)).groups()
+    return _rewritten(step, [group.members for group in groups if len(group.members) > 1])
+
+
+# ── which nodes may stand together ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _keys(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> dict[int, Any]:
+    """For every node that can be fused, what it must share with the others of its group."""
+    guards, behind = guards_of(step), _markers(step, placement)
+    keys: dict[int, Any] = {}
+    for node in step.nodes.values():
+        if _is_member(step, node) and fusible(node.op.name, _dtypes(step, node), str(placement[node.id].kind)):
+            device = str(placement[node.id])
+            keys[node.id] = (device, node.outputs[0].dims, guards.get(node.id, NO_GUARDS), behind[node.id])
+    return keys
+
+
+def _is_member(step: Step, node: StepNode) -> bool:
+    if node.op.effect or node.op.stateful or len(node.outputs) != 1 or not node.inputs:
+        return False
+    out = node.outputs[0]
+    if out.dims is None or (out.dtype.kind in "iu" and out.rank < 2):  # inference may compute with small integers
+        return False
+    if any(step.spec(ref).dims is None for ref in node.inputs):
+        return False
+    return not any(isinstance(value, np.ndarray) for value in node.attrs.values())
+
+
+def _dtypes(step: Step, node: StepNode) -> list[Any]:
+    return [*(step.spec(ref).dtype for ref in node.inputs), node.outputs[0].dtype]
+
+
+def _markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
+    """What each node waits for that may take its time, as the bits of one integer: effects, switches, other devices."""
+    behind: dict[int, int] = {}
+    bits: dict[int, int] = {}
+    for node in step.nodes.values():
+        mask = 0
+        for source in node.before():
+            mask |= behind.get(source, 0)
+            before = step.nodes[source]
+            crosses = placement[source] != placement[node.id]
+            if crosses or before.op.effect or before.op.name in BREAKING:
+                mask |= 1 << bits.setdefault(source, len(bits))
+        behind[node.id] = mask
+    return behind
+
+
+# ── the groups ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Grouping:
+    """The nodes of a step as they are done one by one, and the groups open among them."""
+
+    def __init__(self, step: Step, keys: Mapping[int, Any]) -> None:
+        self._step, self._keys = step, keys
+        self._position = {i: place for place, i in enumerate(step.nodes)}
+        self._followers: dict[int, list[int]] = {}
+        self._waiting: dict[int, int] = {}  # nodes before that are neither done nor in an open group
+        for node in step.nodes.values():
+            before = set(node.before())
+            self._waiting[node.id] = len(before)
+            for source in before:
+                self._followers.setdefault(source, []).append(node.id)
+        self._open: dict[int, _Group] = {}  # member → its group
+        self._closed: list[_Group] = []
+        self._ready = [(self._position[i], i) for i, count in self._waiting.items() if not count]
+        self._put_off: list[tuple[int, int]] = []
+
+    def groups(self) -> list[_Group]:
+        """All groups, of one node or more."""
+        while self._ready or self._put_off:
+            if self._ready:
+                _, node = heapq.heappop(self._ready)
+                self._take(node)
+            else:
+                _, node = heapq.heappop(self._put_off)
+                self._make_way(node)
+        for group in {id(group): group for group in self._open.values()}.values():
+            self._close(group)
+        return self._closed
+
+    def _take(self, i: int) -> None:
+        """Do a node, let it join the open groups it waits for, or put it off."""
+        before = self._groups_before(i)
+        if before and not self._fits(i, before):
+            heapq.heappush(self._put_off, (self._position[i], i))
+            return
+        if i in self._keys:
+            self._join(i, before)
+        for follower in self._followers.get(i, ()):
+            self._waiting[follower] -= 1
+            if not self._waiting[follower]:
+                heapq.heappush(self._ready, (self._position[follower], follower))
+
+    def _groups_before(self, i: int) -> list[_Group]:
+        found = (self._open.get(source) for source in self._step.nodes[i].before())
+        return list({id(group): group for group in found if group is not None}.values())
+
+    def _fits(self, i: int, groups: Sequence[_Group]) -> bool:
+        key = self._keys.get(i)
+        if key is None or any(group.key != key for group in groups):
+            return False
+        members = 1 + sum(len(group.members) for group in groups)
+        return members <= MAX_MEMBERS and len(self._inputs(i, groups)) <= MAX_INPUTS
+
+    def _inputs(self, i: int, groups: Sequence[_Group]) -> set[Ref]:
+        """What the groups and node ``i`` together take from outside."""
+        own = {ref for ref in self._step.nodes[i].inputs if self._open.get(ref[0]) not in groups or ref[0] == FED}
+        return own.union(*(group.inputs for group in groups))
+
+    def _join(self, i: int, groups: Sequence[_Group]) -> None:
+        members = sorted((n for group in groups for n in group.members), key=self._position.__getitem__)
+        joined = _Group(self._keys[i], [*members, i], self._inputs(i, groups))
+        self._open.update(dict.fromkeys(joined.members, joined))
+
+    def _make_way(self, i: int) -> None:
+        """Close what node ``i`` was put off for and cannot join."""
+        key = self._keys.get(i)
+        groups = self._groups_before(i)
+        others = [group for group in groups if group.key != key]
+        for group in others or groups:
+            self._close(group)
+        heapq.heappush(self._ready, (self._position[i], i))
+
+    def _close(self, group: _Group) -> None:
+        self._closed.append(group)
+        for member in group.members:
+            del self._open[member]
+
+
+# ── the rewriting ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rewritten(step: Step, groups: Sequence[Sequence[int]]) -> Step:
+    if not groups:
+        return step
+    users = _users(step)
+    refs: dict[Ref, Ref] = {}
+    home: dict[int, int] = {}
+    made: dict[int, StepNode] = {}
+    for members in groups:
+        leaving = [(i, 0) for i in members if users[i] - set(members)]
+        node = _fused_node(step, members, leaving)
+        made[node.id] = node
+        refs |= {ref: (node.id, number) for number, ref in enumerate(leaving)}
+        home |= dict.fromkeys(members, node.id)
+    nodes: dict[int, StepNode] = {}
+    for node in step.nodes.values():
+        if home.get(node.id, node.id) == node.id:
+            nodes[node.id] = _moved(made.get(node.id, node), refs, home)
+    return replace(
+        step,
+        nodes=in_order(nodes),
+        fetches=tuple(refs.get(ref, ref) for ref in step.fetches),
+        targets=tuple(dict.fromkeys(home.get(i, i) for i in step.targets)),
+    )
+
+
+def _users(step: Step) -> dict[int, set[int]]:
+    """Who takes each node's values: nodes, and `FED` for the step's own caller."""
+    users: dict[int, set[int]] = {i: set() for i in step.nodes}
+    for node in step.nodes.values():
+        for source, _ in node.inputs:
+            if source != FED:
+                users[source].add(node.id)
+    for source, _ in step.fetches:
+        if source != FED:
+            users[source].add(FED)
+    return users
+
+
+def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref]) -> StepNode:
+    nodes = [step.nodes[i] for i in members]
+    inside = set(members)
+    inputs = tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
+    numbers = {ref: number for number, ref in enumerate((*inputs, *((i, 0) for i in members)))}
+    program = tuple(_member(node, numbers) for node in nodes)
+    leaving = leaving or [(members[-1], 0)]  # a target, or what only order is wanted of
+    results = tuple(numbers[ref] for ref in leaving)
+    attrs: dict[str, Attr] = {"_many": len(inputs), "members": program, "results": results}
+    last = nodes[-1]
+    return StepNode(
+        id=last.id,
+        op=lookup("fused"),
+        name=last.name,
+        inputs=inputs,
+        outputs=tuple(step.nodes[i].outputs[0] for i, _ in leaving),
+        attrs=attrs,
+        control=_outside((node.control for node in nodes), inside),
+        site=last.site,
+        after=_outside((node.after for node in nodes), inside),
+    )
+
+
+def _member(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
+    operands, attrs = tuple(numbers[ref] for ref in node.inputs), tuple(sorted(node.attrs.items()))
+    return node.op.name, operands, node.outputs[0].dtype.name, attrs
+
+
+def _outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(source for sources in waits for source in sources if source not in inside))
+
+
+def _moved(node: StepNode, refs: Mapping[Ref, Ref], home: Mapping[int, int]) -> StepNode:
+    """``node`` with what it takes and waits for named anew."""
+    if not any(source in home for source in node.before()):
+        return node
+
+    def renamed(sources: Iterable[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(home.get(source, source) for source in sources))
+
+    inputs = tuple(refs.get(ref, ref) for ref in node.inputs)
+    return replace(node, inputs=inputs, control=renamed(node.control), after=renamed(node.after))

@@ -1,0 +1,203 @@
+"""The pass that makes one node of elementwise nodes: what it takes together, and what it leaves apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.device import Device
+from flowrt.passes import compile_step
+from flowrt.runners import fusible, supports
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan, PlanNode
+
+CPU = Device.parse("/job:local/task:0/device:cpu:0")
+
+
+def plan_of(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Plan:
+    """The plan of what ``build`` answers for placeholders of these shapes, all fed."""
+    with fr.Graph() as graph:
+        feeds = [fr.placeholder(dtype, shape) for shape in shapes]
+        made = build(*feeds)
+    asked = list(made) if isinstance(made, (list, tuple)) else [made]
+    fetches = [t for t in asked if isinstance(t, fr.Tensor)]
+    targets = [t for t in asked if not isinstance(t, fr.Tensor)]
+    compiled = compile_step(
+        graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=supports, fusible=fusible
+    )
+    (plan,) = compiled.plans.values()
+    return plan
+
+
+def members(node: PlanNode) -> list[str]:
+    """The ops a node consists of."""
+    return [member[0] for member in node.attrs["members"]] if node.op == "fused" else [node.op]
+
+
+def ops(plan: Plan) -> list[list[str]]:
+    return [members(node) for node in plan.nodes if node.op != "constant"]
+
+
+def test_a_chain_becomes_one_node() -> None:
+    plan = plan_of(lambda x, y: fr.exp(x * y) + x, (4, 3), (3,))
+    assert ops(plan) == [["multiply", "exp", "add"]]
+    node = plan.nodes[-1]
+    assert node.name == "add"
+    assert len(node.inputs) == 2
+    assert node.attrs["results"] == (4,)
+
+
+def test_what_others_want_leaves_too() -> None:
+    def build(x: Any) -> Any:
+        a = fr.exp(x)
+        b = a * 2.0
+        return fr.sum(a), b, fr.tanh(b)
+
+    plan = plan_of(build, (4, 3))
+    fused = next(node for node in plan.nodes if node.op == "fused")
+    assert members(fused) == ["exp", "multiply", "tanh"]
+    assert len(fused.outputs) == 3
+
+
+def test_sizes_only_a_step_knows_do_not_matter() -> None:
+    assert ops(plan_of(lambda x, b: fr.relu(x + b) * 2.0, (None, 3), (3,))) == [["add", "relu", "multiply"]]
+
+
+def test_other_shapes_stay_apart() -> None:
+    plan = plan_of(lambda x, y: fr.exp(fr.tanh(y) + 1.0) * fr.relu(fr.exp(x)), (4, 3), (3,))
+    assert sorted(ops(plan)) == [["exp", "relu", "multiply"], ["tanh", "add", "exp"]]
+
+
+def test_a_value_that_comes_back_through_another_node_does_not_close_a_circle() -> None:
+    def build(x: Any) -> Any:
+        a = fr.exp(x)
+        return fr.tanh(a) + fr.matmul(fr.relu(a), a)
+
+    assert ops(plan_of(build, (3, 3))) == [["exp", "tanh", "relu"], ["matmul"], ["add"]]
+
+
+def test_a_control_edge_through_another_node_keeps_its_order() -> None:
+    def build(x: Any) -> Any:
+        a = fr.exp(x)
+        with fr.control_dependencies([fr.matmul(a, a)]):
+            return fr.tanh(a) * 2.0
+
+    plan = plan_of(build, (3, 3))
+    last = plan.nodes[-1]
+    assert members(last) == ["tanh", "multiply"]
+    assert [plan.nodes[n].op for n in last.control] == ["matmul"]
+
+
+def test_targets_that_only_order_asks_for_are_kept() -> None:
+    def build(x: Any) -> Any:
+        return [(fr.exp(x) * 2.0).op]
+
+    assert ops(plan_of(build, (3,))) == [["exp", "multiply"]]
+
+
+def test_values_behind_a_queue_do_not_hold_up_others() -> None:
+    """An enqueue whose value waited for the dequeue would wait for ever."""
+
+    def build(x: Any) -> Any:
+        queue = fr.FIFOQueue(1, "float32", (3,))
+        a = fr.exp(x)
+        put = queue.enqueue(a * 2.0)
+        return [put, fr.tanh(a + queue.dequeue())]
+
+    for group in ops(plan_of(build, (3,))):
+        assert not {"multiply", "tanh"} <= set(group)
+
+
+def test_the_sides_of_a_switch_stay_apart() -> None:
+    def build(x: Any) -> Any:
+        no, yes = fr.switch(x, fr.less(fr.sum(x), 0.0))
+        return fr.merge([fr.exp(no) * 2.0, fr.tanh(yes) + 1.0])[0] * fr.exp(x)
+
+    found = [set(group) for group in ops(plan_of(build, (3,)))]
+    assert {"exp", "multiply"} in found
+    assert {"tanh", "add"} in found
+
+
+def test_nodes_on_two_devices_stay_apart() -> None:
+    def build(x: Any) -> Any:
+        with fr.device("/job:a/task:0"):
+            a = fr.exp(x) * 2.0
+        with fr.device("/job:b/task:0"):
+            return fr.tanh(a) + 1.0
+
+    devices = [Device.parse(f"/job:{job}/task:0/device:cpu:0") for job in "ab"]
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (3,))
+        y = build(x)
+    compiled = compile_step(
+        graph,
+        [y],
+        [],
+        [x],
+        devices=devices,
+        default=devices[0],
+        supports=supports,
+        fusible=fusible,
+        client="/job:c/task:0",
+    )
+    assert [ops(plan)[1] for plan in compiled.plans.values()] == [["exp", "multiply"], ["tanh", "add"]]
+
+
+def test_groups_are_bounded() -> None:
+    def build(x: Any) -> Any:
+        for _ in range(100):
+            x = fr.tanh(x) * x
+        return x
+
+    sizes = [len(group) for group in ops(plan_of(build, (3,)))]
+    assert sum(sizes) == 200
+    assert max(sizes) == 64
+
+    def wide(*xs: Any) -> Any:
+        total = xs[0]
+        for x in xs[1:]:
+            total = total * x
+        return total
+
+    plan = plan_of(wide, *[(3,)] * 50)
+    assert max(len(node.inputs) for node in plan.nodes) <= 20
+
+
+def test_small_integers_are_left_to_inference() -> None:
+    plan = plan_of(lambda x: fr.zeros(fr.shape_of(x) * 2 + 1), (None, 3))
+    assert all(node.op != "fused" for node in plan.nodes)
+
+
+def test_long_chains_and_wide_graphs_are_grouped_quickly() -> None:
+    def build(x: Any) -> Any:
+        parts: Sequence[Any] = [x * float(i) for i in range(500)]
+        return [fr.tanh(part) + 1.0 for part in parts]
+
+    assert [len(group) for group in ops(plan_of(build, (3,)))] == [3] * 500
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_graphs_stay_graphs(seed: int) -> None:
+    """Whatever is put together, the plan has an order, and every group is of one shape."""
+    rng = np.random.default_rng(seed)
+
+    def build(x: Any) -> Any:
+        values = [x]
+        for _ in range(60):
+            a, b = (values[i] for i in rng.integers(len(values), size=2))
+            kind = rng.integers(6)
+            made = [a + b, fr.tanh(a), a * b, fr.matmul(a, b), fr.transpose(a), fr.sum(a, axis=0) + b][kind]
+            values.append(made)
+        return [values[i] for i in rng.integers(len(values), size=4)]
+
+    plan = plan_of(build, (3, 3))
+    plan.value_starts()
+    done: set[int] = set()
+    for position, node in enumerate(plan.nodes):
+        assert set(node.control) <= done
+        done.add(position)

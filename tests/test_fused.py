@@ -1,0 +1,344 @@
+"""Fused programs: compiled as one launch or computed member by member, the answers are the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.kernels import background, fused
+from flowrt.kernels.background import Order, are_ready, submit, wait_compiled, was_tried
+from flowrt.kernels.fused import ordered_variant
+from flowrt.kernels.launch import RUN_WORDS, Application, Prepared, apply_kernel
+from flowrt.kernels.store import entry_address, is_compiled
+from flowrt.ops.fused import infer_members
+from flowrt.session import Options
+from flowrt.spec import Spec, spec_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Array = np.ndarray[Any, Any]
+F4, B1, I8 = "float32", "bool", "int64"
+
+STEP = (  # Momentum's: velocity, gradient, parameter; momentum, rate
+    ("multiply", (0, 3), F4, ()),
+    ("add", (5, 1), F4, ()),
+    ("multiply", (6, 4), F4, ()),
+    ("subtract", (2, 7), F4, ()),
+)
+
+
+@pytest.fixture(autouse=True)
+def small_ones_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "WORTH_BYTES", 0)
+
+
+def apply(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> Application:
+    specs = infer_members([spec_of(a) for a in inputs], members)
+    attrs = {"members": members, "results": tuple(results)}
+    return apply_kernel("fused", specs[: len(inputs)], [specs[n] for n in results], attrs)
+
+
+def compiled(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> Application:
+    """The application as one launch, compiled here and now."""
+    for order in apply(inputs, members, results).orders:
+        entry_address(ordered_variant(order.request))
+    made = apply(inputs, members, results)
+    assert len(made.steps) == 1
+    return made
+
+
+def run(application: Application, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+    prepared = Prepared(application, len(inputs) + len(outputs))
+    scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
+    words = np.zeros(RUN_WORDS, np.int64)
+    prepared.run(words.ctypes.data, [a.ctypes.data for a in (*inputs, *outputs, *scratch)])
+    return list(outputs)
+
+
+def member_by_member(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> list[Array]:
+    """The judge: each member through its own kernel."""
+    values = list(inputs)
+    for op, operands, _, attrs in members:
+        taken = [values[n] for n in operands]
+        values.append(np.asarray(getattr(fr.ops, op)(*taken, **dict(attrs))))
+    return [values[n] for n in results]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (33, 5), (0, 5), (2, 3, 40)])
+def test_one_launch_answers_what_the_members_do(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(shape))
+    inputs = [np.asarray(rng.normal(size=s), F4) for s in (shape, shape, shape, (), ())]
+    step = compiled(inputs, STEP, (6, 8))
+    found = run(step, inputs, [np.empty(shape, F4) for _ in range(2)])
+    for mine, judge in zip(found, member_by_member(inputs, STEP, (6, 8)), strict=True):
+        np.testing.assert_allclose(mine, judge, rtol=3e-7, atol=3e-7)  # a product and a sum may be rounded once
+
+
+def test_results_may_lie_where_inputs_did() -> None:
+    """Momentum in place: the velocity and the parameter are read and written once."""
+    rng = np.random.default_rng(0)
+    velocity, gradient, parameter = (rng.normal(size=1003).astype(F4) for _ in range(3))
+    inputs = [velocity, gradient, parameter, np.asarray(0.9, F4), np.asarray(0.1, F4)]
+    judge = member_by_member(inputs, STEP, (6, 8))
+    found = run(compiled(inputs, STEP, (6, 8)), inputs, [velocity, parameter])
+    assert found[0] is velocity
+    for mine, other in zip(found, judge, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=3e-7, atol=3e-7)
+
+
+MIXED = (
+    ("less", (0, 1), B1, ()),
+    ("astype", (2,), F4, (("dtype", F4),)),
+    ("multiply", (4, 0), F4, ()),
+    ("where", (3, 5, 1), F4, ()),
+    ("isnan", (6,), B1, ()),
+    ("logical_or", (3, 7), B1, ()),
+)
+
+
+@pytest.mark.parametrize("rows", [(6, 1), (5,), (6, 5)], ids=["column", "row", "dense"])
+def test_dtypes_may_be_mixed_and_operands_repeat_along_rows_and_columns(rows: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(1)
+    x, n = rng.normal(size=(6, 5)).astype(F4), rng.integers(-4, 5, size=(6, 5)).astype(I8)
+    y = rng.normal(size=rows).astype(F4)
+    x.flat[::7], x.flat[1::7], y.flat[::3] = np.nan, np.inf, -0.0
+    inputs = [x, y, n]
+    found = run(compiled(inputs, MIXED, (6, 8)), inputs, [np.empty((6, 5), F4), np.empty((6, 5), bool)])
+    for mine, judge in zip(found, member_by_member(inputs, MIXED, (6, 8)), strict=True):
+        np.testing.assert_array_equal(mine, judge)
+
+
+def test_sizes_do_not_decide_what_is_compiled() -> None:
+    def symbols(*shapes: tuple[int, ...]) -> set[str]:
+        inputs = [np.zeros(shape, F4) for shape in shapes]
+        step = compiled([*inputs, np.zeros((), F4), np.zeros((), F4)], STEP, (6, 8)).steps[0]
+        return {repr(step.variant().ranks)}
+
+    assert symbols((3,), (3,), (3,)) == symbols((4, 5), (4, 5), (4, 5)) == symbols((9, 1, 2), (9, 1, 2), (9, 1, 2))
+    assert symbols((4, 5), (5,), (4, 5)) == symbols((7, 2), (2,), (7, 2)) == symbols((3,), (3,), (3,))
+    assert symbols((4, 5), (4, 1), (4, 5)) != symbols((3,), (3,), (3,))
+
+
+def test_members_of_several_shapes_are_computed_one_by_one() -> None:
+    """What inference took for one size may be two in a step."""
+    members = (("exp", (0,), F4, ()), ("add", (2, 1), F4, ()))
+    inputs = [np.ones((1, 3), F4), np.ones((4, 3), F4)]
+    application = apply(inputs, members, (3,))
+    assert len(application.steps) == 2
+    assert application.orders == ()
+    found = run(application, inputs, [np.empty((4, 3), F4)])
+    np.testing.assert_allclose(found[0], np.exp(inputs[0]) + inputs[1], rtol=1e-6)
+
+
+def test_what_is_small_is_not_worth_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    members = (("exp", (0,), F4, ()), ("sqrt", (1,), F4, ()), ("tanh", (2,), F4, ()))
+    assert apply([np.ones(100, F4)], members, (3,)).orders == ()
+    assert len(apply([np.ones(10_000, F4)], members, (3,)).orders) == 1
+
+
+def test_what_is_answered_twice_or_as_it_came_is_copied() -> None:
+    members = (("exp", (0,), F4, ()), ("tanh", (1,), F4, ()), ("exp", (2,), F4, ()), ("tanh", (3,), F4, ()))
+    x = np.linspace(-1, 1, 9, dtype=F4)
+    for results in ((4, 4, 0), (1, 1)):
+        found = run(apply([x], members, results), [x], [np.empty(9, F4) for _ in results])
+        for mine, judge in zip(found, member_by_member([x], members, results), strict=True):
+            np.testing.assert_array_equal(mine, judge)
+
+
+def test_scratch_of_a_dead_value_is_taken_again() -> None:
+    members = tuple(("tanh", (n,), F4, ()) for n in range(10))
+    assert len(apply([np.ones(4, F4)], members, (10,)).scratch) <= 2
+
+
+# ── random programs, in sessions ─────────────────────────────────────────────────────────────────────────────────────
+
+OPERANDS = {"row": (5,), "column": (6, 1), "dense": (6, 5), "scalar": ()}
+
+
+def grow(rng: np.random.Generator, values: list[Any], count: int) -> None:
+    """Add random elementwise nodes, floats and bools mixed."""
+    floats = [v for v in values if v.dtype == F4]
+    for _ in range(count):
+        a, b = (floats[i] for i in rng.integers(len(floats), size=2))
+        match rng.integers(8):
+            case 0:
+                made = a + b
+            case 1:
+                made = fr.tanh(a) * b
+            case 2:
+                made = fr.where(fr.less(a, b), a, b * 0.5)
+            case 3:
+                made = fr.astype(fr.astype(fr.maximum(a, b), "int32") + 1, F4)
+            case 4:
+                made = fr.relu(a) - fr.sigmoid(b)
+            case 5:
+                made = fr.minimum(a, 2.0)
+            case 6:
+                made = fr.abs(a) / (fr.abs(b) + 1.0)
+            case _:
+                made = fr.astype(fr.isfinite(a - b), F4)
+        floats.append(made)
+        values.append(made)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_programs_answer_fused_what_they_do_as_written(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with fr.Graph() as graph:
+        feeds = {fr.placeholder(F4, shape): np.asarray(rng.normal(size=shape), F4) for shape in OPERANDS.values()}
+        values: list[Any] = list(feeds)
+        grow(rng, values, 12)
+        fetches = [values[i] for i in {len(values) - 1, *rng.integers(4, len(values), size=3).tolist()}]
+    async with fr.Session(graph, options=Options(optimize=False, threads=1)) as session:
+        judge = await session.run(fetches, feeds)
+    async with fr.Session(graph, options=Options(threads=1)) as session:
+        apart = [await session.run(fetches, feeds) for _ in range(2)]
+        assert wait_compiled(120)
+        together = [await session.run(fetches, feeds) for _ in range(2)]
+    for found in (*apart, *together):
+        for mine, other in zip(found, judge, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=2e-5, atol=2e-5, err_msg=f"seed {seed}")
+
+
+# ── the helper process ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache beside which the helper begins anew."""
+    monkeypatch.setenv("FLOWRT_CACHE", str(tmp_path))
+    yield tmp_path
+    background.close()
+
+
+def order(number: float) -> Order:
+    """An order for a program that no other test has."""
+    members = (("multiply", (0, 0), "float64", ()), ("floor", (1,), "float64", ()), ("add", (2, 0), "float64", ()))
+    (made,) = apply([np.ones(3)], members[: 2 + int(number)], (3,) if number else (2,)).orders
+    return made
+
+
+def test_the_helper_compiles_what_is_ordered(fresh_cache: Path) -> None:
+    wanted = order(1)
+    assert not is_compiled(ordered_variant(wanted.request))
+    submit([wanted])
+    submit([wanted])
+    assert wait_compiled(120)
+    assert are_ready([wanted])
+    assert (fresh_cache / f"{wanted.symbol}.o").exists()
+    assert is_compiled(ordered_variant(wanted.request))
+    assert (
+        apply(
+            [np.ones(3)],
+            (("multiply", (0, 0), "float64", ()), ("floor", (1,), "float64", ()), ("add", (2, 0), "float64", ())),
+            (3,),
+        ).orders
+        == ()
+    )
+
+
+def test_an_order_that_makes_no_sense_is_given_up(fresh_cache: Path) -> None:
+    bad = [Order("flowrt_fused_x", "nonsense"), Order("flowrt_fused_y", order(0).request)]
+    submit(bad)
+    assert wait_compiled(120)
+    assert are_ready(bad)
+    assert all(was_tried(each.symbol) for each in bad)
+
+
+def test_a_helper_that_dies_is_followed_by_another_and_then_given_up(fresh_cache: Path) -> None:
+    wanted = order(0)
+    submit([wanted])
+    while not was_tried(wanted.symbol):
+        helper = background._state.helper
+        assert helper is not None
+        helper.kill()
+        wait_compiled(0.2)
+    assert wait_compiled(1)
+    assert background._state.helper is None
+
+
+def test_where_the_cache_cannot_be_written_programs_stay_unfused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLOWRT_CACHE", str(tmp_path / "file" / "folder"))
+    wanted = order(0)
+    submit([wanted])
+    assert wait_compiled(120)
+    assert was_tried(wanted.symbol)
+    assert not is_compiled(ordered_variant(wanted.request))
+    background.close()
+
+
+def test_orders_of_many_threads_are_taken_once(fresh_cache: Path) -> None:
+    wanted = order(0)
+    threads = [threading.Thread(target=lambda: [submit([wanted]), are_ready([wanted])]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wait_compiled(120)
+    assert len(list(fresh_cache.glob("*.o"))) == 1
+
+
+ENDING = """
+import numpy as np, sys
+import flowrt as fr
+from flowrt.kernels import background, fused
+with fr.Graph() as graph:
+    x = fr.placeholder("float32", (4000,))
+    y = fr.tanh(x * 3.0) + x
+with fr.BlockingSession(graph) as session:
+    for _ in range(3):
+        session.run(y, {x: np.ones(4000, np.float32)})
+print(background._state.helper.pid)
+"""
+
+
+def test_a_process_leaves_no_helper_behind(fresh_cache: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120, check=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_first_steps_run_unfused_and_later_ones_fused(fresh_cache: Path) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder(F4, (None,))
+        y = fr.exp(x * 0.5) - x
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(y, [x])
+        value = np.linspace(-1, 1, 50, dtype=F4)
+        first = step(value)
+        assert list(fresh_cache.glob("flowrt_fused_*")) == []
+        second = step(value)  # a step that is run again is worth a kernel
+        assert wait_compiled(120)
+        assert len(list(fresh_cache.glob("flowrt_fused_*.o"))) == 1
+        for found in (first, second, step(value), step(value)):
+            np.testing.assert_allclose(found, np.exp(value * 0.5) - value, rtol=1e-6)
+
+
+def test_a_fed_size_of_one_is_right_too() -> None:
+    with fr.Graph() as graph:
+        x, y = fr.placeholder(F4, (None, 3)), fr.placeholder(F4, (None, 3))
+        z = fr.exp(x) * 2.0 + y
+    with fr.BlockingSession(graph) as session:
+        for rows in ((4, 4), (1, 4), (4, 1)):
+            a, b = (np.full((n, 3), 0.5, F4) for n in rows)
+            np.testing.assert_allclose(session.run(z, {x: a, y: b}), np.exp(a) * 2 + b, rtol=1e-6)
+
+
+def test_a_program_says_what_does_not_fit() -> None:
+    with pytest.raises(fr.SpecError, match="only 1 come before"):
+        infer_members([Spec(F4, (3,))], (("add", (0, 1), F4, ()),))
+    with pytest.raises(fr.SpecError, match="no member"):
+        infer_members([Spec(F4, (3,))], (("exp", (0,), "float64", ()),))
