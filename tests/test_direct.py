@@ -285,7 +285,7 @@ def test_a_callable_that_nobody_has_any_more_is_let_go(way: bool) -> None:
     kept.append(direct.Direct(lambda *values: kept[0].call, [0], None))
     gone = weakref.ref(kept[0])
     assert kept[0].call(1) is kept[0].call
-    del kept
+    kept.clear()
     gc.collect()
     assert gone() is None
 
