@@ -16,15 +16,15 @@ Ops on plain arrays outside a graph run at once.
 """
 
 import sys as _sys
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 if _sys.platform == "win32":
     raise ImportError("flowrt runs on Linux and macOS; on Windows, use it inside WSL")
 
 from flowrt import eager as _eager  # noqa: F401  (ops on plain arrays)
-from flowrt import ops, optim, placement, train
-from flowrt.blocking import BlockingSession
-from flowrt.checkpoint import Checkpoints
-from flowrt.cluster import ClusterSpec, LocalCluster
+from flowrt import ops, optim, placement
 from flowrt.errors import (
     AuthenticationError,
     BrokenStream,
@@ -50,12 +50,44 @@ from flowrt.errors import (
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
 from flowrt.graph import Node as Operation
-from flowrt.kernels.table import kernel
 from flowrt.op import no_gradient, op
 from flowrt.ops import *  # noqa: F403
 from flowrt.ops import nn, random
-from flowrt.session import Options, Session
 from flowrt.spec import Spec
+
+if _TYPE_CHECKING:
+    from flowrt import train
+    from flowrt.blocking import BlockingSession
+    from flowrt.checkpoint import Checkpoints
+    from flowrt.cluster import ClusterSpec, LocalCluster
+    from flowrt.kernels.table import kernel
+    from flowrt.session import Options, Session
+
+# What not every program needs is imported where it is first used, so that `import flowrt` stays short.
+_LATER = {
+    "BlockingSession": "flowrt.blocking",
+    "Checkpoints": "flowrt.checkpoint",
+    "ClusterSpec": "flowrt.cluster",
+    "LocalCluster": "flowrt.cluster",
+    "Options": "flowrt.session",
+    "Session": "flowrt.session",
+    "kernel": "flowrt.kernels.table",
+    "train": "flowrt.train",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'flowrt' has no attribute {name!r}")
+    module = _import_module(_LATER[name])
+    value = module if module.__name__ == f"flowrt.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __version__ = "0.1.0"
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +33,42 @@ _SCIPY = {"flowrt_sgemm": "sgemm", "flowrt_dgemm": "dgemm"}
 
 def resolve(symbol: str) -> int:
     """The address of SciPy's function behind one of `GEMM`'s symbols."""
+    name = _SCIPY[symbol]
+    library = _carried()
+    function = getattr(library, f"scipy_{name}_", None)  # as the OpenBLAS in SciPy's wheels calls it
+    if function is None:
+        return _exported(name)
+    library.scipy_openblas_set_num_threads(1)
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@cache
+def _carried() -> Any:
+    """The OpenBLAS that SciPy's wheel carries, if it does, without importing SciPy: that takes 200 ms.
+
+    It starts no threads of its own: kernels run in lanes, and two pools fight for the cores. Two lanes with a product
+    each on two busy cores took 500 ms for a step of 7 ms. Another BLAS is left as it is.
+    """
+    found = find_spec("scipy")
+    folder = Path(found.origin).parent if found is not None and found.origin else Path()
+    for path in (*folder.parent.glob("scipy.libs/libscipy_openblas*"), *folder.glob(".dylibs/libscipy_openblas*")):
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "scipy_openblas_set_num_threads"):
+            return library
+    return None
+
+
+def _exported(name: str) -> int:
+    """The address of the function that SciPy offers to other extension modules, whatever BLAS is behind it."""
     from scipy.linalg import cython_blas
 
-    _keep_to_the_calling_thread()
-    capsule: Any = cython_blas.__pyx_capi__[_SCIPY[symbol]]
-    name = ctypes.pythonapi.PyCapsule_GetName
-    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    capsule: Any = cython_blas.__pyx_capi__[name]
+    signature = ctypes.pythonapi.PyCapsule_GetName
+    signature.restype, signature.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    address: int = pointer(capsule, name(capsule))
+    address: int = pointer(capsule, signature(capsule))
     return address
-
-
-def _keep_to_the_calling_thread() -> None:
-    """Let SciPy's OpenBLAS start no threads: kernels run in lanes, and two pools fight for the cores.
-
-    Two lanes with a product each on two busy cores took 500 ms for a step of 7 ms. Another BLAS is left as it is.
-    """
-    import scipy
-
-    folder = Path(scipy.__file__).parent
-    for path in (*folder.parent.glob("scipy.libs/libscipy_openblas*"), *folder.glob(".dylibs/libscipy_openblas*")):
-        set_threads = getattr(ctypes.CDLL(str(path)), "scipy_openblas_set_num_threads", None)
-        if set_threads is not None:
-            set_threads(1)
 
 
 def gemm_scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
