@@ -70,7 +70,7 @@ def _address(bases: int, block: int, at: int) -> int:
 
 
 @njit(**OPTIONS)
-def _stopped(bases: int) -> bool:
+def stopped(bases: int) -> bool:
     run = word_at(bases, 0)
     return bool(word_at(run, 0) != 0 or word_at(word_at(run, RUN_WORDS - 1), 0) != 0)
 
@@ -81,7 +81,7 @@ def _run(bases: int, block: int, at: int) -> bool:
     count, table = word_at(block, at), block + 8 * word_at(block, at + 1)
     for _ in range(count):
         _call_entry(word_at(table, 0), bases, block + 8 * word_at(table, 1), 0, word_at(table, 2))
-        if _stopped(bases):
+        if stopped(bases):
             return False
         table += 8 * LAUNCH_WORDS
     return True
@@ -170,7 +170,7 @@ def _loop(bases: int, block: int, begin: int, end: int) -> None:
     _begin(bases, block)
     done = 0
     while most < 0 or done < most:
-        if _stopped(bases):
+        if stopped(bases):
             return
         if conditional and (not _run(bases, block, CONDS) or not _byte_at(_address(bases, block, PRED_SLOT))):
             break
@@ -182,7 +182,7 @@ def _loop(bases: int, block: int, begin: int, end: int) -> None:
             return
         _carry_on(bases, block)
         done += 1
-    if not _stopped(bases):
+    if not stopped(bases):
         _end(bases, block, done)
 
 

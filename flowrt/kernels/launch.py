@@ -21,6 +21,7 @@ from flowrt.spec import Spec
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
     from flowrt.kernels.nested import NestedStep
+    from flowrt.kernels.scalar_loop import ScalarLoopStep
 
 ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 RUN_WORDS = 4
@@ -106,7 +107,7 @@ class Application:
     ``scratch`` is shared by all threads that work at it, ``local`` is each one's own.
     """
 
-    steps: tuple[Step | NestedStep, ...]
+    steps: tuple[Step | NestedStep | ScalarLoopStep, ...]
     scratch: tuple[Spec, ...]
     local: tuple[Spec, ...] = ()
     slots: int = 0  # of the bases, that it sets itself; operands behind all others

@@ -21,6 +21,7 @@ from flowrt.kernels.table import Call, Kernel, View, natural
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Operand, Step
+    from flowrt.kernels.scalar_loop import ScalarLoopStep
 
 NONE = -1
 HEAD = 24
@@ -38,7 +39,7 @@ CARRIED_WORDS, ROW_WORDS, LAUNCH_WORDS, CONSTANT_WORDS = 9, 4, 3, 2
 class Inner:
     """A launch inside: its step, and its operands as places among the operands of the launch around it."""
 
-    step: Step | NestedStep
+    step: Step | NestedStep | ScalarLoopStep
     places: tuple[Operand, ...]
 
 

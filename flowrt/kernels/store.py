@@ -32,6 +32,7 @@ from flowrt.kernels import blas
 from flowrt.kernels.fingerprint import fingerprint
 
 if TYPE_CHECKING:
+    from flowrt.kernels.scalar_loop import ScalarProgram
     from flowrt.kernels.table import Kernel
 
 _DIGEST = 32
@@ -174,6 +175,20 @@ def nested_address(kind: str) -> int:
         return emit_nested(kind, symbol)
 
     return _address(symbol, compile_nested)
+
+
+def scalar_loop_address(program: ScalarProgram) -> int:
+    """The address of the entry that runs loops of scalars of that program, compiled first if need be."""
+    source = b"".join((Path(__file__).parent / name).read_bytes() for name in ("scalar_loop.py", "emit_scalar_loop.py"))
+    code = _surroundings() + source + program.key().encode()
+    symbol = f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
+
+    def compile_program() -> bytes:
+        from flowrt.kernels.emit_scalar_loop import emit_scalar_loop
+
+        return emit_scalar_loop(program, symbol)
+
+    return _address(symbol, compile_program)
 
 
 def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:

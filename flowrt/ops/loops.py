@@ -258,7 +258,12 @@ def _shape_of(traced: Traced) -> str:
 def _condition(test: Traced) -> Tensor:
     if len(test.answers) != 1 or test.form != LEAF:
         raise SpecError(f"the condition of a loop answers one bool scalar, got {_shape_of(test)}")
-    return as_tensor(test.graph, test.answers[0])
+    if not isinstance(test.answers[0], Tensor):
+        raise SpecError(
+            f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries; compare tensors with "
+            "fr.equal and fr.not_equal, for == and != tell whether they are one and the same"
+        )
+    return test.answers[0]
 
 
 def _refuse_random(*bodies: Plan | None) -> None:

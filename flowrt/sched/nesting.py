@@ -17,6 +17,7 @@ from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
 from flowrt.kernels.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.table import View
 from flowrt.sched.regions import Region
+from flowrt.sched.scalar_loops import apply_scalar_loop
 from flowrt.sched.structured import COND
 from flowrt.spec import Spec
 
@@ -40,7 +41,9 @@ def apply_structured(
 ) -> Application:
     """The one launch that computes a loop or branch; raises what recording its bodies raises."""
     nest = _Nest(inputs, outputs, attrs, device, record)
-    return nest.branch() if op == COND else nest.loop()
+    if op == COND:
+        return nest.branch()
+    return apply_scalar_loop(inputs, outputs, attrs) or nest.loop()
 
 
 def whole(plan: Plan, device: str) -> Region:

@@ -34,6 +34,7 @@ from flowrt.sched.structured import PURE_STRUCTURED
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
     from flowrt.kernels.nested import NestedStep
+    from flowrt.kernels.scalar_loop import ScalarLoopStep
     from flowrt.plan import Plan, PlanNode
     from flowrt.spec import Spec
 
@@ -61,7 +62,7 @@ class Launch:
     for, and those that an assignment waits for which this launch carries out by writing straight to the variable.
     """
 
-    step: Step | NestedStep
+    step: Step | NestedStep | ScalarLoopStep
     places: tuple[Operand, ...]
     node: int
     sizes: tuple[int, ...] = ()
@@ -159,7 +160,7 @@ class _Storage:
 
 @dataclass(slots=True)
 class _Pending:
-    step: Step | NestedStep
+    step: Step | NestedStep | ScalarLoopStep
     storages: list[_Storage]
     sizes: tuple[int, ...]
     node: int

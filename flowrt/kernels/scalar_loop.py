@@ -1,0 +1,112 @@
+"""A loop of scalars as one kernel: its condition and body are expressions, what it carries stays in registers.
+
+Law: pure; it knows how the block is laid out and which object the program comes to. The block: the most turns (`limit`,
+the slot and offset of a count, the rows of what is scanned), whether backwards, where the number of turns goes; then
+slot and offset of each operand: where each carried value begins and ends, what is scanned, stacked, captured; then the
+constants, a word each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.kernels.store import scalar_loop_address
+from flowrt.kernels.table import Call, Kernel, View, natural
+
+if TYPE_CHECKING:
+    from flowrt.kernels.expression import Expression
+    from flowrt.kernels.launch import Operand
+
+NONE = -1
+LIMIT, COUNT, ROWS, REVERSE, DONE, OPERANDS = 0, 1, 3, 4, 5, 7
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarProgram:
+    """What a scalar loop compiles to. The expressions' inputs: carried, then (the body's) scanned, captured, constants
+    (the last ``constants``).
+
+    ``body`` answers what is carried on, then what is stacked.
+    """
+
+    cond: Expression | None
+    body: Expression
+    carried: int
+    scanned: int
+    constants: int
+
+    @property
+    def stacked(self) -> int:
+        return len(self.body.results) - self.carried
+
+    def key(self) -> str:
+        """What tells it from other programs."""
+        from flowrt.kernels.fingerprint import fingerprint
+
+        parts = [str((self.carried, self.scanned, self.constants))]
+        for expression in (self.cond, self.body):
+            if expression is None:
+                parts.append("endless")
+                continue
+            parts += [str([str(d) for d in expression.inputs]), str(expression.results)]
+            parts += [f"{fingerprint(m.function)}{m.operands}{m.dtype}" for m in expression.members]
+        return hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class ScalarLoopStep:
+    """What a `Step` is to an op, for a loop of scalars; places are operand numbers."""
+
+    program: ScalarProgram
+    operands: tuple[int, ...]
+    reads: int
+    views: tuple[View, ...]
+    first: tuple[int, ...]
+    out: tuple[int, ...]
+    scanned: tuple[int, ...]
+    stacked: tuple[int, ...]
+    captured: tuple[int, ...]
+    constants: tuple[np.ndarray[Any, Any], ...]
+    done: int
+    limit: int | None
+    count: int | None
+    rows: int | None
+    reverse: bool
+
+    units = 1
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """A kernel in name, that overwrites nothing it reads."""
+        return Kernel("scalar_loop", "cpu", _turn, natural)
+
+    @property
+    def call(self) -> Call:
+        return Call(self.views)
+
+    def address(self) -> int:
+        """The compiled entry; compiles it if need be."""
+        return scalar_loop_address(self.program)
+
+    def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
+        """The block for operands at ``places``."""
+        words = [NONE if self.limit is None else self.limit, NONE, 0]
+        if self.count is not None:
+            words[COUNT:] = [places[self.count].slot, places[self.count].offset]
+        words += [NONE if self.rows is None else self.rows, int(self.reverse)]
+        for number in (self.done, *self.first, *self.out, *self.scanned, *self.stacked, *self.captured):
+            words += [places[number].slot, places[number].offset]
+        constants = np.zeros(len(self.constants), np.int64)
+        for number, value in enumerate(self.constants):
+            constants[number : number + 1].view(np.uint8)[: value.nbytes] = np.atleast_1d(value).view(np.uint8)
+        return np.concatenate([np.array(words, np.int64), constants])
+
+
+def _turn(run: Any) -> None:
+    """Stands for the function of a scalar loop, which is composed of expressions."""
