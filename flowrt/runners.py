@@ -61,6 +61,10 @@ class Runner(Protocol):
     def client(self) -> str | None:
         """The task that feeds and fetches, where that is none of the devices'."""
 
+    @property
+    def tapes(self) -> bool:
+        """Whether regions run as tapes."""
+
     async def register(self, compiled: Compiled) -> Registered:
         """Make a compiled step ready to run; once per step."""
 
@@ -109,6 +113,7 @@ def compile_for(
         default=devices[0],
         supports=supports,
         fusible=fusible,
+        regions=runner.tapes,
         evaluate=evaluate,
         optimize=optimize,
         client=runner.client,
@@ -121,7 +126,7 @@ class LocalRunner:
 
     def __init__(self, threads: int | None, transfer_budget: int, tapes: bool) -> None:
         self._host = Host(threads=threads, transfer_budget=transfer_budget)
-        self._tapes = tapes
+        self.tapes = tapes
         self._numbers = itertools.count()
         self.devices = [Device.parse(f"{self._host.task}/device:{name}") for name in self._host.devices]
         self.client: str | None = None
@@ -132,7 +137,7 @@ class LocalRunner:
 
     async def register(self, compiled: Compiled) -> Executor:
         (plan,) = compiled.plans.values()
-        return Executor(plan, self._host, tapes=self._tapes)
+        return Executor(plan, self._host, tapes=self.tapes)
 
     async def run(self, registered: Executor, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
         key = ("local", next(self._numbers))
@@ -165,6 +170,7 @@ class ClusterRunner:
 
     def __init__(self, master: Master) -> None:
         self.client: str | None = CLIENT
+        self.tapes = True
         self._master = master
         self._compiler = Lanes(1, "compiler")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CPU = Device.parse("/job:local/task:0/device:cpu:0")
 
 
-def plan_of(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> Plan:
+def plan_of(build: Callable[..., Any], *shapes: Any, dtype: str = "float32", regions: bool = True) -> Plan:
     """The plan of what ``build`` answers for placeholders of these shapes, all fed."""
     with fr.Graph() as graph:
         feeds = [fr.placeholder(dtype, shape) for shape in shapes]
@@ -28,7 +28,7 @@ def plan_of(build: Callable[..., Any], *shapes: Any, dtype: str = "float32") -> 
     fetches = [t for t in asked if isinstance(t, fr.Tensor)]
     targets = [t for t in asked if not isinstance(t, fr.Tensor)]
     compiled = compile_step(
-        graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=supports, fusible=fusible
+        graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=supports, fusible=fusible, regions=regions
     )
     (plan,) = compiled.plans.values()
     return plan
@@ -146,6 +146,48 @@ def test_nodes_on_two_devices_stay_apart() -> None:
         client="/job:c/task:0",
     )
     assert [ops(plan)[1] for plan in compiled.plans.values()] == [["exp", "multiply"], ["tanh", "add"]]
+
+
+def test_an_addition_is_fused_as_an_assignment_of_the_sum() -> None:
+    def build(x: Any) -> Any:
+        v = fr.Variable(np.ones(3, np.float32))
+        return [v.assign_sub(fr.exp(x) * v)]
+
+    found = ops(plan_of(build, (3,)))
+    assert found == [["read_variable"], ["exp", "multiply", "subtract"], ["assign"]]
+    assert ops(plan_of(build, (3,), regions=False))[-1] == ["assign_sub"]  # another step's might come in between
+
+
+def test_updates_wait_for_the_readers_of_the_old_value() -> None:
+    def build(x: Any) -> Any:
+        v = fr.Variable(np.ones((3, 3), np.float32))
+        return [v.assign_add(fr.exp(x) * 2.0), fr.matmul(v, x)]
+
+    plan = plan_of(build, (3, 3))
+    (update,) = (node for node in plan.nodes if node.op == "fused")
+    assert members(update) == ["exp", "multiply", "add"]
+    assert [plan.nodes[n].op for n in update.control] == ["matmul"]
+
+
+def test_additions_that_another_write_may_come_between_stay_additions() -> None:
+    def twice(x: Any) -> Any:
+        v = fr.Variable(np.ones(3, np.float32))
+        return [v.assign_add(fr.exp(x) * v), v.assign_add(fr.tanh(x) * v)]
+
+    assert sum(group == ["assign_add"] for group in ops(plan_of(twice, (3,)))) == 2
+
+    def elsewhere(x: Any) -> Any:
+        v = fr.Variable(np.ones(3, np.float32))
+        queue = fr.FIFOQueue(1, "float32", (3,))
+        return [v.assign_add(fr.exp(queue.dequeue()) * 2.0), v * x]  # the read is of a region before the queue's
+
+    assert ["assign_add"] in ops(plan_of(elsewhere, (3,)))
+
+    def alone(x: Any) -> Any:
+        v = fr.Variable(np.ones((3, 3), np.float32))
+        return [v.assign_add(fr.matmul(x, v))]
+
+    assert ops(plan_of(alone, (3, 3)))[-1] == ["assign_add"]  # nothing to fuse it with
 
 
 def test_groups_are_bounded() -> None:

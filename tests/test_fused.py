@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -335,6 +336,49 @@ def test_a_fed_size_of_one_is_right_too() -> None:
         for rows in ((4, 4), (1, 4), (4, 1)):
             a, b = (np.full((n, 3), 0.5, F4) for n in rows)
             np.testing.assert_allclose(session.run(z, {x: a, y: b}), np.exp(a) * 2 + b, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [fr.optim.Momentum(0.1, 0.9), fr.optim.Adam(0.1), fr.optim.AdaGrad(0.1), fr.optim.RMSProp(0.1, momentum=0.5)],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_optimisers_move_variables_in_one_pass_as_they_do_apart(optimizer: Any) -> None:
+    start = np.linspace(-1, 1, 60, dtype=F4)
+
+    def train(options: Options) -> list[Array]:
+        with fr.Graph() as graph:
+            x = fr.placeholder(F4, (60,))
+            weight = fr.Variable(start, name="weight")
+            move = optimizer.minimize(fr.sum(fr.square(weight * x)))
+            slots = [v for v in graph.variables if v.shape]
+        with fr.BlockingSession(graph, options=options) as session:
+            step = session.compile(move, [x])
+            for number in range(6):
+                step(start + number)
+                assert wait_compiled(120)
+            return list(session.run(slots))
+
+    with np.errstate(all="ignore"):
+        judge = train(Options(optimize=False, tapes=False, threads=1))
+        for options in (Options(threads=1), Options(threads=2)):
+            for mine, other in zip(train(options), judge, strict=True):
+                np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+async def test_steps_that_run_at_once_lose_no_addition() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder(F4, (4000,))
+        total = fr.Variable(np.zeros(4000, F4))
+        move = total.assign_add(fr.exp(x * 0.0) * 2.0 + total * 0.0)
+    async with fr.Session(graph, options=Options(threads=2)) as session:
+        step = session.compile(move, [x])
+        for _ in range(2):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(20):
+                    group.create_task(step(np.ones(4000, F4)))
+            assert wait_compiled(120)
+        np.testing.assert_array_equal(await session.run(total), np.full(4000, 80, F4))
 
 
 def test_a_program_says_what_does_not_fit() -> None:

@@ -64,6 +64,7 @@ def compile_step(
     default: Device,
     supports: Supports,
     fusible: Fusible | None = None,
+    regions: bool = True,
     evaluate: Evaluate | None = None,
     optimize: bool = True,
     client: str | None = None,
@@ -74,8 +75,9 @@ def compile_step(
     ``devices`` are those that exist, ``default`` the one for what nothing ties down. ``supports(op, dtypes, kind)``
     says whether an op on these dtypes (inputs, then outputs) runs on a kind of device; effects are never asked about,
     they run on CPUs. ``fusible``, asked the same way, says what may become part of one fused kernel; without it nothing
-    does. ``evaluate`` computes an op on arrays, to fold constants. ``client`` is the task that feeds and fetches, where
-    that is none of the devices'. ``rules`` map patterns of names to devices.
+    does. ``regions`` says whether the nodes of a region run as one. ``evaluate`` computes an op on arrays, to fold
+    constants. ``client`` is the task that feeds and fetches, where that is none of the devices'. ``rules`` map patterns
+    of names to devices.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -98,7 +100,7 @@ def compile_step(
     report("place", **Counter(map(str, placement.values())))
     placed = step
     if optimize and fusible is not None:
-        step = fuse(step, placement, fusible)
+        step = fuse(step, placement, fusible, regions=regions)
         made = sum(node.op.name == "fused" for node in step.nodes.values())
         report("fuse", groups=made, members=len(placed.nodes) - len(step.nodes) + made)
     parts = partition(step, placement, home=_home(devices, default), client=client)

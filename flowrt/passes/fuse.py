@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.op import lookup
+from flowrt.passes.additions import find_additions, put_back, spell_out
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 
 if TYPE_CHECKING:
@@ -44,18 +45,28 @@ class _Group:
     inputs: set[Ref] = field(default_factory=set)
 
 
-def fuse(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> Step:
-    """``step`` with groups of elementwise nodes as nodes ``fused``, each under the id and name of its last member."""
-    groups = _Grouping(step, _keys(step, placement, fusible)).groups()
-    return _rewritten(step, [group.members for group in groups if len(group.members) > 1])
+def fuse(step: Step, placement: Mapping[int, Device], fusible: Fusible, *, regions: bool = True) -> Step:
+    """``step`` with groups of elementwise nodes as nodes ``fused``, each under the id and name of its last member.
+
+    ``regions`` says whether what waits for the same effects runs as one, with its variables held.
+    """
+    behind = _markers(step, placement)
+    first = 1 + max((len(step.graph.nodes), *step.nodes))
+    found = find_additions(step, placement, behind) if regions else []
+    additions = dict(enumerate(found, first))
+    wide = spell_out(step, additions)
+    placement = {**placement, **{number: placement[a.write.id] for number, a in additions.items()}}
+    behind = {**behind, **{number: behind[a.write.id] for number, a in additions.items()}}
+    groups = _Grouping(wide, _keys(wide, placement, behind, fusible)).groups()
+    return put_back(_rewritten(wide, [group.members for group in groups if len(group.members) > 1], first), additions)
 
 
 # ── which nodes may stand together ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _keys(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> dict[int, Any]:
+def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int], fusible: Fusible) -> dict[int, Any]:
     """For every node that can be fused, what it must share with the others of its group."""
-    guards, behind = guards_of(step), _markers(step, placement)
+    guards = guards_of(step)
     keys: dict[int, Any] = {}
     for node in step.nodes.values():
         if _is_member(step, node) and fusible(node.op.name, _dtypes(step, node), str(placement[node.id].kind)):
@@ -181,7 +192,8 @@ class _Grouping:
 # ── the rewriting ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rewritten(step: Step, groups: Sequence[Sequence[int]]) -> Step:
+def _rewritten(step: Step, groups: Sequence[Sequence[int]], first: int) -> Step:
+    """``step`` with each of the groups as one node; nodes from ``first`` on were added by this pass."""
     if not groups:
         return step
     users = _users(step)
@@ -190,7 +202,7 @@ def _rewritten(step: Step, groups: Sequence[Sequence[int]]) -> Step:
     made: dict[int, StepNode] = {}
     for members in groups:
         leaving = [(i, 0) for i in members if users[i] - set(members)]
-        node = _fused_node(step, members, leaving)
+        node = _fused_node(step, members, leaving, max(i for i in members if i < first))
         made[node.id] = node
         refs |= {ref: (node.id, number) for number, ref in enumerate(leaving)}
         home |= dict.fromkeys(members, node.id)
@@ -219,7 +231,8 @@ def _users(step: Step) -> dict[int, set[int]]:
     return users
 
 
-def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref]) -> StepNode:
+def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], number: int) -> StepNode:
+    """The node of a group, under the id and name of its member ``number``."""
     nodes = [step.nodes[i] for i in members]
     inside = set(members)
     inputs = tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
@@ -228,7 +241,7 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref]) -> S
     leaving = leaving or [(members[-1], 0)]  # a target, or what only order is wanted of
     results = tuple(numbers[ref] for ref in leaving)
     attrs: dict[str, Attr] = {"_many": len(inputs), "members": program, "results": results}
-    last = nodes[-1]
+    last = step.nodes[number]
     return StepNode(
         id=last.id,
         op=lookup("fused"),
