@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,7 @@ class LoopThread:
         self._failure: BaseException | None = None
         self._gate = threading.Lock()  # what is called before the loop is told to stop gets its answer
         self._closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name="flowrt-loop", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -61,6 +63,9 @@ class LoopThread:
         return answer
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
+        if self._process != os.getpid():
+            work.close()
+            raise ClosedError("the session belongs to the process that forked this one; open another here")
         token = carried_site.set(user_site())
         try:
             with self._gate:

@@ -74,8 +74,13 @@ class Runner(Protocol):
     async def unregister(self, registered: Registered) -> None:
         """Forget a step that nobody runs any more."""
 
-    def run_now(self, registered: Registered, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
-        """The fetches, where no waiting is needed; else None, and nothing was done. From any thread."""
+    def run_now(
+        self, registered: Registered, feeds: Sequence[Array], number: int, seed: int, within: float
+    ) -> list[Array] | None:
+        """The fetches, where that needs no waiting and takes ``within`` seconds; else None, and nothing was done.
+
+        From any thread.
+        """
 
     def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
         """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
@@ -149,8 +154,10 @@ class LocalRunner:
     async def unregister(self, registered: Executor) -> None:
         """Nothing is kept but the executor itself."""
 
-    def run_now(self, registered: Executor, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
-        return registered.run_now(feeds, number, seed)
+    def run_now(
+        self, registered: Executor, feeds: Sequence[Array], number: int, seed: int, within: float
+    ) -> list[Array] | None:
+        return registered.run_now(feeds, number, seed, within)
 
     def direct_plan(self, registered: Executor, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
         return registered.direct_plan(feeds, numbers, seed)
@@ -198,7 +205,9 @@ class ClusterRunner:
     async def unregister(self, registered: Registered) -> None:
         await self._master.unregister(registered)
 
-    def run_now(self, registered: Registered, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
+    def run_now(
+        self, registered: Registered, feeds: Sequence[Array], number: int, seed: int, within: float
+    ) -> list[Array] | None:
         return None
 
     def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:

@@ -44,6 +44,7 @@ from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.runners import LocalRunner, Runner, open_cluster
 from flowrt.sched.direct import Numbers
+from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
 from flowrt.structure import LEAF, flatten
 
@@ -191,23 +192,25 @@ class Session:
             await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
         return answer
 
-    def _run_now(self, step: Step, arrays: Sequence[Array], number: int) -> Any:
-        """The answer, where the step is one short tape on a host of this process; else `PENDING`. From any thread.
+    def _run_now(self, step: Step, arrays: Sequence[Array], number: int, within: float = INLINE_SECONDS) -> Any:
+        """The answer, where the step is one tape of this process and takes ``within`` seconds; else `PENDING`.
 
-        Where it is pending, nothing was done, and ``number`` is still this run's: random ops draw by it, so that what
-        they draw must not depend on how fast a tape was.
+        From any thread. Where it is pending, nothing was done, and ``number`` is still this run's: random ops draw by
+        it, so that what they draw must not depend on how fast a tape was.
         """
         registered, runner = step.registered, self._runner
         if registered is None or runner is None or self._closed or (step.writes and self.checkpoints is not None):
             return PENDING
-        values = runner.run_now(registered, arrays, number, self._seed)
+        values = runner.run_now(registered, arrays, number, self._seed, within)
         return PENDING if values is None else step.answer(values)
 
-    def _attempt(self, step: Step, values: Sequence[Any], choose: Callable[[Any], None]) -> Any:
+    def _attempt(
+        self, step: Step, values: Sequence[Any], choose: Callable[[Any], None], within: float = INLINE_SECONDS
+    ) -> Any:
         """The answer, or a `Later`; where it came at once, ``choose`` is told a plan for others. From any thread."""
         arrays = step.arrays(values)
         number = self.fresh_number()
-        answer = self._run_now(step, arrays, number)
+        answer = self._run_now(step, arrays, number, within)
         if answer is PENDING:
             return Later(arrays, number)
         runner = self._runner

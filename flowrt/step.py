@@ -7,6 +7,7 @@ else one that is awaited.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ class CompiledStep:
         session, step = self._session, self._step
 
         def call(*values: Any) -> Any:
-            answer = session._attempt(step, values, direct.choose)
+            answer = session._attempt(step, values, direct.choose, math.inf)  # the caller waits in any case
             if type(answer) is Later:
                 return wait(session._run(step, answer.arrays, number=answer.number))
             return answer

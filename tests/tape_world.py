@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +11,15 @@ import flowrt.kernels.elementwise
 import flowrt.kernels.flow
 import flowrt.kernels.shape
 import flowrt.ops  # noqa: F401  (fills the registry)
+from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
 from flowrt.op import lookup
 from flowrt.plan import Plan, PlanFeed, PlanNode
-from flowrt.spec import Spec
+from flowrt.sched.regions import Region, find_regions
+from flowrt.sched.tape import Tape
+from flowrt.spec import Spec, spec_of
+
+if TYPE_CHECKING:
+    import random
 
 Array = np.ndarray[Any, Any]
 
@@ -104,3 +110,62 @@ def interpret(plan: Plan, feeds: Sequence[Array], variables: dict[str, Array]) -
                 attrs = {k: v for k, v in node.attrs.items() if k in ("axes", "axis", "keepdims")}
                 values.append(np.asarray(MEANING[op](*inputs, **attrs)))
     return values
+
+
+def whole_region(plan: Plan) -> Region:
+    (region,) = find_regions(plan, lambda node: False)
+    return region
+
+
+def words(step: int = 0, seed: int = 0) -> Array:
+    out = np.zeros(RUN_WORDS, np.int64)
+    out[STEP], out[SEED] = step, seed
+    return out
+
+
+def tape_of(plan: Plan, *inputs: Array) -> Tape:
+    return Tape(plan, whole_region(plan), [spec_of(a) for a in inputs])
+
+
+def array(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def random_plan(rng: random.Random) -> tuple[Plan, list[Array], dict[str, Array]]:
+    make = PlanMaker()
+    shapes = [(2, 3), (3,), (2, 1), (), (0, 3)] if rng.random() < 0.2 else [(2, 3), (3,), (2, 1), ()]
+    feeds = [array(*rng.choice(shapes), seed=i) for i in range(3)]
+    values = [make.feed("float32", tuple(None if rng.random() < 0.3 else n for n in feed.shape)) for feed in feeds]
+    for value, feed in zip(values, feeds, strict=True):
+        make.specs[value] = Spec("float32", feed.shape)  # grow the plan on what will be fed
+    state = {name: array(2, 3, seed=i + 10) for i, name in enumerate("uv")}
+    last_write: dict[str, int] = {}
+    for _ in range(rng.randrange(3, 40)):
+        draw, value = rng.random(), rng.choice(values[-6:])
+        spec = make.specs[value]
+        if draw < 0.15:
+            values.append(make.node(rng.choice(["negative", "square", "identity"]), value))
+        elif draw < 0.25:
+            axes = list(range(spec.rank))
+            rng.shuffle(axes)
+            values.append(make.node("transpose", value, axes=tuple(axes)))
+        elif draw < 0.4:
+            shape = make.constant(np.array([spec.size], np.int64))
+            values.append(make.node("reshape", value, shape))
+        elif draw < 0.45:
+            values.append(make.constant(array(2, 3, seed=rng.randrange(100))))
+        elif draw < 0.55:
+            name = rng.choice("uv")
+            values.append(make.read(name, (2, 3), control=[last_write[name]] if name in last_write else []))
+        elif draw < 0.65 and any(make.specs[v].dims == (2, 3) for v in values):
+            name = rng.choice("uv")
+            source = rng.choice([v for v in values if make.specs[v].dims == (2, 3)])
+            last_write[name] = make.write(rng.choice(["assign", "assign_add", "assign_sub"]), name, source)
+        else:
+            other = rng.choice([v for v in values if fits(make.specs[v], spec)])
+            values.append(make.node(rng.choice(["add", "subtract", "multiply", "maximum"]), value, other))
+    return make.plan(*rng.sample(values, min(4, len(values)))), feeds, state
+
+
+def fits(a: Spec, b: Spec) -> bool:
+    return all(m == n or 1 in (m, n) for m, n in zip(reversed(a.concrete), reversed(b.concrete), strict=False))

@@ -52,6 +52,7 @@ PURE = [
             "arena",
             "regions",
             "lives",
+            "schedule",
             "sharing",
             "cost",
         )

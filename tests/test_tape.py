@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tape_world import Array, PlanMaker, interpret
+from tape_world import Array, PlanMaker, array, interpret, random_plan, tape_of, whole_region, words
 
 from flowrt.errors import FlowrtError, SpecError, StepCancelled
-from flowrt.kernels.launch import FAILURES, RUN_WORDS, SEED, STATUS, STEP, run_kernel
+from flowrt.kernels.launch import FAILURES, STATUS, run_kernel
 from flowrt.kernels.table import Call, View, elementwise, kernel
 from flowrt.op import no_gradient, op
-from flowrt.sched.regions import Region, find_regions
 from flowrt.sched.tape import CANCELLED, Tape, Tapes
-from flowrt.spec import Spec, spec_of
+from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan
@@ -62,25 +61,6 @@ elementwise("tape_test_slow", lambda x: ((x * x + x) % 7) * x + x, on=("cpu",))
 def tape_test_slow(x: Spec) -> Spec:
     """Something that takes a while."""
     return x
-
-
-def whole_region(plan: Plan) -> Region:
-    (region,) = find_regions(plan, lambda node: False)
-    return region
-
-
-def words(step: int = 0, seed: int = 0) -> Array:
-    out = np.zeros(RUN_WORDS, np.int64)
-    out[STEP], out[SEED] = step, seed
-    return out
-
-
-def tape_of(plan: Plan, *inputs: Array) -> Tape:
-    return Tape(plan, whole_region(plan), [spec_of(a) for a in inputs])
-
-
-def array(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_a_tape_computes_what_its_nodes_do() -> None:
@@ -365,46 +345,6 @@ def test_a_shape_computed_from_data_inside_has_no_tape() -> None:
 
 
 # Random plans
-
-
-def random_plan(rng: random.Random) -> tuple[Plan, list[Array], dict[str, Array]]:
-    make = PlanMaker()
-    shapes = [(2, 3), (3,), (2, 1), (), (0, 3)] if rng.random() < 0.2 else [(2, 3), (3,), (2, 1), ()]
-    feeds = [array(*rng.choice(shapes), seed=i) for i in range(3)]
-    values = [make.feed("float32", tuple(None if rng.random() < 0.3 else n for n in feed.shape)) for feed in feeds]
-    for value, feed in zip(values, feeds, strict=True):
-        make.specs[value] = Spec("float32", feed.shape)  # grow the plan on what will be fed
-    state = {name: array(2, 3, seed=i + 10) for i, name in enumerate("uv")}
-    last_write: dict[str, int] = {}
-    for _ in range(rng.randrange(3, 40)):
-        draw, value = rng.random(), rng.choice(values[-6:])
-        spec = make.specs[value]
-        if draw < 0.15:
-            values.append(make.node(rng.choice(["negative", "square", "identity"]), value))
-        elif draw < 0.25:
-            axes = list(range(spec.rank))
-            rng.shuffle(axes)
-            values.append(make.node("transpose", value, axes=tuple(axes)))
-        elif draw < 0.4:
-            shape = make.constant(np.array([spec.size], np.int64))
-            values.append(make.node("reshape", value, shape))
-        elif draw < 0.45:
-            values.append(make.constant(array(2, 3, seed=rng.randrange(100))))
-        elif draw < 0.55:
-            name = rng.choice("uv")
-            values.append(make.read(name, (2, 3), control=[last_write[name]] if name in last_write else []))
-        elif draw < 0.65 and any(make.specs[v].dims == (2, 3) for v in values):
-            name = rng.choice("uv")
-            source = rng.choice([v for v in values if make.specs[v].dims == (2, 3)])
-            last_write[name] = make.write(rng.choice(["assign", "assign_add", "assign_sub"]), name, source)
-        else:
-            other = rng.choice([v for v in values if fits(make.specs[v], spec)])
-            values.append(make.node(rng.choice(["add", "subtract", "multiply", "maximum"]), value, other))
-    return make.plan(*rng.sample(values, min(4, len(values)))), feeds, state
-
-
-def fits(a: Spec, b: Spec) -> bool:
-    return all(m == n or 1 in (m, n) for m, n in zip(reversed(a.concrete), reversed(b.concrete), strict=False))
 
 
 @pytest.mark.parametrize("seed", range(300))

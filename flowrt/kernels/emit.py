@@ -1,4 +1,4 @@
-"""From a kernel's Python function to machine code: the only file that imports Numba, and only when it must compile.
+"""From a kernel's Python function to machine code: imported, as Numba is, only when it must compile.
 
 Every entry has the one ABI ``void(bases, block, begin, end)``. ``bases`` is the run's table of addresses; its slot 0
 holds the run's words. ``block`` is int64 words: for each operand its slot in ``bases`` and its byte offset, then what
@@ -38,7 +38,6 @@ from flowrt.kernels.table import JITABLES, Form, Kernel
 from flowrt.kernels.tile import implementation
 
 RUN_WORDS = 4
-NODE_WORDS = 3  # of a node in a tape's table: entry, block, units
 RAISED = 4  # of launch.FAILURES
 _bound: set[Any] = set()
 
@@ -182,11 +181,13 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             scalars(bases, block, begin, end)
 
-    return _object_code(entry, symbol)
+    return object_code(entry, symbol)
 
 
 @intrinsic
 def set_word(typing_context: Any, address: Any, position: Any, value: Any) -> Any:
+    """Make ``value`` the int64 at ``position`` of the words at ``address``."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], builder.gep(_pointer(builder, args[0], _WORD), [args[1]]))
         return context.get_dummy_value()
@@ -195,7 +196,7 @@ def set_word(typing_context: Any, address: Any, position: Any, value: Any) -> An
 
 
 @intrinsic
-def _call_entry(typing_context: Any, entry: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
+def call_entry(typing_context: Any, entry: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
     """Call the entry at an address for a range of its units."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -204,29 +205,6 @@ def _call_entry(typing_context: Any, entry: Any, bases: Any, block: Any, begin: 
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 5), codegen
-
-
-def emit_loop(symbol: str) -> bytes:
-    """The object code of the tape's loop: ``loop(nodes, bases, span, 0)``.
-
-    ``nodes`` points at three words for each node: its entry, its block and how many units of work it has. ``span``
-    points at two words: the first node to run and one past the last. The last of the run's words is the address of a
-    word by which others stop the loop. After each node the loop looks at that word and at the run's status; where one
-    is set, it stops and leaves that node's position in the first word of ``span``.
-    """
-
-    def loop(nodes: int, bases: int, span: int, unused: int) -> None:
-        run, node, stop = word_at(bases, 0), word_at(span, 0), word_at(span, 1)
-        others = word_at(run, RUN_WORDS - 1)
-        while node < stop:
-            at = NODE_WORDS * node
-            _call_entry(word_at(nodes, at), bases, word_at(nodes, at + 1), 0, word_at(nodes, at + 2))
-            if word_at(run, 0) != 0 or word_at(others, 0) != 0:
-                break
-            node += 1
-        set_word(span, 0, node)
-
-    return _object_code(loop, symbol)
 
 
 def _guarded(entry: Callable[..., None]) -> Any:
@@ -269,7 +247,8 @@ def unguarded(function: Callable[..., Any], signature: Any) -> Any:
     return called
 
 
-def _object_code(entry: Callable[..., None], symbol: str) -> bytes:
+def object_code(entry: Callable[..., None], symbol: str) -> bytes:
+    """The object that holds ``entry`` under the name ``symbol``, and nothing else to be seen."""
     guarded = _guarded(entry)
 
     def outer(bases: int, block: int, begin: int, end: int) -> None:

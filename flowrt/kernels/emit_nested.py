@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from flowrt.kernels import nested
 from flowrt.kernels.abi import OPTIONS, pointer
-from flowrt.kernels.emit import RUN_WORDS, _call_entry, _object_code, set_word, word_at
+from flowrt.kernels.emit import RUN_WORDS, call_entry, object_code, set_word, word_at
 
 _BYTE = ir.IntType(8)
 
@@ -80,7 +80,7 @@ def _run(bases: int, block: int, at: int) -> bool:
     """Run the launches of a table, whose length and place stand at two words of the block; False where one stopped."""
     count, table = word_at(block, at), block + 8 * word_at(block, at + 1)
     for _ in range(count):
-        _call_entry(word_at(table, 0), bases, block + 8 * word_at(table, 1), 0, word_at(table, 2))
+        call_entry(word_at(table, 0), bases, block + 8 * word_at(table, 1), 0, word_at(table, 2))
         if stopped(bases):
             return False
         table += 8 * LAUNCH_WORDS
@@ -191,4 +191,4 @@ ENTRIES: dict[str, Callable[[int, int, int, int], None]] = {"loop": _loop, "cond
 
 def emit_nested(kind: str, symbol: str) -> bytes:
     """The object code of the entry that runs loops or branches."""
-    return _object_code(ENTRIES[kind], symbol)
+    return object_code(ENTRIES[kind], symbol)

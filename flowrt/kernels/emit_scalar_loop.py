@@ -15,7 +15,7 @@ from numba.np import numpy_support
 
 from flowrt.kernels.abi import WORD, pointer, word
 from flowrt.kernels.compose import composed
-from flowrt.kernels.emit import _object_code, bind_helpers, set_word, word_at
+from flowrt.kernels.emit import bind_helpers, object_code, set_word, word_at
 from flowrt.kernels.emit_nested import stopped
 from flowrt.kernels.scalar_loop import COUNT, DONE, LIMIT, OPERANDS, REVERSE, ROWS
 
@@ -152,4 +152,4 @@ def emit_scalar_loop(program: ScalarProgram, symbol: str) -> bytes:
         store_state(bases, block, 0, state)
         set_word(word_at(bases, word_at(block, DONE)) + word_at(block, DONE + 1), 0, done)
 
-    return _object_code(entry, symbol)
+    return object_code(entry, symbol)

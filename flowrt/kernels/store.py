@@ -139,14 +139,16 @@ def complaint(text: str, function: Callable[..., Any]) -> tuple[str, str]:
     return where, " ".join(said[:2]) if said[0].endswith(":") else said[0]
 
 
-def loop_address() -> int:
-    """The address of the loop that runs tapes."""
-    symbol = f"flowrt_loop_{hashlib.blake2b(_surroundings(), digest_size=16).hexdigest()}"
+def loop_address(name: str = "alone") -> int:
+    """The address of one of the loops that run tapes: ``alone``, ``shared`` with helpers, or to ``help``."""
+    here = Path(__file__).parent
+    sources = b"".join((here / file).read_bytes() for file in ("loops.py", "board.py"))
+    symbol = f"flowrt_loop_{name}_{hashlib.blake2b(_surroundings() + sources, digest_size=16).hexdigest()}"
 
     def compile_loop() -> bytes:
-        from flowrt.kernels.emit import emit_loop
+        from flowrt.kernels.loops import emit_loop
 
-        return emit_loop(symbol)
+        return emit_loop(name, symbol)
 
     return _address(symbol, compile_loop)
 

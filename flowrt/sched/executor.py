@@ -94,20 +94,23 @@ class Executor:
             raise _first_error(group) from None
         return run.fetches()
 
-    def run_now(self, feeds: Sequence[Array], number: int, seed: int) -> list[Array] | None:
-        """The fetches, where the plan is one short tape that was made before and its variables are free; else None.
+    def run_now(
+        self, feeds: Sequence[Array], number: int, seed: int, within: float = INLINE_SECONDS
+    ) -> list[Array] | None:
+        """The fetches, where the plan is one tape that was made before and its variables are free; else None.
 
-        Where it answers None, nothing was done. May be called from any thread.
+        Only a tape that is expected to take no more than ``within`` seconds is run; infinity is for callers whose
+        thread is theirs to hold. Where it answers None, nothing was done. May be called from any thread.
         """
         unit = self._alone
         if unit is None or unit.region is None:
             return None
         inputs = feeds if self._straight else [feeds[v] for v in unit.inputs]
         tape = self.tapes.made(unit.region, inputs)
-        if tape is None or tape.expected_seconds > INLINE_SECONDS:
+        if tape is None or tape.expected_seconds > within:
             return None
         if not (unit.reads or unit.writes):
-            outputs = tape.run(run_words(number, seed), inputs)
+            outputs = tape.run(run_words(number, seed), inputs, crew=self.host.lanes.crew)
         elif self.host.variables.try_hold(unit.reads, unit.writes):
             try:
                 outputs = self.run_tape(unit, tape, inputs, run_words(number, seed))
@@ -126,8 +129,12 @@ class Executor:
         if unit is None or unit.region is None or not self._direct:
             return None
         tape = self.tapes.made(unit.region, feeds if self._straight else [feeds[v] for v in unit.inputs])
-        if tape is None or tape.recording.orders or tape.expected_seconds > DIRECT_SECONDS:
-            return None  # one that waits for better kernels is asked for anew every time
+        if tape is None or tape.expected_seconds > DIRECT_SECONDS:
+            return None
+        if tape.recording.orders or not tape.runs_alone:
+            return (
+                None  # one that waits for better kernels, or does not know its speed yet, is asked for anew every time
+            )
         return direct_plan(self, unit, tape, feeds, numbers, seed)
 
     def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:
@@ -165,8 +172,9 @@ class Executor:
 
     def run_tape(self, unit: Unit, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
         """Run a region whose variables are held. One that it begins has its value once all of the region is done."""
+        crew = self.host.lanes.crew
         if not tape.variables:
-            return tape.run(words, inputs)
+            return tape.run(words, inputs, crew=crew)
         variables, memory = self.host.variables, []
         begun: dict[Name, Array] = {}
         for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
@@ -174,7 +182,7 @@ class Executor:
             if value is None:
                 value = begun[name] = self.memory.empty(spec.concrete, spec.dtype)
             memory.append(value)
-        outputs = tape.run(words, inputs, memory)
+        outputs = tape.run(words, inputs, memory, crew=crew)
         for name, value in begun.items():
             variables.begin(name, value)
         return outputs

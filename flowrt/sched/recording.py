@@ -24,7 +24,7 @@ import numpy as np
 from flowrt.errors import GraphError
 from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
-from flowrt.sched.cost import Cost
+from flowrt.sched.cost import Cost, predict
 from flowrt.sched.lives import Lives, find_lives
 from flowrt.sched.nesting import apply_structured
 from flowrt.sched.regions import READ, ROW_WRITES, WRITES, Name, Region, resource_of, resources_of, variable_spec
@@ -67,6 +67,7 @@ class Launch:
     node: int
     sizes: tuple[int, ...] = ()
     control: tuple[int, ...] = ()
+    seconds: float = 0.0  # roughly
 
     def stretches(self) -> Iterator[Stretch]:
         """The shared memory it reads and writes; what it writes may also be read by it."""
@@ -165,6 +166,7 @@ class _Pending:
     sizes: tuple[int, ...]
     node: int
     control: tuple[int, ...]
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -303,7 +305,8 @@ class _Recorder:
         storages += private
         sizes = tuple(spec.nbytes for spec in (*specs, *application.scratch, *application.local))
         position = self.lives.region.nodes[index]
-        self.pending += [_Pending(step, storages, sizes, position, control) for step in application.steps]
+        seconds = predict(op, specs) / max(len(application.steps), 1)
+        self.pending += [_Pending(step, storages, sizes, position, control, seconds) for step in application.steps]
         self.cost.add(op, specs, len(application.steps))
         self.orders += application.orders
 
@@ -317,7 +320,9 @@ class _Recorder:
             storage.slot = number
         return Recording(
             launches=tuple(
-                Launch(p.step, tuple(Operand(s.slot, s.offset) for s in p.storages), p.node, p.sizes, p.control)
+                Launch(
+                    p.step, tuple(Operand(s.slot, s.offset) for s in p.storages), p.node, p.sizes, p.control, p.seconds
+                )
                 for p in self.pending
             ),
             outputs=tuple(self.outputs),

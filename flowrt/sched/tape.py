@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from functools import cache
@@ -24,11 +25,13 @@ from flowrt.kernels.store import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.lives import DataDependent
 from flowrt.sched.memory import Memory, counted
+from flowrt.sched.pace import Pace, Share
 from flowrt.sched.recording import FIRST_SLOT, Launch, Recording, record
 from flowrt.spec import Spec, Value, spec_of, value_known
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
+    from flowrt.sched.lanes import Crew
     from flowrt.sched.regions import Region
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -45,8 +48,8 @@ SPAN, WORDS, BASES = 0, 2, 2 + RUN_WORDS  # where a room's cells hold what
 
 
 @cache
-def _loop() -> Any:
-    return ENTRY_TYPE(loop_address())
+def _loop(name: str) -> Any:
+    return ENTRY_TYPE(loop_address(name))
 
 
 def address(array: Array) -> int:
@@ -65,7 +68,7 @@ def corrected(guess: float, fastest: float) -> float:
 class _Room:
     """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
 
-    __slots__ = ("arena", "arena_at", "bases_at", "cells", "local_at", "span_at", "words_at")
+    __slots__ = ("arena", "arena_at", "bases_at", "cells", "local_at", "share", "span_at", "words_at")
     cells: Any
 
     def __init__(self, tape: Tape) -> None:
@@ -74,12 +77,13 @@ class _Room:
         except ResourceError as error:
             raise ResourceError(f"{tape}: its intermediate values: {error}") from error
         constants = tape.recording.constants
-        self.cells = (ctypes.c_int64 * (BASES + FIRST_SLOT + tape.dynamic + len(constants) + tape.recording.slots))()
+        self.cells = (ctypes.c_int64 * (WORDS + tape.row_words))()
         self.span_at = _address_of(self.cells)
         self.words_at, self.bases_at = self.span_at + 8 * WORDS, self.span_at + 8 * BASES
         start = address(self.arena)
         self.arena_at = start + -start % ALIGNMENT
         self.local_at = self.arena_at + tape.arena_bytes
+        self.share: Share | None = None
         for number, constant in enumerate(constants):
             self.cells[BASES + FIRST_SLOT + tape.dynamic + number] = address(constant)
 
@@ -110,6 +114,10 @@ class Tape:
         self.arena_bytes = self.recording.arena_bytes
         self.launches = len(self.recording.launches)
         self.dynamic = len(inputs) + sum(o.fresh for o in self.recording.outputs) + len(self.variables)
+        row = RUN_WORDS + FIRST_SLOT + self.dynamic + len(self.recording.constants) + self.recording.slots
+        self.row_words = -(-row // 16) * 16
+        self.runs_alone = False  # whether it is known that no crew is of use
+        self.pace: Pace | None = None
         self._plan = plan
         self._region = region
         self._compile()
@@ -147,7 +155,7 @@ class Tape:
         entries = np.array([self._entry(launch) for launch in launches], np.int64)
         units = np.array([launch.step.units for launch in launches], np.int64)
         self._nodes = np.stack([entries, blocks_at[: len(launches)], units], axis=1)
-        self._nodes_at, self._loop = address(self._nodes), _loop()
+        self._nodes_at, self._loop = address(self._nodes), _loop("alone")
         if available():
             direct_address()  # in this thread, which may take its time, rather than when a step is first run directly
 
@@ -163,6 +171,7 @@ class Tape:
         inputs: Sequence[Array],
         variables: Sequence[Array] = (),
         outputs: Sequence[Array] | None = None,
+        crew: Crew | None = None,
     ) -> list[Array]:
         """The region's outputs for inputs and variables of the tape's specs; the loop runs without the GIL.
 
@@ -170,6 +179,7 @@ class Tape:
         `CANCELLED`, from another thread stops each after its present node. The ``variables``, C-contiguous, are
         written in place; whoever calls holds them. Outputs are new arrays, except that an input or a constant that
         leaves the region is passed on; or they are written into ``outputs``, C-contiguous arrays of their specs.
+        Where that is worth while, a ``crew`` helps; what is computed is the same, bit for bit.
         Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
         """
         status, step, seed, _ = run_words.tolist()
@@ -187,8 +197,10 @@ class Tape:
                 kept.append(np.ascontiguousarray(array))
                 cells.append(int(kept[-1].ctypes.data))
         room.cells[self._cells] = cells
-        if self.launches:
+        if crew is None or self.runs_alone:
             self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
+        else:
+            self._run_with(crew, room)
         reached, status = room.cells[SPAN], room.cells[WORDS + STATUS]
         self._rooms.append(room)
         if reached < self.launches:
@@ -213,6 +225,35 @@ class Tape:
             return self._rooms.pop()
         except IndexError:
             return _Room(self)
+
+    def _run_with(self, crew: Crew, room: _Room) -> None:
+        """Run the launches with a crew's help where that pays, and learn what it costs from the first runs."""
+        pace = self.pace
+        if pace is None:
+            pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads)
+        timed, began = pace.left > 0, time.perf_counter()
+        times = np.zeros(self.launches if timed else 0, np.int64)
+        times_at = int(times.ctypes.data) if timed else 0
+        division = pace.division
+        slot = crew.take() if division is not None and crew.threads == division.threads else None
+        if slot is None:
+            self._loop(self._nodes_at, room.bases_at, room.span_at, times_at)
+        elif division is not None:
+            share = room.share
+            if share is None or share.division is not division:
+                local = crew.local(self.recording.local_bytes)
+                share = room.share = Share(division, self._nodes_at, room.words_at, self.row_words, local)
+            share.time(times_at)
+            try:
+                _loop("shared")(crew.board, slot, share.address, 0)
+            finally:
+                crew.give(slot)
+            failed = share.failed
+            room.cells[SPAN], room.cells[WORDS + STATUS] = failed or (self.launches, 0)
+        if timed and room.cells[SPAN] == self.launches:
+            pace.learn(times)
+            self.took(time.perf_counter() - began)
+        self.runs_alone = pace.left <= 0 and pace.division is None
 
     def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
         if outputs is None:

@@ -1,0 +1,116 @@
+"""How fast a tape runs, what that says of sharing it, and the memory that the threads sharing it have in common.
+
+Law: a `Pace` learns from its tape's first runs how long each launch takes, and asks `schedule` whether several threads
+are worth their trouble; before, a guess decides. It changes nothing that a tape computes. A `Share` belongs to one
+room and holds what one run at a time needs beside that room; its words are laid out as `kernels.board` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.kernels import board as at
+from flowrt.sched.lanes import aligned_zeros
+from flowrt.sched.schedule import Schedule, control, divide, hazards
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan
+    from flowrt.sched.recording import Launch
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+LEARNING = 3  # timed runs: the first is cold, and any may be disturbed
+GUESS_FROM = 1e-3  # seconds that a tape must be guessed to take to be shared before it was timed
+
+
+class Division:
+    """A schedule as the loops read it; immutable."""
+
+    __slots__ = ("chunks", "count", "followers", "schedule", "tasks", "threads")
+
+    def __init__(self, schedule: Schedule, threads: int) -> None:
+        self.schedule, self.threads = schedule, threads
+        self.count, self.chunks = len(schedule.tasks), schedule.chunks
+        followers: list[list[int]] = [[] for _ in schedule.tasks]
+        for number, task in enumerate(schedule.tasks):
+            for before in task.after:
+                followers[before].append(number)
+        self.followers = np.array([n for each in followers for n in each] or [0], np.int64)
+        self.tasks = np.empty((self.count, at.TASK_WORDS), np.int64)
+        stop = 0
+        for number, task in enumerate(schedule.tasks):
+            start, stop = stop, stop + len(followers[number])
+            self.tasks[number] = (task.first, task.stop, task.chunks, start, stop, len(task.after))
+
+
+class Share:
+    """What one run of a divided tape at a time needs beside its room: counters, and the helpers' words and bases.
+
+    ``nodes`` and ``row`` are addresses: of the launches, and of the caller's words and bases. ``local`` is the helpers'
+    own memory, in equal parts.
+    """
+
+    __slots__ = ("_local", "_words", "address", "division")
+
+    def __init__(self, division: Division, nodes: int, row: int, row_words: int, local: Array) -> None:
+        self.division, self._local = division, local
+        helpers = division.threads - 1
+        counters = -(-(at.COUNTERS_END + 2 * division.count + division.chunks) // 16) * 16
+        self._words = aligned_zeros(counters + helpers * row_words)
+        self.address = int(self._words.ctypes.data)
+        self._words[at.NODES], self._words[at.ROW], self._words[at.ROW_WORDS] = nodes, row, row_words
+        self._words[at.TASKS], self._words[at.TASK_COUNT] = division.tasks.ctypes.data, division.count
+        self._words[at.FOLLOWERS], self._words[at.CHUNKS] = division.followers.ctypes.data, division.chunks
+        self._words[at.ROWS] = self.address + 8 * counters
+        self._words[at.LOCAL], self._words[at.LOCAL_BYTES] = local.ctypes.data, local.nbytes // helpers
+
+    def time(self, times: int) -> None:
+        """Have the next run add each launch's nanoseconds to the words at ``times``, if there are any."""
+        self._words[at.TIMES] = times
+
+    @property
+    def failed(self) -> tuple[int, int] | None:
+        """The first launch that failed in the last run, and its status: 0 where others stopped it."""
+        word = int(self._words[at.FAILED])
+        if word == at.NOTHING_FAILED:
+            return None
+        status = word & ((1 << at.STATUS_BITS) - 1)
+        return word >> at.STATUS_BITS, status - (1 << at.STATUS_BITS) if status >> (at.STATUS_BITS - 1) else status
+
+
+class Pace:
+    """What a tape knows of its speed. ``division`` says how a crew of ``threads`` shares it, None: not at all."""
+
+    def __init__(self, plan: Plan, launches: Sequence[Launch], threads: int) -> None:
+        self.threads = threads
+        self.left = LEARNING
+        self.division: Division | None = None
+        self._launches = launches
+        self._units = [launch.step.units for launch in launches]
+        self._after: list[set[int]] | None = None
+        self._plan = plan
+        self._fastest: Array | None = None
+        if threads < 2 or sum(self._units) < 2:
+            self.left = 0
+        elif sum(launch.seconds for launch in launches) > GUESS_FROM:
+            self.decide([launch.seconds for launch in launches])
+
+    def learn(self, nanoseconds: Array) -> None:
+        """What each launch took in a whole run. May be called from any thread."""
+        fastest = self._fastest
+        self._fastest = fastest = nanoseconds if fastest is None else np.minimum(fastest, nanoseconds)
+        self.left -= 1
+        if self.left == 0:
+            self.decide((fastest * 1e-9).tolist())
+            self._after = self._fastest = None
+
+    def decide(self, seconds: Sequence[float]) -> None:
+        """Divide the tape anew for launches that take so long."""
+        if self._after is None:
+            pairs = zip(hazards(self._launches), control(self._plan, self._launches), strict=True)
+            self._after = [shared | ordered for shared, ordered in pairs]
+        schedule = divide(seconds, self._units, self._after, self.threads)
+        self.division = None if schedule is None else Division(schedule, self.threads)

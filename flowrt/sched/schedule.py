@@ -1,0 +1,166 @@
+"""How several threads share a tape: which launches go together, in how many chunks, and what waits for what.
+
+Law: pure; times and touched bytes in, a schedule out. Two launches that touch a byte, one of them writing, run in the
+tape's order, and nothing else does: whose memory is used again, an update in place and a variable that is read before
+it is written are all the same to this file. Results never depend on a schedule.
+
+A *task* is a stretch of the tape that one thread runs in order, or one long launch whose units several threads share
+in *chunks*. Since stretches follow the tape's order, tasks wait only for earlier ones, and cannot wait for each other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan
+    from flowrt.sched.recording import Launch
+
+CHUNK = 5e-6  # seconds: handing a chunk to another core costs about 0.2 µs
+CHUNKS_PER_THREAD = 3  # so that a thread which falls behind is waited for a third of a part
+TASK = 3e-6  # launches shorter than this are run in stretches of about as much
+OVERHEAD = 0.2e-6  # seconds a chunk costs beside its work
+WORTHWHILE = 50e-6  # seconds: waking a thread and sharing caches with it costs about half as much
+GAIN = 0.85  # of the time alone that sharing must at least come down to
+MOST_CHUNKS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Launches ``first`` up to ``stop``, which wait for the tasks ``after``; several ``chunks`` only of one launch."""
+
+    first: int
+    stop: int
+    chunks: int
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tasks in the tape's order, and a guess of the seconds that they take."""
+
+    tasks: tuple[Task, ...]
+    seconds: float
+
+    @property
+    def chunks(self) -> int:
+        return sum(task.chunks for task in self.tasks)
+
+
+def divide(
+    seconds: Sequence[float], units: Sequence[int], after: Sequence[Iterable[int]], threads: int
+) -> Schedule | None:
+    """A schedule for launches of these times and units, each after others; None where one thread is about as good."""
+    alone = sum(seconds)
+    if threads < 2 or alone < WORTHWHILE:
+        return None
+    stretches = _stretches(seconds, units, max(TASK, alone * threads * CHUNKS_PER_THREAD / MOST_CHUNKS), threads)
+    home = [number for number, (first, stop, _) in enumerate(stretches) for _ in range(first, stop)]
+    tasks = []
+    for number, (first, stop, chunks) in enumerate(stretches):
+        before = {home[launch] for position in range(first, stop) for launch in after[position]}
+        tasks.append(Task(first, stop, chunks, tuple(sorted(before - {number}))))
+    expected = _expected(tasks, seconds, threads)
+    return Schedule(tuple(tasks), expected) if expected < GAIN * alone else None
+
+
+def _stretches(
+    seconds: Sequence[float], units: Sequence[int], stretch: float, threads: int
+) -> list[tuple[int, int, int]]:
+    """(first, stop, chunks) of each task."""
+    out: list[tuple[int, int, int]] = []
+    first, held = 0, 0.0
+    for position, each in enumerate(seconds):
+        chunks = min(units[position], threads * CHUNKS_PER_THREAD, int(each / CHUNK))
+        if chunks > 1 or held + each > stretch:
+            if position > first:
+                out.append((first, position, 1))
+            first, held = position, 0.0
+        if chunks > 1:
+            out.append((position, position + 1, chunks))
+            first = position + 1
+        else:
+            held += each
+    if first < len(seconds):
+        out.append((first, len(seconds), 1))
+    return out
+
+
+def _expected(tasks: Sequence[Task], seconds: Sequence[float], threads: int) -> float:
+    """The longest chain of tasks, or all work spread evenly, whichever is more."""
+    ends: list[float] = []
+    work = 0.0
+    for task in tasks:
+        cost = sum(seconds[task.first : task.stop]) + task.chunks * OVERHEAD
+        work += cost
+        ends.append(max((ends[number] for number in task.after), default=0.0) + cost / min(task.chunks, threads))
+    return max([work / threads, *ends])
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """Who touched what under one slot: ``starts`` are where stretches of one history begin; the last has no end."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    writers: list[int] = field(default_factory=lambda: [-1])
+    readers: list[list[int]] = field(default_factory=lambda: [[]])
+
+    def _cut(self, place: int) -> int:
+        """The stretch that begins at ``place``."""
+        found = bisect_left(self.starts, place)
+        if found == len(self.starts) or self.starts[found] != place:
+            self.starts.insert(found, place)
+            self.writers.insert(found, self.writers[found - 1])
+            self.readers.insert(found, list(self.readers[found - 1]))
+        return found
+
+    def read(self, launch: int, begin: int, end: int) -> set[int]:
+        """Whom a reader waits for."""
+        first, stop = self._cut(begin), self._cut(end)
+        for number in range(first, stop):
+            self.readers[number].append(launch)
+        return set(self.writers[first:stop])
+
+    def write(self, launch: int, begin: int, end: int) -> set[int]:
+        """Whom a writer waits for."""
+        first, stop = self._cut(begin), self._cut(end)
+        before = set(self.writers[first:stop]).union(*self.readers[first:stop])
+        self.starts[first:stop] = [begin]
+        self.writers[first:stop] = [launch]
+        self.readers[first:stop] = [[]]
+        return before
+
+
+def hazards(launches: Sequence[Launch]) -> list[set[int]]:
+    """For each launch the earlier ones with which it shares memory that one of the two writes."""
+    memory: dict[int, _Bytes] = {}
+    out = []
+    for number, launch in enumerate(launches):
+        before: set[int] = set()
+        for stretch in sorted(launch.stretches(), key=lambda stretch: stretch.written):
+            history = memory.setdefault(stretch.slot, _Bytes())
+            act = history.write if stretch.written else history.read
+            before |= act(number, stretch.begin, stretch.end)
+        out.append(before - {-1, number})  # what it writes itself, it need not wait for
+    return out
+
+
+def control(plan: Plan, launches: Sequence[Launch]) -> list[set[int]]:
+    """For each launch the earlier ones that must have succeeded before it, whatever memory they touch."""
+    if not any(launch.control for launch in launches):
+        return [set() for _ in launches]
+    done: dict[int, set[int]] = {}  # plan node → the launches that it is done with
+    for number, launch in enumerate(launches):
+        done.setdefault(launch.node, set()).add(number)
+    starts = plan.value_starts()
+    for position, node in enumerate(plan.nodes):
+        if position not in done:  # nothing is launched for it: it is done when all before it is
+            before = {*node.control, *(bisect_right(starts, value) - 1 for value in node.inputs)}
+            done[position] = set().union(*(done.get(number, ()) for number in before))
+    return [
+        {before for position in launch.control for before in done.get(position, ()) if before < number}
+        for number, launch in enumerate(launches)
+    ]
