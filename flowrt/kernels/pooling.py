@@ -159,7 +159,7 @@ def tiles(x: Any, y: Any, window: Any, strides: Any, before: Any) -> bool:
     """Whether every entry of ``x`` lies in exactly one window."""
     rows, columns = window
     whole = y.shape[1] * rows == x.shape[1] and y.shape[2] * columns == x.shape[2]
-    return whole and strides == window and before == (0, 0)
+    return bool(whole and strides == window and before == (0, 0))
 
 
 @kernel("max_pool2d_spread", layout=_finding, local=_memory)
