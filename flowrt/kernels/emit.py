@@ -31,6 +31,7 @@ from flowrt.kernels.abi import operand_address as _operand_address
 from flowrt.kernels.abi import pointer as _pointer
 from flowrt.kernels.abi import word as _word
 from flowrt.kernels.blas import GEMM, resolve
+from flowrt.kernels.emit_folds import bind_folds
 from flowrt.kernels.expression import one_function
 from flowrt.kernels.micro import STUBS
 from flowrt.kernels.scalar_loops import scalar_loops
@@ -131,11 +132,14 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
 
 
 def bind_helpers() -> None:
-    """Let compiled kernels call the families' plain helpers and the BLAS entry points."""
+    """Let compiled kernels call the families' plain helpers, the folds and the BLAS entry points."""
     for helper in JITABLES:
         if helper not in _bound:
             _bound.add(helper)
             overload(helper, strict=False, jit_options=INLINED)(_itself(helper))
+    if "folds" not in _bound:
+        _bound.add("folds")
+        bind_folds()
     for name, stub in GEMM.items():
         if stub not in _bound:
             _bound.add(stub)

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.errors import SpecError
+from flowrt.kernels.folds import add_loosely, larger_loosely, multiply_loosely, smaller_loosely
 from flowrt.kernels.table import Attrs, Call, View, host_only, jitable, kernel, pieces
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec, normal_axes
 
 if TYPE_CHECKING:
     from flowrt.spec import Shape
+
+COLUMNS = 1024  # folded at a time, so that what is held of them stays in a core's nearest cache
+SEARCHED = 64
 
 
 def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
@@ -47,7 +52,7 @@ def _form(shape: Shape, axes: Sequence[int]) -> tuple[tuple[int, ...], bool]:
         case 2, True:
             return (sizes[0], 1, 1, 1, sizes[1]), True
         case 3, False:
-            return (sizes[0], sizes[1], 1, 1, sizes[2]), False
+            return (sizes[0], 1, 1, sizes[1], sizes[2]), False
         case 4, True:
             return (sizes[0], sizes[1], sizes[2], 1, sizes[3]), True
         case 5, False:
@@ -60,25 +65,28 @@ def _axes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, ...]:
 
 
 def _call(sizes: tuple[int, ...], last: bool, ignored: Sequence[Spec]) -> Call:
+    """Each result is a unit of work."""
     outer, _, middle, _, tail = sizes
-    kept = 1 if last else tail
-    views = (View.dense(sizes), *(View.dense(s.concrete) for s in ignored), View.dense((outer, middle, kept)))
-    return Call((*views, View.dense((middle, kept)), View.dense((1,))), (int(last),))
+    results = (outer, middle, 1 if last else tail)
+    views = (View.dense(sizes), *(View.dense(s.concrete) for s in ignored), View.dense(results))
+    return Call((*views, View.dense((2, _columns(sizes, last)))), (int(last),), math.prod(results))
 
 
 def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
     return _call(*_form(inputs[0].concrete, _axes(inputs, attrs)), ())
 
 
-def _held(dtype: Any, sizes: tuple[int, ...], last: bool) -> list[Spec]:
-    return [Spec(dtype, (sizes[2], 1 if last else sizes[4])), Spec(dtype, (1,))]
+def _columns(sizes: tuple[int, ...], last: bool) -> int:
+    """How many columns are folded at a time."""
+    return 1 if last else min(sizes[4], COLUMNS)
 
 
-def _scratch(wide: Callable[[np.dtype[Any]], Any]) -> Any:
-    def scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        return _held(wide(inputs[0].dtype), *_form(inputs[0].concrete, _axes(inputs, attrs)))
+def _local(wide: Callable[[np.dtype[Any]], Any]) -> Any:
+    def local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        columns = _columns(*_form(inputs[0].concrete, _axes(inputs, attrs)))
+        return [Spec(wide(inputs[0].dtype), (2, columns))]
 
-    return scratch
+    return local
 
 
 def _sum_dtype(dtype: np.dtype[Any]) -> str:
@@ -97,12 +105,12 @@ def times(x: Any, y: Any) -> Any:
 
 @jitable
 def larger(x: Any, y: Any) -> Any:
-    return x if x >= y or x != x else y
+    return x if (x >= y) | (x != x) else y
 
 
 @jitable
 def smaller(x: Any, y: Any) -> Any:
-    return x if x <= y or x != x else y
+    return x if (x <= y) | (x != x) else y
 
 
 @jitable
@@ -116,6 +124,17 @@ def both(x: Any, y: Any) -> Any:
 
 
 @jitable
+def as_held(entry: Any, found: Any) -> Any:
+    """An entry, of the type that it is folded in."""
+    return found.dtype.type(entry)
+
+
+@jitable
+def as_truth(entry: Any, found: Any) -> Any:
+    return entry != 0
+
+
+@jitable
 def as_it_is(found: Any, count: Any) -> Any:
     return found
 
@@ -125,59 +144,78 @@ def over_count(found: Any, count: Any) -> Any:
     return found / count
 
 
-def row_reduction(combine: Any) -> Callable[..., Any]:
-    """Folds one row, from ``neutral``, in eight strands: a single one would wait for each entry's result."""
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How two entries are combined: one after another, and along a row, where their order is free."""
 
-    def row(x: Any, o: int, k: int, m: int, neutral: Any) -> Any:
-        tail = x.shape[4]
-        blocks = tail // 8
-        found = neutral
-        if blocks > 0:
-            a = b = c = d = e = f = g = h = neutral
-            for j in range(blocks):
-                t = np.uint64(j * 8)  # unsigned: no check for indices that count from the end
-                a = combine(a, x[o, k, m, 0, t])
-                b = combine(b, x[o, k, m, 0, t + np.uint64(1)])
-                c = combine(c, x[o, k, m, 0, t + np.uint64(2)])
-                d = combine(d, x[o, k, m, 0, t + np.uint64(3)])
-                e = combine(e, x[o, k, m, 0, t + np.uint64(4)])
-                f = combine(f, x[o, k, m, 0, t + np.uint64(5)])
-                g = combine(g, x[o, k, m, 0, t + np.uint64(6)])
-                h = combine(h, x[o, k, m, 0, t + np.uint64(7)])
-            found = combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
-        for last in range(blocks * 8, tail):
-            found = combine(found, x[o, k, m, 0, last])
-        return found
-
-    return jitable(row)
+    combine: Callable[..., Any]
+    in_row: Callable[..., Any]
+    take: Callable[..., Any] = as_held
+    chooses: bool = False  # one of the two
 
 
-def reduction(combine: Any, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
-    """The kernel that folds entries by ``combine``, from ``start`` or, if None, from the first, counted twice."""
+def column_fold(fold: Fold) -> Callable[..., Any]:
+    """Folds rows into ``found[0]``, entry by entry, four rows at a time: each visit costs a load and a store.
+
+    The answer is which of the two rows of ``found`` they end in. Extremes let these take turns: what is chosen between
+    an entry and what is there, and stored there, the compiler stores only where it is the entry, by an instruction
+    that takes ten times as long. Columns are folded strictly in order, so that one comes out the same wherever those
+    beside it are folded.
+    """
+    combine, take, turns = fold.combine, fold.take, int(fold.chooses)
+
+    def fold_columns(x: Any, o: int, m: int, start: int, width: int, found: Any) -> Any:
+        turn = 0
+        for k in range(x.shape[1]):
+            rows = x[o, k, m]
+            fours = rows.shape[0] // 4 * 4
+            for r in range(0, fours, 4):
+                p, q, s, u = rows[r], rows[r + 1], rows[r + 2], rows[r + 3]
+                old, new = found[turn], found[(1 - turn) * turns]
+                for t in range(width):
+                    one, two = take(p[np.uint64(start + t)], found), take(q[np.uint64(start + t)], found)
+                    three, four = take(s[np.uint64(start + t)], found), take(u[np.uint64(start + t)], found)
+                    new[t] = combine(old[t], combine(combine(one, two), combine(three, four)))
+                turn = (1 - turn) * turns
+            for r in range(fours, rows.shape[0]):
+                p, old, new = rows[r], found[turn], found[(1 - turn) * turns]
+                for t in range(width):
+                    new[t] = combine(old[t], take(p[np.uint64(start + t)], found))
+                turn = (1 - turn) * turns
+        return turn
+
+    return jitable(fold_columns)
+
+
+def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
+    """The kernel that folds entries from ``start`` or, if None, from the first, which then counts twice."""
     first = start is None
-    begin = 0 if start is None else start
-    row = row_reduction(combine)
+    neutral = 0 if start is None else start
+    along_row, take, fold_columns = fold.in_row, fold.take, column_fold(fold)
 
-    def reduce(x: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
-        outer, a, middle, b, tail = x.shape
-        kept = found.shape[1]
-        count = a * b * tail if last != 0 else a * b
-        for o in range(outer):
-            for m in range(middle):
-                for t in range(kept):
-                    found[m, t] = x[o, 0, m, 0, t] if first else begin
-            for k in range(a):
-                for m in range(middle):
-                    if last != 0:
-                        neutral[0] = x[o, k, m, 0, 0] if first else begin
-                        found[m, 0] = combine(found[m, 0], row(x, o, k, m, neutral[0]))
-                        continue
-                    for r in range(b):
-                        for t in range(tail):
-                            found[m, t] = combine(found[m, t], x[o, k, m, r, t])
-            for m in range(middle):
-                for t in range(kept):
-                    y[o, m, t] = finish(found[m, t], count)
+    def reduce(x: Any, y: Any, found: Any, last: int, begin: int, end: int) -> None:
+        _, a, middle, b, tail = x.shape
+        if last != 0:
+            for result in range(begin, end):
+                o, m = result // middle, result % middle
+                held = take(x[o, 0, m, 0, 0], found) if first else found.dtype.type(neutral)
+                for k in range(a):
+                    row = x[o, k, m, 0]
+                    for t in range(tail):
+                        held = along_row(held, take(row[t], found))
+                y[o, m, 0] = finish(held, a * tail)
+            return
+        at, kept = begin, y.shape[2]
+        while at < end:
+            group, t = at // kept, at % kept
+            o, m = group // middle, group % middle
+            width = min(min(kept - t, end - at), found.shape[1])
+            for i in range(width):
+                found[0, i] = take(x[o, 0, m, 0, np.uint64(t + i)], found) if first else neutral
+            folded = found[fold_columns(x, o, m, t, width, found)]
+            for i in range(width):
+                y[o, m, np.uint64(t + i)] = finish(folded[i], a * b)
+            at += width
 
     return reduce
 
@@ -214,7 +252,7 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any = as_it_is) -
     """The twin of `reduction`: a block folds the entries of one result at a time."""
     fold_strand, fold_strands = strands_on_cuda(combine, start, finish)
 
-    def reduce(x: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
+    def reduce(x: Any, y: Any, found: Any, last: int) -> None:
         folded = cuda.shared.array(THREADS, found.dtype)
         for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
             fold_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)
@@ -227,19 +265,25 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any = as_it_is) -
 
 
 def _register(
-    op: str, combine: Any, start: int | None, wide: Callable[[np.dtype[Any]], Any], finish: Any = as_it_is
+    op: str,
+    fold: Fold,
+    on_cuda: Callable[..., Any],
+    start: int | None,
+    wide: Callable[[np.dtype[Any]], Any],
+    finish: Any = as_it_is,
 ) -> None:
-    kernel(op, layout=_layout, scratch=_scratch(wide))(reduction(combine, start, finish))
-    kernel(op, "cuda", layout=_layout, scratch=_scratch(wide))(reduction_on_cuda(combine, start, finish))
+    kernel(op, layout=_layout, local=_local(wide))(reduction(fold, start, finish))
+    kernel(op, "cuda", layout=_layout, local=_local(wide))(reduction_on_cuda(on_cuda, start, finish))
 
 
-_register("sum", plus, 0, _sum_dtype)
-_register("mean", plus, 0, lambda dtype: "float64", over_count)
-_register("max", larger, None, lambda dtype: dtype)
-_register("min", smaller, None, lambda dtype: dtype)
-_register("prod", times, 1, _sum_dtype)
-_register("any", either, 0, lambda dtype: "bool")
-_register("all", both, 1, lambda dtype: "bool")
+SUM = Fold(plus, add_loosely)
+_register("sum", SUM, plus, 0, _sum_dtype)
+_register("mean", SUM, plus, 0, lambda dtype: "float64", over_count)
+_register("max", Fold(larger, larger_loosely, chooses=True), larger, None, lambda dtype: dtype)
+_register("min", Fold(smaller, smaller_loosely, chooses=True), smaller, None, lambda dtype: dtype)
+_register("prod", Fold(times, multiply_loosely), times, 1, _sum_dtype)
+_register("any", Fold(either, either, as_truth), either, 0, lambda dtype: "bool")
+_register("all", Fold(both, both, as_truth), both, 1, lambda dtype: "bool")
 
 
 def _position_sizes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, int, int]:
@@ -251,62 +295,126 @@ def _position_sizes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, int, int
 
 
 def _position_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """Rows if the axis is the last (or all there is), else columns. Each result is a unit of work."""
     outer, count, inner = _position_sizes(inputs, attrs)
-    return Call((View.dense((outer, count, inner)), View.dense((outer, inner)), View.dense((inner,))))
+    sizes, last = ((outer, 1, count), 1) if inner == 1 else ((outer, count, inner), 0)
+    columns = View.dense((2, min(inner, COLUMNS)))
+    return Call((View.dense(sizes), View.dense((outer, inner)), columns, columns), (last,), outer * inner)
 
 
-def _position_scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    return [Spec(inputs[0].dtype, (_position_sizes(inputs, attrs)[2],))]
+def _position_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """The best of each column and where it is: in 32 bits where they suffice, as wide as most entries."""
+    _, count, inner = _position_sizes(inputs, attrs)
+    columns = (2, min(inner, COLUMNS))
+    return [Spec(inputs[0].dtype, columns), Spec("int32" if count < 2**31 else "int64", columns)]
 
 
 @jitable
 def beats_as_larger(x: Any, y: Any) -> Any:
-    return x > y or (x != x and y == y)
+    return (x > y) | ((x != x) & (y == y))
 
 
 @jitable
 def beats_as_smaller(x: Any, y: Any) -> Any:
-    return x < y or (x != x and y == y)
+    return (x < y) | ((x != x) & (y == y))
 
 
-def position(beats: Any) -> Callable[..., Any]:
+@jitable
+def first_equal(row: Any, value: Any) -> Any:
+    """Where ``value`` (or NaN, if it is) first is in a row that holds it; by blocks, whose search vectorises."""
+    start = 0
+    for block in range(row.size // SEARCHED):
+        there = False
+        for t in range(SEARCHED):
+            entry = row[np.uint64(block * SEARCHED + t)]
+            there |= (entry == value) | (entry != entry)
+        if there:
+            break
+        start += SEARCHED
+    while start < row.size - 1 and row[start] != value and row[start] == row[start]:
+        start += 1
+    return start
+
+
+def position(beats: Any, in_row: Any) -> Callable[..., Any]:
     """The kernel that finds where the first entry is that no other beats."""
 
-    def find(x: Any, y: Any, best: Any) -> None:
-        outer, count, inner = x.shape
-        for o in range(outer):
-            for i in range(inner):
-                best[i] = x[o, 0, i]
-                y[o, i] = 0
-            for k in range(1, count):
-                for i in range(inner):
-                    if beats(x[o, k, i], best[i]):
-                        best[i] = x[o, k, i]
-                        y[o, i] = k
+    def find(x: Any, y: Any, best: Any, where: Any, last: int, begin: int, end: int) -> None:
+        if last != 0:
+            for o in range(begin, end):
+                row = x[o, 0]
+                top = row[0]
+                for t in range(row.size):
+                    top = in_row(top, row[t])
+                y[o, 0] = first_equal(row, top)
+            return
+        at, inner = begin, y.shape[1]
+        while at < end:
+            o, start = at // inner, at % inner
+            width = min(min(inner - start, end - at), best.shape[1])
+            row, out = x[o, 0], y[o]
+            for i in range(width):
+                best[0, i], where[0, i] = row[np.uint64(start + i)], 0
+            for k in range(1, x.shape[1]):  # taking turns as in `column_fold`
+                row, here = x[o, k], where.dtype.type(k)
+                old, new, before, after = best[(k - 1) % 2], best[k % 2], where[(k - 1) % 2], where[k % 2]
+                for i in range(width):
+                    after[i] = here if beats(row[np.uint64(start + i)], old[i]) else before[i]
+                for i in range(width):
+                    new[i] = row[np.uint64(start + i)] if beats(row[np.uint64(start + i)], old[i]) else old[i]
+            for i in range(width):
+                out[np.uint64(start + i)] = where[(x.shape[1] - 1) % 2, i]
+            at += width
 
     return find
 
 
-kernel("argmax", layout=_position_layout, scratch=_position_scratch)(position(beats_as_larger))
-kernel("argmin", layout=_position_layout, scratch=_position_scratch)(position(beats_as_smaller))
+argmax = position(beats_as_larger, larger_loosely)
+argmin = position(beats_as_smaller, smaller_loosely)
+kernel("argmax", layout=_position_layout, local=_position_local)(argmax)
+kernel("argmin", layout=_position_layout, local=_position_local)(argmin)
 
 
 def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    view = View.dense(_position_sizes(inputs, attrs))
-    return Call((view, view), (int(attrs["reverse"]),))
+    """Rows or columns as in `_position_layout`; each is a unit of work."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    view = View.dense((outer, 1, count) if inner == 1 else (outer, count, inner))
+    return Call((view, view), (int(inner == 1), int(attrs["reverse"])), outer * inner)
+
+
+@jitable
+def run_four_rows(x: Any, y: Any, row: int, rows: int, reverse: int) -> None:
+    """Running sums of four rows side by side: a single one would wait for each sum. The last stands in for missing."""
+    here, last = x.shape[2] - 1 if reverse != 0 else 0, rows - 1
+    step = -1 if reverse != 0 else 1
+    p, q, s, u = row, min(row + 1, last), min(row + 2, last), min(row + 3, last)
+    a = b = c = d = y.dtype.type(0)
+    for _ in range(x.shape[2]):
+        at = np.uint64(here)
+        a, b = y.dtype.type(a + x[p, 0, at]), y.dtype.type(b + x[q, 0, at])
+        c, d = y.dtype.type(c + x[s, 0, at]), y.dtype.type(d + x[u, 0, at])
+        y[p, 0, at], y[q, 0, at], y[s, 0, at], y[u, 0, at] = a, b, c, d
+        here += step
 
 
 @kernel("cumsum", layout=_running_layout)
-def cumsum(x: Any, y: Any, reverse: int) -> None:
-    outer, count, inner = x.shape
-    begin, step = (count - 1, -1) if reverse != 0 else (0, 1)
-    for o in range(outer):
-        for i in range(inner if count > 0 else 0):
-            y[o, begin, i] = x[o, begin, i]
-        for k in range(1, count):
-            at = begin + k * step
-            for i in range(inner):
-                y[o, at, i] = y[o, at - step, i] + x[o, at, i]
+def cumsum(x: Any, y: Any, last: int, reverse: int, begin: int, end: int) -> None:
+    if last != 0:
+        for row in range(begin, end, 4):
+            run_four_rows(x, y, row, end, reverse)
+        return
+    at, inner, count = begin, x.shape[2], x.shape[1]
+    while at < end:
+        o, start = at // inner, at % inner
+        width = min(inner - start, end - at)
+        for k in range(count):
+            here = count - 1 - k if reverse != 0 else k
+            source, out = x[o, here], y[o, here]
+            before = y[o, here + 1 if reverse != 0 else max(here - 1, 0)] if k > 0 else out
+            for i in range(width):
+                t = np.uint64(start + i)
+                out[t] = source[t] if k == 0 else before[t] + source[t]
+        at += width
 
 
 def _spread_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
@@ -335,23 +443,24 @@ def _sum_to_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs
     return _call(*form, inputs[1:])
 
 
-def _sum_to_scratch(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    return _held(_sum_dtype(inputs[0].dtype), *_form(inputs[0].concrete, _summed_axes(inputs[0], outputs[0])))
+def _sum_to_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    columns = _columns(*_form(inputs[0].concrete, _summed_axes(inputs[0], outputs[0])))
+    return [Spec(_sum_dtype(inputs[0].dtype), (2, columns))]
 
 
-_add_up = jitable(reduction(plus, 0))
+_add_up = jitable(reduction(SUM, 0))
 
 
-def sum_to(x: Any, shape: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
-    _add_up(x, y, found, neutral, last)
+def sum_to(x: Any, shape: Any, y: Any, found: Any, last: int, begin: int, end: int) -> None:
+    _add_up(x, y, found, last, begin, end)
 
 
-kernel("sum_to", layout=_sum_to_layout, scratch=_sum_to_scratch)(sum_to)
+kernel("sum_to", layout=_sum_to_layout, local=_sum_to_local)(sum_to)
 _add_strand, _add_strands = strands_on_cuda(plus, 0, as_it_is)
 
 
-@kernel("sum_to", "cuda", layout=_sum_to_layout, scratch=_sum_to_scratch)
-def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, neutral: Any, last: int) -> None:
+@kernel("sum_to", "cuda", layout=_sum_to_layout, local=_sum_to_local)
+def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, last: int) -> None:
     folded = cuda.shared.array(THREADS, found.dtype)
     for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
         _add_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)

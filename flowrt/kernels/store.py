@@ -60,7 +60,7 @@ def cache_folder() -> Path:
 def _surroundings() -> bytes:
     """What every object depends on: the compilers, the interpreter's bytecode, the machine and how entries are made."""
     here = Path(__file__).parent
-    makers = ("emit.py", "abi.py", "compose.py", "scalar_loops.py", "blas.py")
+    makers = ("emit.py", "abi.py", "compose.py", "scalar_loops.py", "emit_folds.py", "blas.py")
     sources = b"".join((here / name).read_bytes() for name in makers)
     parts = [version(name) for name in ("numba", "llvmlite", "numpy")]
     parts += [sys.version, llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]

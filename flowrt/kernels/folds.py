@@ -1,0 +1,29 @@
+"""Combining two numbers where the order of many does not matter, so that a loop over a row becomes one of vectors.
+
+A kernel calls these as plain functions; where it is compiled they become instructions that the compiler may reorder
+(`emit_folds`). How a row is folded then depends on the machine's vectors, never on who folds the rows beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def add_loosely(x: Any, y: Any) -> Any:
+    """The sum, in a chain of sums that may be added up in any order."""
+    return x + y
+
+
+def multiply_loosely(x: Any, y: Any) -> Any:
+    """The product, in a chain of products that may be multiplied in any order."""
+    return x * y
+
+
+def larger_loosely(x: Any, y: Any) -> Any:
+    """The larger, or NaN if either is."""
+    return x if x >= y or x != x else y
+
+
+def smaller_loosely(x: Any, y: Any) -> Any:
+    """The smaller, or NaN if either is."""
+    return x if x <= y or x != x else y
