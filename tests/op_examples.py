@@ -14,7 +14,7 @@ import numpy as np
 from example import Example, bools, integers, normal, positive
 from op_examples_control import CONTROL
 from op_examples_fused import FUSED
-from op_examples_nn import INDEX, LINALG, NN, RANDOM
+from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
 from op_examples_replica import REPLICA
 
 import flowrt.ops as fr
@@ -499,6 +499,7 @@ EXAMPLES: Sequence[Example] = [
     *REDUCE,
     *SHAPE,
     *INDEX,
+    *LSTM,
     *LINALG,
     *FUSED,
     *NN,

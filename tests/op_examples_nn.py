@@ -10,7 +10,7 @@ import numpy as np
 from example import Example, bools, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import index, nn, slices
+from flowrt.ops import index, nn, recurrent, slices
 from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
@@ -28,6 +28,50 @@ def _hot(indices: np.ndarray, depth: int, dtype: str = "float32") -> np.ndarray:
 
 
 ROWS = np.int64([3, -1, 3, 0, 9, 3])
+
+
+def _lstm(x: np.ndarray, h: np.ndarray, c: np.ndarray, w_x: np.ndarray, w_h: np.ndarray, b: np.ndarray) -> Any:
+    outputs = np.zeros((len(x), *h.shape), x.dtype)
+    for t, now in enumerate(x):
+        i, f, g, o = np.split(now @ w_x + h @ w_h + b, 4, axis=1)
+        c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+        h = outputs[t] = np.tanh(c) / (1 + np.exp(-o))
+    return outputs, h, c
+
+
+def _layer(steps: int, batch: int, width: int, units: int) -> Example:
+    shapes = [
+        (steps, batch, width),
+        (batch, units),
+        (batch, units),
+        (width, 4 * units),
+        (units, 4 * units),
+        (4 * units,),
+    ]
+    inputs = tuple(normal(*shape, seed=seed) * np.float32(0.5) for seed, shape in enumerate(shapes))
+    return Example("lstm_steps", nn.lstm, inputs, _lstm, gradient=batch * steps < 20, note=f"{steps}x{batch}")
+
+
+def _lstm_back(
+    dy: np.ndarray, dh: np.ndarray, dc: np.ndarray, c: np.ndarray, w_h: np.ndarray, kept: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    sums = np.zeros((*kept.shape[:2], w_h.shape[1]), kept.dtype)
+    for t in reversed(range(len(kept))):
+        i, f, g, o, _, bent = np.split(kept[t], 6, axis=1)
+        before = np.split(kept[t - 1], 6, axis=1)[4] if t else c
+        dh = dh + dy[t]
+        dc = dc + dh * o * (1 - bent**2)
+        parts = (dc * g * i * (1 - i), dc * before * f * (1 - f), dc * i * (1 - g**2), dh * bent * o * (1 - o))
+        sums[t] = np.concatenate(parts, 1)
+        dh, dc = sums[t] @ w_h.T, dc * f
+    return sums, dh, dc
+
+
+BACK = tuple(normal(*s, seed=i) for i, s in enumerate([(3, 2, 5), (2, 5), (2, 5), (2, 5), (5, 20), (3, 2, 30)]))
+LSTM = [
+    *[_layer(3, 2, 3, 2), _layer(1, 1, 1, 5), _layer(0, 2, 3, 2), _layer(2, 0, 3, 2), _layer(3, 35, 4, 17)],
+    Example("lstm_steps_grad", recurrent.lstm_steps_grad, BACK, _lstm_back, gradient=False, margin=1e-5),
+]
 
 INDEX = [
     Example("group_rows", lambda i: slices.group_rows(i, 6, 10)[:1], (ROWS,), lambda i: np.int32([3])),

@@ -70,6 +70,7 @@ SIGNATURES = {
     "one_hot": "indices, depth, dtype='float32'",
     "matmul": "a, b, transpose_a=False, transpose_b=False",
     "nn.conv2d": "x, filters, strides=1, padding='SAME', dilations=1, groups=1",
+    "nn.lstm": "x, h, c, w_x, w_h, bias",
     "nn.max_pool2d": "x, window=2, strides=None, padding='VALID'",
     "nn.softmax": "x, axis=-1",
     "nn.log_softmax": "x, axis=-1",

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "flowrt"
 FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
 FAMILIES = ["source", "elementwise", "activation", "flow", "reduce", "shape", "slices", "index", "linalg"]
-FAMILIES += ["random", "layers", "nn", "rows", "state", "replica", "fused", "body", "control", "loops"]
+FAMILIES += ["random", "layers", "recurrent", "nn", "rows", "state", "replica", "fused", "body", "control", "loops"]
 # each may import those to its left
 MEANING = [*FLOOR, "op", "operators", "graph", "ops", "gradients", "passes"]
 MAY_IMPORT = {

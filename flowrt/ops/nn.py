@@ -14,6 +14,7 @@ from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding_lookup, layer_norm
+from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import shape_of
@@ -34,6 +35,7 @@ __all__ = [
     "layer_norm",
     "leaky_relu",
     "log_softmax",
+    "lstm",
     "max_pool2d",
     "relu",
     "sigmoid",

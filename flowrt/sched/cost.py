@@ -58,6 +58,11 @@ def _bytes(op: str, specs: Sequence[Spec]) -> int:
 
 def _flops(op: str, specs: Sequence[Spec]) -> float:
     """Roughly how many multiplications and additions an op does beyond touching its operands once."""
+    if op == "lstm_steps":  # every entry that is kept of a gate is a dot product with x and one with h
+        x, h, kept = specs[0], specs[1], specs[-1]
+        return 2 * kept.size * 4 / 6 * (x.concrete[2] + h.concrete[1]) if kept.size else 0
+    if op == "lstm_steps_grad":
+        return 2 * specs[0].size * specs[4].concrete[1]
     if op != "matmul" and not op.startswith("conv"):
         return 0
     sizes = [spec.size for spec in specs[:3] if spec.dtype.kind == "f"]

@@ -1,0 +1,109 @@
+"""Recurrent layers: one op runs all time steps, and keeps what its gradient needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.op import op
+from flowrt.ops.linalg import matmul
+from flowrt.ops.reduce import sum as sum_
+from flowrt.ops.shape import reshape, stack
+from flowrt.ops.source import shape_of
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+
+GATES, KEPT = 4, 6  # i, f, g, o; then also the cell and its tanh
+
+
+def lstm(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any, *, name: str | None = None) -> tuple[Any, Any, Any]:
+    """A layer of long short-term memory over all time steps: (outputs, h, c).
+
+    ``x`` is [time, batch, in]; ``h`` and ``c`` are the state before the first step, [batch, units]; ``w_x`` is
+    [in, 4 units], ``w_h`` [units, 4 units], ``bias`` [4 units], with the gates in the order i, f, g, o. At each step::
+
+        i, f, g, o = split(x @ w_x + h @ w_h + bias)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h = sigmoid(o) * tanh(c)
+
+    ``outputs`` are the h of every step, [time, batch, units]; the h and c answered are those after the last one.
+    Hochreiter and Schmidhuber, "Long short-term memory", 1997; Gers et al., "Learning to forget", 2000.
+    """
+    outputs, last_h, last_c, _, _ = lstm_steps(x, h, c, w_x, w_h, bias, name=name)
+    return outputs, last_h, last_c
+
+
+@op(promote=True)
+def lstm_steps(x: Spec, h: Spec, c: Spec, w_x: Spec, w_h: Spec, bias: Spec) -> tuple[Spec, ...]:
+    """`lstm`, and for its gradient the h before every step and what each step computed: i, f, g, o, c and tanh(c)."""
+    if x.dtype.kind != "f":
+        raise SpecError(f"lstm computes on floats, got {x}; use astype")
+    units = _units(h, c, w_h, bias)
+    steps, batch, width = _sizes("x", x, (None, None, None))
+    batch = batch or _sizes("h", h, (batch, units))[0] or _sizes("c", c, (batch, units))[0]
+    four = None if units is None else GATES * units
+    for what, spec, sizes in (
+        ("h", h, (batch, units)),
+        ("c", c, (batch, units)),
+        ("w_x", w_x, (width, four)),
+        ("w_h", w_h, (units, four)),
+        ("bias", bias, (four,)),
+    ):
+        _sizes(what, spec, sizes)
+    every, state = Spec(x.dtype, (steps, batch, units)), Spec(x.dtype, (batch, units))
+    return every, state, state, every, Spec(x.dtype, (steps, batch, None if units is None else KEPT * units))
+
+
+def _units(h: Spec, c: Spec, w_h: Spec, bias: Spec) -> int | None:
+    """How many units the layer has, from whatever tells it."""
+    for spec, axis, share in ((w_h, 0, 1), (h, 1, 1), (c, 1, 1), (w_h, 1, GATES), (bias, 0, GATES)):
+        size = spec.dims[axis] if spec.dims is not None and len(spec.dims) > axis else None
+        if size is not None:
+            return size // share
+    return None
+
+
+def _sizes(what: str, spec: Spec, wanted: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    if spec.dims is None:
+        return wanted
+    if len(spec.dims) != len(wanted) or any(
+        m is not None and n not in (None, m) for n, m in zip(spec.dims, wanted, strict=True)
+    ):
+        raise SpecError(f"{what} of lstm must be {Spec(spec.dtype, wanted)}, got {spec}")
+    return tuple(n if m is None else m for n, m in zip(spec.dims, wanted, strict=True))
+
+
+@lstm_steps.gradient
+def lstm_steps_grad_rule(node: Node, dy: Tensor, dh: Tensor, dc: Tensor, *unused: Tensor) -> tuple[Any, ...]:
+    x, _, c, w_x, w_h, _ = node.inputs
+    before, kept = node.outputs[3:]
+    d_gates, d_h, d_c = lstm_steps_grad(dy, dh, dc, c, w_h, kept)
+    rows = _rows(d_gates)
+    d_w_x, d_w_h = matmul(_rows(x), rows, True), matmul(_rows(before), rows, True)
+    return matmul(d_gates, w_x, False, True), d_h, d_c, d_w_x, d_w_h, sum_(rows, 0)
+
+
+def _rows(x: Tensor) -> Any:
+    """All steps of all examples as the rows of one matrix."""
+    return reshape(x, stack([np.int64(-1), shape_of(x)[2]]))
+
+
+@op
+def lstm_steps_grad(dy: Spec, dh: Spec, dc: Spec, c: Spec, w_h: Spec, kept: Spec) -> tuple[Spec, ...]:
+    """The gradients of the sums before the gates, [time, batch, 4 units], of h and of c, from those of the answers."""
+    if kept.dims is None or kept.shape[2] is None:
+        return Spec(kept.dtype, (None, None, None)), dh, dc
+    steps, batch, width = kept.shape
+    units = (width or 0) // KEPT
+    return Spec(kept.dtype, (steps, batch, GATES * units)), *[Spec(kept.dtype, (batch, units))] * 2
+
+
+@lstm_steps_grad.gradient
+def lstm_steps_grad_grad(node: Node, *dy: Tensor) -> tuple[Any, ...]:
+    raise GraphError(
+        f"{user_site()}: lstm has no second derivatives ({node.name!r}); write the steps with fr.scan to get them"
+    )
