@@ -207,8 +207,11 @@ class Adam(Optimizer):
         squares = second * self.beta2 + square(gradient) * (1 - self.beta2)
         now = steps + 1
         time = astype(now, variable.dtype)
-        root = sqrt(divide(squares, _weight(self.beta2, time)))
-        step = self._step(variable, divide(divide(mean, _weight(self.beta1, time)), root + self.epsilon))
+        root = sqrt(
+            _weight(self.beta2, time)
+        )  # of a scalar: beside the variable itself, only one root and one quotient
+        direction = divide(mean * divide(root, _weight(self.beta1, time)), sqrt(squares) + root * self.epsilon)
+        step = self._step(variable, direction)
         moved = variable.assign_sub(multiply(step, self._rate(variable)))
         return [first.assign(mean), second.assign(squares), steps.assign(now), moved]
 

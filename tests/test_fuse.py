@@ -190,6 +190,19 @@ def test_additions_that_another_write_may_come_between_stay_additions() -> None:
     assert ops(plan_of(alone, (3, 3)))[-1] == ["assign_add"]  # nothing to fuse it with
 
 
+def test_one_node_computes_all_of_an_optimisers_update() -> None:
+    """Also where what is computed once for all entries is in the way."""
+
+    def build(x: Any) -> Any:
+        with fr.name_scope("model"):
+            v = fr.Variable(np.ones(3, np.float32))
+        return [fr.optim.Adam(0.1).apply_gradients([(x, v)])]
+
+    fused = [node for node in plan_of(build, (3,)).nodes if node.op == "fused"]
+    assert [node.outputs[0].dims for node in fused] == [(), (3,)]
+    assert len(fused[1].outputs) == 3
+
+
 def test_groups_are_bounded() -> None:
     def build(x: Any) -> Any:
         for _ in range(100):

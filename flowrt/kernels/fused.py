@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel
 from flowrt.kernels.store import Variant, is_compiled, symbol_of
 from flowrt.kernels.table import Call, Form, Kernel, View, broadcast, host_only, kernel
 from flowrt.spec import Spec
-
-if TYPE_CHECKING:
-    from flowrt.kernels.nested import NestedStep
 
 WORTH_BYTES = 4096
 """Less scratch than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay."""
@@ -115,7 +112,7 @@ def _one_by_one(
     inputs: Sequence[Spec], specs: Sequence[Spec], members: Members, results: Sequence[int], device: str
 ) -> Application:
     places = _Places(len(inputs), specs, members, results)
-    steps: list[Step | NestedStep] = []
+    steps: list[Any] = []
     for number, (op, operands, _, attrs) in enumerate(members, len(inputs)):
         taken = [specs[n] for n in operands]
         part = apply_kernel(op, taken, [specs[number]], dict(attrs), device)

@@ -98,12 +98,12 @@ def compile_step(
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placement = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     report("place", **Counter(map(str, placement.values())))
-    placed = step
+    placed, where = step, placement
     if optimize and fusible is not None:
-        step = fuse(step, placement, fusible, regions=regions)
+        step, where = fuse(step, placement, fusible, regions=regions)
         made = sum(node.op.name == "fused" for node in step.nodes.values())
         report("fuse", groups=made, members=len(placed.nodes) - len(step.nodes) + made)
-    parts = partition(step, placement, home=_home(devices, default), client=client)
+    parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     names = {node.name: str(placement[node.id]) for node in placed.nodes.values()}
     return Compiled(parts.plans, parts.client, tuple(reports), names)

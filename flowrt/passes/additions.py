@@ -8,7 +8,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,42 +24,58 @@ SUMS = {"assign_add": "add", "assign_sub": "subtract"}
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A write that adds, and the read of its variable whose value the sum begins with."""
+    """A write that adds, and the read of its variable whose value the sum begins with; the pass adds one if need be."""
 
     write: StepNode
     read: StepNode
+    added: bool
+    number: int  # the sum's id
 
-    def sum_node(self, number: int) -> StepNode:
-        """The node of the sum, under the id ``number``."""
+    def whole(self) -> StepNode:
+        """The node of the sum."""
         write, op = self.write, lookup(SUMS[self.write.op.name])
         inputs: tuple[Ref, ...] = ((self.read.id, 0), write.inputs[0])
         outputs = op.infer([self.read.outputs[0]] * 2, {})
-        return StepNode(number, op, write.name, inputs, outputs, {}, (), write.site, write.after)
+        return StepNode(self.number, op, write.name, inputs, outputs, {}, (), write.site, write.after)
 
-    def assignment(self, number: int) -> StepNode:
-        """The write as an assignment of that sum."""
-        return replace(self.write, op=lookup("assign"), inputs=((number, 0),))
+    def assignment(self) -> StepNode:
+        """The write as an assignment of the sum."""
+        return replace(self.write, op=lookup("assign"), inputs=((self.number, 0),))
 
 
-def find_additions(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int]) -> list[Addition]:
-    """The additions that may be spelled out; ``behind`` says of each node what its region waits for."""
+def find_additions(
+    step: Step, placement: Mapping[int, Device], behind: Mapping[int, int], first: int
+) -> list[Addition]:
+    """The additions that may be spelled out; ``behind`` says of each node what its region waits for.
+
+    What is added to the step bears ids from ``first`` on.
+    """
     touching: dict[tuple[str, str], list[StepNode]] = {}
     for node in step.nodes.values():
         if node.resource is not None and not node.op.effect:
             touching.setdefault(node.resource, []).append(node)
-    found = []
     readers = _readers(step, {node.id for nodes in touching.values() for node in nodes})
+    found: list[Addition] = []
     for nodes in touching.values():
         writes = [node for node in nodes if node.op.name != READ]
         reads = [node for node in nodes if node.op.name == READ and not node.attrs.get("fresh")]
-        if len(writes) != 1 or len(reads) != 1 or writes[0].op.name not in SUMS:
+        if len(writes) != 1 or writes[0].op.name not in SUMS or len(reads) > 1:
             continue
-        write, read = writes[0], reads[0]
-        together = {(placement[n], behind[n]) for n in (write.id, *readers[read.id]) if n != FED}
-        fits = read.outputs[0] == step.spec(write.inputs[0]) and write.inputs[0][0] != FED
-        if fits and len(together) == 1 and FED not in readers[read.id] and placement[read.id] == placement[write.id]:
-            found.append(Addition(write, read))
+        write = writes[0]
+        read = reads[0] if reads else _read_for(write, first + 2 * len(found) + 1)
+        users = {write.id, *readers.get(read.id, ())}
+        together = FED not in users and len({(placement[n], behind[n]) for n in users}) == 1
+        beside = not reads or placement[read.id] == placement[write.id]
+        if together and beside and write.inputs[0][0] != FED and read.outputs[0] == step.spec(write.inputs[0]):
+            found.append(Addition(write, read, not reads, first + 2 * len(found)))
     return found
+
+
+def _read_for(write: StepNode, number: int) -> StepNode:
+    """A plain read of the variable that is written."""
+    op = lookup(READ)
+    attrs = {**write.attrs, "fresh": False}
+    return StepNode(number, op, f"{write.name}/value", (), op.infer([], attrs), attrs, (), write.site)
 
 
 def _readers(step: Step, of: set[int]) -> dict[int, set[int]]:
@@ -75,24 +91,30 @@ def _readers(step: Step, of: set[int]) -> dict[int, set[int]]:
     return readers
 
 
-def spell_out(step: Step, additions: Mapping[int, Addition]) -> Step:
-    """``step`` with the additions as sums, under the ids they are given by, and assignments."""
+def spell_out(step: Step, additions: Sequence[Addition]) -> Step:
+    """``step`` with the additions as sums and assignments."""
     nodes: dict[int, StepNode] = {}
-    by_write = {addition.write.id: number for number, addition in additions.items()}
+    by_write = {addition.write.id: addition for addition in additions}
     for node in step.nodes.values():
-        number = by_write.get(node.id)
-        if number is not None:
-            nodes[number] = additions[number].sum_node(number)
-        nodes[node.id] = node if number is None else additions[number].assignment(number)
+        addition = by_write.get(node.id)
+        if addition is None:
+            nodes[node.id] = node
+            continue
+        if addition.added:
+            nodes[addition.read.id] = addition.read
+        nodes[addition.number] = addition.whole()
+        nodes[node.id] = addition.assignment()
     return replace(step, nodes=nodes)
 
 
-def put_back(step: Step, additions: Mapping[int, Addition]) -> Step:
+def put_back(step: Step, additions: Sequence[Addition]) -> Step:
     """``step`` with those additions as they were whose sums still are nodes of their own."""
     nodes = dict(step.nodes)
-    for number, addition in additions.items():
-        if number in nodes:
-            whole, write = nodes.pop(number), nodes[addition.write.id]
+    for addition in additions:
+        if addition.number in nodes:
+            whole, write = nodes.pop(addition.number), nodes[addition.write.id]
             put = replace(addition.write, inputs=whole.inputs[1:], control=write.control, after=whole.after)
             nodes[put.id] = put
+            if addition.added:
+                del nodes[addition.read.id]
     return replace(step, nodes=in_order(nodes))

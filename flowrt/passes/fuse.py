@@ -45,20 +45,24 @@ class _Group:
     inputs: set[Ref] = field(default_factory=set)
 
 
-def fuse(step: Step, placement: Mapping[int, Device], fusible: Fusible, *, regions: bool = True) -> Step:
-    """``step`` with groups of elementwise nodes as nodes ``fused``, each under the id and name of its last member.
+def fuse(
+    step: Step, placement: Mapping[int, Device], fusible: Fusible, *, regions: bool = True
+) -> tuple[Step, dict[int, Device]]:
+    """``step`` with groups of elementwise nodes as nodes ``fused``, and where its nodes run.
 
-    ``regions`` says whether what waits for the same effects runs as one, with its variables held.
+    A group bears the id and name of its last member. ``regions`` says whether what waits for the same effects runs as
+    one, with its variables held.
     """
     behind = _markers(step, placement)
     first = 1 + max((len(step.graph.nodes), *step.nodes))
-    found = find_additions(step, placement, behind) if regions else []
-    additions = dict(enumerate(found, first))
+    additions = find_additions(step, placement, behind, first) if regions else []
     wide = spell_out(step, additions)
-    placement = {**placement, **{number: placement[a.write.id] for number, a in additions.items()}}
-    behind = {**behind, **{number: behind[a.write.id] for number, a in additions.items()}}
-    groups = _Grouping(wide, _keys(wide, placement, behind, fusible)).groups()
-    return put_back(_rewritten(wide, [group.members for group in groups if len(group.members) > 1], first), additions)
+    sources = {number: a.write.id for a in additions for number in (a.number, a.read.id)}
+    where = {**{number: placement[source] for number, source in sources.items()}, **placement}
+    behind = {**{number: behind[source] for number, source in sources.items()}, **behind}
+    groups = _Grouping(wide, _keys(wide, where, behind, fusible)).groups()
+    made = _rewritten(wide, [group.members for group in groups if len(group.members) > 1], first)
+    return put_back(made, additions), where
 
 
 # ── which nodes may stand together ───────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +129,7 @@ class _Grouping:
         self._open: dict[int, _Group] = {}  # member → its group
         self._closed: list[_Group] = []
         self._ready = [(self._position[i], i) for i, count in self._waiting.items() if not count]
-        self._put_off: list[tuple[int, int]] = []
+        self._put_off: list[tuple[int, int, int]] = []
 
     def groups(self) -> list[_Group]:
         """All groups, of one node or more."""
@@ -134,8 +138,7 @@ class _Grouping:
                 _, node = heapq.heappop(self._ready)
                 self._take(node)
             else:
-                _, node = heapq.heappop(self._put_off)
-                self._make_way(node)
+                self._make_way(heapq.heappop(self._put_off)[-1])
         for group in {id(group): group for group in self._open.values()}.values():
             self._close(group)
         return self._closed
@@ -144,7 +147,7 @@ class _Grouping:
         """Do a node, let it join the open groups it waits for, or put it off."""
         before = self._groups_before(i)
         if before and not self._fits(i, before):
-            heapq.heappush(self._put_off, (self._position[i], i))
+            heapq.heappush(self._put_off, (self._urgency(i, before), self._position[i], i))
             return
         if i in self._keys:
             self._join(i, before)
@@ -152,6 +155,12 @@ class _Grouping:
             self._waiting[follower] -= 1
             if not self._waiting[follower]:
                 heapq.heappush(self._ready, (self._position[follower], follower))
+
+    def _urgency(self, i: int, groups: Sequence[_Group]) -> int:
+        """Those that will join a group come first, and writes, for which nobody waits to compute, last."""
+        if any(group.key == self._keys.get(i) for group in groups):
+            return 0
+        return 2 if self._step.nodes[i].op.stateful else 1
 
     def _groups_before(self, i: int) -> list[_Group]:
         found = (self._open.get(source) for source in self._step.nodes[i].before())
@@ -175,12 +184,12 @@ class _Grouping:
         self._open.update(dict.fromkeys(joined.members, joined))
 
     def _make_way(self, i: int) -> None:
-        """Close what node ``i`` was put off for and cannot join."""
-        key = self._keys.get(i)
+        """Close what node ``i`` was put off for and cannot join, if it still cannot."""
         groups = self._groups_before(i)
-        others = [group for group in groups if group.key != key]
-        for group in others or groups:
-            self._close(group)
+        if not self._fits(i, groups):
+            others = [group for group in groups if group.key != self._keys.get(i)]
+            for group in others or groups:
+                self._close(group)
         heapq.heappush(self._ready, (self._position[i], i))
 
     def _close(self, group: _Group) -> None:
