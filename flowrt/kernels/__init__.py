@@ -16,6 +16,7 @@ from flowrt.kernels import (
     rows,
     shape,
     slices,
+    softmax,
     source,
 )
 
@@ -34,5 +35,6 @@ __all__ = [
     "rows",
     "shape",
     "slices",
+    "softmax",
     "source",
 ]

@@ -1,7 +1,6 @@
-"""Convolution as products of patches and filters; softmax and its losses as plain loops.
+"""Convolution as products of patches and filters; entropy entry by entry.
 
-A convolution gathers the patches of as many images as fit into a small scratch and hands them to BLAS at once. Ops that
-work along one axis see the axes before and after it as one each.
+A convolution gathers the patches of as many images as fit into a small scratch and hands them to BLAS at once.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from typing import Any
 
 from flowrt.kernels.blas import gemm, gemm_scratch
 from flowrt.kernels.exponential import ZERO
-from flowrt.kernels.index import around
 from flowrt.kernels.logarithm import log_of_one_and_less32
 from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda
 from flowrt.spec import Spec, sliding
 
-NOT_A_CLASS = 3  # of launch.FAILURES
 PATCHES = 1 << 18  # entries of patches gathered at a time: 1 MiB of float32, to stay in a core's cache
 
 
@@ -241,104 +238,6 @@ def conv2d_filter_grad(
             gemm(patches, dy, dfilters, starts, (length, wide, wide), (1, 0), size, 1.0, ints, floats)
 
 
-def _rows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    view = View.dense(around(inputs[0].concrete, attrs["axis"]))
-    return Call((view, view))
-
-
-@jitable
-def log_of_sum(x: Any, i: int, k: int) -> Any:
-    """The largest entry of ``x[i, :, k]`` and the logarithm of the sum of exp(entry - largest)."""
-    top = x[i, 0, k]
-    for j in range(1, x.shape[1]):
-        top = max(x[i, j, k], top)
-    total = 0.0
-    for j in range(x.shape[1]):
-        total += math.exp(x[i, j, k] - top)
-    return top, math.log(total)
-
-
-@jitable
-def normalise(y: Any, i: int, k: int) -> None:
-    """Put the softmax of ``y[i, :, k]`` in its place."""
-    top = y[i, 0, k]
-    for j in range(1, y.shape[1]):
-        top = max(y[i, j, k], top)
-    total = 0.0
-    for j in range(y.shape[1]):
-        y[i, j, k] = math.exp(y[i, j, k] - top)
-        total += y[i, j, k]
-    for j in range(y.shape[1]):
-        y[i, j, k] /= total
-
-
-@kernel("softmax", layout=_rows)
-def softmax(x: Any, y: Any) -> None:
-    for i in range(x.shape[0]):
-        for k in range(x.shape[2] if x.shape[1] > 0 else 0):
-            for j in range(x.shape[1]):
-                y[i, j, k] = x[i, j, k]  # unsigned integers would wrap below
-            normalise(y, i, k)
-
-
-@kernel("log_softmax", layout=_rows)
-def log_softmax(x: Any, y: Any) -> None:
-    for i in range(x.shape[0]):
-        for k in range(x.shape[2] if x.shape[1] > 0 else 0):
-            for j in range(x.shape[1]):
-                y[i, j, k] = x[i, j, k]
-            top, rest = log_of_sum(y, i, k)
-            for j in range(x.shape[1]):
-                y[i, j, k] = (y[i, j, k] - top) - rest
-
-
-def _examples(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    """Operands as (examples, classes, 1) where they have the classes, else as (examples,)."""
-    shape = inputs[0].concrete
-    count, views = math.prod(shape[:-1]), []
-    for spec in (*inputs, *outputs):
-        has_classes = len(spec.concrete) == len(shape)
-        views.append(View.dense((count, shape[-1], 1) if has_classes else (count,)))
-    return Call(tuple(views))
-
-
-@kernel("class_cross_entropy", layout=_examples)
-def class_cross_entropy(logits: Any, labels: Any, y: Any, run: Any) -> None:
-    for i in range(y.size):
-        label = int(labels[i])
-        if label < 0 or label >= logits.shape[1]:
-            run[0] = NOT_A_CLASS
-            return
-        top, rest = log_of_sum(logits, i, 0)
-        y[i] = rest - (logits[i, label, 0] - top)
-
-
-@kernel("class_cross_entropy_slope", layout=_examples)
-def class_cross_entropy_slope(logits: Any, labels: Any, y: Any, run: Any) -> None:
-    for i in range(labels.size):
-        label = int(labels[i])
-        if label < 0 or label >= logits.shape[1]:
-            run[0] = NOT_A_CLASS
-            return
-        for j in range(logits.shape[1]):
-            y[i, j, 0] = logits[i, j, 0]
-        normalise(y, i, 0)
-        y[i, label, 0] -= 1
-
-
-@kernel("cross_entropy", layout=_examples)
-def cross_entropy(logits: Any, labels: Any, y: Any) -> None:
-    for i in range(y.size):
-        y[i] = 0
-        if logits.shape[1] > 0:
-            top, rest = log_of_sum(logits, i, 0)
-            total = 0.0
-            for j in range(logits.shape[1]):
-                if labels[i, j, 0] != 0:  # of an impossible class nothing is asked
-                    total += labels[i, j, 0] * (rest - (logits[i, j, 0] - top))
-            y[i] = total
-
-
 @jitable
 def binary_entropy(x: Any, label: Any) -> Any:
     return ((x if x > 0 else ZERO) - x * label) + math.log1p(math.exp(-abs(x)))
@@ -354,9 +253,4 @@ elementwise("binary_cross_entropy", lambda x, label: binary_entropy32(x, label),
 host_only(
     "conv2d_input_grad",
     "conv2d_filter_grad",
-    "softmax",
-    "log_softmax",
-    "class_cross_entropy",
-    "class_cross_entropy_slope",
-    "cross_entropy",
 )

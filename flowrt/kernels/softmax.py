@@ -1,0 +1,314 @@
+"""Softmax and the losses made of it, row by row; along another axis than the last, a block of columns at a time.
+
+Rows are taken as many at a time as stay in a core's nearest cache, and their exponentials in one loop over all of
+them: a loop over the ten entries of one row would hardly vectorise. Sums of exponentials are held in float64. Of
+float32 the exponential is the one that vectorises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from flowrt.kernels.exponential import exp32
+from flowrt.kernels.folds import add_loosely, larger_loosely
+from flowrt.kernels.index import around
+from flowrt.kernels.table import Call, View, host_only, jitable, kernel, single
+from flowrt.spec import Spec
+
+NOT_A_CLASS = 3  # of launch.FAILURES
+COLUMNS = 1024  # at a time, as in `reduce`
+ENTRIES = 2048  # of rows at a time
+
+
+def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """Operands as (before, axis, after), or (before, 1, axis) where nothing is after. Each row or column is a unit."""
+    before, count, after = around(inputs[0].concrete, attrs["axis"])
+    view = View.dense((before, 1, count) if after == 1 else (before, count, after))
+    width = min(after, COLUMNS)
+    return Call((view, view, View.dense((2, width)), View.dense((width,))), (int(after == 1),), before * after)
+
+
+def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
+    """For each column of a block its largest entry, twice to take turns, and the sum of its exponentials."""
+    width = min(around(inputs[0].concrete, attrs["axis"])[2], COLUMNS)
+    return Spec(outputs[0].dtype, (2, width)), Spec("float64", (width,))
+
+
+def _along_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    call = _along(inputs, outputs, attrs)
+    return replace(call, views=(*call.views, View.dense((_room(inputs[0].concrete, attrs["axis"]),))))
+
+
+def _memory_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+    room = Spec(outputs[0].dtype, (_room(inputs[0].concrete, attrs["axis"]),))
+    return (*_memory(inputs, outputs, attrs), room)
+
+
+def _room(shape: Sequence[int], axis: Any) -> int:
+    """For as many exponentials as are computed at a time: those of one row at least."""
+    _, count, after = around(shape, axis)
+    return max(count, ENTRIES) if after == 1 else 1
+
+
+@jitable
+def largest_in(row: Any, kind: Any) -> Any:
+    """The largest entry (or NaN), as an entry of the array ``kind``."""
+    top = kind.dtype.type(row[0])
+    for j in range(row.size):
+        top = larger_loosely(top, kind.dtype.type(row[j]))
+    return top
+
+
+@jitable
+def sum_of(row: Any, start: int, count: int) -> Any:
+    """The sum of ``count`` entries from ``start`` on, in float64."""
+    total = 0.0
+    for j in range(count):
+        total = add_loosely(total, np.float64(row[np.uint64(start + j)]))
+    return total
+
+
+@jitable
+def largest_in_columns(x: Any, o: int, start: int, width: int, tops: Any) -> Any:
+    """Put each column's largest entry (or NaN) into one of the rows of ``tops``; the answer is which."""
+    row = x[o, 0]
+    for t in range(width):
+        tops[0, t] = row[np.uint64(start + t)]
+    for j in range(1, x.shape[1]):
+        row, old, new = x[o, j], tops[(j - 1) % 2], tops[j % 2]
+        for t in range(width):
+            entry = tops.dtype.type(row[np.uint64(start + t)])
+            new[t] = entry if (entry > old[t]) | (entry != entry) else old[t]
+    return (x.shape[1] - 1) % 2
+
+
+@jitable
+def less_largest(row: Any, out: Any) -> None:
+    """Put the entries of a row, less the largest of them, into ``out``: of its type, in which none wraps."""
+    top = largest_in(row, out)
+    for j in range(row.size):
+        out[j] = out.dtype.type(row[j]) - top
+
+
+def powers_by(exp: Any) -> Callable[..., Any]:
+    def powers_of(entries: Any, count: int) -> None:
+        """Put their exponentials in the place of ``count`` entries: of rows that lie one after another."""
+        for t in range(count):
+            entries[np.uint64(t)] = exp(entries[np.uint64(t)])
+
+    return jitable(powers_of)
+
+
+def softmax_by(exp: Any) -> Callable[..., Any]:
+    """The kernel of softmax, given the exponential."""
+
+    def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
+        turn = largest_in_columns(x, o, start, width, tops)
+        top, scale = tops[turn], tops[1 - turn]
+        for t in range(width):
+            totals[t] = 0.0
+        for j in range(x.shape[1]):
+            row, out = x[o, j], y[o, j]
+            for t in range(width):
+                at = np.uint64(start + t)
+                out[at] = exp(y.dtype.type(row[at]) - top[t])
+            for t in range(width):
+                totals[t] += out[np.uint64(start + t)]
+        for t in range(width):
+            scale[t] = 1.0 / totals[t]
+        for j in range(x.shape[1]):
+            out = y[o, j]
+            for t in range(width):
+                out[np.uint64(start + t)] *= scale[t]
+
+    some, powers_of = jitable(columns), powers_by(exp)
+
+    def softmax(x: Any, y: Any, tops: Any, totals: Any, last: int, begin: int, end: int) -> None:
+        if x.size == 0:
+            return
+        if last != 0:
+            for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
+                stop = min(first + max(ENTRIES // x.shape[2], 1), end)
+                for i in range(first, stop):
+                    less_largest(x[i, 0], y[i, 0])
+                powers_of(y[first, 0], (stop - first) * x.shape[2])
+                for i in range(first, stop):
+                    out = y[i, 0]
+                    scale = y.dtype.type(1.0 / sum_of(out, 0, out.size))
+                    for j in range(out.size):
+                        out[j] *= scale
+            return
+        at, inner = begin, x.shape[2]
+        while at < end:
+            width = min(min(inner - at % inner, end - at), totals.size)
+            some(x, y, at // inner, at % inner, width, tops, totals)
+            at += width
+
+    return softmax
+
+
+def log_softmax_by(exp: Any) -> Callable[..., Any]:
+    powers_of = powers_by(exp)
+
+    def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
+        turn = largest_in_columns(x, o, start, width, tops)
+        top, rest = tops[turn], tops[1 - turn]
+        for t in range(width):
+            totals[t] = 0.0
+        for j in range(x.shape[1]):
+            row, out = x[o, j], y[o, j]
+            for t in range(width):
+                at = np.uint64(start + t)
+                out[at] = exp(y.dtype.type(row[at]) - top[t])
+            for t in range(width):
+                totals[t] += out[np.uint64(start + t)]
+        for t in range(width):
+            rest[t] = math.log(totals[t])
+        for j in range(x.shape[1]):
+            row, out = x[o, j], y[o, j]
+            for t in range(width):
+                at = np.uint64(start + t)
+                out[at] = (y.dtype.type(row[at]) - top[t]) - rest[t]
+
+    some = jitable(columns)
+
+    def log_softmax(x: Any, y: Any, tops: Any, totals: Any, room: Any, last: int, begin: int, end: int) -> None:
+        if x.size == 0:
+            return
+        if last != 0:
+            for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
+                stop = min(first + max(ENTRIES // x.shape[2], 1), end)
+                for i in range(first, stop):
+                    out, start = y[i, 0], (i - first) * x.shape[2]
+                    less_largest(x[i, 0], out)
+                    for j in range(out.size):
+                        room[np.uint64(start + j)] = out[j]
+                powers_of(room, (stop - first) * x.shape[2])
+                for i in range(first, stop):
+                    out = y[i, 0]
+                    rest = y.dtype.type(math.log(sum_of(room, (i - first) * out.size, out.size)))
+                    for j in range(out.size):
+                        out[j] -= rest
+            return
+        at, inner = begin, x.shape[2]
+        while at < end:
+            width = min(min(inner - at % inner, end - at), totals.size)
+            some(x, y, at // inner, at % inner, width, tops, totals)
+            at += width
+
+    return log_softmax
+
+
+def _examples(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """Operands as (examples, classes) where they have the classes, else as (examples,). Each example is a unit."""
+    shape = inputs[0].concrete
+    count, views = math.prod(shape[:-1]), []
+    for spec in (*inputs, *outputs):
+        has_classes = len(spec.concrete) == len(shape)
+        views.append(View.dense((count, shape[-1]) if has_classes else (count,)))
+    return Call(tuple(views), units=count)
+
+
+def _examples_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    call = _examples(inputs, outputs, attrs)
+    return replace(call, views=(*call.views, View.dense((_room(inputs[0].concrete, -1),))))
+
+
+def _powers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec]:
+    return (Spec(inputs[0].dtype, (_room(inputs[0].concrete, -1),)),)
+
+
+@jitable
+def is_class(label: int, row: Any, run: Any) -> bool:
+    if label >= 0 and label < row.size:
+        return True
+    run[0] = NOT_A_CLASS
+    return False
+
+
+def class_cross_entropy_by(exp: Any) -> Callable[..., Any]:
+    powers_of = powers_by(exp)
+
+    def class_cross_entropy(logits: Any, labels: Any, y: Any, room: Any, begin: int, end: int, run: Any) -> None:
+        classes = logits.shape[1]
+        many = max(ENTRIES // max(classes, 1), 1)
+        for first in range(begin, end, many):
+            stop = min(first + many, end)
+            for i in range(first, stop):
+                label, row, start = int(labels[i]), logits[i], (i - first) * classes
+                if not is_class(label, row, run):
+                    return
+                top = largest_in(row, y)
+                y[i] = top - row[label]
+                for j in range(classes):
+                    room[np.uint64(start + j)] = row[j] - top
+            powers_of(room, (stop - first) * classes)
+            for i in range(first, stop):
+                y[i] += math.log(sum_of(room, (i - first) * classes, classes))
+
+    return class_cross_entropy
+
+
+def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
+    powers_of = powers_by(exp)
+
+    def class_cross_entropy_slope(logits: Any, labels: Any, y: Any, begin: int, end: int, run: Any) -> None:
+        classes = logits.shape[1]
+        many = max(ENTRIES // max(classes, 1), 1)
+        for first in range(begin, end, many):
+            stop = min(first + many, end)
+            for i in range(first, stop):
+                if not is_class(int(labels[i]), logits[i], run):
+                    return
+                less_largest(logits[i], y[i])
+            powers_of(y[first], (stop - first) * classes)
+            for i in range(first, stop):
+                out = y[i]
+                scale = y.dtype.type(1.0 / sum_of(out, 0, classes))
+                for j in range(classes):
+                    out[j] *= scale
+                out[int(labels[i])] -= 1
+
+    return class_cross_entropy_slope
+
+
+def cross_entropy_by(exp: Any) -> Callable[..., Any]:
+    powers_of = powers_by(exp)
+
+    def cross_entropy(logits: Any, labels: Any, y: Any, room: Any, begin: int, end: int) -> None:
+        classes = logits.shape[1]
+        many = max(ENTRIES // max(classes, 1), 1)
+        for first in range(begin, end, many):
+            stop = min(first + many, end)
+            for i in range(first, stop if classes > 0 else first):
+                row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
+                y[i] = top
+                for j in range(classes):
+                    room[np.uint64(start + j)] = row[j] - top
+            powers_of(room, (stop - first) * classes)
+            for i in range(first, stop):
+                row, weights, entropy = logits[i], labels[i], 0.0
+                rest, top = math.log(sum_of(room, (i - first) * classes, classes)), y[i]
+                for j in range(classes):
+                    cost = weights[j] * (rest - (row[j] - top))
+                    entropy = add_loosely(entropy, cost if weights[j] != 0 else 0.0)  # of the impossible ask nothing
+                y[i] = entropy
+
+    return cross_entropy
+
+
+for _dtypes, _exp in ((None, math.exp), (single, exp32)):
+    kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp))
+    kernel("log_softmax", layout=_along_with_room, local=_memory_with_room, dtypes=_dtypes)(log_softmax_by(_exp))
+    kernel("class_cross_entropy", layout=_examples_with_room, local=_powers, dtypes=_dtypes)(
+        class_cross_entropy_by(_exp)
+    )
+    kernel("class_cross_entropy_slope", layout=_examples, dtypes=_dtypes)(class_cross_entropy_slope_by(_exp))
+    kernel("cross_entropy", layout=_examples_with_room, local=_powers, dtypes=_dtypes)(cross_entropy_by(_exp))
+
+host_only("softmax", "log_softmax", "class_cross_entropy", "class_cross_entropy_slope", "cross_entropy")
