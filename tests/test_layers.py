@@ -10,7 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
 FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
-FAMILIES = ["source", "elementwise", "activation", "flow", "reduce", "shape", "slices", "index", "linalg"]
+FAMILIES = [
+    "source",
+    "elementwise",
+    "activation",
+    "flow",
+    "reduce",
+    "shape",
+    "slices",
+    "index",
+    "linalg",
+    "contraction",
+]
 FAMILIES += ["random", "layers", "recurrent", "nn", "rows", "state", "replica", "fused", "body", "control", "loops"]
 # each may import those to its left
 MEANING = [*FLOOR, "op", "operators", "graph", "ops", "gradients", "passes"]

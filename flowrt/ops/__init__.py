@@ -4,6 +4,7 @@ from flowrt.ops import fused as _fused  # noqa: F401
 from flowrt.ops import nn, random
 from flowrt.ops import replica as _replica  # noqa: F401  (the registry on a node is full)
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
+from flowrt.ops.contraction import dot, einsum, tensordot
 from flowrt.ops.elementwise import (
     abs,
     add,
@@ -126,6 +127,8 @@ __all__ = [
     "cos",
     "cumsum",
     "divide",
+    "dot",
+    "einsum",
     "elu",
     "equal",
     "erf",
@@ -206,6 +209,7 @@ __all__ = [
     "switch",
     "take",
     "tanh",
+    "tensordot",
     "tile",
     "transpose",
     "unstack",
