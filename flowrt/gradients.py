@@ -126,7 +126,11 @@ def _needs_sum(node: Node, position: int, gradient: Tensor, carried: Sequence[Te
     summed = gradient.op.op.name == "sum_to" and all(gradient is not given for given in carried)
     if summed or not node.op.promote:
         return False  # the rule saw to it, or the op does not broadcast
-    return _may_broadcast(want.dims, [t.spec.dims for i, t in enumerate(node.inputs) if i != position])
+    mine, *others = (
+        dims if dims is None else dims[: max(len(dims) - node.op.core, 0)]
+        for dims in (want.dims, *(t.spec.dims for i, t in enumerate(node.inputs) if i != position))
+    )
+    return _may_broadcast(mine, others)
 
 
 def _may_broadcast(mine: Shape | None, others: Sequence[Shape | None]) -> bool:

@@ -244,6 +244,7 @@ class Op:
         stateful: bool = False,
         effect: bool = False,
         name: str | None = None,
+        core: int = 0,
     ) -> None:
         self.name = name or infer.__name__
         self.__name__ = self.name
@@ -255,6 +256,7 @@ class Op:
         self.promote = tensors if promote is True else promote or ()  # cast to their common dtype, as NumPy would
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
         self.effect = effect  # waits, on the event loop; it has no kernel
+        self.core = core  # how many last axes of each input do not broadcast with the others'
         self.differentiable = True
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
@@ -390,6 +392,7 @@ def op(
     stateful: bool = False,
     effect: bool = False,
     name: str | None = None,
+    core: int = 0,
 ) -> Callable[[Callable[..., Any]], Op]: ...
 
 
@@ -400,16 +403,18 @@ def op(
     stateful: bool = False,
     effect: bool = False,
     name: str | None = None,
+    core: int = 0,
 ) -> Op | Callable[[Callable[..., Any]], Op]:
     """Decorator: make ``infer`` an op of the registry.
 
     ``promote`` casts the inputs (or those it names) to their common dtype; ``stateful`` ops read or write more than
     their inputs; an ``effect`` waits on the event loop and has no kernel. ``name`` is for an op behind a function that
-    bears its name and brings arguments into one form first.
+    bears its name and brings arguments into one form first. ``core`` counts the last axes of each input that do not
+    broadcast (NumPy's core dimensions).
     """
 
     def register(fn: Callable[..., Any]) -> Op:
-        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name)
+        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name, core=core)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
             raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
         REGISTRY[made.name] = made

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
 
 
-@op(promote=True)
+@op(promote=True, core=2)
 def matmul(a: Spec, b: Spec, transpose_a: bool = False, transpose_b: bool = False) -> Spec:
     """The product of matrices in the last two axes; the axes before them broadcast.
 
