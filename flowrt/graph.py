@@ -19,6 +19,7 @@ from flowrt.device import ANYWHERE, Device
 from flowrt.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
 from flowrt.op import REGISTRY, Attr, Op, active_builder, as_attr, as_value, building
 from flowrt.operators import Operators
+from flowrt.plan import Plan
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
@@ -76,10 +77,12 @@ class Node:
 
 
 def resources_in(attrs: Mapping[str, Attr]) -> tuple[tuple[str, str], ...]:
-    """The (container, name) of what a node of these attributes works on: ``resource``, then its ``slots``."""
+    """The (container, name) of what a node of these attributes works on: ``resource``, then its ``slots``; or all that
+    its bodies work on."""
     name, slots = attrs.get("resource"), attrs.get("slots", ())
     if name is None or not isinstance(slots, tuple):
-        return ()
+        bodies = (value for value in attrs.values() if isinstance(value, Plan))
+        return tuple(dict.fromkeys(key for body in bodies for node in body.nodes for key in resources_in(node.attrs)))
     return tuple((str(attrs.get("container", "")), str(each)) for each in (name, *slots))
 
 

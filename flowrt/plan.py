@@ -1,7 +1,7 @@
 """What crosses from meaning to doing: the frozen description of one task's part of a step.
 
 Values are numbered: a plan's feeds come first, then every node's outputs in node order. Nodes stand in a topological
-order of their data and control inputs.
+order of their data and control inputs; only a merge refers to what comes later, a ``next_iteration``.
 """
 
 from __future__ import annotations
@@ -138,10 +138,17 @@ def _node_from_data(data: Any) -> PlanNode:
 
 def _check_order(plan: Plan) -> None:
     starts = plan.value_starts()
+    turns = _next_turns(plan, starts)
     for position, node in enumerate(plan.nodes):
-        _check_range(node.where(), node.inputs, starts[position])
+        inputs = [v for v in node.inputs if v not in turns] if node.op == "merge" else node.inputs
+        _check_range(node.where(), inputs, starts[position])
         _check_range(node.where(), node.control, position)
     _check_range("fetches", plan.fetches, starts[-1])
+
+
+def _next_turns(plan: Plan, starts: Sequence[int]) -> frozenset[int]:
+    """What a merge may refer to although it comes later: it is of the turn before."""
+    return frozenset(start for start, node in zip(starts, plan.nodes, strict=False) if node.op == "next_iteration")
 
 
 def _check_range(where: str, ids: Sequence[int], bound: int) -> None:

@@ -65,6 +65,10 @@ def perhaps_written(x: Any) -> Any:
 
 
 CONTROL: Sequence[Example] = [
+    Example("enter", lambda x: fr.enter(x, "frame"), (normal(2),), specs=(Spec("float32", (2,)),)),
+    Example("exit", fr.exit, (normal(2),), specs=(Spec("float32", (2,)),)),
+    Example("next_iteration", fr.next_iteration, (normal(2),), specs=(Spec("float32", (2,)),)),
+    Example("loop_cond", fr.loop_cond, (np.array(True),), lambda pred: pred),
     Example("loop", powers, (normal(2, 3) / 2, normal(3) / 2), powers_by_hand, margin=1e-5),
     Example("loop", running, (normal(2), normal(4, 2), normal(2)), running_by_hand, note="scan"),
     Example(

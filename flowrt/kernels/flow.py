@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from flowrt.kernels.table import alias
 
-alias("identity", "stop_gradient")
+alias("identity", "stop_gradient", "loop_cond")

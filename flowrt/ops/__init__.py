@@ -52,7 +52,18 @@ from flowrt.ops.elementwise import (
     tanh,
     where,
 )
-from flowrt.ops.flow import group, identity, merge, no_op, stop_gradient, switch
+from flowrt.ops.flow import (
+    enter,
+    exit,
+    group,
+    identity,
+    loop_cond,
+    merge,
+    next_iteration,
+    no_op,
+    stop_gradient,
+    switch,
+)
 from flowrt.ops.index import one_hot, scatter_add, segment_sum, take
 from flowrt.ops.linalg import matmul
 from flowrt.ops.loops import case, cond, map_fn, scan, while_loop
@@ -130,8 +141,10 @@ __all__ = [
     "dot",
     "einsum",
     "elu",
+    "enter",
     "equal",
     "erf",
+    "exit",
     "exp",
     "expand_dims",
     "expm1",
@@ -158,6 +171,7 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "logsumexp",
+    "loop_cond",
     "map_fn",
     "matmul",
     "max",
@@ -168,6 +182,7 @@ __all__ = [
     "minimum",
     "multiply",
     "negative",
+    "next_iteration",
     "nn",
     "no_op",
     "not_equal",

@@ -66,7 +66,7 @@ def awaited(traced: Iterable[Traced]) -> list[Node]:
 def close(traced: Traced, answers: Sequence[Tensor], captured: Sequence[Tensor]) -> Plan:
     """The body: its feeds are its parameters and ``captured``, its fetches ``answers``."""
     inside = [traced.graph.adopt(outside) for outside in captured]
-    return as_body([*traced.parameters, *inside], answers, keep_effects=True)
+    return as_body(traced.graph, [*traced.parameters, *inside], answers, keep_effects=True)
 
 
 def as_tensor(graph: Graph, value: Any, dtype: Any = None) -> Tensor:
@@ -81,10 +81,9 @@ def as_tensor(graph: Graph, value: Any, dtype: Any = None) -> Tensor:
     return graph.constant(array)
 
 
-def as_body(feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool = False) -> Plan:
-    """The nodes between ``feeds`` and ``fetches`` as a plan; what a feed stands for is left out."""
-    graph = feeds[0].graph if feeds else fetches[0].graph if fetches else None
-    nodes = [] if graph is None else _between(graph, feeds, fetches, keep_effects)
+def as_body(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool = False) -> Plan:
+    """The nodes of ``graph`` between ``feeds`` and ``fetches`` as a plan; what a feed stands for is left out."""
+    nodes = _between(graph, feeds, fetches, keep_effects)
     values = {tensor: number for number, tensor in enumerate(feeds)}
     position: dict[Node, int] = {}
     made: list[PlanNode] = []

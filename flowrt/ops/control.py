@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrt.errors import GraphError, SpecError
 from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
-from flowrt.op import building, gradients_inside, op
+from flowrt.op import as_value, building, gradients_inside, op
 from flowrt.ops.body import answers_of, as_body, replay
 from flowrt.ops.elementwise import add
 from flowrt.ops.source import zeros_like
@@ -252,7 +252,7 @@ def _choose_slopes(node: Node, slopes: Sequence[Tensor | None]) -> tuple[Any, ..
                 found[i] = zeros_like(inside.adopt(captured[i])) if found[i] is None else found[i]
     outside = list(dict.fromkeys(t for inside, _ in branches for t in inside.captured))
     first, second = (
-        as_body([inside.adopt(t) for t in outside], [found[i] for i in wanted]) for inside, found in branches
+        as_body(inside, [inside.adopt(t) for t in outside], [found[i] for i in wanted]) for inside, found in branches
     )
     made = choose([node.inputs[0], *outside], if_true=first, if_false=second, name=f"{node.name}/gradient")
     answers = dict(zip(wanted, made if isinstance(made, tuple) else (made,), strict=True))
@@ -270,7 +270,8 @@ def _branch_slopes(graph: Graph, node: Node, body: Plan, slopes: Sequence[Tensor
         xs = [t for t in inputs if _is_real(t)]
         if not real or not xs:
             return inside, [None] * len(inputs)
-        found = dict(zip(xs, gradients_inside([y for y, _ in real], xs, [s for _, s in real]), strict=True))
+        slopes_of = gradients_inside([y for y, _ in real], xs, [s for _, s in real])
+        found = {x: as_value(slope) for x, slope in zip(xs, slopes_of, strict=True)}
         return inside, [found.get(t) for t in inputs]
 
 
@@ -324,7 +325,7 @@ class _Backward:
             if not real or not xs:
                 return False
             slopes = gradients_inside([y for y, _ in real], xs, [d for _, d in real])
-            found = dict(zip(xs, slopes, strict=True))
+            found = {x: as_value(slope) for x, slope in zip(xs, slopes, strict=True)}  # those of rows made dense
             self.to_state = [
                 None if d is None else zeros_like(d) if found.get(t) is None else found[t]
                 for t, d in zip(self.state, self.d_state, strict=True)
@@ -365,7 +366,7 @@ class _Backward:
         new = [t for t in wanted if t not in have]
         have |= {t: i for i, t in enumerate(new, len(self.made) - self.carried)}
         if new or self._has_grown():
-            forward = as_body([*self.state, *self.row, *self.kept], [*self.made, *new])
+            forward = as_body(self.inside, [*self.state, *self.row, *self.kept], [*self.made, *new])
             self.graph.extend(self.node, {**self.node.attrs, "body": forward})
         return [self.node.outputs[self.carried + 1 + have[t]] for t in wanted]
 
@@ -400,7 +401,7 @@ class _Backward:
                 *scanned,
                 *kept.values(),
             ],
-            body=as_body(inner, fetches),
+            body=as_body(inside, inner, fetches),
             cond=None,
             carried=len(first) + len(sums),
             scanned=len(scanned),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError
+from flowrt.errors import GraphError, SpecError
 from flowrt.graph import as_node, control_dependencies, current_graph
 from flowrt.op import building, no_gradient, op
 from flowrt.ops.elementwise import equal
@@ -84,6 +84,57 @@ def _common(values: Sequence[Spec]) -> Any:
 @merge.gradient
 def merge_grad(node: Node, dy: Tensor, dindex: Tensor) -> tuple[Any, ...]:
     return tuple(switch(dy, equal(node.outputs[1], i))[1] for i in range(len(node.inputs)))
+
+
+def _no_way_back(node: Node) -> GraphError:
+    return GraphError(
+        f"{node.op.name} {node.name!r} ({node.site}): no gradient goes through a loop made by hand; build it with "
+        "fr.while_loop or fr.scan, which are differentiable"
+    )
+
+
+@op
+def enter(x: Spec, frame: str, *, is_constant: bool = False, parallel_iterations: int = 10) -> Spec:
+    """``x`` inside the frame of that name: in its first iteration, or, if ``is_constant``, in all of them."""
+    if not frame or parallel_iterations < 1:
+        raise SpecError(f"a frame has a name and at least 1 parallel iteration, got {frame!r}, {parallel_iterations}")
+    return x.without_value()
+
+
+@enter.gradient
+def enter_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    raise _no_way_back(node)
+
+
+@op
+def exit(x: Spec) -> Spec:
+    """``x`` outside its frame, from the iteration in which it is alive."""
+    return x.without_value()
+
+
+@exit.gradient
+def exit_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    raise _no_way_back(node)
+
+
+@op
+def next_iteration(x: Spec) -> Spec:
+    """``x`` in the next iteration of its frame."""
+    return x.without_value()
+
+
+@next_iteration.gradient
+def next_iteration_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    raise _no_way_back(node)
+
+
+@no_gradient
+@op
+def loop_cond(pred: Spec) -> Spec:
+    """The bool scalar ``pred``, which says whether a frame goes on."""
+    if pred.dtype != bool or pred.dims not in (None, ()):
+        raise SpecError(f"a loop goes on by a bool scalar, got {pred}")
+    return pred.without_value()
 
 
 @no_gradient

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flowrt.errors import PlacementError
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
+from flowrt.passes.lower import lower
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.order_state import order_state
 from flowrt.passes.partition import Client, Transfer, partition
@@ -106,7 +107,11 @@ def compile_step(
     parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     names = {node.name: str(placement[node.id]) for node in placed.nodes.values()}
-    return Compiled(parts.plans, parts.client, tuple(reports), names)
+    plans = {task: lower(plan) for task, plan in parts.plans.items()}
+    lowered = [task for task, plan in plans.items() if plan is not parts.plans[task]]
+    if lowered:
+        report("lower", **{task: len(plans[task].nodes) - len(parts.plans[task].nodes) for task in lowered})
+    return Compiled(plans, parts.client, tuple(reports), names)
 
 
 def _home(devices: Sequence[Device], default: Device) -> Device:

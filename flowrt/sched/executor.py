@@ -19,7 +19,7 @@ from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.direct import DIRECT_SECONDS, Numbers, direct_plan
 from flowrt.sched.effects import EFFECTS
-from flowrt.sched.machine import ALL_DEAD, Kind, StepMachine, Topology
+from flowrt.sched.machine import ALL_DEAD, Enter, Kind, StepMachine, Topology
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
 from flowrt.sched.single import read_variable, runner_for, write_variable
@@ -38,6 +38,7 @@ INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 YIELD_EVERY = 256  # inline units between two looks at the loop
 
 _KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
+_MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
 
 
 class Executor:
@@ -77,11 +78,21 @@ class Executor:
             controls=[tuple(dict.fromkeys(unit_of[n] for n in unit.control)) for unit in units],
             feeds=len(plan.feeds),
             keep=frozenset(self.fetch_ids),
+            enters={number: enter for number, unit in enumerate(units) if (enter := self._enter(unit)) is not None},
         )
+
+    def _enter(self, unit: Unit) -> Enter | None:
+        """Where a unit leads, if that is into a frame."""
+        node = self.plan.nodes[unit.nodes[0]]
+        if unit.action is not Action.MOVE or node.op != "enter":
+            return None
+        return Enter(*(node.attrs[name] for name in ("frame", "is_constant", "parallel_iterations")))
 
     def _kind(self, unit: Unit) -> Kind:
         if unit.action is Action.EFFECT and self.plan.nodes[unit.nodes[0]].op == "send":
             return Kind.SEND
+        if unit.action is Action.MOVE:
+            return _MOVES[self.plan.nodes[unit.nodes[0]].op]
         return _KINDS.get(unit.action, Kind.PLAIN)
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
@@ -267,6 +278,8 @@ class _Run:
                 return False
             case Action.NOTHING:
                 self._complete(activation, ())
+            case Action.MOVE:
+                self._complete(activation, self._inputs(activation))
             case Action.SWITCH:
                 data, pred = self._inputs(activation)
                 self._complete(activation, (data, data), dead=1 if bool(pred) else 2)

@@ -33,6 +33,7 @@ class Action(Enum):
     SWITCH = "switch"
     MERGE = "merge"
     EFFECT = "effect"
+    MOVE = "move"
     NOTHING = "nothing"
 
 
@@ -52,6 +53,7 @@ class Unit:
 
 
 _ACTIONS = {"switch": Action.SWITCH, "merge": Action.MERGE, "no_op": Action.NOTHING, READ: Action.READ}
+_ACTIONS |= dict.fromkeys(("enter", "exit", "next_iteration"), Action.MOVE)
 
 
 def action_of(node: PlanNode) -> Action:
@@ -74,7 +76,7 @@ def is_structural(op: str) -> bool:
 
 def breaks_tape(node: PlanNode) -> bool:
     """Whether a node must be run by the machine itself."""
-    return grows(node) or action_of(node) in (Action.SWITCH, Action.MERGE, Action.EFFECT)
+    return grows(node) or action_of(node) in (Action.SWITCH, Action.MERGE, Action.MOVE, Action.EFFECT)
 
 
 def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
