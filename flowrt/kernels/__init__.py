@@ -3,6 +3,7 @@
 # Each family enters its kernels in the table when it is imported.
 from flowrt.kernels import (
     activation,
+    conv,
     elementwise,
     flow,
     fused,
@@ -22,6 +23,7 @@ from flowrt.kernels import (
 
 __all__ = [
     "activation",
+    "conv",
     "elementwise",
     "flow",
     "fused",

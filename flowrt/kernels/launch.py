@@ -169,6 +169,10 @@ def apply_kernel(
     first = len(inputs) + len(outputs) + len(scratch)
     numbers += range(first, first + len(local))
     steps.append(Step(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
+    for following in kernel.then:
+        call = following.layout(inputs, outputs, attrs)
+        views[len(inputs) :] = call.views[len(inputs) :]
+        steps.append(Step(following, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
     return Application(tuple(steps), tuple(scratch), local)
 
 

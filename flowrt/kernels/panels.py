@@ -119,6 +119,22 @@ def banding(geometry: Geometry) -> Callable[..., None]:
     return band
 
 
+@cache
+def duplicating(geometry: Geometry) -> Callable[..., None]:
+    """``duplicate(like, source, target, count)``: so many entries, from one address to another."""
+    copy, move, width = micro.copy(1, geometry.width), micro.move(), geometry.width
+
+    @jitable
+    def duplicate(like: Any, source: int, target: int, count: int) -> None:
+        lanes = width // like.itemsize
+        whole = count // lanes
+        done = whole * lanes * like.itemsize
+        copy(like, (source, lanes, target, lanes, whole))
+        move(like, (source + done, 0, 1, target + done, 0, 1, count - whole * lanes))
+
+    return duplicate
+
+
 @jitable
 def address(array: Any) -> Any:
     """Where an array begins, as a signed integer: with an unsigned one sums would be floats."""

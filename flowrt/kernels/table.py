@@ -130,6 +130,7 @@ class Kernel:
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     infallible: bool = False
     expression: Expression | None = None  # of a kernel of the form SCALARS that is made of several ops' functions
+    then: tuple[Kernel, ...] = ()  # further steps on the same operands, each begun when the one before is done
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
         if any(np.dtype(d) == np.float16 for d in dtypes):  # Numba computes on no float16
@@ -190,6 +191,7 @@ def kernel(
     dtypes: Callable[[Sequence[Any]], bool] | None = None,
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
     infallible: bool = False,
+    then: Sequence[tuple[Callable[..., Any], Layout]] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes ``op`` on device kind ``on``.
 
@@ -198,12 +200,14 @@ def kernel(
     named ``run`` the run's words. Scratch is shared by all ranges of an application; local memory is the calling
     thread's own and holds nothing when a range begins. The function must compile under Numba and neither raise nor
     allocate. One that takes ``run`` and never sets its status is ``infallible``: only what cannot fail is computed
-    straight into a variable. Several kernels of an op may differ in the ``dtypes`` they accept; the one registered
-    last is tried first.
+    straight into a variable. Further steps follow in ``then``: functions of the same operands, with layouts of their
+    own, whose units are begun when those of the step before are done. Several kernels of an op may differ in the
+    ``dtypes`` they accept; the one registered last is tried first.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        made = Kernel(op, on, function, layout, form, scratch, dtypes, local, infallible)
+        following = tuple(Kernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then)
+        made = Kernel(op, on, function, layout, form, scratch, dtypes, local, infallible, then=following)
         KERNELS.setdefault((op, on), []).insert(0, made)
         return function
 

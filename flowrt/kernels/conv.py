@@ -1,0 +1,73 @@
+"""Convolutions: the kernels of `correlation` and `filter_sums` in the machine's own vectors, and CUDA twins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrt.kernels.correlation import Correlated, correlation
+from flowrt.kernels.filter_sums import Summed, summation
+from flowrt.kernels.micro import Geometry, native
+from flowrt.kernels.slabs import dense, steps_of
+from flowrt.kernels.table import Call, host_only, kernel
+from flowrt.kernels.twin import cuda
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+
+def register(geometry: Geometry, names: Sequence[str]) -> None:
+    """Enter the kernels of convolution, and of its gradients for the images and the filters, under three names."""
+    for name, inverse in zip(names, (False, True), strict=False):
+        laid = Correlated(geometry, inverse=inverse)
+        first, second = correlation(geometry, inverse)
+        enter = kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=[(second, laid.places)])
+        enter(first)
+    summed = Summed(geometry)
+    first, second = summation(geometry)
+    enter = kernel(
+        names[2], layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[(second, summed.total)]
+    )
+    enter(first)
+
+
+register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad"))
+
+
+def _plain(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    return Call(dense((*inputs, *outputs)), steps_of(inputs[0], inputs[1], attrs))
+
+
+@kernel("conv2d", "cuda", layout=_plain)
+def conv2d_on_cuda(
+    x: Any,
+    filters: Any,
+    y: Any,
+    down: int,
+    across: int,
+    spread_down: int,
+    spread_across: int,
+    top: int,
+    left: int,
+    groups: int,
+) -> None:
+    """Every thread computes one entry of the result at a time; neighbours differ in the output channel."""
+    rows, columns, depth, wide = filters.shape
+    per_group = wide // groups
+    count = y.shape[0] * y.shape[1] * y.shape[2] * wide
+    for entry in range(cuda.grid(1), count, cuda.gridsize(1)):
+        output, place = entry % wide, entry // wide
+        j, i, image = place % y.shape[2], place // y.shape[2] % y.shape[1], place // y.shape[2] // y.shape[1]
+        channel = output // per_group * depth
+        total = y.dtype.type(0)
+        for r in range(rows):
+            h = i * down + r * spread_down - top
+            for c in range(columns):
+                w = j * across + c * spread_across - left
+                if h >= 0 and h < x.shape[1] and w >= 0 and w < x.shape[2]:
+                    for d in range(depth):
+                        total += x[image, h, w, channel + d] * filters[r, c, d, output]
+        y[image, i, j, output] = total
+
+
+host_only("conv2d_input_grad", "conv2d_filter_grad")

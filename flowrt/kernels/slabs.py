@@ -1,0 +1,103 @@
+"""What a convolution's places see: taps of the window, and slabs of the images with the padding around them.
+
+Images are NHWC, filters HWIO. The places of a gradient for the images that are equal modulo the strides are of one
+*phase*: they see the same taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from flowrt.kernels.panels import address, duplicating
+from flowrt.kernels.table import View, jitable
+from flowrt.spec import Spec, sliding
+
+if TYPE_CHECKING:
+    from flowrt.kernels.micro import Geometry
+
+Roles = Callable[[Sequence[Spec], Sequence[Spec]], tuple[Spec, Spec, Spec]]
+
+
+def forward(inputs: Sequence[Spec], outputs: Sequence[Spec]) -> tuple[Spec, Spec, Spec]:
+    """Which operands of a convolution op are the images, the filters and the result."""
+    return inputs[0], inputs[1], outputs[0]
+
+
+def to_input(inputs: Sequence[Spec], outputs: Sequence[Spec]) -> tuple[Spec, Spec, Spec]:
+    return outputs[0], inputs[1], inputs[0]
+
+
+def to_filters(inputs: Sequence[Spec], outputs: Sequence[Spec]) -> tuple[Spec, Spec, Spec]:
+    return inputs[0], outputs[0], inputs[1]
+
+
+def steps_of(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Strides, dilations and padding, each vertical and horizontal, and the number of groups."""
+    sizes, window = x.concrete[1:3], filters.concrete[:2]
+    down, across = sliding(sizes, window, attrs["strides"], attrs["dilations"], attrs["padding"])
+    before = down.before or 0, across.before or 0
+    return (down.stride, across.stride, down.dilation, across.dilation, *before, attrs["groups"])
+
+
+def dense(specs: Sequence[Spec]) -> tuple[View, ...]:
+    return tuple(View.dense(spec.concrete) for spec in specs)
+
+
+@jitable
+def reached(window: int, stride: int, spread: int, before: int, phase: int, inverse: bool, taps: Any) -> int:
+    """How many of a window's taps places of a phase see; ``taps``: pairs of a tap and how far from a place it is."""
+    count = 0
+    for t in range(window):
+        tap = window - 1 - t if inverse else t
+        distance = phase + before - tap * spread if inverse else tap * spread - before
+        if inverse:
+            if distance % stride != 0:
+                continue
+            distance = distance // stride
+        taps[2 * count], taps[2 * count + 1] = tap, distance
+        count += 1
+    return count
+
+
+@jitable
+def seen_by_earlier(window: Any, steps: Any, phase: int, down_taps: Any, across_taps: Any) -> int:
+    """How many taps the phases before ``phase`` see together."""
+    total = 0
+    for p in range(phase):
+        tall = reached(window[0], steps[0], steps[2], steps[4], p // steps[1], True, down_taps)
+        total += tall * reached(window[1], steps[1], steps[3], steps[5], p % steps[1], True, across_taps)
+    return total
+
+
+@cache
+def slabs(geometry: Geometry) -> Callable[..., None]:
+    """``fill_slab(x, image, images, place, sizes, slab)``: a part of some images with zeros around what they have.
+
+    ``place`` is its top row and left column, ``sizes`` its height and width.
+    """
+    duplicate = duplicating(geometry)
+
+    @jitable
+    def fill_slab(x: Any, image: int, images: int, place: Any, sizes: Any, slab: Any) -> None:
+        top, left = place
+        height, width = sizes
+        channels, size = x.shape[3], x.itemsize
+        first, last = max(-left, 0), min(width, x.shape[2] - left)
+        row = width * channels
+        for n in range(images):
+            for i in range(height):
+                at, h = (n * height + i) * row, top + i
+                inside = h >= 0 and h < x.shape[1] and first < last
+                start, end = (first * channels, last * channels) if inside else (row, row)
+                for d in range(start):
+                    slab[at + d] = 0
+                for d in range(end, row):
+                    slab[at + d] = 0
+                if inside:
+                    source = ((image + n) * x.shape[1] + h) * x.shape[2] + left + first
+                    target = address(slab) + (at + start) * size
+                    duplicate(x, address(x) + source * channels * size, target, end - start)
+
+    return fill_slab
