@@ -15,6 +15,7 @@ from flowrt.kernels.micro import AVX512
 from flowrt.spec import Spec, sliding
 
 Array = np.ndarray[Any, Any]
+pytestmark = pytest.mark.timeout(300)  # the first to run compiles the kernels
 OPS = ("conv2d", "conv2d_input_grad", "conv2d_filter_grad")
 GUARD = 64  # entries around every array that a kernel must leave alone
 FAR = 40  # zeros around the judge's images
