@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE
-from flowrt.kernels.table import Call, View, host_only, kernel
+from flowrt.kernels.table import Call, View, host_only, jitable, kernel
 from flowrt.spec import Spec, normal_axes
 
 PARTS = 16  # into which the rows that are added to are cut
@@ -29,9 +29,29 @@ def _taking(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     return Call(views, units=many)
 
 
+@jitable
+def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
+    """`take` along the last axis, of indices within its range: one row of ``x`` after another."""
+    size = x.shape[1]
+    for i in range(x.shape[0]):
+        row, out = x[i], y[i]
+        for j in range(begin, end):
+            at = np.int64(indices[np.uint64(j)])
+            entry = row[np.uint64(0 if at == ABSENT else at + size if at < 0 else at), 0]
+            out[np.uint64(j), 0] = 0 if at == ABSENT else entry
+
+
 @kernel("take", layout=_taking)
 def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
     size = x.shape[1]
+    if x.shape[2] == 1 and size > 0:
+        for j in range(begin, end):
+            at = np.int64(indices[j])
+            if at != ABSENT and (at < -size or at >= size):
+                run[0] = OUT_OF_RANGE
+                return
+        take_entries(x, indices, y, begin, end)
+        return
     for j in range(begin, end):
         at = np.int64(indices[j])
         if at == ABSENT:
@@ -85,14 +105,16 @@ def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begi
 
 def _coding(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     many = inputs[0].size
-    return Call((View.dense((many,)), View.dense((many, attrs["depth"]))))
+    return Call((View.dense((many,)), View.dense((many, attrs["depth"]))), units=many)
 
 
 @kernel("one_hot", layout=_coding)
-def one_hot(indices: Any, y: Any) -> None:
-    for i in range(y.shape[0]):
-        for j in range(y.shape[1]):
-            y[i, j] = 1 if indices[i] == j else 0
+def one_hot(indices: Any, y: Any, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        row, at = y[i], np.int64(indices[i])
+        row[:] = 0
+        if at >= 0 and at < row.size:
+            row[at] = 1
 
 
 host_only("take", "scatter_add", "one_hot")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.table import Attrs, Call, View, alias, host_only, kernel, pieces
+from flowrt.kernels.table import Attrs, Call, View, alias, host_only, jitable, kernel, pieces
 from flowrt.spec import index_steps, normal_axes
 
 if TYPE_CHECKING:
@@ -43,38 +43,57 @@ pieces("concat", _concat)
 
 
 def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    """The moved operands as (outer, axis, inner); the axis is the only one whose sizes differ."""
+    """The moved operands as (outer, axis, inner); the axis is the only one whose sizes differ. Rows are units."""
     axis = normal_axes(attrs["axis"], inputs[0].rank)[0]
     views = [View.dense(s.concrete) for s in (*inputs, *outputs)]
     for i in (0, len(views) - 1):
         shape = views[i].shape
         views[i] = views[i].reshape((math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])))
-    return Call(tuple(views))
+    outer, along, _ = views[-1].shape
+    return Call(tuple(views), units=outer * along)
+
+
+@jitable
+def run_of_rows(place: int, end: int, rows: int) -> Any:
+    """Where the ``place``-th of all rows is, in groups of ``rows``, and how many follow in its group before ``end``."""
+    return place // rows, place % rows, min(rows - place % rows, end - place)
 
 
 @kernel("slice_along", layout=_along)
-def slice_along(x: Any, start: Any, count: Any, y: Any, run: Any) -> None:
-    first = start.item()
+def slice_along(x: Any, start: Any, count: Any, y: Any, begin: int, end: int, run: Any) -> None:
+    first, inner = start.item(), y.shape[2]
     if first < 0 or first + y.shape[1] > x.shape[1]:
         run[0] = 1
         return
-    for o in range(y.shape[0]):
-        for k in range(y.shape[1]):
-            for i in range(y.shape[2]):
-                y[o, k, i] = x[o, np.uint64(first + k), i]
+    place = begin
+    while place < end:
+        o, k, many = run_of_rows(place, end, y.shape[1])
+        source, out = x[o, np.uint64(first + k)], y[o, k]
+        for i in range(many * inner):  # of rows that lie one after another
+            out[np.uint64(i)] = source[np.uint64(i)]
+        place += many
 
 
 @kernel("place_along", layout=_along)
-def place_along(x: Any, start: Any, shape: Any, y: Any, run: Any) -> None:
-    first = start.item()
+def place_along(x: Any, start: Any, shape: Any, y: Any, begin: int, end: int, run: Any) -> None:
+    first, inner = start.item(), y.shape[2]
     if first < 0 or first + x.shape[1] > y.shape[1]:
         run[0] = 1
         return
-    for o in range(y.shape[0]):
-        for k in range(y.shape[1]):
-            inside = first <= k < first + x.shape[1]
-            for i in range(y.shape[2]):
-                y[o, k, i] = x[o, np.uint64(k - first), i] if inside else 0
+    place = begin
+    while place < end:
+        o, k, many = run_of_rows(place, end, y.shape[1])
+        out, source = y[o, k], x[o, 0] if x.shape[1] > 0 else y[o, k]
+        before = min(max(first - k, 0), many) * inner
+        inside = min(max(first + x.shape[1] - k, 0), many) * inner
+        skipped = max(k - first, 0) * inner
+        for i in range(before):
+            out[np.uint64(i)] = 0
+        for i in range(before, inside):
+            out[np.uint64(i)] = source[np.uint64(skipped + i - before)]
+        for i in range(max(before, inside), many * inner):
+            out[np.uint64(i)] = 0
+        place += many
 
 
 host_only("slice_along", "place_along")
