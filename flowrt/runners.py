@@ -11,6 +11,7 @@ import numpy as np
 from flowrt.device import Device
 from flowrt.eager import evaluate
 from flowrt.errors import GraphError, InternalError, NodeLost
+from flowrt.kernels.building import build_standard_kernels
 from flowrt.passes import Compiled, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
@@ -130,6 +131,7 @@ class LocalRunner:
     """Runs steps on a private host. Its one device answers to no job: graphs that name jobs need a cluster."""
 
     def __init__(self, threads: int | None, transfer_budget: int, tapes: bool) -> None:
+        build_standard_kernels()
         self._host = Host(threads=threads, transfer_budget=transfer_budget)
         self.tapes = tapes
         self._numbers = itertools.count()

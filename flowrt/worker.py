@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
 from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
 from flowrt.errors import AuthenticationError, FlowrtError, GraphError
+from flowrt.kernels.building import build_standard_kernels
 from flowrt.net.node import Node
 from flowrt.net.tokens import load_token
 from flowrt.sched.delay import Delay
@@ -66,6 +67,7 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     if settings.die_with_parent:
         loop.add_reader(0, _watch_parent, loop, stop)
+    build_standard_kernels()
     host = Host(settings.task, threads=settings.threads, delay=settings.delay)
     try:
         async with Node(host, settings.token).serving(settings.host, settings.port) as server:

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "sched": [*FLOOR, "op", "kernels", "sched"],
     "net": [*FLOOR, "sched", "net"],
 }
+HEAD = {"kernels/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
 # module → the only places that may import it
 OWNERS = {
     "numba": ["kernels"],
@@ -98,7 +99,7 @@ def test_every_file_imports_only_what_its_layer_may(module: str, tree: ast.Modul
     inside = {name.split(".")[1] for name in imports(tree) if name.startswith("flowrt.")}
     if module in FLOOR:
         assert inside <= set(FLOOR[: FLOOR.index(module)])
-    elif room(module) in MAY_IMPORT:
+    elif room(module) in MAY_IMPORT and module not in HEAD:
         assert inside <= {*MAY_IMPORT[room(module)], room(module)}
 
 

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import re
-import stat
 import sys
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ import llvmlite.binding as llvm
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.kernels import blas
+from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, open_trusted
 from flowrt.kernels.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def cache_folder() -> Path:
 @cache
 def _surroundings() -> bytes:
     """What every object depends on: the compilers, the interpreter's bytecode, the machine and how entries are made."""
+    from importlib.metadata import version  # which imports much that a process with a bundle does without
+
     here = Path(__file__).parent
     makers = ("emit.py", "abi.py", "compose.py", "scalar_loops.py", "emit_folds.py", "blas.py")
     sources = b"".join((here / name).read_bytes() for name in makers)
@@ -77,10 +79,34 @@ class Variant:
     words: str = ""
 
 
+def bundle() -> Bundle:
+    """The bundle in the present folder, an empty one if there is none. Looked for once per folder."""
+    return _bundle_in(cache_folder())
+
+
+@lru_cache(8)
+def _bundle_in(folder: Path) -> Bundle:
+    return open_bundle(bundle_path(folder))
+
+
+def name_of(variant: Variant) -> str | None:
+    """What a bundle knows the variant by: for kernels that this package holds as they stand in its files."""
+    function = variant.kernel.function
+    inside = function.__module__.startswith("flowrt.kernels.") and variant.kernel.expression is None
+    if not inside or function.__closure__ is not None or function.__defaults__ or function.__kwdefaults__:
+        return None
+    at = f"{function.__module__}.{function.__qualname__}:{function.__code__.co_firstlineno}"
+    what = f"{variant.kernel.op} {variant.kernel.form.value} {[str(d) for d in variant.dtypes]}"
+    return f"{at} {what} {list(variant.ranks)} {variant.words}"
+
+
 @lru_cache(4096)
 def symbol_of(variant: Variant) -> str:
     """The name of the variant's entry, which no other bears."""
-    kernel = variant.kernel
+    kernel, asked = variant.kernel, name_of(variant)
+    known = None if asked is None else bundle().names.get(asked)
+    if known is not None:
+        return known
     dtypes = [str(d) for d in variant.dtypes]
     shape = f"|{kernel.op}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|"
     code = _surroundings() + shape.encode() + fingerprint(kernel.function).encode()
@@ -96,7 +122,7 @@ def is_compiled(variant: Variant) -> bool:
 
 def is_stored(symbol: str) -> bool:
     """Whether the folder holds the object of that name."""
-    return _read(cache_folder() / f"{symbol}.o") is not None
+    return symbol in bundle().places or _read(cache_folder() / f"{symbol}.o") is not None
 
 
 def entry_address(variant: Variant) -> int:
@@ -104,22 +130,35 @@ def entry_address(variant: Variant) -> int:
 
     Raises `GraphError` where the kernel does not compile.
     """
-    symbol, kernel, dtypes = symbol_of(variant), variant.kernel, variant.dtypes
+    symbol = symbol_of(variant)
+    return _address(symbol, lambda: _compiled(variant, symbol))
 
-    def compile_variant() -> bytes:
-        from flowrt.kernels.emit import emit
 
-        try:
-            return emit(kernel, dtypes, variant.ranks, variant.words, symbol)
-        except Exception as error:  # Numba's are of many classes, and its own bugs look like a kernel's
-            names = ", ".join(str(d) for d in dtypes)
-            where, reason = complaint(str(error) or repr(error), kernel.function)
-            raise GraphError(
-                f"{kernel.op} of ({names}): its {kernel.device} kernel {kernel.function.__qualname__} ({where}) does "
-                f"not compile: {reason}"
-            ) from error
+def variant_code(variant: Variant) -> bytes:
+    """The object that holds a variant's entry, like `entry_address` without loading it."""
+    symbol = symbol_of(variant)
+    return object_code(symbol, lambda: _compiled(variant, symbol))
 
-    return _address(symbol, compile_variant)
+
+def part_code(part: Part) -> bytes:
+    """The object that holds a part's entry."""
+    symbol = part_symbol(part)
+    return object_code(symbol, lambda: part.emit(symbol))
+
+
+def _compiled(variant: Variant, symbol: str) -> bytes:
+    from flowrt.kernels.emit import emit
+
+    kernel, dtypes = variant.kernel, variant.dtypes
+    try:
+        return emit(kernel, dtypes, variant.ranks, variant.words, symbol)
+    except Exception as error:  # Numba's are of many classes, and its own bugs look like a kernel's
+        names = ", ".join(str(d) for d in dtypes)
+        where, reason = complaint(str(error) or repr(error), kernel.function)
+        raise GraphError(
+            f"{kernel.op} of ({names}): its {kernel.device} kernel {kernel.function.__qualname__} ({where}) does "
+            f"not compile: {reason}"
+        ) from error
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -139,44 +178,61 @@ def complaint(text: str, function: Callable[..., Any]) -> tuple[str, str]:
     return where, " ".join(said[:2]) if said[0].endswith(":") else said[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An object that is no kernel: who emits it (a module's function, given these arguments and the symbol)."""
+
+    name: str
+    module: str
+    function: str
+    arguments: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # what decides its content beside what decides every object's
+
+    def emit(self, symbol: str) -> bytes:
+        code: bytes = getattr(import_module(self.module), self.function)(*self.arguments, symbol)
+        return code
+
+
+_LOOPS = {
+    name: Part(f"loop_{name}", "flowrt.kernels.loops", "emit_loop", (name,), ("loops.py", "board.py"))
+    for name in ("alone", "shared", "help")
+}
+_DIRECT = Part("direct", "flowrt.kernels.emit_direct", "emit_direct", (), ("direct.py", "emit_direct.py"))
+_NESTED = {
+    kind: Part(f"nested_{kind}", "flowrt.kernels.emit_nested", "emit_nested", (kind,), ("nested.py", "emit_nested.py"))
+    for kind in ("loop", "cond")
+}
+PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values())
+
+
 def loop_address(name: str = "alone") -> int:
     """The address of one of the loops that run tapes: ``alone``, ``shared`` with helpers, or to ``help``."""
-    here = Path(__file__).parent
-    sources = b"".join((here / file).read_bytes() for file in ("loops.py", "board.py"))
-    symbol = f"flowrt_loop_{name}_{hashlib.blake2b(_surroundings() + sources, digest_size=16).hexdigest()}"
-
-    def compile_loop() -> bytes:
-        from flowrt.kernels.loops import emit_loop
-
-        return emit_loop(name, symbol)
-
-    return _address(symbol, compile_loop)
+    return _part_address(_LOOPS[name])
 
 
 def direct_address() -> int:
     """The address of the C function behind `direct`'s callables."""
-    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in ("direct.py", "emit_direct.py"))
-    symbol = f"flowrt_direct_{hashlib.blake2b(_surroundings() + sources, digest_size=16).hexdigest()}"
-
-    def compile_direct() -> bytes:
-        from flowrt.kernels.emit_direct import emit_direct
-
-        return emit_direct(symbol)
-
-    return _address(symbol, compile_direct)
+    return _part_address(_DIRECT)
 
 
 def nested_address(kind: str) -> int:
     """The address of the entry that runs loops (``loop``) or branches (``cond``)."""
-    source = b"".join((Path(__file__).parent / name).read_bytes() for name in ("nested.py", "emit_nested.py"))
-    symbol = f"flowrt_{kind}_{hashlib.blake2b(_surroundings() + source, digest_size=16).hexdigest()}"
+    return _part_address(_NESTED[kind])
 
-    def compile_nested() -> bytes:
-        from flowrt.kernels.emit_nested import emit_nested
 
-        return emit_nested(kind, symbol)
+@cache
+def part_symbol(part: Part) -> str:
+    """The name of the part's entry."""
+    known = bundle().names.get(part.name)
+    if known is not None:
+        return known
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in part.files)
+    return f"flowrt_{part.name}_{hashlib.blake2b(_surroundings() + sources, digest_size=16).hexdigest()}"
 
-    return _address(symbol, compile_nested)
+
+def _part_address(part: Part) -> int:
+    symbol = part_symbol(part)
+    return _address(symbol, lambda: part.emit(symbol))
 
 
 def scalar_loop_address(program: ScalarProgram) -> int:
@@ -207,7 +263,7 @@ def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:
 def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
     """The object named ``symbol``: from the folder, or made and put there, by one process at a time."""
     path = cache_folder() / f"{symbol}.o"
-    code = _read(path)
+    code = bundle().code(symbol) or _read(path)
     if code is not None:
         return code
     with locked(path.with_suffix(".lock")):
@@ -225,15 +281,10 @@ def _digest(path: Path, code: bytes) -> bytes:
 
 def _read(path: Path) -> bytes | None:
     """The object at ``path``, if there is one that is whole, of that name, and written by someone we trust."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    handle = open_trusted(path)
+    if handle is None:
         return None
     with open(handle, "rb") as file:
-        about = os.fstat(handle)
-        foreign = about.st_uid not in (os.geteuid(), 0) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if foreign or not stat.S_ISREG(about.st_mode):
-            return None
         data = file.read()
     code, digest = data[:-_DIGEST], data[-_DIGEST:]
     return code if code and digest == _digest(path, code) else None
