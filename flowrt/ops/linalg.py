@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.errors import SpecError
 from flowrt.op import op
 from flowrt.ops.inference import broadcast
-from flowrt.ops.shape import expand_dims, squeeze
+from flowrt.ops.shape import expand_dims, reshape, squeeze
 from flowrt.spec import Shape, Spec
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ def _fix(a: Spec, b: Spec, transpose_a: bool, transpose_b: bool) -> str:
     return "; the last axis of the one must be as long as the second last of the other"
 
 
+def _is_batch(a: Spec, b: Spec) -> bool:
+    """Whether these are several matrices, whose rows are of known sizes."""
+    return all(x.dims is not None and x.rank > 2 and bool(x.dims[-1]) for x in (a, b))
+
+
 @matmul.gradient
 def matmul_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     a, b = node.inputs
@@ -67,5 +72,8 @@ def matmul_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     dy = expand_dims(dy, -1) if column else dy
     dy = expand_dims(dy, -2) if row else dy
     da = matmul(right, dy, flag_b, True) if flag_a else matmul(dy, right, False, not flag_b)
+    if not flag_a and _is_batch(left.spec, dy.spec) and right.spec.dims is not None and right.spec.rank == 2:
+        # one product with the batch as more rows, not the sum of a batch of products
+        left, dy = (reshape(x, (-1, x.spec.shape[-1])) for x in (left, dy))
     db = matmul(dy, left, True, flag_a) if flag_b else matmul(left, dy, not flag_a, False)
     return squeeze(da, -2) if row else da, squeeze(db, -1) if column else db
