@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.op import op
 from flowrt.ops.linalg import matmul
@@ -89,7 +87,8 @@ def lstm_steps_grad_rule(node: Node, dy: Tensor, dh: Tensor, dc: Tensor, *unused
 
 def _rows(x: Tensor) -> Any:
     """All steps of all examples as the rows of one matrix."""
-    return reshape(x, stack([np.int64(-1), shape_of(x)[2]]))
+    sizes = shape_of(x)
+    return reshape(x, stack([sizes[0] * sizes[1], sizes[2]]))
 
 
 @op
