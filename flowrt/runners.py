@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flowrt.net.master import Master
     from flowrt.placement import Rules
     from flowrt.sched.direct import Numbers
+    from flowrt.session import Options
     from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
@@ -130,10 +131,12 @@ def compile_for(
 class LocalRunner:
     """Runs steps on a private host. Its one device answers to no job: graphs that name jobs need a cluster."""
 
-    def __init__(self, threads: int | None, transfer_budget: int, tapes: bool) -> None:
+    def __init__(self, options: Options) -> None:
         build_standard_kernels()
-        self._host = Host(threads=threads, transfer_budget=transfer_budget)
-        self.tapes = tapes
+        self._host = Host(
+            threads=options.threads, transfer_budget=options.transfer_budget, memory_limit=options.memory_limit
+        )
+        self.tapes = options.tapes
         self._numbers = itertools.count()
         self.devices = [Device.parse(f"{self._host.task}/device:{name}") for name in self._host.devices]
         self.client: str | None = None

@@ -67,13 +67,16 @@ class Options:
 
     ``optimize=False``: no pass rewrites, every node runs as written (tapes still do). ``tapes=False``: the machine runs
     every node. ``threads`` defaults to the cores the process may use. For an in-process session; nodes of a cluster
-    have their own. ``seed`` decides what random ops without a seed draw; None draws a new one per session.
+    have their own. ``memory_limit``, in bytes, bounds what the session's steps hold together with its variables; a step
+    that does not fit, or without a limit does not fit what the machine has left, is refused with `ResourceError` before
+    it runs. ``seed`` decides what random ops without a seed draw; None draws a new one per session.
     """
 
     optimize: bool = True
     tapes: bool = True
     threads: int | None = None
     transfer_budget: int = 256 << 20
+    memory_limit: int | None = None
     seed: int | None = None
 
 
@@ -137,7 +140,7 @@ class Session:
 
     async def _open_runner(self) -> Runner:
         if self._cluster is None:
-            return LocalRunner(self.options.threads, self.options.transfer_budget, self.options.tapes)
+            return LocalRunner(self.options)
         return await open_cluster(self._cluster, self._name)
 
     async def _close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,12 +19,15 @@ from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.direct import DIRECT_SECONDS, Numbers, direct_plan
 from flowrt.sched.effects import EFFECTS
-from flowrt.sched.machine import ALL_DEAD, Enter, Kind, StepMachine, Topology
+from flowrt.sched.footprint import Footprint, predict_peak, survey
+from flowrt.sched.machine import ALL_DEAD, StepMachine
+from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
 from flowrt.sched.single import read_variable, runner_for, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes
-from flowrt.sched.units import Action, Unit, action_of, find_units
+from flowrt.sched.units import Action, Unit, action_of, connect, find_units
+from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan
@@ -35,10 +38,9 @@ Outputs: TypeAlias = "Sequence[Array | Dead]"
 
 INLINE_SECONDS = 200e-6  # a hop to a lane and back costs about as much on a virtual machine, 50 µs on bare metal
 INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
+ADMITTED = 256  # shapes of feeds that need not be looked at again
+LARGEST = 8  # tensors that a refusal names
 YIELD_EVERY = 256  # inline units between two looks at the loop
-
-_KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
-_MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
 
 
 class Executor:
@@ -53,7 +55,9 @@ class Executor:
         self.runners = [
             runner_for(node, host.memory) if action_of(node) is Action.COMPUTE else None for node in plan.nodes
         ]
-        self._number_values()
+        self.wiring = connect(plan, self.units)
+        self._single_nodes = not tapes
+        self._admitted: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()  # shapes fed that fit
         self._alone = self.units[0] if len(self.units) == 1 and self.units[0].region is not None else None
         self._straight = self._alone is not None and self._alone.inputs == tuple(range(len(plan.feeds)))
         self._direct = self._alone is not None and self._alone.outputs == plan.fetches
@@ -62,42 +66,34 @@ class Executor:
                 for name in resources_of(node):
                     host.variables.declare(name, variable_spec(node))
 
-    def _number_values(self) -> None:
-        """Number the values that units exchange, as the machine wants them: feeds, then outputs in unit order."""
-        plan, units = self.plan, self.units
-        self.value_ids = {i: i for i in range(len(plan.feeds))}
-        for unit in units:
-            for value in unit.outputs:
-                self.value_ids[value] = len(self.value_ids)
-        unit_of = {node: i for i, unit in enumerate(units) for node in unit.nodes}
-        self.fetch_ids = [self.value_ids[v] for v in plan.fetches]
-        self.topology = Topology(
-            kinds=[self._kind(unit) for unit in units],
-            inputs=[tuple(self.value_ids[v] for v in unit.inputs) for unit in units],
-            outputs=[len(unit.outputs) for unit in units],
-            controls=[tuple(dict.fromkeys(unit_of[n] for n in unit.control)) for unit in units],
-            feeds=len(plan.feeds),
-            keep=frozenset(self.fetch_ids),
-            enters={number: enter for number, unit in enumerate(units) if (enter := self._enter(unit)) is not None},
-        )
+    def footprint(self, feeds: Sequence[Spec]) -> Footprint:
+        """What a run with feeds of these specs takes; raises `SpecError` where they do not fit."""
+        begun = frozenset(self.host.inventory())
+        return predict_peak(self.plan, self.units, feeds, record=self.tapes.record, begun=begun)
 
-    def _enter(self, unit: Unit) -> Enter | None:
-        """Where a unit leads, if that is into a frame."""
-        node = self.plan.nodes[unit.nodes[0]]
-        if unit.action is not Action.MOVE or node.op != "enter":
-            return None
-        return Enter(*(node.attrs[name] for name in ("frame", "is_constant", "parallel_iterations")))
+    def _admit(self, feeds: Sequence[Array]) -> None:
+        """Raise `ResourceError` where a run with such feeds cannot fit, the first time that there are such."""
+        shapes = tuple([array.shape for array in feeds])
+        if shapes in self._admitted or (self._single_nodes and self.memory.limit is None):
+            return
+        need = self.footprint([spec_of(array) for array in feeds]).peak - self.tapes.idle_bytes
+        if not self.memory.room_for(need):
+            self.memory.reclaim()
+            if not self.memory.room_for(need + self.tapes.idle_bytes):
+                raise ResourceError(self._why_too_large(feeds, need))
+        self._admitted[shapes] = None
+        if len(self._admitted) > ADMITTED:
+            self._admitted.popitem(last=False)
 
-    def _kind(self, unit: Unit) -> Kind:
-        if unit.action is Action.EFFECT and self.plan.nodes[unit.nodes[0]].op == "send":
-            return Kind.SEND
-        if unit.action is Action.MOVE:
-            return _MOVES[self.plan.nodes[unit.nodes[0]].op]
-        return _KINDS.get(unit.action, Kind.PLAIN)
+    def _why_too_large(self, feeds: Sequence[Array], need: int) -> str:
+        found = survey(self.plan, self.units, [spec_of(array) for array in feeds], record=self.tapes.record)
+        largest = "; ".join(map(str, found[:LARGEST]))
+        return f"the step needs {amount(need)} of memory, and {self.memory.shortage()}. Its largest tensors: {largest}"
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
         """Run the plan and answer its fetches. Cancelling the caller cancels the run and waits for its kernels."""
         self.host.check_open()
+        self._admit(feeds)
         run = _Run(self, feeds, context)
         try:
             await run.drive()
@@ -244,7 +240,7 @@ class _Run:
         self.executor = executor
         self.context = context
         self.host = executor.host
-        self.machine = StepMachine(executor.topology)
+        self.machine = StepMachine(executor.wiring.topology)
         self.words = run_words(context.number, context.seed)
         self.feeds = feeds
         self.values: dict[int, Array | Dead] = dict(enumerate(feeds))
@@ -350,7 +346,7 @@ class _Run:
 
     def fetches(self) -> list[Array]:
         """The fetched values, none of them anyone else's memory."""
-        arrays = [self.values.get(instance, DEAD) for instance in self.executor.fetch_ids]
+        arrays = [self.values.get(instance, DEAD) for instance in self.executor.wiring.fetches]
         for value, array in zip(self.executor.plan.fetches, arrays, strict=True):
             if isinstance(array, Dead):
                 raise DeadTensorError(self._why_dead(value))
@@ -376,7 +372,7 @@ class _Run:
 
     def _is_dead(self, value: int) -> bool:
         """Whether a value is dead, as far as the machine knows it; one inside a tape may be."""
-        known = self.executor.value_ids.get(value)
+        known = self.executor.wiring.values.get(value)
         return known is None or self.machine.dead(known)
 
 

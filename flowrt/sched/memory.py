@@ -112,8 +112,7 @@ class Memory:
         """Raise `ResourceError` where ``nbytes`` more do not fit; lets idle memory go first, if need be."""
         if self.room_for(nbytes):
             return
-        for keeper in list(self._keepers.values()):
-            keeper.let_go()
+        self.reclaim()
         if not self.room_for(nbytes):
             raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
 
@@ -132,6 +131,11 @@ class Memory:
             return f"{amount(self.held)} are held, and the memory_limit is {amount(self.limit)}"
         left = available_bytes()
         return f"the machine has {amount(left) if left is not None else 'an unknown amount'} left"
+
+    def reclaim(self) -> None:
+        """Have all idle memory let go."""
+        for keeper in list(self._keepers.values()):
+            keeper.let_go()
 
     def enlist(self, keeper: Keeper) -> None:
         """Let ``keeper``, for as long as it lives, be asked to let go."""

@@ -30,17 +30,18 @@ from flowrt.sched.nesting import apply_structured
 from flowrt.sched.regions import READ, ROW_WRITES, WRITES, Name, Region, resource_of, resources_of, variable_spec
 from flowrt.sched.sharing import Sharing, share
 from flowrt.sched.structured import PURE_STRUCTURED
+from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
     from flowrt.kernels.nested import NestedStep
     from flowrt.kernels.scalar_loop import ScalarLoopStep
     from flowrt.plan import Plan, PlanNode
-    from flowrt.spec import Spec
 
 WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
 UPDATES = {"assign_add": "add", "assign_sub": "subtract"}  # op that writes → the kernel's op on (variable, value)
 
+NO_BYTES = Spec("uint8", (0,))
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -121,12 +122,50 @@ def record(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Recording:
 
     Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
     """
+    return _recorder(plan, region, inputs).recording()
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A tensor that a region computes, or the scratch of a launch: made by the plan's ``node``, in memory from the
+    ``first`` to the ``last`` node of the region that needs it, by place. It may share that memory with those before it.
+    """
+
+    node: int
+    what: str
+    spec: Spec
+    first: int
+    last: int
+
+
+def residents(plan: Plan, region: Region, inputs: Sequence[Spec]) -> list[Resident]:
+    """What is in memory while a region runs on inputs of these specs, its variables, inputs and constants apart."""
+    recorder = _recorder(plan, region, inputs)
+    lives, found = recorder.lives, []
+    homed = {id(home) for home in recorder.homes.values()}
+    for index, _, values in lives.nodes():
+        for value in values:
+            home = recorder.homes.get(value)
+            if home is None or home.slot >= recorder.first_variable or not home.slot:
+                continue
+            leaves, life = value in recorder.leaves, lives.of[value]
+            last = len(region.nodes) - 1 if leaves else life.last
+            what = "output" if leaves else "value"
+            found.append(Resident(region.nodes[index], what, lives.specs[value], life.first, last))
+    for storage in recorder.arena:
+        if id(storage) not in homed:
+            place = region.nodes[storage.first]
+            found.append(Resident(place, "scratch", storage.spec, storage.first, storage.last))
+    return found
+
+
+def _recorder(plan: Plan, region: Region, inputs: Sequence[Spec]) -> _Recorder:
     lives = find_lives(plan, region, inputs)
     applications = {index: _apply_node(lives, index) for index, _, _ in lives.nodes() if lives.computes(index)}
     recorder = _Recorder(lives, applications, share(lives, applications))
     recorder.decide_outputs()
     recorder.launch()
-    return recorder.recording()
+    return recorder
 
 
 def _apply_node(lives: Lives, index: int) -> Application:
@@ -153,7 +192,7 @@ class _Storage:
     """A stretch of memory under some slot; in the arena from ``first`` to ``last``, in the order of nodes."""
 
     slot: int
-    nbytes: int = 0
+    spec: Spec = NO_BYTES
     first: int = 0
     last: int = 0
     offset: int = 0
@@ -183,6 +222,7 @@ class _Recorder:
     pending: list[_Pending] = field(default_factory=list)
     arena: list[_Storage] = field(default_factory=list)
     private: list[_Storage] = field(default_factory=list)  # slots that launches set themselves
+    first_variable: int = 0  # its slot; constants follow
     local_bytes: int = 0
     value_bytes: int = 0
     cost: Cost = field(default_factory=Cost)
@@ -201,6 +241,7 @@ class _Recorder:
             if self.outputs[-1].fresh:
                 self.leaves.setdefault(root, []).append(slot)
                 slot += 1
+        self.first_variable = slot
         self.memory = {name: _Storage(slot + number) for number, name in enumerate(region.variables)}
         slot += len(self.memory)
         self.homes |= {value: _Storage(FIRST_SLOT + number) for value, number in sources.items()}
@@ -218,21 +259,21 @@ class _Recorder:
         members = [value]
         while members[-1] in self.heirs:
             members.append(self.heirs[members[-1]])
-        last, nbytes = members[-1], self.lives.specs[value].nbytes
+        last, spec = members[-1], self.lives.specs[value]
         leaves, of = self.leaves.get(last), self.lives.of
-        home = _Storage(leaves[0]) if leaves else self._in_arena(nbytes, of[value].first, of[last].last)
+        home = _Storage(leaves[0]) if leaves else self._in_arena(spec, of[value].first, of[last].last)
         self.homes.update((member, home) for member in members)
         return home
 
-    def _in_arena(self, nbytes: int, first: int, last: int) -> _Storage:
-        self.arena.append(_Storage(ARENA_SLOT, nbytes, first, last))
+    def _in_arena(self, spec: Spec, first: int, last: int) -> _Storage:
+        self.arena.append(_Storage(ARENA_SLOT, spec, first, last))
         return self.arena[-1]
 
     def _in_local(self, specs: Sequence[Spec]) -> list[_Storage]:
         """Places in the running thread's own memory, which each launch has for itself."""
         places, end = [], 0
         for spec in specs:
-            places.append(_Storage(LOCAL_SLOT, spec.nbytes, offset=end))
+            places.append(_Storage(LOCAL_SLOT, spec, offset=end))
             end += aligned(spec.nbytes)
         self.local_bytes = max(self.local_bytes, end)
         return places
@@ -298,7 +339,7 @@ class _Recorder:
         control: tuple[int, ...],
     ) -> None:
         """Plan the steps of one op on operands (inputs, then outputs) that lie in ``homes``."""
-        scratch = [self._in_arena(spec.nbytes, index, index) for spec in application.scratch]
+        scratch = [self._in_arena(spec, index, index) for spec in application.scratch]
         storages = [*homes, *scratch, *self._in_local(application.local)]
         private = [_Storage(len(self.private) + i) for i in range(application.slots)]
         self.private += private
@@ -311,7 +352,7 @@ class _Recorder:
         self.orders += application.orders
 
     def recording(self) -> Recording:
-        offsets, total = lay_out([(s.nbytes, s.first, s.last) for s in self.arena])
+        offsets, total = lay_out([(s.spec.nbytes, s.first, s.last) for s in self.arena])
         for storage, offset in zip(self.arena, offsets, strict=True):
             storage.offset = offset
         first = FIRST_SLOT + len(self.lives.region.inputs) + sum(output.fresh for output in self.outputs)

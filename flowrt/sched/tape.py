@@ -38,6 +38,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
 CANCELLED = -1
+RECORDED = 64  # recordings of a plan that are kept, for predictions and for the tapes made after them
 _BYTES = np.dtype(np.uint8)
 """What another thread writes to the status of a run's words to stop the tapes of that run."""
 
@@ -104,10 +105,10 @@ class Tape:
         *,
         spare: int = 2,
         memory: Memory | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self.memory = memory or Memory()
-        self.admitted = False  # whether somebody saw that what a run takes fits
-        self.recording: Recording = record(plan, region, inputs)
+        self.recording = recording or record(plan, region, inputs)
         self.variables = self.recording.variables
         self.predicted_seconds = self.recording.predicted_seconds
         self.expected_seconds = self._fastest = math.inf
@@ -303,6 +304,27 @@ class Tapes:
         self._specs = plan.value_specs()
         self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
         self._decisive: dict[Region, tuple[int, ...]] = {}
+        self._recorded: OrderedDict[Any, Recording] = OrderedDict()
+
+    def record(self, region: Region, inputs: Sequence[Spec]) -> Recording:
+        """What the tape of ``region`` for inputs of these concrete specs is or will be made of.
+
+        Raises as `recording.record` does; `DataDependent` also where a value that decides shapes is not known.
+        """
+        decisive = frozenset(region.shape_inputs)
+        specs = tuple(
+            spec if value in decisive else Spec(spec.dtype, spec.dims, _static(self._specs[value]))
+            for value, spec in zip(region.inputs, inputs, strict=True)
+        )
+        for value, spec in zip(region.inputs, specs, strict=True):
+            if value in decisive and not value_known(spec.value):
+                raise DataDependent(f"shapes depend on the value of {spec}")
+        key = (region, *[(spec.dims, spec.value) for spec in specs])
+        found = self._recorded.pop(key, None) or record(self._plan, region, specs)
+        self._recorded[key] = found
+        if len(self._recorded) > RECORDED:
+            self._recorded.popitem(last=False)
+        return found
 
     def made(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
         """The tape of ``region`` for arrays like ``inputs``, if it was made before: compiles nothing.
@@ -358,15 +380,12 @@ class Tapes:
         return found
 
     def _make(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
-        decisive = frozenset(region.shape_inputs)
-        specs = [
-            spec_of(array) if value in decisive else Spec(array.dtype, array.shape, _static(self._specs[value]))
-            for value, array in zip(region.inputs, inputs, strict=True)
-        ]
+        specs = [spec_of(array) for array in inputs]
         try:
-            return Tape(self._plan, region, specs, memory=self._memory)
+            recording = self.record(region, specs)
         except DataDependent:
             return None
+        return Tape(self._plan, region, specs, memory=self._memory, recording=recording)
 
 
 def _static(spec: Spec) -> Value:

@@ -5,7 +5,7 @@ Law: pure; it knows ops by name and by what the registries hold, and runs nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
 from flowrt.errors import GraphError
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.effects import EFFECTS
+from flowrt.sched.machine import Enter, Kind, Topology
 from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resources_of
 from flowrt.sched.structured import STRUCTURED, grows
 
@@ -52,6 +53,17 @@ class Unit:
     region: Region | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Wiring:
+    """The units' edges as the step machine wants them; ``values`` maps plan values to the machine's numbers."""
+
+    topology: Topology
+    values: Mapping[int, int]
+    fetches: tuple[int, ...]
+
+
+_KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
+_MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
 _ACTIONS = {"switch": Action.SWITCH, "merge": Action.MERGE, "no_op": Action.NOTHING, READ: Action.READ}
 _ACTIONS |= dict.fromkeys(("enter", "exit", "next_iteration"), Action.MOVE)
 
@@ -121,3 +133,39 @@ def _unit(
 
 def _names(nodes: Iterable[PlanNode]) -> frozenset[Name]:
     return frozenset(name for node in nodes for name in resources_of(node))
+
+
+def connect(plan: Plan, units: Sequence[Unit]) -> Wiring:
+    """Number the values that units exchange: feeds, then outputs in unit order."""
+    values = {i: i for i in range(len(plan.feeds))}
+    for unit in units:
+        for value in unit.outputs:
+            values[value] = len(values)
+    unit_of = {node: i for i, unit in enumerate(units) for node in unit.nodes}
+    fetches = tuple(values[v] for v in plan.fetches)
+    topology = Topology(
+        kinds=[_kind(plan, unit) for unit in units],
+        inputs=[tuple(values[v] for v in unit.inputs) for unit in units],
+        outputs=[len(unit.outputs) for unit in units],
+        controls=[tuple(dict.fromkeys(unit_of[n] for n in unit.control)) for unit in units],
+        feeds=len(plan.feeds),
+        keep=frozenset(fetches),
+        enters={n: enter for n, unit in enumerate(units) if (enter := _enter(plan, unit)) is not None},
+    )
+    return Wiring(topology, values, fetches)
+
+
+def _kind(plan: Plan, unit: Unit) -> Kind:
+    if unit.action is Action.EFFECT and plan.nodes[unit.nodes[0]].op == "send":
+        return Kind.SEND
+    if unit.action is Action.MOVE:
+        return _MOVES[plan.nodes[unit.nodes[0]].op]
+    return _KINDS.get(unit.action, Kind.PLAIN)
+
+
+def _enter(plan: Plan, unit: Unit) -> Enter | None:
+    """Where a unit leads, if that is into a frame."""
+    node = plan.nodes[unit.nodes[0]]
+    if unit.action is not Action.MOVE or node.op != "enter":
+        return None
+    return Enter(*(node.attrs[name] for name in ("frame", "is_constant", "parallel_iterations")))

@@ -1,0 +1,248 @@
+"""How much memory a step takes, told before it runs, and by which tensors.
+
+Law: pure; it plays the step through as the executor would, one unit after the other in the machine's order, and takes
+and gives back exactly what `memory` would count: rooms of tapes (kept for the next run), outputs, scratch, variables
+that begin, copies for fetches. Where units run at the same time on several lanes, a step may take more. What cannot be
+told is left out, and named.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from flowrt.errors import FlowrtError
+from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.table import ALIASES
+from flowrt.op import lookup
+from flowrt.sched.lives import DataDependent
+from flowrt.sched.machine import StepMachine
+from flowrt.sched.memory import amount, counted
+from flowrt.sched.recording import Recording, residents
+from flowrt.sched.regions import READ, WRITES, Name, Region, resources_of, variable_spec
+from flowrt.sched.structured import STRUCTURED
+from flowrt.sched.units import Action, Unit, connect
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan, PlanNode
+
+Record: TypeAlias = Callable[[Region, Sequence[Spec]], Recording]
+
+BRANCHING = (Action.SWITCH, Action.MERGE, Action.MOVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that one step takes: at most at one moment (``peak``), of which ``kept`` stay for the next step.
+
+    ``begun`` are those of variables that the step gives their first value. ``left_out`` names what could not be told.
+    """
+
+    peak: int = 0
+    kept: int = 0
+    begun: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a step: its bytes, and the first and last node of its region, by place, that use its memory."""
+
+    where: str
+    what: str
+    spec: Spec
+    first: int
+    last: int
+    region: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.spec.nbytes
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.spec}, {amount(self.nbytes)} ({self.what})"
+
+
+@dataclass(slots=True, eq=False)
+class _Allocation:
+    nbytes: int
+    values: int = 0  # that lie in it
+
+
+@dataclass(slots=True)
+class _Play:
+    """One step, played through."""
+
+    plan: Plan
+    units: Sequence[Unit]
+    record: Record
+    begun: set[Name]
+    specs: dict[int, Spec]
+    lies: dict[int, _Allocation] = field(default_factory=dict)  # value → the counted memory it lies in
+    owned: set[int] = field(default_factory=set)  # values that are arrays of their own
+    now: int = 0
+    peak: int = 0
+    kept: int = 0
+    begins: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+    def take(self, nbytes: int) -> int:
+        self.now += counted(nbytes)
+        self.peak = max(self.peak, self.now)
+        return counted(nbytes)
+
+    def give(self, nbytes: int) -> None:
+        self.now -= nbytes
+
+    def place(self, value: int, allocation: _Allocation) -> None:
+        allocation.values += 1
+        self.lies[value] = allocation
+
+    def free(self, value: int) -> None:
+        allocation = self.lies.pop(value, None)
+        if allocation is not None:
+            allocation.values -= 1
+            if not allocation.values:
+                self.give(allocation.nbytes)
+
+    def make(self, value: int, spec: Spec) -> None:
+        """An output of its own."""
+        self.specs[value] = spec
+        self.owned.add(value)
+        self.place(value, _Allocation(self.take(spec.nbytes)))
+
+    # Units
+
+    def carry_out(self, unit: Unit) -> None:
+        if unit.region is not None:
+            self._run_tape(unit, unit.region)
+            return
+        node = self.plan.nodes[unit.nodes[0]]
+        if unit.action is Action.WRITE:
+            for name in resources_of(node):
+                self._begin(name, variable_spec(node))
+        elif unit.action is Action.READ:
+            self.make(unit.outputs[0], variable_spec(node))
+        elif unit.action is Action.EFFECT or node.op in STRUCTURED:
+            self.left_out.append(f"{node.where()}: what it holds is known only when it runs")
+            self.specs.update(zip(unit.outputs, node.outputs, strict=True))
+        elif unit.action is Action.COMPUTE:
+            self._compute(unit, node)
+
+    def _begin(self, name: Name, spec: Spec) -> None:
+        if name not in self.begun:
+            self.begun.add(name)
+            self.begins += self.take(spec.nbytes)
+
+    def _run_tape(self, unit: Unit, region: Region) -> None:
+        made = self.record(region, [self._known(value) for value in unit.inputs])
+        for name, spec in zip(made.variables, made.variable_specs, strict=True):
+            if name in unit.begins:
+                self._begin(name, spec)
+        for value, output in zip(unit.outputs, made.outputs, strict=True):
+            self.specs[value] = output.spec
+            if output.fresh:
+                self.make(value, output.spec)
+            elif output.input is not None and unit.inputs[output.input] in self.lies:
+                self.place(value, self.lies[unit.inputs[output.input]])
+        self.kept += self.take(made.room_bytes)
+
+    def _compute(self, unit: Unit, node: PlanNode) -> None:
+        inputs = [self._known(value) for value in node.inputs]
+        outputs = lookup(node.op).infer(inputs, node.attrs)
+        for spec in outputs:
+            if not spec.known:
+                raise DataDependent(f"{node.where()}: the shape of {spec} depends on values")
+        if node.op in ALIASES or node.op == "constant" or not outputs:
+            self.specs.update(zip(unit.outputs, outputs, strict=True))
+            if node.op in ALIASES and node.inputs[0] in self.lies:
+                self.place(unit.outputs[0], self.lies[node.inputs[0]])
+            return
+        application = apply_kernel(node.op, inputs, outputs, node.attrs)
+        for value, spec in zip(unit.outputs, outputs, strict=True):
+            self.make(value, spec)
+        scratch = sum(self.take(spec.nbytes) for spec in (*application.scratch, *application.local))
+        self.give(scratch)
+
+    def _known(self, value: int) -> Spec:
+        spec = self.specs[value]
+        if not spec.known:
+            raise DataDependent(f"the shape of {spec} is known only when the step runs")
+        return spec
+
+    def fetch(self) -> None:
+        """Copies of what is fetched and is not the caller's own to have."""
+        seen: set[int] = set()
+        for value in self.plan.fetches:
+            if value in seen or value not in self.owned:
+                self.take(self._known(value).nbytes)
+            seen.add(value)
+
+
+def predict_peak(
+    plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], *, record: Record, begun: Collection[Name] = ()
+) -> Footprint:
+    """What a run takes whose feeds have these specs, while the variables ``begun`` have their values.
+
+    Raises `SpecError` where the feeds do not fit the plan.
+    """
+    play = _Play(plan, units, record, set(begun), dict(enumerate(feeds)))
+    try:
+        if any(unit.action in BRANCHING for unit in units):
+            raise DataDependent("which side of a switch is taken, or how often a loop turns, is known only when the step runs")
+        for unit in _played(play):
+            play.carry_out(unit)
+        play.fetch()
+    except DataDependent as error:
+        play.left_out.append(str(error))
+    return Footprint(play.peak, play.kept, play.begins, tuple(play.left_out))
+
+
+def _played(play: _Play) -> Iterator[Unit]:
+    """The units in the order in which the executor carries them out; what nobody needs any more is given back."""
+    wiring = connect(play.plan, play.units)
+    value_of = {number: value for value, number in wiring.values.items()}
+    machine = StepMachine(wiring.topology)
+    said = machine.start()
+    ready = deque(said.launch)
+    while ready:
+        activation = ready.popleft()
+        yield play.units[activation % len(play.units)]
+        said = machine.complete(activation)
+        for number in said.free:
+            play.free(value_of[number])
+        ready.extend(said.launch)
+
+
+def survey(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], *, record: Record) -> list[Tensor]:
+    """The tensors of a step as far as they are known beforehand, the largest first."""
+    play = _Play(plan, units, record, set(), dict(enumerate(feeds)))
+    found = [
+        Tensor(f"variable {name[1]!r}", "variable", spec, -1, -1, -1) for name, spec in _variables(plan.nodes).items()
+    ]
+    with suppress(FlowrtError):  # what comes after the unknown is not known either
+        for number, unit in enumerate(_played(play)):
+            play.carry_out(unit)
+            found += _tensors(play, unit, number)
+    return sorted(found, key=lambda tensor: -tensor.nbytes)
+
+
+def _variables(nodes: Iterable[PlanNode]) -> dict[Name, Spec]:
+    touching = (node for node in nodes if node.op == READ or node.op in WRITES)
+    return {name: variable_spec(node) for node in touching for name in resources_of(node)}
+
+
+def _tensors(play: _Play, unit: Unit, number: int) -> Iterator[Tensor]:
+    """What a unit that was just played computes."""
+    nodes = play.plan.nodes
+    if unit.region is not None:
+        for held in residents(play.plan, unit.region, [play.specs[value] for value in unit.inputs]):
+            yield Tensor(nodes[held.node].where(), held.what, held.spec, held.first, held.last, number)
+        return
+    for value in unit.outputs:
+        if value in play.owned:
+            yield Tensor(nodes[unit.nodes[0]].where(), "value", play.specs[value], 0, 0, number)
