@@ -241,7 +241,7 @@ async def test_graphs_on_one_host_share_variables_by_container_and_name() -> Non
         return graph, v, bump
 
     first, second, third = model(1.0), model(50.0), model(7.0, "own")
-    runner = LocalRunner(1, 1 << 20, True)
+    runner = LocalRunner(fr.Options(threads=1))
 
     class Shared(fr.Session):
         async def _open_runner(self) -> Any:
@@ -281,7 +281,7 @@ async def test_a_plan_made_for_a_variable_that_became_another_is_refused() -> No
 
     from flowrt.runners import LocalRunner, compile_for
 
-    runner = LocalRunner(1, 1 << 20, True)
+    runner = LocalRunner(fr.Options(threads=1))
     host: Host = runner._host
 
     def executor(made: Any, fetches: Any, tapes: bool) -> Executor:

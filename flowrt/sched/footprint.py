@@ -192,8 +192,6 @@ def predict_peak(
     """
     play = _Play(plan, units, record, set(begun), dict(enumerate(feeds)))
     try:
-        if any(unit.action in BRANCHING for unit in units):
-            raise DataDependent("which side of a switch is taken, or how often a loop turns, is known only when the step runs")
         for unit in _played(play):
             play.carry_out(unit)
         play.fetch()
@@ -204,6 +202,8 @@ def predict_peak(
 
 def _played(play: _Play) -> Iterator[Unit]:
     """The units in the order in which the executor carries them out; what nobody needs any more is given back."""
+    if any(unit.action in BRANCHING for unit in play.units):
+        raise DataDependent("which side of a switch is taken, or how often a loop turns, is known only when it runs")
     wiring = connect(play.plan, play.units)
     value_of = {number: value for value, number in wiring.values.items()}
     machine = StepMachine(wiring.topology)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
 
 
+IDLE = frozenset({"sum_to", "broadcast_to"})  # do nothing where the shape is already what is asked for
+
+
 class DataDependent(SpecError):
     """A shape inside the region depends on values that the region itself computes."""
 
@@ -74,9 +77,8 @@ class Lives:
     def computes(self, index: int) -> bool:
         """Whether a kernel makes the node's outputs."""
         node = self.node(index)
-        if not node.outputs or node.op == READ or node.op in ALIASES:
-            return False
-        return self.region.first[index] not in self.constants
+        value = self.region.first[index]
+        return bool(node.outputs) and node.op != READ and self.roots[value] == value and value not in self.constants
 
 
 def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
@@ -91,7 +93,7 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
         outputs = _infer(lives, node)
         for value, spec in zip(values, outputs, strict=True):
             lives.specs[value] = spec
-            lives.roots[value] = lives.roots[node.inputs[0]] if node.op in ALIASES else value
+            lives.roots[value] = lives.roots[node.inputs[0]] if _shares(lives, node, spec) else value
             lives.of.setdefault(lives.roots[value], Life(index, index))
         if node.op == CONSTANT:
             lives.constants[values[0]] = np.ascontiguousarray(node.attrs["value"])
@@ -118,6 +120,14 @@ def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
         if not expected.accepts(spec.dtype, spec.shape):
             raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {spec}")
     return outputs
+
+
+def _shares(lives: Lives, node: PlanNode, output: Spec) -> bool:
+    """Whether the output is the first input as it lies in memory: always, or since there is nothing to do."""
+    if node.op not in IDLE:
+        return node.op in ALIASES
+    source = lives.specs[node.inputs[0]]
+    return (source.dtype, source.dims) == (output.dtype, output.dims)
 
 
 def _touch(lives: Lives, node: PlanNode, index: int) -> None:

@@ -1,0 +1,143 @@
+"""What a step takes is known before it runs: judged by what memory counts while it runs, and by the RSS."""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+from session_world import host_of
+
+import flowrt as fr
+from flowrt.errors import ResourceError
+from flowrt.spec import spec_of
+
+
+def training(width: int, layers: int = 3) -> tuple[fr.Graph, Any, list[Any]]:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, width), name="x")
+        y = x
+        for i in range(layers):
+            w = fr.Variable(fr.random.normal((width, width), stddev=0.05, seed=i), name=f"w{i}")
+            y = fr.relu(y @ w)
+        loss = fr.mean(fr.square(y - x))
+        train = fr.optim.Momentum(0.01, 0.9).minimize(loss)
+    return graph, x, [loss, train, y]
+
+
+async def counted(session: fr.Session, fetches: Any, feeds: dict[Any, Any]) -> tuple[int, Any]:
+    """The bytes that a run took at its peak, and what was predicted for it."""
+    host = host_of(session)
+    step = session._step(fetches, tuple(feeds))
+    await step.register(session._open())
+    predicted = step.registered.footprint([spec_of(np.asarray(a)) for a in feeds.values()])
+    gc.collect()
+    before = host.memory.held
+    host.memory.forget_peak()
+    await session.run(fetches, feeds)
+    return host.memory.statistics().peak - before, predicted
+
+
+async def test_the_predicted_peak_of_a_training_step_is_what_memory_counts() -> None:
+    graph, x, fetches = training(96)
+    async with fr.Session(graph, options=fr.Options(threads=1)) as session:
+        for batch in (100, 40):
+            taken, predicted = await counted(session, fetches, {x: np.ones((batch, 96), np.float32)})
+            assert (taken, predicted.left_out) == (predicted.peak, ())
+        again, predicted = await counted(session, fetches, {x: np.ones((100, 96), np.float32)})
+        assert again == predicted.peak - predicted.kept, "the room of the first run is used again"
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_the_predicted_peak_of_random_steps_is_what_memory_counts(seed: int) -> None:
+    rng = random.Random(seed)
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 64), name="x")
+        v = fr.Variable(np.ones((64, 64), np.float32), name="v")
+        values: list[Any] = [x, fr.constant(np.ones((64, 64), np.float32))]
+        for _ in range(rng.randrange(3, 15)):
+            a, b = rng.choice(values), rng.choice(values)
+            made = [lambda a, b: fr.tanh(a), fr.add, lambda a, b: a @ v, lambda a, b: fr.reshape(a, (64, -1))]
+            made += [lambda a, b: fr.cumsum(a, 0), lambda a, b: fr.identity(a), lambda a, b: fr.transpose(a) @ b]
+            values.append(rng.choice(made)(a, b))
+        fetches = [*rng.sample(values[1:], min(3, len(values) - 1)), v.assign(fr.transpose(v) @ v)]
+    async with fr.Session(graph, options=fr.Options(threads=1, optimize=rng.random() < 0.5)) as session:
+        taken, predicted = await counted(session, fetches, {x: np.ones((64, 64), np.float32)})
+        assert taken == predicted.peak, f"seed {seed}"
+
+
+async def test_a_step_that_does_not_fit_is_refused_before_it_runs() -> None:
+    graph, x, fetches = training(128)
+    async with fr.Session(graph, options=fr.Options(memory_limit=3_000_000, seed=1)) as session:
+        small, large = np.ones((64, 128), np.float32), np.ones((4096, 128), np.float32)
+        await session.run(fetches, {x: small})
+        before = await session.run(graph.variables[0])
+        with pytest.raises(ResourceError) as refused:
+            await session.run(fetches, {x: large})
+        for part in (
+            "the step needs",
+            "the memory_limit is 2.9 MiB",
+            "float32[4096,128], 2.0 MiB",
+            "test_footprint.py:",
+        ):
+            assert part in str(refused.value)
+        np.testing.assert_array_equal(await session.run(graph.variables[0]), before)
+        await session.run(fetches, {x: small})
+
+
+async def test_variables_that_do_not_fit_are_refused() -> None:
+    with fr.Graph() as graph:
+        fr.Variable(fr.random.normal((1000, 1000)), name="huge")
+    with pytest.raises(ResourceError, match=r"variable 'huge': float32\[1000,1000\], 3\.8 MiB \(variable\)"):
+        async with fr.Session(graph, options=fr.Options(memory_limit=1_000_000)):
+            pass
+
+
+async def test_rooms_of_tapes_that_are_not_kept_are_given_back() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None,), name="x")
+        y = fr.sum(fr.cumsum(x, 0) * x)
+    async with fr.Session(graph, options=fr.Options(threads=1)) as session:
+        held = []
+        for n in range(2000, 2300):
+            await session.run(y, {x: np.ones(n, np.float32)})
+            held.append(host_of(session).memory.held)
+    assert held[-1] < 1.2 * held[255], "as many rooms as tapes are kept, and no more"
+
+
+def test_the_predicted_peak_is_within_a_tenth_of_the_growth_of_rss() -> None:
+    program = textwrap.dedent("""
+        import sys
+        sys.path.insert(0, "tests")
+        from pathlib import Path
+        import numpy as np
+        import flowrt as fr
+        from session_world import host_of
+        from test_footprint import training
+
+        def status(key):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+        graph, x, fetches = training(1024, layers=4)
+        small, large = np.ones((8, 1024), np.float32), np.ones((6000, 1024), np.float32)
+        with fr.BlockingSession(graph, options=fr.Options(threads=1)) as session:
+            session.run(fetches, {x: small})
+            step = session.compile(fetches, [x])
+            host = host_of(session._session)
+            Path("/proc/self/clear_refs").write_text("5")
+            before, held = status("VmRSS"), host.memory.held
+            host.memory.forget_peak()
+            step(large)
+            print(status("VmHWM") - before, host.memory.statistics().peak - held)
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    growth, predicted = map(int, done.stdout.split())
+    assert predicted > 64 << 20
+    assert abs(growth - predicted) <= 0.1 * predicted, (growth, predicted)
