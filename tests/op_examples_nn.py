@@ -10,7 +10,7 @@ import numpy as np
 from example import Example, bools, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import index, nn, recurrent, slices
+from flowrt.ops import index, linalg, nn, recurrent, slices
 from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
@@ -248,6 +248,32 @@ def _convolution(
     return Example(name, run, (x, dy), to_filters, margin=1e-5, note=note)
 
 
+def with_bias(result: np.ndarray, bias: np.ndarray, activation: str) -> np.ndarray:
+    return np.maximum(result + bias, 0) if activation else result + bias
+
+
+WITH_BIAS = [
+    Example(
+        "matmul_bias",
+        lambda a, b, bias, how=how: linalg.matmul_bias(a, b, bias, False, True, how),
+        (normal(2, 5, 3), normal(4, 3, seed=1), normal(4, seed=2)),
+        lambda a, b, bias, how=how: with_bias(a @ b.T, bias, how),
+        gradient=False,
+        note=how or "bias",
+    )
+    for how in ("", "relu")
+]
+WITH_BIAS += [
+    Example(
+        "conv2d_bias",
+        lambda x, w, bias, how=how: nn.conv2d_bias(x, w, bias, 1, "VALID", 1, 1, how),
+        (normal(2, 4, 5, 2), normal(1, 1, 2, 3, seed=1), normal(3, seed=2)),
+        lambda x, w, bias, how=how: with_bias(x @ w[0, 0], bias, how),
+        gradient=False,
+        note=how or "bias",
+    )
+    for how in ("", "relu")
+]
 CONVOLUTIONS = [
     example
     for name in ("conv2d", "conv2d_input_grad", "conv2d_filter_grad")
@@ -382,6 +408,7 @@ LOGITS, CLASSES = normal(2, 3, 4) * 3, integers(2, 3, low=0, high=4, seed=1)
 
 NN = [
     *CONVOLUTIONS,
+    *WITH_BIAS,
     *_pooling(normal(2, 4, 6, 2), (2, 2), (2, 2), ((0, 0), (0, 0))),
     *_pooling(normal(1, 5, 4, 3), (3, 2), (2, 1), ((1, 1), (0, 1)), (3, 2), (2, 1), "SAME", note="same"),
     *_pooling(normal(1, 3, 4, 1), (2, 3), (1, 2), ((1, 0), (2, 1)), (2, 3), (1, 2), ((1, 0), (2, 1)), note="explicit"),

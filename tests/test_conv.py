@@ -24,7 +24,7 @@ FAR = 40  # zeros around the judge's images
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[None]:
     with own_tables():
-        register(AVX512, ["wide_" + op for op in OPS])
+        register(AVX512, ["wide_" + op for op in (*OPS, "conv2d_bias")])
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.correlation import Correlated, correlation
+from flowrt.kernels.correlation import Correlated, correlation, correlation_with_bias
 from flowrt.kernels.filter_sums import Summed, summation
 from flowrt.kernels.micro import Geometry, native
 from flowrt.kernels.slabs import dense, steps_of
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def register(geometry: Geometry, names: Sequence[str]) -> None:
-    """Enter the kernels of convolution, and of its gradients for the images and the filters, under three names."""
-    for name, inverse in zip(names, (False, True), strict=False):
+    """Enter the kernels of convolution, of its gradients for images and filters, and of it with a bias, by name."""
+    made = correlation(geometry, False), correlation(geometry, True), correlation_with_bias(geometry)
+    for name, (first, second), inverse in zip((*names[:2], names[3]), made, (False, True, False), strict=True):
         laid = Correlated(geometry, inverse=inverse)
-        first, second = correlation(geometry, inverse)
         enter = kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=[(second, laid.places)])
         enter(first)
     summed = Summed(geometry)
@@ -31,7 +31,7 @@ def register(geometry: Geometry, names: Sequence[str]) -> None:
     enter(first)
 
 
-register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad"))
+register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias"))
 
 
 def _plain(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -70,4 +70,4 @@ def conv2d_on_cuda(
         y[image, i, j, output] = total
 
 
-host_only("conv2d_input_grad", "conv2d_filter_grad")
+host_only("conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias")

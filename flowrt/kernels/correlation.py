@@ -74,7 +74,8 @@ class Correlated:
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
         x, filters, _ = self._roles(inputs, outputs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        words = *steps_of(x, filters, attrs), *self._blocks(inputs, outputs, attrs)
+        floor = (int(attrs["activation"] == "relu"),) if "activation" in attrs else ()
+        words = *steps_of(x, filters, attrs), *self._blocks(inputs, outputs, attrs), *floor
         return Call(dense((*inputs, *outputs, *extra)), words, units)
 
     def _panels(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int]:
@@ -338,3 +339,72 @@ def correlation(geometry: Geometry, inverse: bool) -> tuple[Callable[..., None],
         correlate(x, filters, edge[:0], 0, y, packed, memory, steps, (images, rows), (begin, end))
 
     return (pack_for_shape, compute_for_shape) if inverse else (pack, compute)
+
+
+@cache
+def correlation_with_bias(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The two steps of a convolution added to a bias, without what is negative if ``floor`` is not 0."""
+    pack_filters, correlate = filter_packing(geometry, False), correlating(geometry, False)
+
+    def pack(
+        x: Any,
+        filters: Any,
+        bias: Any,
+        y: Any,
+        packed: Any,
+        slab: Any,
+        edge: Any,
+        table: Any,
+        down_taps: Any,
+        across_taps: Any,
+        taps: Any,
+        stage: Any,
+        places: Any,
+        down: int,
+        across: int,
+        spread_down: int,
+        spread_across: int,
+        top: int,
+        left: int,
+        groups: int,
+        images: int,
+        rows: int,
+        floor: int,
+        begin: int,
+        end: int,
+    ) -> None:
+        steps = (down, across, spread_down, spread_across, top, left, groups)
+        pack_filters(filters, packed, down_taps, across_taps, steps, (begin, end))
+
+    def compute(
+        x: Any,
+        filters: Any,
+        bias: Any,
+        y: Any,
+        packed: Any,
+        slab: Any,
+        edge: Any,
+        table: Any,
+        down_taps: Any,
+        across_taps: Any,
+        taps: Any,
+        stage: Any,
+        places: Any,
+        down: int,
+        across: int,
+        spread_down: int,
+        spread_across: int,
+        top: int,
+        left: int,
+        groups: int,
+        images: int,
+        rows: int,
+        floor: int,
+        begin: int,
+        end: int,
+    ) -> None:
+        steps = (down, across, spread_down, spread_across, top, left, groups)
+        memory = (slab, edge, table, down_taps, across_taps, taps, stage, places)
+        correlate(x, filters, bias, floor, y, packed, memory, steps, (images, rows), (begin, end))
+
+    return pack, compute

@@ -18,7 +18,7 @@ import numpy as np
 from flowrt.errors import GraphError
 from flowrt.kernels.micro import START_BIAS, START_STORED, START_ZERO, Geometry, native
 from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.table import Call, View, jitable, kernel
+from flowrt.kernels.table import Call, View, host_only, jitable, kernel
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec
 
@@ -97,21 +97,18 @@ class Tiled:
         self.geometry = geometry
 
     def layout(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        call = _matrices(inputs[:2], outputs, attrs)
-        swapped = call.views[2].shape[3] == 1
-        call = _column_as_row(call) if swapped else call
+        call, swapped = self._product(inputs, outputs, attrs)
         m, n = call.views[2].shape[2:]
         blocks = self._blocks(call, swapped)
         units = math.prod(call.views[2].shape[:2]) * -(-m // blocks[0]) * -(-n // blocks[1])
         views = (*call.views[:2], *(View.dense(s.concrete) for s in inputs[2:]), call.views[2])
         dense = (View.dense(s.concrete) for s in self.local(inputs, outputs, attrs))
-        return Call((*views, *dense), (int(swapped), *call.words, *blocks), units)
+        floor = (int(attrs["activation"] == "relu"),) if "activation" in attrs else ()
+        return Call((*views, *dense), (*floor, int(swapped), *call.words, *blocks), units)
 
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The table and the one tap, a column panel, the row panels, one panel's biases, the stage."""
-        call = _matrices(inputs[:2], outputs, attrs)
-        swapped = call.views[2].shape[3] == 1
-        call = _column_as_row(call) if swapped else call
+        call, swapped = self._product(inputs, outputs, attrs)
         rows, _, depth = self._blocks(call, swapped)
         dtype = outputs[0].dtype
         wide = self.geometry.columns(dtype)
@@ -119,6 +116,12 @@ class Tiled:
         table = Spec("int64", (table_size(self.geometry, rows),))
         panels = Spec(dtype, (depth * wide,)), Spec(dtype, (packed,)), Spec(dtype, (wide,))
         return (table, Spec("int64", (2,)), *panels, *stage(self.geometry, dtype))
+
+    def _product(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Call, bool]:
+        """The matrices, and whether a column is computed as a row: a bias goes along rows."""
+        call = _matrices(inputs[:2], outputs, attrs)
+        swapped = call.views[2].shape[3] == 1 and len(inputs) == 2
+        return (_column_as_row(call) if swapped else call), swapped
 
     def _blocks(self, call: Call, swapped: bool) -> tuple[int, int, int]:
         a, _, y = (view.shape for view in call.views)
@@ -242,8 +245,44 @@ def matmul_by_tiles(geometry: Geometry) -> Callable[..., None]:
     return matmul
 
 
+@cache
+def matmul_bias_by_tiles(geometry: Geometry) -> Callable[..., None]:
+    """`matmul_by_tiles` that adds to a bias, and leaves out what is negative if ``floor`` is not 0."""
+    multiply = product(geometry)
+
+    def matmul_bias(
+        a: Any,
+        b: Any,
+        bias: Any,
+        y: Any,
+        table: Any,
+        taps: Any,
+        panel: Any,
+        left: Any,
+        edge: Any,
+        stage: Any,
+        places: Any,
+        floor: int,
+        swapped: int,
+        transpose_a: int,
+        transpose_b: int,
+        rows: int,
+        columns: int,
+        depth: int,
+        begin: int,
+        end: int,
+    ) -> None:
+        memory = (table, taps, panel, left, edge, stage, places)
+        flags, blocks = (transpose_a, transpose_b), (rows, columns, depth)
+        multiply(a, b, y, bias, floor, memory, flags, blocks, (begin, end))
+
+    return matmul_bias
+
+
 _tiled = Tiled(native())
 kernel("matmul", layout=_tiled.layout, local=_tiled.local, dtypes=is_float)(matmul_by_tiles(native()))
+kernel("matmul_bias", layout=_tiled.layout, local=_tiled.local, dtypes=is_float)(matmul_bias_by_tiles(native()))
+host_only("matmul_bias")
 
 
 @kernel("matmul", "cuda", layout=_matrices)

@@ -6,7 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
-from flowrt.op import op
+from flowrt.op import no_gradient, op
 from flowrt.ops.inference import broadcast
 from flowrt.ops.shape import expand_dims, reshape, squeeze
 from flowrt.spec import Shape, Spec
@@ -77,3 +77,29 @@ def matmul_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
         left, dy = (reshape(x, (-1, x.spec.shape[-1])) for x in (left, dy))
     db = matmul(dy, left, True, flag_a) if flag_b else matmul(left, dy, not flag_a, False)
     return squeeze(da, -2) if row else da, squeeze(db, -1) if column else db
+
+
+@no_gradient
+@op
+def matmul_bias(
+    a: Spec, b: Spec, bias: Spec, transpose_a: bool = False, transpose_b: bool = False, activation: str = ""
+) -> Spec:
+    """`matmul` of matrices plus a vector along the last axis, then perhaps relu: what a pass makes of the three.
+
+    ``activation`` is "relu" or "" for none. It is made after gradients are taken, and has none of its own.
+    """
+    check_bias(bias, b, activation)
+    if (a.dims is not None and a.rank < 2) or (b.dims is not None and b.rank < 2):
+        raise SpecError(f"matmul_bias takes matrices, got {a} and {b}")
+    product = matmul.infer((a, b), {"transpose_a": transpose_a, "transpose_b": transpose_b})[0]
+    if product.dims is not None and bias.dims is not None and not bias.accepts(bias.dtype, product.shape[-1:]):
+        raise SpecError(f"the bias of {product} must be a vector of its last axis, got {bias}")
+    return product
+
+
+def check_bias(bias: Spec, weights: Spec, activation: str) -> None:
+    """That ``bias`` is a floating vector of the weights' dtype, and ``activation`` one that an op with a bias knows."""
+    if bias.dtype.kind != "f" or bias.dtype != weights.dtype or (bias.dims is not None and bias.rank != 1):
+        raise SpecError(f"a bias must be a floating vector of the dtype of {weights}, got {bias}")
+    if activation not in ("", "relu"):
+        raise SpecError(f"activation must be 'relu' or '' for none, got {activation!r}")

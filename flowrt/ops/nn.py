@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError, user_site
-from flowrt.op import op
+from flowrt.op import no_gradient, op
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding_lookup, layer_norm
+from flowrt.ops.linalg import check_bias
 from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
@@ -100,6 +101,29 @@ def conv2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     x, filters = node.inputs
     how = _sliding_attrs(node)
     return conv2d_input_grad(dy, filters, shape_of(x), *how), conv2d_filter_grad(x, dy, shape_of(filters), *how)
+
+
+@no_gradient
+@op
+def conv2d_bias(
+    x: Spec,
+    filters: Spec,
+    bias: Spec,
+    strides: Any = 1,
+    padding: Any = "SAME",
+    dilations: Any = 1,
+    groups: int = 1,
+    activation: str = "",
+) -> Spec:
+    """`conv2d` plus a vector along the channels, then perhaps relu: what a pass makes of the three.
+
+    ``activation`` is "relu" or "" for none. It is made after gradients are taken, and has none of its own.
+    """
+    check_bias(bias, filters, activation)
+    shape = _convolved(x, filters, (strides, padding, dilations, groups))
+    if shape is not None and bias.dims is not None and not bias.accepts(bias.dtype, shape[-1:]):
+        raise SpecError(f"the bias of {Spec(x.dtype, shape)} must be a vector of its channels, got {bias}")
+    return Spec(x.dtype, shape)
 
 
 @op

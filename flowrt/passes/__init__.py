@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowrt.errors import PlacementError
+from flowrt.passes.contract import WITH_BIAS, contract
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
 from flowrt.passes.lower import lower
@@ -100,10 +101,14 @@ def compile_step(
     placement = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     report("place", **Counter(map(str, placement.values())))
     placed, where = step, placement
+    if optimize:
+        step = contract(step, placement, supports)
+        report("contract", products=sum(node.op.name in WITH_BIAS.values() for node in step.nodes.values()))
     if optimize and fusible is not None:
+        members = len(step.nodes)
         step, where = fuse(step, placement, fusible, regions=regions)
         made = sum(node.op.name == "fused" for node in step.nodes.values())
-        report("fuse", groups=made, members=len(placed.nodes) - len(step.nodes) + made)
+        report("fuse", groups=made, members=members - len(step.nodes) + made)
     parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     names = {node.name: str(placement[node.id]) for node in placed.nodes.values()}

@@ -1,0 +1,127 @@
+"""Make one node of a product or convolution, the bias added to it and the relu of that.
+
+Law: a pass on a placed step. The three are contracted where no one else reads what lies between them; only its shape
+may be asked for, which is that of the result. The node made bears the id of the last of them, so that it keeps its name
+and its place, and waits for all that they waited for. A step whose nodes would wait for each other stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from flowrt.errors import GraphError
+from flowrt.op import lookup
+from flowrt.passes.step import FED, Ref, Step, StepNode, guards_of, in_order
+
+if TYPE_CHECKING:
+    from flowrt.device import Device
+    from flowrt.passes.place import Supports
+
+WITH_BIAS = {"matmul": "matmul_bias", "conv2d": "conv2d_bias"}
+ACTIVATIONS = frozenset({"relu"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A product, the addition of ``bias`` to it, and perhaps an activation."""
+
+    product: StepNode
+    bias: Ref
+    members: tuple[StepNode, ...]
+
+
+def contract(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step:
+    """``step`` with products, biases and activations as single nodes, where the device has a kernel for those."""
+    if not any(node.op.name in WITH_BIAS for node in step.nodes.values()):
+        return step
+    readers = _readers(step)
+    chains = [c for node in step.nodes.values() if (c := _chain(step, node, readers, placement, supports)) is not None]
+    last = {member.id: chain.members[-1].id for chain in chains for member in chain.members}
+    nodes = {node.id: _moved(node, last) for node in step.nodes.values() if last.get(node.id, node.id) == node.id}
+    for chain in chains:
+        made = _contracted(chain, last)
+        nodes[made.id] = made
+    try:
+        return replace(step, nodes=in_order(nodes))
+    except GraphError:  # a bias that is made of what is behind the product
+        return step
+
+
+def _readers(step: Step) -> dict[int, list[StepNode]]:
+    readers: dict[int, list[StepNode]] = {}
+    for node in step.nodes.values():
+        for source in {source for source, _ in node.inputs if source != FED}:
+            readers.setdefault(source, []).append(node)
+    return readers
+
+
+def _chain(
+    step: Step,
+    product: StepNode,
+    readers: Mapping[int, list[StepNode]],
+    placement: Mapping[int, Device],
+    supports: Supports,
+) -> _Chain | None:
+    """What ``product`` begins, if anything."""
+    fused = WITH_BIAS.get(product.op.name)
+    if fused is None:
+        return None
+    addition = _only_reader(step, product, readers, placement)
+    if addition is None or addition.op.name != "add" or len(set(addition.inputs)) != 2:
+        return None
+    bias = addition.inputs[1 - addition.inputs.index((product.id, 0))]
+    out, vector = product.outputs[0], step.spec(bias)
+    ranks = [step.spec(ref).dims for ref in product.inputs]
+    if out.dims is None or vector.dims is None or any(dims is None or len(dims) < 2 for dims in ranks):
+        return None
+    if vector.rank != 1 or vector.dims[0] is None or vector.dims != out.dims[-1:] or vector.dtype != out.dtype:
+        return None
+    dtypes = [*(step.spec(ref).dtype for ref in (*product.inputs, bias)), out.dtype]
+    if not supports(fused, dtypes, placement[product.id].kind or ""):
+        return None
+    follower = _only_reader(step, addition, readers, placement)
+    active = follower is not None and follower.op.name in ACTIVATIONS
+    return _Chain(product, bias, (product, addition, follower) if follower and active else (product, addition))
+
+
+def _only_reader(
+    step: Step, node: StepNode, readers: Mapping[int, list[StepNode]], placement: Mapping[int, Device]
+) -> StepNode | None:
+    """The one node that needs the entries of ``node`` and runs beside it, if there is just one."""
+    if node.id in step.targets or any(source == node.id for source, _ in step.fetches):
+        return None
+    asking = readers.get(node.id, [])
+    found = [reader for reader in asking if reader.op.name != "shape_of"]
+    if len(found) != 1 or placement[found[0].id] != placement[node.id]:
+        return None
+    if len(asking) > 1 and guards_of(step):  # the shape may be asked for where the result is dead
+        return None
+    return found[0]
+
+
+def _contracted(chain: _Chain, last: Mapping[int, int]) -> StepNode:
+    product, final = chain.product, chain.members[-1]
+    activation = final.op.name if final.op.name in ACTIVATIONS else ""
+    own = {member.id for member in chain.members}
+    control = tuple(dict.fromkeys(last.get(c, c) for m in chain.members for c in m.control if c not in own))
+    after = tuple(dict.fromkeys(last.get(c, c) for m in chain.members for c in m.after if c not in own))
+    made = replace(
+        final,
+        op=lookup(WITH_BIAS[product.op.name]),
+        inputs=(*product.inputs, chain.bias),
+        attrs={**product.attrs, "activation": activation},
+        control=control,
+        after=after,
+    )
+    return replace(made, inputs=_moved(made, last).inputs)
+
+
+def _moved(node: StepNode, last: Mapping[int, int]) -> StepNode:
+    """``node`` that reads and waits for what chains became."""
+    if not any(source in last for source in node.before()):
+        return node
+    inputs = tuple((last.get(source, source), number) for source, number in node.inputs)
+    control, after = (tuple(dict.fromkeys(last.get(c, c) for c in waits)) for waits in (node.control, node.after))
+    return replace(node, inputs=inputs, control=control, after=after)
