@@ -103,7 +103,9 @@ def compile_step(
     placed, where = step, placement
     if optimize:
         step = contract(step, placement, supports)
-        report("contract", products=sum(node.op.name in WITH_BIAS.values() for node in step.nodes.values()))
+        products = sum(node.op.name in WITH_BIAS.values() for node in step.nodes.values())
+        if products:
+            report("contract", products=products)
     if optimize and fusible is not None:
         members = len(step.nodes)
         step, where = fuse(step, placement, fusible, regions=regions)
