@@ -33,17 +33,27 @@ def _lines(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, 
     return replace(_windows(inputs, outputs, attrs), units=batch * height)
 
 
+def _lines_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    call = _lines(inputs, outputs, attrs)
+    return replace(call, views=(*call.views, View.dense(inputs[0].concrete[3:])))
+
+
+def _room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec]:
+    """For the largest entries so far, in turns with the output: see `reduce.column_fold`."""
+    return (Spec(inputs[0].dtype, inputs[0].concrete[3:]),)
+
+
 def _finding(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     """As `_windows`, with what `_memory` declares."""
     call = _windows(inputs, outputs, attrs)
-    channels = View.dense(inputs[0].concrete[3:])
-    return replace(call, views=(*call.views, channels, channels))
+    twice = View.dense((2, inputs[0].concrete[3]))
+    return replace(call, views=(*call.views, twice, twice))
 
 
 def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
-    """For every channel of a window its largest entry so far, and that entry's number in the window."""
-    channels = inputs[0].concrete[3:]
-    return Spec(inputs[0].dtype, channels), Spec("int32", channels)
+    """For every channel of a window its largest entry so far, and that entry's number in the window; to take turns."""
+    twice = (2, inputs[0].concrete[3])
+    return Spec(inputs[0].dtype, twice), Spec("int32", twice)
 
 
 @jitable
@@ -58,32 +68,47 @@ def exceeds(x: Any, y: Any) -> Any:
 
 
 @jitable
-def largest_of_four(a: Any, b: Any, c: Any, d: Any, out: Any, first: bool) -> None:
-    """Put the largest of four entries per channel, and of what is there unless they are the first, into ``out``."""
+def largest_of_four(a: Any, b: Any, c: Any, d: Any, before: Any, out: Any, first: bool) -> None:
+    """Put the largest of four entries per channel, and of those ``before`` unless they are the first, into ``out``."""
     if first:
         for k in range(out.size):
             out[k] = larger_or_nan(larger_or_nan(a[k], b[k]), larger_or_nan(c[k], d[k]))
     else:
         for k in range(out.size):
             four = larger_or_nan(larger_or_nan(a[k], b[k]), larger_or_nan(c[k], d[k]))
-            out[k] = larger_or_nan(four, out[k])
+            out[k] = larger_or_nan(four, before[k])
 
 
-@kernel("max_pool2d", layout=_lines)
+@kernel("max_pool2d", layout=_lines_with_room, local=_room)
 def max_pool2d(
-    x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int, begin: int, end: int
+    x: Any,
+    y: Any,
+    room: Any,
+    rows: int,
+    columns: int,
+    down: int,
+    across: int,
+    top: int,
+    left: int,
+    begin: int,
+    end: int,
 ) -> None:
     for line in range(begin, end):
         n, i = line // y.shape[1], line % y.shape[1]
         first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
         for j in range(y.shape[2]):
             first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
-            out = y[n, i, j]
+            fours = ((last_h - first_h + 1) // 2) * ((last_w - first_w + 1) // 2)
             for h in range(first_h, last_h, 2):
                 upper, lower = x[n, h], x[n, min(h + 1, last_h - 1)]
                 for w in range(first_w, last_w, 2):
                     beside, first = min(w + 1, last_w - 1), h == first_h and w == first_w
-                    largest_of_four(upper[w], upper[beside], lower[w], lower[beside], out, first)
+                    four = upper[w], upper[beside], lower[w], lower[beside]
+                    if fours % 2 != 0:  # the last of them goes to the output
+                        largest_of_four(*four, room, y[n, i, j], first)
+                    else:
+                        largest_of_four(*four, y[n, i, j], room, first)
+                    fours -= 1
 
 
 @jitable
@@ -98,34 +123,41 @@ def first_of_four(a: Any, b: Any, c: Any, d: Any, width: int, at: Any) -> None:
 
 
 @jitable
-def first_of_two_more(a: Any, b: Any, number: int, beside: int, best: Any, at: Any) -> None:
-    """Take the entries ``number`` and ``beside`` into account."""
+def first_of_two_more(a: Any, b: Any, number: int, beside: int, best: Any, at: Any, turn: int) -> None:
+    """Take the entries ``number`` and ``beside`` into account, from row ``turn`` of what is known to the other."""
     one, two = np.int32(number), np.int32(beside)
-    for k in range(at.size):
+    old, new, before, after = best[turn], best[1 - turn], at[turn], at[1 - turn]
+    for k in range(new.size):
+        value = b[k] if exceeds(b[k], a[k]) else a[k]
+        new[k] = value if exceeds(value, old[k]) else old[k]
+    for k in range(new.size):
         second = exceeds(b[k], a[k])
         value, here = b[k] if second else a[k], two if second else one
-        better = exceeds(value, best[k])
-        best[k] = value if better else best[k]
-        at[k] = here if better else at[k]
+        after[k] = here if exceeds(value, old[k]) else before[k]
 
 
 @jitable
-def find_largest(x: Any, n: int, hs: Any, ws: Any, best: Any, at: Any) -> None:
-    """Number the entries of a window line by line, and find each channel's first largest (or NaN)."""
+def find_largest(x: Any, n: int, hs: Any, ws: Any, best: Any, at: Any) -> Any:
+    """Number the entries of a window line by line, and find each channel's first largest (or NaN).
+
+    The answer is which row of ``at`` tells. They take turns: see `reduce.column_fold`.
+    """
     (first_h, last_h), (first_w, last_w) = hs, ws
     width = last_w - first_w
     if last_h - first_h <= 2 and width <= 2:
         upper, lower, beside = x[n, first_h], x[n, last_h - 1], last_w - 1
-        first_of_four(upper[first_w], upper[beside], lower[first_w], lower[beside], width, at)
-        return
-    corner = x[n, first_h, first_w]
-    for k in range(at.size):
-        best[k], at[k] = corner[k], 0
+        first_of_four(upper[first_w], upper[beside], lower[first_w], lower[beside], width, at[0])
+        return 0
+    corner, turn = x[n, first_h, first_w], 0
+    for k in range(corner.size):
+        best[0, k], at[0, k] = corner[k], 0
     for h in range(first_h, last_h):
         line, number = x[n, h], (h - first_h) * width
         for w in range(first_w, last_w, 2):
             beside = min(w + 1, last_w - 1)
-            first_of_two_more(line[w], line[beside], number + w - first_w, number + beside - first_w, best, at)
+            first_of_two_more(line[w], line[beside], number + w - first_w, number + beside - first_w, best, at, turn)
+            turn = 1 - turn
+    return turn
 
 
 @jitable
@@ -186,14 +218,14 @@ def max_pool2d_spread(
             hs = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
             for j in range(dy.shape[2]):
                 ws = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
-                find_largest(x, n, hs, ws, best, at)
+                found = at[find_largest(x, n, hs, ws, best, at)]
                 width, slopes = ws[1] - ws[0], dy[n, i, j]
                 for h in range(hs[0], hs[1]):
                     line, number = dx[n, h], (h - hs[0]) * width
                     for w in range(ws[0], ws[1] - 1, 2):
-                        put_at_two(line, w, number + w - ws[0], at, slopes, tiled)
+                        put_at_two(line, w, number + w - ws[0], found, slopes, tiled)
                     if width % 2 != 0:
-                        put_at_one(line, ws[1] - 1, number + width - 1, at, slopes, tiled)
+                        put_at_one(line, ws[1] - 1, number + width - 1, found, slopes, tiled)
 
 
 @kernel("max_pool2d_pick", layout=_finding, local=_memory)
@@ -217,12 +249,13 @@ def max_pool2d_pick(
             hs = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
             for j in range(y.shape[2]):
                 ws = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
-                find_largest(x, n, hs, ws, best, at)
+                found = at[find_largest(x, n, hs, ws, best, at)]
                 width, out = ws[1] - ws[0], y[n, i, j]
+                out[:] = 0
                 for number in range((hs[1] - hs[0]) * width):
                     here = values[n, hs[0] + number // width, ws[0] + number % width]
-                    for k in range(at.size):
-                        out[k] = here[k] if at[k] == np.int32(number) else out[k]
+                    for k in range(out.size):
+                        out[k] += here[k] if found[k] == np.int32(number) else y.dtype.type(0)
 
 
 @kernel("avg_pool2d", layout=_lines)
