@@ -12,9 +12,11 @@ from session_world import assert_quiet, every_way
 
 import flowrt as fr
 import flowrt.passes
+from flowrt.device import Device
 from flowrt.passes.lower import lower
 
 Array = np.ndarray[Any, Any]
+DEVICE = Device.parse("/job:local/task:0/device:cpu:0")
 
 
 @pytest.fixture(params=["tape", "machine", "lowered"])
@@ -271,6 +273,26 @@ async def test_first_and_second_gradients_are_finite_differences(name: str) -> N
             assert second == pytest.approx((await at(1e-6, slope) - await at(-1e-6, slope)) / 2e-6, rel=1e-6, abs=1e-6)
             found.append((first, second))
     assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+
+async def test_a_step_without_the_gradient_does_not_stack_for_it() -> None:
+    with fr.Graph() as graph:
+        x, w = fr.placeholder("float64", (50, 2)), fr.placeholder("float64", (2,))
+        loss = WAVES["scan in while"](x, w)
+        before = len(loss.op.inputs[0].op.outputs)
+        slope = fr.gradients(loss, w)[0]
+        assert len(loss.op.inputs[0].op.outputs) > before
+    made = [
+        flowrt.passes.compile_step(
+            graph, [fetch], [], [x, w], devices=[DEVICE], default=DEVICE, supports=lambda op, dtypes, kind: True
+        )
+        for fetch in (loss, slope)
+    ]
+    stacks = [[len(n.outputs) for n in plan.nodes if n.op == "loop"] for one in made for plan in one.plans.values()]
+    assert stacks[0] == [before]
+    assert max(stacks[1]) > before
+    got = await run(graph, loss, {x: np.ones((50, 2)), w: np.zeros(2)}, fr.Options(threads=1))
+    assert float(got) == 0
 
 
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────────────────────────────

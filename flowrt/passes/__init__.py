@@ -20,6 +20,7 @@ from flowrt.passes.order_state import order_state
 from flowrt.passes.partition import Client, Transfer, partition
 from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune
+from flowrt.passes.trim import trim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def compile_step(
     def report(name: str, **counts: int) -> None:
         reports.append(PassReport(name, counts))
 
-    step = prune(graph, fetches, targets, feeds)
+    step = trim(prune(graph, fetches, targets, feeds))
     report("prune", kept=len(step.nodes), dropped=len(graph.nodes) - len(step.nodes))
     if optimize:
         before, step = step, merge_common(step)

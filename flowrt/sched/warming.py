@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 from flowrt.errors import FlowrtError
 from flowrt.kernels.launch import apply_kernel
-from flowrt.kernels.store import loop_address
+from flowrt.kernels.store import loop_address, nested_address
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.op import lookup
+from flowrt.plan import Plan
+from flowrt.sched.structured import PURE_STRUCTURED
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.plan import PlanNode
 
 ANY_SIZE = 2
 
@@ -26,6 +28,11 @@ def warm(plan: Plan) -> None:
     loop_address()
     specs = plan.value_specs()
     for node in plan.nodes:
+        bodies = [value for value in node.attrs.values() if isinstance(value, Plan)]
+        for body in bodies:
+            warm(body)
+        if node.op in PURE_STRUCTURED:
+            nested_address(node.op)
         if (node.op, "cpu") in KERNELS and node.op not in ALIASES:
             _warm_node(node, [_sized(specs[value]) for value in node.inputs])
 
