@@ -130,7 +130,8 @@ class Direct:
         head[FIRST_LEAF:] = [-1 if leaf is None else leaf for leaf in leaves]
         make = ctypes.pythonapi.PyCFunction_NewEx
         make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
-        call: Callable[..., Any] = make(ctypes.addressof(_method()), head, (self._choice, fallback, finish))
+        method = _method()  # two threads that ask first at once get one each: the function keeps its own
+        call: Callable[..., Any] = make(ctypes.addressof(method), head, (self._choice, fallback, finish, method))
         return call
 
 
