@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +45,23 @@ def test_forward_and_backward_values_come_close_to_the_lower_bound() -> None:
     lives = [(64 * (7 + 13 * i % 29), i, 2 * layers - i) for i in range(layers)]
     lives += [(64 * (5 + 11 * i % 23), 2 * layers - i, 2 * layers - i + 1) for i in range(layers)]
     assert lay_out(lives)[1] <= 1.1 * most_alive(lives)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_thousands_of_small_values_are_laid_out_at_once_and_take_no_more_than_they_must(seed: int) -> None:
+    rng = random.Random(seed)
+    firsts = [rng.randrange(3000) for _ in range(3000)]
+    lives = [(rng.choice([1, 4, 64]), first, first + rng.randrange(40)) for first in firsts]
+    offsets, total = lay_out(lives)
+    assert total == most_alive(lives)
+    alive: dict[int, int] = {}  # line → when it is free
+    for number in sorted(range(len(lives)), key=lambda number: lives[number][1]):
+        _, first, last = lives[number]
+        assert alive.get(offsets[number], -1) < first, f"seed {seed}"
+        alive[offsets[number]] = last
+    mixed = [*lives, *((1000, first, first + 3) for first in range(0, 3000, 50))]
+    offsets, total = lay_out(mixed)
+    assert most_alive(mixed) <= total <= most_alive(lives) + most_alive(mixed[len(lives) :])
 
 
 def test_nothing_needs_nothing() -> None:

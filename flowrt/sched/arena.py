@@ -8,11 +8,13 @@ inference" (2020), where it came closest to the lower bound, the most bytes aliv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
 
 import numpy as np
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+MANY_LINES = 512  # values of a line each, from which looking for gaps between others takes longer than they are worth
 
 Lifetime: TypeAlias = tuple[int, int, int]  # bytes, first and last moment alive
 
@@ -24,17 +26,39 @@ def lay_out(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     offsets = [0] * count
     firsts, lasts, starts, ends = (np.zeros(count, np.int64) for _ in range(4))  # of those placed so far
     total = 0
-    for placed, number in enumerate(sorted(range(count), key=lambda i: -sizes[i])):
+    order = sorted(range(count), key=lambda i: -sizes[i])
+    lines = [number for number in order if sizes[number] == ALIGNMENT]
+    if len(lines) > MANY_LINES:
+        order = [number for number in order if sizes[number] > ALIGNMENT]
+    for placed, number in enumerate(order):
         size, (_, first, last) = sizes[number], lifetimes[number]
         if not size:
             break
         beside = np.nonzero((firsts[:placed] <= last) & (lasts[:placed] >= first))[0]
         beside = beside[np.argsort(starts[beside], kind="stable")]
-        offset = _tightest_gap(size, starts[beside].tolist(), ends[beside].tolist())
+        offset = _tightest_gap(size, starts[beside], ends[beside])
         offsets[number] = offset
         firsts[placed], lasts[placed], starts[placed], ends[placed] = first, last, offset, offset + size
         total = max(total, offset + size)
+    if len(lines) > MANY_LINES:
+        total = _lay_lines(lines, lifetimes, offsets, total)
     return offsets, total
+
+
+def _lay_lines(lines: Sequence[int], lifetimes: Sequence[Lifetime], offsets: list[int], total: int) -> int:
+    """Place values of one line each behind all others, in as few lines as can be; answers where they end."""
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []  # last moment alive, offset
+    for number in sorted(lines, key=lambda number: lifetimes[number][1]):
+        _, first, last = lifetimes[number]
+        while busy and busy[0][0] < first:
+            heappush(free, heappop(busy)[1])
+        if not free:
+            free.append(total)
+            total += ALIGNMENT
+        offsets[number] = heappop(free)
+        heappush(busy, (last, offsets[number]))
+    return total
 
 
 def aligned(nbytes: int) -> int:
@@ -42,15 +66,15 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _tightest_gap(size: int, starts: Sequence[int], ends: Sequence[int]) -> int:
+def _tightest_gap(size: int, starts: Any, ends: Any) -> int:
     """The start of the smallest gap that holds ``size`` among blocks sorted by start, else the end of them all."""
-    best, room, end = -1, 0, 0
-    for start, stop in zip(starts, ends, strict=True):
-        gap = start - end
-        if gap >= size and (best < 0 or gap < room):
-            best, room = end, gap
-        end = max(end, stop)
-    return end if best < 0 else best
+    if not starts.size:
+        return 0
+    reach = np.maximum.accumulate(ends)
+    before = np.concatenate([[0], reach[:-1]])
+    gaps = starts - before
+    fitting = np.nonzero(gaps >= size)[0]
+    return int(before[fitting[np.argmin(gaps[fitting])]] if fitting.size else reach[-1])
 
 
 def most_alive(lifetimes: Sequence[Lifetime]) -> int:
