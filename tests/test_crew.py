@@ -253,7 +253,7 @@ def test_a_pace_learns_from_the_fastest_of_the_first_runs() -> None:
     y = make.node("negative", make.node("add", x, x))
     plan = make.plan(y)
     launches = tape_of(plan, array(1 << 10)).recording.launches
-    for fastest, chunks in [([30_000, 30_000], [6, 6]), ([30_000, 3], None), ([100_000, 12_000], [6, 2])]:
+    for fastest, chunks in [([30_100, 30_100], [6, 6]), ([30_100, 3], None), ([100_000, 12_000], [6, 2])]:
         pace = Pace(plan, launches, 2)
         assert pace.division is None
         for run in ([10**9, fastest[1]], [fastest[0], 10**9], [10**9, 10**9]):

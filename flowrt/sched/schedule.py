@@ -136,14 +136,17 @@ class _Bytes:
 
 def hazards(launches: Sequence[Launch]) -> list[set[int]]:
     """For each launch the earlier ones with which it shares memory that one of the two writes."""
-    memory: dict[int, _Bytes] = {}
+    touched = [list(launch.stretches()) for launch in launches]
+    memory = {stretch.slot: _Bytes() for stretches in touched for stretch in stretches if stretch.written}
     out = []
-    for number, launch in enumerate(launches):
+    for number, stretches in enumerate(touched):
         before: set[int] = set()
-        for stretch in sorted(launch.stretches(), key=lambda stretch: stretch.written):
-            history = memory.setdefault(stretch.slot, _Bytes())
-            act = history.write if stretch.written else history.read
-            before |= act(number, stretch.begin, stretch.end)
+        for stretch in stretches:
+            if not stretch.written and stretch.slot in memory:  # where nobody writes, nobody waits
+                before |= memory[stretch.slot].read(number, stretch.begin, stretch.end)
+        for stretch in stretches:
+            if stretch.written:
+                before |= memory[stretch.slot].write(number, stretch.begin, stretch.end)
         out.append(before - {-1, number})  # what it writes itself, it need not wait for
     return out
 
