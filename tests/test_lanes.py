@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -88,3 +91,35 @@ def test_cores_are_those_of_the_affinity_cut_down_to_the_cgroups_quota(tmp_path:
     assert _cgroup_cores(8, root, mine) == 3
     (root / "a" / "b" / "cpu.max").write_text("50000 100000\n")
     assert _cgroup_cores(8, root, mine) == 1
+
+
+def test_blas_has_one_thread_while_a_host_is_open_and_its_own_again_afterwards() -> None:
+    script = """
+import asyncio
+import numpy
+import flowrt as fr
+from flowrt.kernels.pools import pool_threads
+from flowrt.sched.host import Host
+
+async def main():
+    before = pool_threads()
+    first, second = Host(threads=1), Host(threads=1)
+    with fr.Graph() as graph:
+        y = fr.matmul(fr.ones((300, 300)), fr.ones((300, 300)))
+    async with fr.Session(graph, options=fr.Options(optimize=False)) as session:
+        await session.run(y)  # which may load SciPy's
+        assert set(pool_threads().values()) <= {1}, pool_threads()
+    await first.aclose()
+    await first.aclose()
+    assert set(pool_threads().values()) <= {1}, pool_threads()
+    await second.aclose()
+    after = pool_threads()
+    assert all(threads == before.get(package, before.get("numpy")) for package, threads in after.items()), after
+    print(before)
+
+asyncio.run(main())
+"""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("{")

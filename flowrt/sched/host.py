@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, GraphError
+from flowrt.kernels import pools
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.memory import Memory
 from flowrt.sched.queues import Queue
@@ -60,6 +61,7 @@ class Host:
         self.delay = delay
         self.random = random.Random(seed)
         self.closed = False
+        pools.limit()
         self.replicas: dict[tuple[str, str, int], Any] = {}  # by (container, group, server): see sched.replica
         self._queues: dict[Name, Queue] = {}
 
@@ -98,6 +100,7 @@ class Host:
             self.closed = True
             self.reset()
             self.lanes.close()
+            pools.restore()
 
 
 def _queue_form(capacity: int, specs: Sequence[Spec]) -> str:
