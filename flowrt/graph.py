@@ -336,6 +336,7 @@ class Subgraph(Graph):
     def __init__(self, outer: Graph) -> None:
         super().__init__(outer.seed)
         self.outer = outer
+        self.device = current_scope().device
         self.captured: dict[Tensor, Tensor] = {}
         self.awaited: dict[Node, None] = {}
 

@@ -298,6 +298,11 @@ async def test_a_step_without_the_gradient_does_not_stack_for_it() -> None:
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def on_another_device(x: Any) -> Any:
+    with fr.device("/job:ps/task:1"):
+        return x * 2.0
+
+
 def scalar() -> Any:
     return fr.placeholder("float32", ())
 
@@ -318,6 +323,10 @@ MISFITS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "branches": (lambda x: fr.cond(x > 0, lambda: (x, x), lambda: x), "must be alike"),
     "branch dtypes": (lambda x: fr.cond(x > 0, lambda: x, lambda: fr.astype(x, "int32")), "give them one dtype"),
     "pred": (lambda x: fr.cond(x, lambda: x, lambda: x), "bool scalar, got float32"),
+    "another device": (
+        lambda x: fr.cond(x > 0, lambda: on_another_device(x), lambda: x),
+        "inside a loop or branch, all of which runs on one device",
+    ),
     "scan of a scalar": (lambda x: fr.scan(lambda c, y: (c, c), 0, x), "has none"),
     "variable": (lambda x: fr.cond(x > 0, lambda: fr.Variable(1.0).read(), lambda: x), "outside the loop or branch"),
 }

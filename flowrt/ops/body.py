@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from flowrt.device import ANYWHERE
 from flowrt.errors import GraphError, Site, SpecError, carried_site, user_site
 from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, default_array, lookup
@@ -89,6 +90,11 @@ def as_body(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], ke
     made: list[PlanNode] = []
     last: tuple[int, ...] = ()
     for node in nodes:
+        if isinstance(graph, Subgraph) and node.device not in (graph.device, ANYWHERE):
+            raise GraphError(
+                f"{node!r} asks for {node.device} inside a loop or branch, all of which runs on one device; ask for a "
+                "device around the whole, or compute this outside"
+            )
         if any(t not in values for t in node.inputs):
             raise GraphError(f"{node!r}: a placeholder inside a loop or branch cannot be fed; create it outside")
         before = tuple(position[n] for n in node.control_inputs if n in position)
