@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.errors import GraphError
+from flowrt.kernels import micro
 from flowrt.kernels.micro import START_BIAS, START_STORED, START_ZERO, Geometry, native
 from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel
@@ -26,6 +27,7 @@ TILE = math.isqrt(THREADS)  # rows and columns of what one CUDA block computes a
 NEAR = 1 << 17  # entries of the left operand that a unit reads again and again: half a megabyte of float32, as L2 holds
 ROWS, UNITS = 48, 8  # a unit has no fewer rows than pay for packing, but there should be some units to share
 DIRECT = 256  # rows of the right operand, far apart, that a few tiles read as well as packed ones
+LONG = 4  # column panels that a lone row is multiplied with at a time, unpacked: pages are far apart, lines are not
 DEEP = 2048  # entries of one dot product computed before the next panel's
 
 
@@ -72,6 +74,8 @@ def _blocked(m: int, n: int, k: int, transposed: bool, wide: int) -> tuple[int, 
     """Rows, columns and depth of the blocks that an [m, n] product of ``k`` terms is computed in."""
     if transposed:  # the left operand is packed once for eight panels
         return wide * _share(-(-m // wide), 10), 8 * wide, _share(k, DEEP // 4)
+    if m == 1:
+        return 1, max(wide * LONG, -(-n // UNITS)), _share(k, DEEP)
     panels = -(-n // wide)
     rows = min(max(NEAR // max(k, 1), ROWS), max(m * panels // UNITS, ROWS))
     return _share(m, rows), wide, _share(k, DEEP)
@@ -134,6 +138,8 @@ class Tiled:
 def product(geometry: Geometry) -> Callable[..., None]:
     """The helper that computes the units [begin, end) of a product, plus ``bias`` (unless that is empty)."""
     pack, band = packing(geometry), banding(geometry)
+    row = micro.tile(1, LONG * geometry.vectors, geometry.width)
+    one_dot, four_dots = micro.dots(1, 2, geometry.width), micro.dots(4, 2, geometry.width)
     most, full = geometry.rows, geometry.vectors * geometry.width
 
     @jitable
@@ -144,6 +150,31 @@ def product(geometry: Geometry) -> Callable[..., None]:
             table[r] = r // wide * wide * depth + r % wide if depth != 0 else r * step
             table[half + r] = r * across
         repeat_last(table, rows)
+
+    @jitable
+    def lone_row(
+        like: Any, at: Any, step: int, across: int, table: Any, taps: Any, depth: int, n: int, how: Any
+    ) -> int:
+        """As much of one row of the result as needs no packing; how many columns that is."""
+        a, b, c = at
+        size, j = like.itemsize, 0
+        if across == 1:
+            long = LONG * full // size
+            while j + long <= n:
+                reach, places = (1, depth, 1, step), address(table) + 4 * table.size
+                there = b + j * size, address(taps), *reach, c + j * size, places, how[0], how[1] + j * size, how[2]
+                row(like, (a, address(table), *there))
+                j += long
+            return j
+        if how[0] == START_BIAS or how[2] != 0:
+            return 0
+        while j + 4 <= n:
+            four_dots(like, (a, b + j * across * size, across, c + j * size, 1, how[0], depth))
+            j += 4
+        while j < n:
+            one_dot(like, (a, b + j * across * size, across, c + j * size, 1, how[0], depth))
+            j += 1
+        return j
 
     @jitable
     def multiply(
@@ -178,7 +209,13 @@ def product(geometry: Geometry) -> Callable[..., None]:
                     for r in range(0, rows, wide):
                         source = at + (p * a.shape[3] + first + r) * size
                         pack(a, source, a.shape[3], 1, depth, min(wide, rows - r), a_here + r * deep * size)
-                for j in range(j0, beyond, wide):
+                done = j0
+                if rows == 1 and not transpose_a:
+                    start = START_STORED if p > 0 else (START_BIAS if bias.size > 0 else START_ZERO)
+                    how = (start, address(bias) + j0 * size, floor if p + deep >= k else 0)
+                    where = (a_here, bt + (p * step + j0 * across) * size, yt + j0 * size)
+                    done += lone_row(a, where, step, across, table, taps, depth, beyond - j0, how)
+                for j in range(done, beyond, wide):
                     columns, b_step = min(wide, n - j), step
                     b_here = bt + (p * step + j * across) * size
                     if across != 1 or columns < wide or rows > 6 * most or depth > DIRECT:

@@ -92,6 +92,16 @@ def tile(rows: int, vectors: int, width: int) -> Callable[..., None]:
 
 
 @cache
+def dots(rows: int, vectors: int, width: int) -> Callable[..., None]:
+    """``dots(like, (a, b, step, c, across, start, depth))``: a vector times ``rows`` others.
+
+    Those are ``step`` apart: ``c[r * across] = sum over p < depth of a[p] * b[r * step + p]``, plus what is there if
+    ``start`` says so.
+    """
+    return _stub("dots", rows, vectors, width)
+
+
+@cache
 def copy(vectors: int, width: int) -> Callable[..., None]:
     """``copy(like, (source, step, target, target_step, count))`` moves ``count`` rows of ``vectors`` vectors."""
     return _stub("copy", 1, vectors, width)

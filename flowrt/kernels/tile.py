@@ -5,6 +5,7 @@ LLVM splits vectors wider than the machine's, so every width compiles and comput
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -149,6 +150,43 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             code.store(builder.load(sums[r][v]), code.at(place, v * lanes))
 
 
+def _dots(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    a, b, step, c, across, start, depth = words
+    builder, zero = code.builder, ir.Constant(_WORD, 0)
+    a, b, c = (code.pointer(address) for address in (a, b, c))
+    rows = [code.at(b, builder.mul(step, ir.Constant(_WORD, r))) for r in range(stub.rows)]
+    places = [code.at(c, builder.mul(across, ir.Constant(_WORD, r))) for r in range(stub.rows)]
+    sums = [[cgutils.alloca_once(builder, code.vector) for _ in range(stub.vectors)] for _ in rows]
+    totals = [cgutils.alloca_once(builder, code.element) for _ in rows]
+    for each in itertools.chain(*sums):
+        builder.store(ir.Constant(code.vector, [0.0] * code.lanes), each)
+    stride = code.lanes * stub.vectors
+    turns = builder.sdiv(depth, ir.Constant(_WORD, stride))
+    with code.steps(turns, [zero], [ir.Constant(_WORD, stride)]) as (p,):
+        factors = [code.load(code.at(a, p, v * code.lanes)) for v in range(stub.vectors)]
+        for row, each in zip(rows, sums, strict=True):
+            for v, factor in enumerate(factors):
+                vector = code.load(code.at(row, p, v * code.lanes))
+                builder.store(code.multiply_add(factor, vector, builder.load(each[v])), each[v])
+    stored = builder.icmp_signed("==", start, ir.Constant(_WORD, START_STORED))
+    for place, each, total in zip(places, sums, totals, strict=True):
+        parts = [
+            builder.extract_element(builder.load(v), ir.Constant(_LANE, i)) for i in range(code.lanes) for v in each
+        ]
+        while len(parts) > 1:
+            parts = [builder.fadd(x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        builder.store(parts[0], total)
+        with builder.if_then(stored):
+            builder.store(builder.fadd(builder.load(place), parts[0]), total)
+    done = builder.mul(turns, ir.Constant(_WORD, stride))
+    with code.steps(builder.sub(depth, done), [done], [ir.Constant(_WORD, 1)]) as (p,):
+        factor = builder.load(code.at(a, p))
+        for row, total in zip(rows, totals, strict=True):
+            builder.store(builder.fadd(builder.load(total), builder.fmul(factor, builder.load(code.at(row, p)))), total)
+    for place, total in zip(places, totals, strict=True):
+        builder.store(builder.load(total), place)
+
+
 def _copy(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
     source, step, target, target_step, count = words
     zero = ir.Constant(_WORD, 0)
@@ -194,6 +232,7 @@ def _move(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
 
 _EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many words each takes
     "tile": (13, _tile),
+    "dots": (7, _dots),
     "copy": (5, _copy),
     "transpose": (4, _transpose),
     "clear": (2, _clear),
