@@ -221,7 +221,7 @@ def _loop_answers(
         got = want  # a list for a tuple, or one tensor for a tuple of one
     if _loose(want) != _loose(got) or not all(traced.kept[: len(invariants)]):
         raise SpecError(
-            f"the loop carries {want_text(want)} and its body answers {_shape_of(traced)}; they must have the same form"
+            f"the loop carries {_text(want)} and its body answers {_shape_of(traced)}; they must have the same form"
         )
     dtypes = [spec.dtype for spec in invariants] + [None] * (len(traced.answers) - len(invariants))
     return [as_tensor(traced.graph, a, d) for a, d in zip(traced.answers, dtypes, strict=True)], ys_form
@@ -245,7 +245,7 @@ def _loose(form: Structure) -> Any:
     return parts[0] if len(parts) == 1 else parts
 
 
-def want_text(form: Structure) -> str:
+def _text(form: Structure) -> str:
     """A form as errors show it."""
     return str(form.rebuild(["tensor"] * _leaves(form))).replace("'tensor'", "tensor")
 

@@ -19,7 +19,10 @@ Evaluate: TypeAlias = Callable[[Op, Sequence[Array], Mapping[str, Attr]], tuple[
 LARGEST = 1 << 16
 """A constant of more bytes than this is not worth sending with every plan; it is computed in the step."""
 
-STRUCTURAL = frozenset({"switch", "merge"})  # which of their inputs is alive is a matter of the step
+STRUCTURAL = frozenset({"switch", "merge", "enter", "exit", "next_iteration"})
+"""Which of their inputs is alive, and when, is a matter of the step."""
+BODIES = frozenset({"loop", "cond"})
+"""How long they would take is not known: a loop of constants may never end, and a step can be cancelled."""
 
 
 def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST) -> Step:
@@ -68,7 +71,7 @@ def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | 
     if node.op.name == "constant":
         value = node.attrs["value"]
         return value if isinstance(value, np.ndarray) else None
-    if len(node.outputs) != 1 or node.op.stateful or node.op.effect or node.op.name in STRUCTURAL:
+    if len(node.outputs) != 1 or node.op.stateful or node.op.effect or node.op.name in STRUCTURAL | BODIES:
         return None
     spec = node.outputs[0]
     if value_known(spec.value) and spec.known:
