@@ -14,6 +14,7 @@ from flowrt.session import Session
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from flowrt.explain import Explanation
     from flowrt.step import CompiledStep
 
 T = TypeVar("T")
@@ -148,7 +149,7 @@ class BlockingSession:
         """`Session.reset`."""
         self._call(self._session.reset(container))
 
-    def explain(self, fetches: Any, feeds: Sequence[Any] | None = None) -> str:
+    def explain(self, fetches: Any, feeds: Mapping[Any, Any] | Sequence[Any] | None = None) -> Explanation:
         """`Session.explain`."""
         return self._call(self._session.explain(fetches, feeds))
 

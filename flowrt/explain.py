@@ -1,70 +1,245 @@
-"""What became of a step, as text: its passes, where its nodes went, what runs as tapes and what broke them."""
+"""What became of a step: its passes, where its nodes went, what runs as tapes and what broke them, and what it takes.
+
+Law: first plain data, by asking the same functions that will run the step; then text and HTML, which decide nothing.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
 from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError
-from flowrt.sched.recording import record
-from flowrt.sched.regions import Region, find_regions
-from flowrt.sched.units import breaks_tape
+from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
+from flowrt.sched.memory import amount
+from flowrt.sched.recording import Recording, record
+from flowrt.sched.structured import STRUCTURED
+from flowrt.sched.units import breaks_tape, find_units
 
 if TYPE_CHECKING:
     from flowrt.passes import Compiled
-    from flowrt.plan import Plan
+    from flowrt.plan import Plan, PlanNode
+    from flowrt.sched.regions import Name, Region
+    from flowrt.sched.units import Unit
+    from flowrt.spec import Spec
 
 MAX_ROWS = 20
 
 
-def explain_step(compiled: Compiled, *, tapes: bool = True) -> str:
-    """The report on one compiled step; ``tapes`` says whether regions run as tapes at all."""
-    lines = ["passes"]
-    lines += [f"  {report}" for report in compiled.report]
-    lines += ["placement", *_placement(compiled)]
-    for task in sorted(compiled.plans):
-        lines += [f"task {task}", *_plan(compiled.plans[task], tapes)]
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class TapeReport:
+    """One region that runs as a tape; ``memory`` says what a run of it allocates, where that is known."""
+
+    nodes: int
+    device: str
+    ops: str
+    inputs: int
+    memory: str
+    seconds: float | None
+
+    def __str__(self) -> str:
+        return f"tape of {self.nodes} nodes on {self.device} ({self.ops}), {self.inputs} inputs; {self.memory}"
 
 
-def _placement(compiled: Compiled) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """One task's part. ``peak_bytes`` is None where it cannot be told, for what ``left_out`` says."""
+
+    task: str
+    size: str
+    tapes: tuple[TapeReport, ...]
+    broken: tuple[str, ...]
+    fused: tuple[str, ...]
+    peak_bytes: int | None
+    held_bytes: int
+    left_out: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    places: int  # of nodes in the largest region
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The report on one compiled step: as text (`str`), as HTML (`html`, shown by notebooks), and as data."""
+
+    passes: tuple[str, ...]
+    placement: tuple[str, ...]
+    tasks: tuple[TaskReport, ...]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that the tasks will hold at one moment, variables and all; None where that cannot be told."""
+        peaks = [task.peak_bytes for task in self.tasks if task.peak_bytes is not None]
+        return sum(peaks) if len(peaks) == len(self.tasks) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """A rough guess of what the tapes take; None where their shapes are not known."""
+        times = [tape.seconds for task in self.tasks for tape in task.tapes]
+        return None if None in times else sum(t for t in times if t is not None)
+
+    def __str__(self) -> str:
+        lines = ["passes", *(f"  {each}" for each in self.passes)]
+        lines += ["placement", *(f"  {each}" for each in self.placement)]
+        for task in self.tasks:
+            lines += [f"task {task.task}", *(f"  {line}" for line in _lines(task))]
+        return "\n".join(lines)
+
+    @property
+    def html(self) -> str:
+        """The report as a fragment of HTML that needs nothing else."""
+        parts = [_STYLE, "<div class='flowrt-step'>", _list("Passes", self.passes), _list("Placement", self.placement)]
+        for task in self.tasks:
+            plain = [line for line in _lines(task) if not line.startswith("  ")]
+            parts += [_list(f"Task {task.task}", plain), _liveness(task)]
+        return "".join([*parts, "</div>"])
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def explain_step(
+    compiled: Compiled,
+    feeds: Sequence[Spec] | None = None,
+    *,
+    tapes: bool = True,
+    held: int = 0,
+    begun: Collection[Name] = frozenset(),
+) -> Explanation:
+    """The report on one compiled step whose one plan is fed ``feeds``, by default what the plans say they are fed.
+
+    ``tapes`` says whether regions run as tapes at all; ``held`` are bytes held already, by the variables ``begun``
+    and others.
+    """
+    reports = []
+    for name in sorted(compiled.plans):
+        plan = compiled.plans[name]
+        specs = [feed.spec for feed in plan.feeds] if feeds is None else feeds
+        reports.append(_report(plan, specs, tapes, held, begun))
+    return Explanation(tuple(map(str, compiled.report)), _placement(compiled), tuple(reports))
+
+
+def _placement(compiled: Compiled) -> tuple[str, ...]:
     by_device: dict[str, list[str]] = {}
     for name, device in compiled.placement.items():
         by_device.setdefault(device, []).append(name)
-    for device, names in sorted(by_device.items()):
-        more = f", and {len(names) - MAX_ROWS} more" if len(names) > MAX_ROWS else ""
-        yield f"  {device}: {len(names)} nodes: {', '.join(names[:MAX_ROWS])}{more}"
+    return tuple(
+        f"{device}: {len(names)} nodes: {', '.join(names[:MAX_ROWS])}{_more(len(names), 'more')}"
+        for device, names in sorted(by_device.items())
+    )
 
 
-def _plan(plan: Plan, tapes: bool) -> Iterator[str]:
-    yield f"  {len(plan.nodes)} nodes, {len(plan.feeds)} feeds, {len(plan.fetches)} fetches"
-    if not tapes:
-        yield "  no tapes, by this session's options: the machine runs every node"
-        return
-    regions = find_regions(plan, breaks_tape)
-    for region in regions[:MAX_ROWS]:
-        ops = Counter(plan.nodes[n].op for n in region.nodes).most_common(5)
-        kinds = ", ".join(f"{op} x{count}" for op, count in ops)
-        inputs = f"{len(region.inputs)} inputs"
-        yield f"  tape of {len(region.nodes)} nodes on {region.device} ({kinds}), {inputs}; {_memory(plan, region)}"
-    if len(regions) > MAX_ROWS:
-        yield f"  and {len(regions) - MAX_ROWS} more tapes"
+def _more(count: int, what: str) -> str:
+    return f", and {count - MAX_ROWS} {what}" if count > MAX_ROWS else ""
+
+
+def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, begun: Collection[Name]) -> TaskReport:
+    units = find_units(plan, tapes=tapes)
+    recording = partial(record, plan)
+    found = _footprint(plan, units, feeds, begun)
+    regions = [unit.region for unit in units if unit.region is not None]
     broken = [node for node in plan.nodes if breaks_tape(node)]
-    for node in broken[:MAX_ROWS]:
-        yield f"  broken by {node.where()}, which the machine runs"
-    if len(broken) > MAX_ROWS:
-        yield f"  and by {len(broken) - MAX_ROWS} more"
+    missing = [] if tapes else ["no tapes, by this session's options: the machine runs every node"]
+    return TaskReport(
+        plan.task,
+        f"{len(plan.nodes)} nodes, {len(plan.feeds)} feeds, {len(plan.fetches)} fetches",
+        tuple(_tape(plan, region, feeds) for region in regions),
+        (*missing, *(f"broken by {node.where()}, which the machine runs: {_why(node)}" for node in broken)),
+        tuple(_fusion(node) for node in plan.nodes if node.op == "fused"),
+        None if found.left_out else held + found.peak,
+        held,
+        found.left_out,
+        tuple(survey(plan, units, feeds, record=recording)[:MAX_ROWS]),
+        max((len(region.nodes) for region in regions), default=0),
+    )
 
 
-def _memory(plan: Plan, region: Region) -> str:
-    """What a run of the region allocates, where its shapes are known before the step."""
-    specs = plan.value_specs()
-    inputs = [specs[value] for value in region.inputs]
+def _footprint(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], begun: Collection[Name]) -> Footprint:
+    unknown = [feed.name for feed, spec in zip(plan.feeds, feeds, strict=True) if not spec.known]
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        return Footprint(left_out=(f"it depends on the shapes fed: explain with feeds={{{names}: shape}}",))
+    return predict_peak(plan, units, feeds, record=partial(record, plan), begun=begun)
+
+
+def _why(node: PlanNode) -> str:
+    """Why a node is in no tape."""
+    if node.op in STRUCTURED:
+        return "how often it turns, or what it changes, is known only when it runs"
+    if node.op in ("switch", "merge", "enter", "exit", "next_iteration", "loop_cond"):
+        return "what runs after it depends on a value"
+    return "it may wait for something outside the step"
+
+
+def _fusion(node: PlanNode) -> str:
+    members = Counter(member[0] for member in node.attrs["members"])
+    return f"{node.where()}: {', '.join(f'{op} x{count}' for op, count in members.items())}"
+
+
+def _tape(plan: Plan, region: Region, feeds: Sequence[Spec]) -> TapeReport:
+    ops = Counter(plan.nodes[n].op for n in region.nodes).most_common(5)
+    made = _recorded(plan, region, feeds)
+    memory = made if isinstance(made, str) else _memory(made)
+    seconds = None if isinstance(made, str) else made.predicted_seconds
+    kinds = ", ".join(f"{op} x{count}" for op, count in ops)
+    return TapeReport(len(region.nodes), region.device, kinds, len(region.inputs), memory, seconds)
+
+
+def _recorded(plan: Plan, region: Region, feeds: Sequence[Spec]) -> Recording | str:
+    known = [*feeds, *plan.value_specs()[len(feeds) :]]
+    inputs = [known[value] for value in region.inputs]
     if not all(spec.known for spec in inputs):
         return "its memory depends on the shapes fed"
     try:
-        made = record(plan, region, inputs)
+        return record(plan, region, inputs)
     except GraphError:
         return "its memory depends on values"
-    return f"{made.arena_bytes} bytes of arena, {made.output_bytes} of outputs, {1e6 * made.predicted_seconds:.1f} µs"
+
+
+def _memory(made: Recording) -> str:
+    guess = f"{1e6 * made.predicted_seconds:.1f} µs"
+    return f"{made.arena_bytes} bytes of arena, {made.output_bytes} of outputs, {guess}"
+
+
+# Rendering
+
+
+def _lines(task: TaskReport) -> list[str]:
+    lines = [task.size]
+    for rows in (task.tapes, task.broken):
+        lines += [str(row) for row in rows[:MAX_ROWS]]
+        if len(rows) > MAX_ROWS:
+            lines.append(f"and {len(rows) - MAX_ROWS} more")
+    lines += [f"fused {group}" for group in task.fused[:MAX_ROWS]]
+    if task.peak_bytes is None:
+        lines += ["peak memory unknown", *(f"  {reason}" for reason in task.left_out[:MAX_ROWS])]
+    else:
+        lines.append(f"peak memory {amount(task.peak_bytes)}, of which {amount(task.held_bytes)} are held already")
+    return [*lines, *(f"  {tensor}" for tensor in task.tensors[:8])]
+
+
+_STYLE = (
+    "<style>.flowrt-step{font:13px sans-serif}.flowrt-step ul{margin:2px 0 10px;padding-left:18px}"
+    ".flowrt-step td{padding:1px 8px;white-space:nowrap}.flowrt-step .life{width:240px;background:#eef1f5}"
+    ".flowrt-step .life i{display:block;height:9px;background:#4477aa;border-radius:2px}</style>"
+)
+
+
+def _list(title: str, rows: Sequence[object]) -> str:
+    return f"<b>{escape(title)}</b><ul>{''.join(f'<li>{escape(str(row))}</li>' for row in rows)}</ul>"
+
+
+def _liveness(task: TaskReport) -> str:
+    """The largest tensors, and from which node to which of its region each is in memory."""
+    span = max(task.places, 1)
+    rows = []
+    for tensor in task.tensors:
+        first, last = (0, span - 1) if tensor.first < 0 else (tensor.first, max(tensor.last, tensor.first))
+        bar = f"margin-left:{100 * first / span:.1f}%;width:{max(100 * (last + 1 - first) / span, 1):.1f}%"
+        cells = (tensor.where, str(tensor.spec), amount(tensor.nbytes), tensor.what)
+        text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows.append(f"<tr>{text}<td class='life'><i style='{bar}'></i></td></tr>")
+    head = "<tr><th>tensor</th><th>spec</th><th>size</th><th></th><th>in memory</th></tr>"
+    return f"<table>{head}{''.join(rows)}</table>" if rows else ""

@@ -87,6 +87,9 @@ class Runner(Protocol):
     def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
         """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
 
+    def held_beside(self, registered: Registered | None) -> int:
+        """The bytes held here beside what a step keeps for its own next run; 0 where none are."""
+
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         """The variables that have a value."""
 
@@ -167,6 +170,9 @@ class LocalRunner:
     def direct_plan(self, registered: Executor, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
         return registered.direct_plan(feeds, numbers, seed)
 
+    def held_beside(self, registered: Executor | None) -> int:
+        return self._host.memory.held - (0 if registered is None else registered.tapes.kept_bytes)
+
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return self._host.inventory()
 
@@ -217,6 +223,9 @@ class ClusterRunner:
 
     def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
         return None
+
+    def held_beside(self, registered: Registered | None) -> int:
+        return 0
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return await self._master.inventory()

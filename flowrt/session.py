@@ -31,6 +31,7 @@ from flowrt.errors import (
     GraphError,
     QueueClosedError,
     RemoteError,
+    SpecError,
     StepCancelled,
     StepTimeout,
     carried_site,
@@ -45,6 +46,7 @@ from flowrt.placement import Rules
 from flowrt.runners import LocalRunner, Runner, open_cluster
 from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
+from flowrt.spec import Spec
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
 from flowrt.structure import LEAF, flatten
 
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from flowrt.checkpoint import Checkpoints
+    from flowrt.explain import Explanation
 
 Array = np.ndarray[Any, Any]
 
@@ -374,17 +377,25 @@ class Session:
         """The tasks of the cluster that died or cannot be reached any more."""
         return self._open().lost
 
-    async def explain(self, fetches: Any, feeds: Sequence[Any] | None = None) -> str:
-        """What became of a step: passes, placement, and the tapes of each task, as text.
+    async def explain(self, fetches: Any, feeds: Mapping[Any, Any] | Sequence[Any] | None = None) -> Explanation:
+        """What became of a step: passes, placement, the tapes of each task, and the peak of its memory.
 
-        ``feeds`` are the tensors that are fed, by default the placeholders that the step needs.
+        ``feeds`` are the tensors that are fed, by default the placeholders that the step needs; or a mapping from them
+        to the shapes (or arrays) they are fed, where the graph leaves sizes open. Raises `SpecError` for such as do
+        not fit. The answer prints as text, and shows as HTML in a notebook.
         """
         from flowrt.explain import explain_step
 
-        self._open()
+        runner = self._open()
         feeds = placeholders_of(map(as_value, flatten(fetches)[1])) if feeds is None else feeds
-        step = self._step(fetches, self._all_fed(feeds))
-        return explain_step(step.compiled, tapes=self.options.tapes)
+        step = self._step(fetches, self._all_fed(tuple(feeds) if isinstance(feeds, Mapping) else feeds))
+        if step.compiled.client is not None:
+            return explain_step(step.compiled, tapes=runner.tapes)
+        given = list(feeds.values()) if isinstance(feeds, Mapping) else [None] * len(step.feeds)
+        specs = [_fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
+        begun = frozenset(await runner.inventory())
+        held = runner.held_beside(step.registered)
+        return explain_step(step.compiled, specs, tapes=runner.tapes, held=held, begun=begun)
 
     @asynccontextmanager
     async def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[None]:
@@ -423,6 +434,17 @@ class Session:
             raise found.exceptions[0] from None
         finally:
             self._retired += [put, end]
+
+
+def _fed_spec(tensor: Tensor, value: Any) -> Spec:
+    """The spec of what a tensor is fed: None, a shape, or an array."""
+    if value is None:
+        return tensor.spec
+    shape = np.shape(value) if hasattr(value, "dtype") else (value,) if isinstance(value, int) else tuple(value)
+    spec = Spec(tensor.dtype, shape)
+    if not tensor.spec.accepts(spec.dtype, spec.shape):
+        raise SpecError(f"{user_site()}: {tensor.name!r} ({tensor.op.site}) is {tensor.spec}; it cannot be fed {spec}")
+    return spec
 
 
 async def _as_async(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:

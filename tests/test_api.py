@@ -275,4 +275,4 @@ def test_explaining_needs_no_list_of_placeholders() -> None:
         fr.add(other, 1.0)
     with fr.BlockingSession(graph) as session:
         assert session.explain(y) == session.explain(y, [x])
-        assert "1 feeds, 1 fetches" in session.explain([y, y.op])
+        assert "1 feeds, 1 fetches" in str(session.explain([y, y.op]))

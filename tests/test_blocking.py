@@ -31,7 +31,7 @@ def test_a_script_runs_steps_without_await() -> None:
         step = session.compile([v, bump], [x])
         for i in range(4):
             assert step([1, 0])[0].tolist() == [2 + i, 3]
-        assert "tape of" in session.explain(y, [x])
+        assert "tape of" in str(session.explain(y, [x]))
         session.reset()
         with pytest.raises(fr.GraphError, match="has no value"):
             session.run(v)

@@ -110,6 +110,37 @@ async def test_rooms_of_tapes_that_are_not_kept_are_given_back() -> None:
     assert held[-1] < 1.2 * held[255], "as many rooms as tapes are kept, and no more"
 
 
+async def test_explain_tells_the_peak_before_the_step_runs() -> None:
+    graph, x, fetches = training(96)
+    async with fr.Session(graph, options=fr.Options(threads=1)) as session:
+        memory = host_of(session).memory
+        told = await session.explain(fetches, {x: (100, 96)})
+        memory.forget_peak()
+        await session.run(fetches, {x: np.ones((100, 96), np.float32)})
+        assert told.peak_bytes == memory.statistics().peak
+        gc.collect()
+        again = await session.explain(fetches, {x: np.ones((100, 96), np.float32)})
+        assert again.peak_bytes == told.peak_bytes, "rooms that are kept are not counted twice"
+        open_shape = await session.explain(fetches)
+        assert open_shape.peak_bytes is None
+        assert "explain with feeds={'x': shape}" in str(open_shape)
+        with pytest.raises(fr.SpecError, match=r"'x:0' .* is float32\[\?,96\]; it cannot be fed float32\[3,7\]"):
+            await session.explain(fetches, {x: (3, 7)})
+
+
+async def test_explain_is_text_and_html_with_the_largest_tensors() -> None:
+    graph, x, fetches = training(96)
+    async with fr.Session(graph) as session:
+        told = await session.explain(fetches, {x: (1000, 96)})
+    text, html = str(told), told._repr_html_()
+    for part in ("peak memory", "float32[1000,96], 375.0 KiB", "test_footprint.py:", "tape of"):
+        assert part in text
+    assert html.count("<tr>") == 1 + len(told.tasks[0].tensors)
+    assert "class='life'" in html
+    assert told.seconds is not None
+    assert told.seconds > 0
+
+
 def test_the_predicted_peak_is_within_a_tenth_of_the_growth_of_rss() -> None:
     program = textwrap.dedent("""
         import sys

@@ -445,13 +445,13 @@ async def test_explain_names_passes_placement_tapes_and_what_broke_them() -> Non
         put = queue.enqueue(fr.tanh(x) + 1.0)
         y = fr.exp(queue.dequeue())
     async with fr.Session(graph) as session:
-        text = await session.explain([put, y], [x])
+        text = str(await session.explain([put, y], [x]))
         for part in ("prune", "order_state", "/job:local/task:0/device:cpu:0", "tanh", "tape of", "bytes of arena"):
             assert part in text
         assert "broken by enqueue 'q/enqueue' (" in text
         assert "test_session.py:" in text
     async with fr.Session(graph, options=fr.Options(tapes=False)) as session:
-        assert "no tapes" in await session.explain(y)
+        assert "no tapes" in str(await session.explain(y))
 
 
 async def test_a_session_keeps_a_bounded_number_of_compiled_steps() -> None:

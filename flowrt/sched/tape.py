@@ -136,7 +136,12 @@ class Tape:
     @property
     def idle_bytes(self) -> int:
         """What the rooms hold that no run is in."""
-        return sum(room.arena.nbytes for room in tuple(self._rooms))
+        return sum(counted(room.arena.nbytes) for room in tuple(self._rooms))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the rooms hold that no run is in, those of direct calls included."""
+        return self.idle_bytes + (0 if self.direct is None else counted(self.recording.room_bytes))
 
     def let_go(self) -> None:
         """Drop the rooms that no run is in."""
@@ -362,6 +367,11 @@ class Tapes:
     def idle_bytes(self) -> int:
         """What the tapes keep for runs to come."""
         return sum(tape.idle_bytes for tape in tuple(self._tapes.values()) if tape is not None)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the tapes keep for runs to come, direct calls included."""
+        return sum(tape.kept_bytes for tape in tuple(self._tapes.values()) if tape is not None)
 
     def let_go(self) -> None:
         """Drop what the tapes keep for runs to come."""
