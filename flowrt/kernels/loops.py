@@ -28,6 +28,7 @@ _WORD = ir.IntType(64)
 _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
 _SPINS = 32  # pauses between two looks at the clock
 _PATIENT = 256  # pauses before the core is offered to others
+_SKIPPED, _DECIDED = 1 << 40, 1 << 41  # what was decided for a launch's chunks, beside how many are left
 
 
 def _word(builder: Any, address: Any, position: Any) -> Any:
@@ -204,6 +205,24 @@ def _run_task(share: int, words: int, entry: int, chunk: int) -> None:
 
 
 @njit(**OPTIONS)
+def _may_run(share: int, left: int, chunks: int) -> Any:
+    """Whether a chunk is to be run: all of a launch's chunks or none, so that what it writes is never half-written.
+
+    Whoever comes first decides for the launch, by whether something has failed until then.
+    """
+    healthy = _load(share, at.FAILED) == at.NOTHING_FAILED
+    if chunks == 1:
+        return healthy
+    state = _load(share, left)
+    while state < _SKIPPED:
+        seen = _replace(share, left, state, state | (_DECIDED if healthy else _SKIPPED))
+        if seen == state:
+            return healthy
+        state = seen
+    return state >= _DECIDED
+
+
+@njit(**OPTIONS)
 def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int) -> None:
     """Run the chunk that was taken with ``ticket``, and offer what has waited for it alone."""
     tasks = word_at(share, at.TASK_COUNT)
@@ -214,9 +233,10 @@ def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int) -> No
         chunk = _load(share, place)
     task, chunk = (chunk - 1) >> at.COUNT_BITS, (chunk - 1) & at.COUNT_MASK
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
-    if _load(share, at.FAILED) == at.NOTHING_FAILED:
+    chunks, left = word_at(entry, at.TASK_CHUNKS), at.COUNTERS_END + tasks + task
+    if _may_run(share, left, chunks):
         _run_task(share, words, entry, chunk)
-    if word_at(entry, at.TASK_CHUNKS) == 1 or _add(share, at.COUNTERS_END + tasks + task, -1) == 1:
+    if chunks == 1 or (_add(share, left, -1) & at.COUNT_MASK) == 1:
         followers = word_at(share, at.FOLLOWERS)
         for number in range(word_at(entry, at.FOLLOWERS_FROM), word_at(entry, at.FOLLOWERS_STOP)):
             follower = word_at(followers, number)
