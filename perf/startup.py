@@ -1,0 +1,89 @@
+"""What starting costs: processes that import NumPy, import flowrt, and do a first training step with warm caches.
+
+The step is that of an MLP, 784-256-128-10, with momentum, on a batch of 128. Wall seconds from the start of the process
+to its end, and its CPU seconds, which other work on the machine disturbs less: medians with their spread. The bundle of
+standard kernels is built first, if there is none.
+
+    python perf/startup.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import machine as this_machine
+
+FIRST_STEP = """
+import numpy as np
+import flowrt as fr
+rng = np.random.default_rng(0)
+with fr.Graph() as graph:
+    x, y = fr.placeholder("float32", (None, 784)), fr.placeholder("int32", (None,))
+    z = x
+    for i, (m, n) in enumerate(((784, 256), (256, 128), (128, 10))):
+        w = fr.Variable((0.05 * rng.standard_normal((m, n))).astype(np.float32), name=f"w{i}")
+        z = z @ w + fr.Variable(np.zeros(n, np.float32), name=f"b{i}")
+        z = fr.relu(z) if i < 2 else z
+    loss = fr.mean(fr.nn.softmax_cross_entropy(z, y))
+    train = fr.optim.Momentum(0.001, 0.9).minimize(loss)
+with fr.BlockingSession(graph) as session:
+    step = session.compile([loss, train], [x, y])
+    images, labels = rng.standard_normal((128, 784)).astype(np.float32), rng.integers(0, 10, 128).astype(np.int32)
+    first, _ = step(images, labels)
+assert 1 < first < 4, first
+assert "numba" not in __import__("sys").modules
+"""
+PROGRAMS = {"python": "pass", "numpy": "import numpy", "flowrt": "import flowrt", "first step": FIRST_STEP}
+
+
+def spent(program: str) -> tuple[float, float]:
+    """(wall, CPU) seconds of a process that runs ``program``."""
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-c", program])
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, program
+    return wall, usage.ru_utime + usage.ru_stime
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(seconds), "least": min(seconds), "most": max(seconds)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+    arguments = parser.parse_args()
+    subprocess.run([sys.executable, "-m", "flowrt.kernels", "build"], check=True, stdout=subprocess.DEVNULL)
+    for program in PROGRAMS.values():
+        subprocess.run(
+            [sys.executable, "-c", program.partition("assert")[0]], check=True
+        )  # what is kept on disk is there
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in PROGRAMS}
+    for _ in range(arguments.repeat):  # interleaved, so that what else runs disturbs all alike
+        for name, program in PROGRAMS.items():
+            runs[name].append(spent(program))
+    results = {
+        name: {"wall": summary([wall for wall, _ in pairs]), "CPU": summary([cpu for _, cpu in pairs])}
+        for name, pairs in runs.items()
+    }
+    if arguments.json:
+        print(json.dumps({"machine": this_machine.describe(), "seconds": results}))
+        return
+    print(this_machine.describe())
+    print("from the start of a process to its end, seconds: median (least to most)")
+    for name, row in results.items():
+        shown = [f"{what} {r['median']:.3f} ({r['least']:.3f} to {r['most']:.3f})" for what, r in row.items()]
+        print(f"{name:11} {'   '.join(shown)}")
+
+
+if __name__ == "__main__":
+    main()
