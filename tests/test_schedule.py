@@ -83,6 +83,9 @@ def test_a_short_tape_or_one_thread_is_not_divided() -> None:
     assert divide([10e-6] * 4, [1000] * 4, nothing, 2) is None
     assert divide([1.0] * 4, [1000] * 4, nothing, 1) is None
     assert divide([], [], [], 4) is None
+    many: list[set[int]] = [set()] * 20_000
+    assert divide([10e-9] * 20_000, [1] * 20_000, many, 4) is None
+    assert divide([100e-9] * 20_000, [1] * 20_000, many, 4) is not None
 
 
 def test_a_chain_that_cannot_be_split_is_not_divided() -> None:

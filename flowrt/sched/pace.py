@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.kernels import board as at
 from flowrt.sched.lanes import aligned_zeros
-from flowrt.sched.schedule import Schedule, control, divide, hazards
+from flowrt.sched.schedule import Schedule, control, divide, hazards, worth_a_look
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan
@@ -110,6 +110,9 @@ class Pace:
 
     def decide(self, seconds: Sequence[float]) -> None:
         """Divide the tape anew for launches that take so long."""
+        if not worth_a_look(seconds, self.threads):
+            self.division = None
+            return
         if self._after is None:
             pairs = zip(hazards(self._launches), control(self._plan, self._launches), strict=True)
             self._after = [shared | ordered for shared, ordered in pairs]

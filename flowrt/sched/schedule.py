@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CHUNK = 5e-6  # seconds: handing a chunk to another core costs about 0.2 µs
 CHUNKS_PER_THREAD = 3  # so that a thread which falls behind is waited for a third of a part
 TASK = 3e-6  # launches shorter than this are run in stretches of about as much
+TINY = 50e-9  # seconds: of launches that are shorter on average, handing over costs what it saves
 OVERHEAD = 0.2e-6  # seconds a chunk costs beside its work
 WORTHWHILE = 50e-6  # seconds: waking a thread and sharing caches with it costs about half as much
 GAIN = 0.85  # of the time alone that sharing must at least come down to
@@ -50,12 +51,18 @@ class Schedule:
         return sum(task.chunks for task in self.tasks)
 
 
+def worth_a_look(seconds: Sequence[float], threads: int) -> bool:
+    """Whether a tape of launches that take so long may be worth dividing, whatever waits for what."""
+    alone = sum(seconds)
+    return threads > 1 and alone >= WORTHWHILE and alone >= TINY * len(seconds)
+
+
 def divide(
     seconds: Sequence[float], units: Sequence[int], after: Sequence[Iterable[int]], threads: int
 ) -> Schedule | None:
     """A schedule for launches of these times and units, each after others; None where one thread is about as good."""
     alone = sum(seconds)
-    if threads < 2 or alone < WORTHWHILE:
+    if not worth_a_look(seconds, threads):
         return None
     stretches = _stretches(seconds, units, max(TASK, alone * threads * CHUNKS_PER_THREAD / MOST_CHUNKS), threads)
     home = [number for number, (first, stop, _) in enumerate(stretches) for _ in range(first, stop)]
