@@ -15,6 +15,7 @@ from session_world import host_of
 
 import flowrt as fr
 from flowrt.errors import ResourceError
+from flowrt.feeds import as_feed
 from flowrt.spec import spec_of
 
 
@@ -172,3 +173,23 @@ def test_the_predicted_peak_is_within_a_tenth_of_the_growth_of_rss() -> None:
     growth, predicted = map(int, done.stdout.split())
     assert predicted > 64 << 20
     assert abs(growth - predicted) <= 0.1 * predicted, (growth, predicted)
+
+
+async def test_feeds_are_not_copied_and_fetches_are_the_callers_own() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 64), name="x")
+        same = fr.identity(x)
+        v = fr.Variable(np.ones((64, 64), np.float32), name="v")
+        bump = v.assign_add(np.ones((64, 64), np.float32))
+    fed = np.ones((100, 64), np.float32)
+    fed.setflags(write=False)
+    assert as_feed(x, fed) is fed
+    assert np.shares_memory(as_feed(x, fed[10:20]), fed)
+    async with fr.Session(graph) as session:
+        echoed, before = await session.run([same, v], {x: fed})
+        assert not np.shares_memory(echoed, fed)
+        echoed[...] = before[...] = 7
+        await session.run(bump)
+        np.testing.assert_array_equal(before, np.full((64, 64), 7, np.float32))
+        np.testing.assert_array_equal(await session.run(v), np.full((64, 64), 2, np.float32))
+    assert fed.max() == 1
