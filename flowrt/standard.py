@@ -176,6 +176,14 @@ def _scale_and_offset(size: int) -> tuple[Variable, Variable]:
     return Variable(ops.ones((size,))), Variable(ops.zeros((size,)))
 
 
+def _recurrent() -> tuple[Any, Any]:
+    x, y = ops.placeholder(F32, (5, None, WIDE)), ops.placeholder(I32, (5, None))
+    zero, rows = ops.zeros((ROWS, WIDE)), (_weights(WIDE, 4 * WIDE), _weights(WIDE, 4 * WIDE))
+    outputs, _, _ = ops.nn.lstm(x, zero, zero, *rows, Variable(ops.zeros((4 * WIDE,))))
+    loss = ops.mean(ops.nn.softmax_cross_entropy(outputs @ _weights(WIDE, COLUMNS), y))
+    return _trained(loss, optim.Momentum(0.1, 0.9), x, y)
+
+
 def _embedded(by: optim.Optimizer) -> Program:
     def program() -> tuple[Any, Any]:
         ids, y = ops.placeholder(I32, (None, 5)), ops.placeholder(F32, (None, 1))
@@ -215,6 +223,7 @@ OPTIMISERS = (optim.Momentum(0.1, 0.9), optim.SGD(0.1), optim.Adam(0.1), optim.A
 PROGRAMS: Sequence[Program] = (
     *(_perceptron(by) for by in OPTIMISERS),
     _convolutional,
+    _recurrent,
     _embedded(optim.AdaGrad(0.1)),
     _perceptron(optim.SGD(0.1), I64),
     _perceptron(optim.AdamW(0.1)),
