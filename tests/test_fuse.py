@@ -56,12 +56,36 @@ def test_what_others_want_leaves_too() -> None:
     def build(x: Any) -> Any:
         a = fr.exp(x)
         b = a * 2.0
-        return fr.sum(a), b, fr.tanh(b)
+        return fr.matmul(a, a), b, fr.tanh(b)
 
-    plan = plan_of(build, (4, 3))
+    plan = plan_of(build, (3, 3))
     fused = next(node for node in plan.nodes if node.op == "fused")
     assert members(fused) == ["exp", "multiply", "tanh"]
     assert len(fused.outputs) == 3
+
+
+def test_a_group_may_end_in_sums_and_means() -> None:
+    def build(x: Any, b: Any) -> Any:
+        y = fr.relu(x + b)
+        return y, fr.sum(y, axis=0), fr.mean(fr.square(y))
+
+    assert ops(plan_of(build, (None, 3), (3,))) == [["add", "relu", "sum", "square", "mean"]]
+
+    def gradient(x: Any, b: Any) -> Any:  # of a bias: the slope summed down to a row
+        return fr.gradients(fr.matmul(fr.relu(x + b), x), [b])[0]
+
+    found = ops(plan_of(gradient, (3, 3), (3,)))
+    assert ["where", "sum"] in [sorted(group, reverse=True) for group in found] or ["where", "sum"] in found
+
+
+def test_what_takes_a_sum_is_of_another_group() -> None:
+    """As in a softmax: what is divided by the sum is known only when all of it has been added up."""
+
+    def build(x: Any) -> Any:
+        e = fr.exp(x * 2.0)
+        return e / fr.sum(e)
+
+    assert ops(plan_of(build, (4, 3))) == [["multiply", "exp", "sum"], ["divide"]]
 
 
 def test_sizes_only_a_step_knows_do_not_matter() -> None:
@@ -115,7 +139,7 @@ def test_values_behind_a_queue_do_not_hold_up_others() -> None:
 
 def test_the_sides_of_a_switch_stay_apart() -> None:
     def build(x: Any) -> Any:
-        no, yes = fr.switch(x, fr.less(fr.sum(x), 0.0))
+        no, yes = fr.switch(x, fr.less(x[0], 0.0))
         return fr.merge([fr.exp(no) * 2.0, fr.tanh(yes) + 1.0])[0] * fr.exp(x)
 
     found = [set(group) for group in ops(plan_of(build, (3,)))]

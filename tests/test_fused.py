@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import flowrt as fr
 from flowrt.kernels import background, fused
 from flowrt.kernels.background import Order, are_ready, submit, wait_compiled, was_tried
 from flowrt.kernels.fused import ordered_variant
-from flowrt.kernels.launch import RUN_WORDS, Application, Prepared, apply_kernel
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
 from flowrt.kernels.store import entry_address, is_compiled
 from flowrt.ops.fused import infer_members
 from flowrt.session import Options
@@ -70,7 +72,9 @@ def member_by_member(inputs: Sequence[Array], members: Any, results: Sequence[in
     values = list(inputs)
     for op, operands, _, attrs in members:
         taken = [values[n] for n in operands]
-        values.append(np.asarray(getattr(fr.ops, op)(*taken, **dict(attrs))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mean of nothing is NaN
+            values.append(np.asarray(getattr(fr.ops, op)(*taken, **dict(attrs))))
     return [values[n] for n in results]
 
 
@@ -159,6 +163,75 @@ def test_what_is_answered_twice_or_as_it_came_is_copied() -> None:
 def test_scratch_of_a_dead_value_is_taken_again() -> None:
     members = tuple(("tanh", (n,), F4, ()) for n in range(10))
     assert len(apply([np.ones(4, F4)], members, (10,)).scratch) <= 2
+
+
+FOLDED = (("greater", (0, 1), B1, ()), ("where", (3, 0, 2), F4, ()), ("square", (4,), F4, ()))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((40, 300), (0,)),
+        ((40, 300), (1,)),
+        ((700, 100), None),
+        ((9, 50, 60), (0, 1)),
+        ((9, 50, 60), (1,)),
+        ((3, 1), (0,)),
+        ((0, 5), (0,)),
+        ((5, 0), (0,)),
+    ],
+    ids=str,
+)
+def test_sums_of_what_is_computed_are_those_of_the_members(shape: tuple[int, ...], axes: Any) -> None:
+    rng = np.random.default_rng(3)
+    inputs = [np.asarray(rng.normal(size=s), F4) for s in (shape, (), shape)]
+    reduced = (("axis", axes), ("keepdims", False))
+    members = (*FOLDED, ("sum", (5,), F4, reduced), ("mean", (4,), F4, (("axis", axes), ("keepdims", True))))
+    results = (6, 4, 7)
+    for order in apply(inputs, members, results).orders:
+        entry_address(ordered_variant(order.request))
+    specs = infer_members([spec_of(a) for a in inputs], members)
+    apart = apply_one_by_one(inputs, members, results)
+    together = apply(inputs, members, results)
+    assert together.orders == ()
+    for application in (apart, together):
+        found = run(application, inputs, [np.empty(specs[n].concrete, F4) for n in results])
+        for mine, judge in zip(found, member_by_member(inputs, members, results), strict=True):
+            np.testing.assert_allclose(mine, judge, rtol=1e-6, atol=1e-6)
+
+
+def apply_one_by_one(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> Application:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "is_compiled", lambda variant: False)
+        return apply(inputs, members, results)
+
+
+def test_sums_are_the_same_bits_however_their_units_are_shared_out() -> None:
+    rng = np.random.default_rng(4)
+    inputs = [np.asarray(rng.normal(size=s), F4) for s in ((700, 300), (), (700, 300))]
+    members = (*FOLDED, ("sum", (5,), F4, (("axis", (0,)), ("keepdims", False))))
+    for order in apply(inputs, members, (6,)).orders:
+        entry_address(ordered_variant(order.request))
+    application = apply(inputs, members, (6,))
+    units = application.steps[0].units
+    assert units > 3
+
+    def result(*cuts: int) -> Array:
+        memory = (*application.scratch, *application.local)
+        operands = [*inputs, np.empty(300, F4), *(np.empty(s.concrete, s.dtype) for s in memory)]
+        bases = np.array([0, *(a.ctypes.data for a in operands)], np.int64)
+        places = [Operand(i + 1) for i in range(len(operands))]
+        for number, step in enumerate(application.steps):
+            assert isinstance(step, Step)
+            block, entry = step.block(places), ENTRY_TYPE(step.address())
+            limits = [0, *cuts, step.units] if number == 0 else [0, step.units]
+            for begin, end in reversed(list(itertools.pairwise(limits))):
+                entry(bases.ctypes.data, block.ctypes.data, begin, end)
+        return operands[len(inputs)]
+
+    whole = result()
+    np.testing.assert_array_equal(result(1), whole)
+    np.testing.assert_array_equal(result(2, 3), whole)
 
 
 # ── random programs, in sessions ─────────────────────────────────────────────────────────────────────────────────────

@@ -27,15 +27,20 @@ class Member:
     function: Function
     operands: tuple[int, ...]
     dtype: np.dtype[Any]
+    op: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A scalar function of inputs of dtypes ``inputs``; ``results`` are the numbers of the values it answers."""
+    """A scalar function of inputs of dtypes ``inputs``; ``results`` are the numbers of the values it answers.
+
+    ``folds`` are those of values that loops over it add up, in float64.
+    """
 
     inputs: tuple[np.dtype[Any], ...]
     members: tuple[Member, ...]
     results: tuple[int, ...]
+    folds: tuple[int, ...] = ()
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
@@ -45,13 +50,13 @@ class Expression:
     def function(self) -> Function:
         """The expression as a Python function of scalars, which answers a tuple; what it refers to tells it apart."""
         members = tuple((member.function, member.operands, member.dtype) for member in self.members)
-        results = self.results
+        results, folds = self.results, self.folds
 
         def apply(*values: Any) -> tuple[Any, ...]:
             known = list(values)
             for function, operands, dtype in members:
                 known.append(dtype.type(function(*[known[i] for i in operands])))
-            return tuple(known[i] for i in results)
+            return tuple(known[i] for i in (*results, *folds))
 
         return apply
 
@@ -62,6 +67,7 @@ def express(
     members: tuple[tuple[str, tuple[int, ...], Any], ...],
     results: tuple[int, ...],
     device: str = "cpu",
+    folds: tuple[int, ...] = (),
 ) -> Expression:
     """The expression of ``members``: (op, numbers of the values it takes, dtype of its result), in order.
 
@@ -75,11 +81,12 @@ def express(
         found = require_kernel(op, device, [*(dtypes[i] for i in operands), np.dtype(dtype)])
         if found.form is not Form.SCALARS:
             raise GraphError(f"{op} is not computed entry by entry, so it can be no member of an expression")
-        made.append(Member(found.function, operands, np.dtype(dtype)))
+        made.append(Member(found.function, operands, np.dtype(dtype), op))
         dtypes.append(np.dtype(dtype))
-    if not results or any(not 0 <= i < len(dtypes) for i in results):
-        raise GraphError(f"an expression of {len(dtypes)} values cannot answer {results}")
-    return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results)
+    asked = (*results, *folds)
+    if not asked or any(not 0 <= i < len(dtypes) for i in asked):
+        raise GraphError(f"an expression of {len(dtypes)} values cannot answer {asked}")
+    return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results, folds)
 
 
 def one_function(function: Function, dtypes: Sequence[Any]) -> Expression:

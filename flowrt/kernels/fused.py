@@ -2,11 +2,15 @@
 
 Law: what is compiled depends on the members, the dtypes and along which operands rows repeat, never on sizes. A program
 that is not compiled yet is ordered, not waited for. Members whose shapes differ in a step are computed one by one.
+
+Sums and means of what a program computes are added up in stretches of elements, whose number follows from the sizes
+alone; a second launch adds up the stretches.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,19 +18,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import SpecError
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.expression import express
 from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel
 from flowrt.kernels.store import Variant, is_compiled, symbol_of
-from flowrt.kernels.table import Call, Form, Kernel, View, broadcast, host_only, kernel
-from flowrt.spec import Spec
+from flowrt.kernels.table import Call, Form, Kernel, View, Word, broadcast, host_only, kernel
+from flowrt.spec import Spec, normal_axes
+
+Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
+Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
+
+FOLDS = frozenset({"sum", "mean"})
+STRETCH, STRETCHES = 1 << 14, 32  # elements that are worth a unit of work, and how many units are enough
 
 WORTH_BYTES = 4096
-"""Less scratch than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay."""
-
-Members: TypeAlias = "Sequence[tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]]"
+"""Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay."""
 
 
 @kernel("fused", form=Form.PROGRAM)
@@ -34,104 +41,196 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     """The application of the program ``attrs["members"]``, which answers the values ``attrs["results"]``."""
     members, results = attrs["members"], attrs["results"]
     specs = _specs(inputs, members)
-    step = _one_step(inputs, specs, members, results, device)
-    if step is not None and is_compiled(step.variant()):
-        return Application((step,), ())
-    apart = _one_by_one(inputs, specs, members, results, device)
-    if step is None or sum(spec.nbytes for spec in apart.scratch) < WORTH_BYTES:
+    parts = _Parts(len(inputs), len(outputs))
+    whole = _whole(inputs, specs, members, results, device)
+    if whole is not None and is_compiled(whole.variant()):
+        return _in_one(parts, whole, specs, members, results, device)
+    _one_by_one(parts, specs, members, results, device)
+    apart = parts.application()
+    if whole is None or _saved_bytes(len(inputs), specs, members) < WORTH_BYTES:
         return apart
-    return replace(apart, orders=_orders(step, members, results))
+    return replace(apart, orders=_orders(whole))
 
 
-def _specs(inputs: Sequence[Spec], members: Members) -> list[Spec]:
+def _specs(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
     """The specs of all values of a program."""
     specs = list(inputs)
-    for _, operands, dtype, _ in members:
-        shape = np.broadcast_shapes(*(specs[n].concrete for n in operands))
-        specs.append(Spec(dtype, shape))
+    for op, operands, dtype, attrs in members:
+        if op in FOLDS:
+            shape, axes = specs[operands[0]].concrete, _axes(specs[operands[0]], attrs)
+            left = _kept(shape, axes) if dict(attrs)["keepdims"] else [n for i, n in enumerate(shape) if i not in axes]
+            specs.append(Spec(dtype, left))
+        else:
+            specs.append(Spec(dtype, np.broadcast_shapes(*(specs[n].concrete for n in operands))))
     return specs
+
+
+def _saved_bytes(inputs: int, specs: Sequence[Spec], members: Sequence[Member]) -> int:
+    """What the members, one by one, read of what others have just written."""
+    return sum(specs[n].nbytes for _, operands, _, _ in members for n in operands if n >= inputs)
+
+
+def _axes(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
+    return normal_axes(dict(attrs)["axis"], spec.rank)
 
 
 # ── one launch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _one_step(
-    inputs: Sequence[Spec], specs: Sequence[Spec], members: Members, results: Sequence[int], device: str
+def _whole(
+    inputs: Sequence[Spec], specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
 ) -> Step | None:
-    """The program as one step; None where its members' shapes differ."""
-    shape = specs[-1].concrete
-    if any(spec.concrete != shape for spec in specs[len(inputs) :]):
+    """The program as one step, whose last operands are sums of stretches; None where its members' shapes differ."""
+    first = len(inputs)
+    entrywise = [n for n, member in enumerate(members, first) if member[0] not in FOLDS]
+    folded = [n for n in results if n not in entrywise and n >= first]
+    if not entrywise or len(set(folded)) < len(folded):
         return None
-    plain = tuple((op, operands, dtype) for op, operands, dtype, _ in members)
-    made = fused_kernel(tuple(spec.dtype.name for spec in inputs), plain, tuple(results), device)
-    views = [View.dense(spec.concrete).broadcast_to(shape) for spec in inputs]
-    views += [View.dense(shape)] * len(results)
-    dtypes = (*(spec.dtype for spec in inputs), *(specs[n].dtype for n in results))
-    return Step(made, tuple(range(len(views))), dtypes, Call(tuple(views)), len(inputs))
+    shape = specs[entrywise[0]].concrete
+    if any(specs[n].concrete != shape for n in (*entrywise, *(members[n - first][1][0] for n in folded))):
+        return None
+    number = {n: n for n in range(first)} | {n: at for at, n in enumerate(entrywise, first)}
+    plain = tuple(_plain(members[n - first], number) for n in entrywise)
+    folds = tuple(number[members[n - first][1][0]] for n in folded)
+    dense = [(at, n) for at, n in enumerate(results, first) if n not in folded]
+    made = fused_kernel(
+        tuple(spec.dtype.name for spec in inputs), plain, tuple(number[n] for _, n in dense), device, folds
+    )
+    views = [View.dense(spec.concrete).broadcast_to(shape) for spec in inputs] + [View.dense(shape)] * len(dense)
+    dtypes = [*(spec.dtype for spec in inputs), *(specs[n].dtype for _, n in dense)]
+    units, words = 1, tuple[Word, ...]()
+    if folded:
+        kept = [_kept(shape, _axes(Spec("float64", shape), members[n - first][3])) for n in folded]
+        views += [View.dense(k).broadcast_to(shape) for k in kept]
+        dtypes += [np.dtype(np.float64)] * len(folded)
+        units, words = _stretches(shape, kept, [members[n - first][0] == "mean" for n in folded])
+    sums = range(first + len(results), first + len(results) + len(folded))
+    operands = (*range(first), *(at for at, _ in dense), *sums)
+    return Step(made, operands, tuple(dtypes), Call(tuple(views), words, units), first)
+
+
+def _plain(member: Member, number: Mapping[int, int]) -> tuple[str, tuple[int, ...], str]:
+    op, operands, dtype, _ = member
+    return op, tuple(number[n] for n in operands), dtype
+
+
+def _kept(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(1 if i in axes else n for i, n in enumerate(shape))
+
+
+def _stretches(
+    shape: Sequence[int], kept: Sequence[Sequence[int]], means: Sequence[bool]
+) -> tuple[int, tuple[Word, ...]]:
+    """How many units of work there are, and the words that tell the entry about them."""
+    total, sizes = math.prod(shape), [math.prod(k) for k in kept]
+    length = max(STRETCH, -(-total // STRETCHES), 16 * max(sizes))
+    words: list[Word] = [length, total]
+    for size, mean in zip(sizes, means, strict=True):
+        words += [size, (size / total if total else math.nan) if mean else 1.0]
+    return max(1, -(-total // length)), tuple(words)
 
 
 @lru_cache(1024)
 def fused_kernel(
-    inputs: tuple[str, ...],
-    members: tuple[tuple[str, tuple[int, ...], str], ...],
-    results: tuple[int, ...],
-    device: str = "cpu",
+    inputs: tuple[str, ...], members: Plain, results: tuple[int, ...], device: str = "cpu", folds: tuple[int, ...] = ()
 ) -> Kernel:
     """The kernel of a program on inputs of these dtypes; members are (op, operands, dtype of the result)."""
-    expression = express(inputs, members, results, device)
+    expression = express(inputs, members, results, device, folds)
     return Kernel("fused", device, expression.function(), broadcast, Form.SCALARS, expression=expression)
+
+
+def _in_one(
+    parts: _Parts, whole: Step, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
+) -> Application:
+    """The step, and what adds up the sums of its stretches."""
+    parts.steps.append(whole)
+    first = parts.inputs
+    folded = [(at, n) for at, n in enumerate(results, first) if n >= first and members[n - first][0] in FOLDS]
+    for at, n in folded:
+        sums = Spec("float64", (whole.call.units, *specs[n].concrete))
+        source = parts.take(sums)
+        part = apply_kernel("sum", [sums], [specs[n]], {"axis": 0, "keepdims": False}, device)
+        parts.add(part, [source, at])
+    return parts.application()
 
 
 # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _orders(step: Step, members: Members, results: Sequence[int]) -> tuple[Order, ...]:
-    variant = step.variant()
+def _orders(whole: Step) -> tuple[Order, ...]:
+    variant, expression = whole.variant(), whole.kernel.expression
     symbol = symbol_of(variant)
-    if background.was_tried(symbol):
+    if background.was_tried(symbol) or expression is None:
         return ()
-    plain = [(op, operands, dtype) for op, operands, dtype, _ in members]
-    inputs = [dtype.name for dtype in step.dtypes[: step.reads]]
-    return (Order(symbol, json.dumps([inputs, plain, list(results), list(variant.ranks)])),)
+    inputs = [dtype.name for dtype in expression.inputs]
+    members = [(member.op, member.operands, member.dtype.name) for member in expression.members]
+    what = [inputs, members, expression.results, expression.folds, variant.ranks, variant.words]
+    return (Order(symbol, json.dumps(what)),)
 
 
 def ordered_variant(request: str) -> Variant:
     """The variant that an order asks for."""
-    inputs, members, results, pattern = json.loads(request)
+    inputs, members, results, folds, pattern, words = json.loads(request)
     plain = tuple((op, tuple(operands), dtype) for op, operands, dtype in members)
-    made = fused_kernel(tuple(inputs), plain, tuple(results))
+    made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple(folds))
     assert made.expression is not None
     dtypes = made.expression.dtypes
-    return Variant(made, (*dtypes[: len(inputs)], *(dtypes[n] for n in results)), tuple(pattern))
+    sums = [np.dtype(np.float64)] * len(folds)
+    return Variant(made, (*dtypes[: len(inputs)], *(dtypes[n] for n in results), *sums), tuple(pattern), words)
 
 
 # ── one launch after another ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+class _Parts:
+    """Steps of other applications as they are put together: operands are inputs, outputs, scratch, then local ones."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.inputs, self._first = inputs, inputs + outputs
+        self.steps: list[Any] = []
+        self._scratch: list[Spec] = []
+        self._local: list[Spec] = []
+
+    def take(self, spec: Spec) -> int:
+        """The operand of new scratch."""
+        self._scratch.append(spec)
+        return self._first + len(self._scratch) - 1
+
+    def add(self, part: Application, places: Sequence[int]) -> None:
+        """Put in an application whose operands lie at ``places``; its own memory comes behind all others."""
+        at = [*places, *(self.take(spec) for spec in part.scratch)]
+        at += [-1 - len(self._local) - n for n in range(len(part.local))]
+        self._local += part.local
+        self.steps += [replace(step, operands=tuple(at[n] for n in step.operands)) for step in part.steps]
+
+    def application(self) -> Application:
+        end = self._first + len(self._scratch)
+        steps = [
+            replace(step, operands=tuple(n if n >= 0 else end - 1 - n for n in step.operands)) for step in self.steps
+        ]
+        return Application(tuple(steps), tuple(self._scratch), tuple(self._local))
+
+
 def _one_by_one(
-    inputs: Sequence[Spec], specs: Sequence[Spec], members: Members, results: Sequence[int], device: str
-) -> Application:
-    places = _Places(len(inputs), specs, members, results)
-    steps: list[Any] = []
-    for number, (op, operands, _, attrs) in enumerate(members, len(inputs)):
+    parts: _Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
+) -> None:
+    places = _Places(parts, specs, members, results)
+    for number, (op, operands, _, attrs) in enumerate(members, parts.inputs):
         taken = [specs[n] for n in operands]
         part = apply_kernel(op, taken, [specs[number]], dict(attrs), device)
-        if part.scratch or part.local:
-            raise SpecError(f"{op} needs memory of its own, so it can be no member of a program")
-        at = [*(places.of[n] for n in operands), places.begin(number)]
-        steps += [replace(step, operands=tuple(at[n] for n in step.operands)) for step in part.steps]
+        parts.add(part, [*(places.of[n] for n in operands), places.begin(number)])
         places.end(number)
     for value, target in places.copies:
         part = apply_kernel(COPY_OP, [specs[value]], [specs[value]], {}, device)
-        steps += [replace(step, operands=(places.of[value], target)) for step in part.steps]
-    return Application(tuple(steps), tuple(places.scratch))
+        parts.add(part, [places.of[value], target])
 
 
 class _Places:
     """The operand that holds each value: inputs, results, then scratch, which is taken again when its value is dead."""
 
-    def __init__(self, inputs: int, specs: Sequence[Spec], members: Members, results: Sequence[int]) -> None:
-        self._specs, self._first = specs, inputs + len(results)
+    def __init__(self, parts: _Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> None:
+        self._parts, self._specs, inputs = parts, specs, parts.inputs
+        self._first = inputs + len(results)
         self._last: dict[int, int] = {n: at for at, (_, used, *_) in enumerate(members, inputs) for n in used}
         self.of = {n: n for n in range(inputs)}
         self.copies: list[tuple[int, int]] = []  # what is answered twice, or as it came in
@@ -141,7 +240,6 @@ class _Places:
                 self.copies.append((value, target))
             else:
                 self._results[value] = target
-        self.scratch: list[Spec] = []
         self._free: dict[Spec, list[int]] = {}
 
     def begin(self, value: int) -> int:
@@ -152,8 +250,7 @@ class _Places:
         elif self._free.get(spec):
             self.of[value] = self._free[spec].pop()
         else:
-            self.of[value] = self._first + len(self.scratch)
-            self.scratch.append(spec)
+            self.of[value] = self._parts.take(spec)
         return self.of[value]
 
     def end(self, number: int) -> None:

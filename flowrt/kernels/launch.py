@@ -62,6 +62,8 @@ class Step:
     @property
     def units(self) -> int:
         """How many independent pieces of work there are: ranges of them may run on several threads."""
+        if self.kernel.expression is not None and self.kernel.expression.folds:
+            return self.call.units
         if self.kernel.form is not Form.ARRAYS:
             return self.call.views[-1].size
         return self.call.units if self.kernel.takes_range else 1
@@ -97,7 +99,7 @@ class Step:
         if self.kernel.form is Form.ARRAYS:
             head += [n for view in self.call.views for n in view.shape]
             return np.array(head + [_bits(w) for w in self.call.words], np.int64)
-        return np.array(head + _odometer(self.call.views), np.int64)
+        return np.array(head + _odometer(self.call.views) + [_bits(w) for w in self.call.words], np.int64)
 
 
 @dataclass(frozen=True, slots=True)

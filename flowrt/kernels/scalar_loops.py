@@ -4,16 +4,23 @@ After the operands the block holds: inner length, number of outer dims, product 
 stride, then per outer dim (last first) its size and a stride for each operand. Strides are in elements. The range is
 one of elements, in the order of the odometer; it may begin and end within a row.
 
+Where values are added up, the operands after the results are sums in float64, with stride 0 along what they are summed
+over, and a unit of work is a stretch of elements with sums of its own, one after another in memory. Four kinds of words
+follow then: elements of a unit, elements altogether, and for each sum its size and what it is multiplied by in the end.
+So sums do not depend on how the units are shared out.
+
 An output may be an input's memory, entry for entry. Where an output overlaps an input otherwise, nothing is promised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -22,6 +29,10 @@ from flowrt.kernels.compose import Composition, Independent, infer_types
 
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
+
+
+NO_SUMS: Mapping[int, Any] = MappingProxyType({})
+_DOUBLE = ir.DoubleType()
 
 
 def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
@@ -52,7 +63,9 @@ class _Loops:
         bases, block, self._begin, self._end = args
         expression = composition.expression
         self._inputs = len(expression.inputs)
+        self._folds = expression.folds
         self._kinds = [*composition.kinds[: self._inputs], *(composition.kinds[n] for n in expression.results)]
+        self._kinds += [types.float64] * len(self._folds)
         count = len(self._kinds)
         self._models = [context.data_model_manager[kind] for kind in self._kinds]
         self._starts = [
@@ -67,6 +80,9 @@ class _Loops:
     def emit(self, pattern: Sequence[int]) -> None:
         builder = self._builder
         cases = self._cases(pattern)
+        if self._folds:
+            self._units(cases[0])
+            return
         alone = builder.and_(builder.icmp_signed("==", self._begin, ZERO), builder.icmp_signed("==", self._end, ONE))
         with builder.if_else(alone) as (then, otherwise):
             with then:  # a scalar; the first element lies where the operands begin, whatever their strides
@@ -75,6 +91,34 @@ class _Loops:
                 at = _outer_position(builder, self._table, self._outer_dims, number, self._starts)
                 at = [self._moved(p, first, stride) for p, stride in zip(at, self._strides, strict=True)]
                 self._rows(at, count, cases)
+
+    def _units(self, steps: Sequence[Any]) -> None:
+        """Add up the units of the range, each by itself."""
+        builder, count = self._builder, len(self._kinds)
+        behind = builder.mul(self._outer_dims, ir.Constant(WORD, count + 1))
+        words = builder.gep(self._table, [behind])
+        length, total = builder.load(words), builder.load(builder.gep(words, [ONE]))
+        with cgutils.for_range(builder, builder.sub(self._end, self._begin)) as turn:
+            unit = builder.add(self._begin, turn.index)
+            begin = builder.mul(unit, length)
+            end = builder.add(begin, length)
+            end = builder.select(builder.icmp_signed("<", end, total), end, total)
+            own, scales = [], []
+            for number, start in enumerate(self._starts[count - len(self._folds) :]):
+                size = builder.load(builder.gep(words, [ir.Constant(WORD, 2 + 2 * number)]))
+                own.append((builder.gep(start, [builder.mul(unit, size)]), size))
+                scales.append(builder.load(builder.gep(words, [ir.Constant(WORD, 3 + 2 * number)])))
+                with cgutils.for_range(builder, size) as entry:
+                    builder.store(ir.Constant(_DOUBLE, 0.0), builder.gep(own[-1][0], [entry.index]))
+            starts = [*self._starts[: count - len(self._folds)], *(start for start, _ in own)]
+            with _rows_between(builder, begin, end, self._inner) as (row, first, here):
+                at = _outer_position(builder, self._table, self._outer_dims, row, starts)
+                self._row([self._moved(p, first, s) for p, s in zip(at, self._strides, strict=True)], here, steps)
+            for (start, size), scale in zip(own, scales, strict=True):
+                factor = builder.bitcast(scale, _DOUBLE)
+                with cgutils.for_range(builder, size) as entry:
+                    place = builder.gep(start, [entry.index])
+                    builder.store(builder.fmul(builder.load(place), factor), place)
 
     def _cases(self, pattern: Sequence[int]) -> list[list[Any]]:
         """Inner strides that are constants, so that LLVM makes vectors of the elements, or one of a single element."""
@@ -103,11 +147,27 @@ class _Loops:
         independent = Independent(self._builder)
         fixed = [self._load(i, at[i], independent) if steps[i] is ZERO else None for i in range(self._inputs)]
         known = self._composition.emit(self._context, self._builder, fixed)  # what is the same all along the row
+        sums = self._sums(at, steps)
         with independent.loop(self._builder, count) as index:
             places = [self._moved(place, index, step) for place, step in zip(at, steps, strict=True)]
-            self._element(places, known, independent)
+            self._element(places, known, independent, sums)
+        for place, total in sums.items():
+            self._builder.store(self._builder.load(total), at[place])
 
-    def _element(self, places: Sequence[Any], known: Sequence[Any], independent: Independent | None) -> None:
+    def _sums(self, at: Sequence[Any], steps: Sequence[Any]) -> dict[int, Any]:
+        """For each operand that sums up the whole row, a variable that LLVM keeps in registers."""
+        folded = range(len(self._kinds) - len(self._folds), len(self._kinds))
+        return {
+            i: cgutils.alloca_once_value(self._builder, self._builder.load(at[i])) for i in folded if steps[i] is ZERO
+        }
+
+    def _element(
+        self,
+        places: Sequence[Any],
+        known: Sequence[Any],
+        independent: Independent | None,
+        sums: Mapping[int, Any] = NO_SUMS,
+    ) -> None:
         values = list(known)
         for i in range(self._inputs):
             if values[i] is None:
@@ -117,6 +177,18 @@ class _Loops:
             stored = self._builder.store(self._models[i].as_data(self._builder, values[result]), places[i])
             if independent is not None:
                 independent.mark(stored)
+        for i, value in enumerate(self._folds, len(self._kinds) - len(self._folds)):
+            self._add(values[value], self._composition.kinds[value], places[i], sums.get(i), independent)
+
+    def _add(self, value: Any, kind: Any, place: Any, total: Any, independent: Independent | None) -> None:
+        """Add a value to the row's ``total``, if that is one for all of its elements, else to the sum at ``place``."""
+        builder = self._builder
+        wide = self._context.cast(builder, value, kind, types.float64)
+        held = builder.load(place if total is None else total)
+        stored = builder.store(builder.fadd(held, wide, flags=("reassoc", "nsz")), place if total is None else total)
+        if total is None and independent is not None:
+            independent.mark(held)
+            independent.mark(stored)
 
     def _load(self, operand: int, place: Any, independent: Independent | None) -> Any:
         loaded = self._builder.load(place)
@@ -171,12 +243,19 @@ def _outer_position(builder: Any, table: Any, dims: Any, index: Any, starts: Seq
     for place in moved:
         builder.store(ZERO, place)
     width = ir.Constant(WORD, len(starts) + 1)
+    here = cgutils.alloca_once(builder, WORD)
+    last = builder.sub(dims, ONE)
     with cgutils.for_range(builder, dims) as dim:
         entry = builder.gep(table, [builder.mul(dim.index, width)])
-        size, rest = builder.load(entry), builder.load(left)
-        here = builder.urem(rest, size)
-        builder.store(builder.udiv(rest, size), left)
+        rest = builder.load(left)
+        builder.store(rest, here)
+        with builder.if_then(
+            builder.icmp_signed("<", dim.index, last)
+        ):  # the last dim, often the only, divides nothing
+            size = builder.load(entry)
+            builder.store(builder.urem(rest, size), here)
+            builder.store(builder.udiv(rest, size), left)
         for i, place in enumerate(moved):
             stride = builder.load(builder.gep(entry, [ir.Constant(WORD, i + 1)]))
-            builder.store(builder.add(builder.load(place), builder.mul(here, stride)), place)
+            builder.store(builder.add(builder.load(place), builder.mul(builder.load(here), stride)), place)
     return [builder.gep(start, [builder.load(place)]) for start, place in zip(starts, moved, strict=True)]

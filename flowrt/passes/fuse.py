@@ -21,6 +21,7 @@ import numpy as np
 
 from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
+from flowrt.passes.folds import is_fold, sums_over_axes
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def fuse(
     A group bears the id and name of its last member. ``regions`` says whether what waits for the same effects runs as
     one, with its variables held.
     """
+    step = sums_over_axes(step)
     behind = _markers(step, placement)
     first = 1 + max((len(step.graph.nodes), *step.nodes))
     additions = find_additions(step, placement, behind, first) if regions else []
@@ -73,6 +75,10 @@ def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int]
     guards = guards_of(step)
     keys: dict[int, Any] = {}
     for node in step.nodes.values():
+        if is_fold(step, node) and fusible("add", [node.outputs[0].dtype] * 3, placement[node.id].kind or ""):
+            shape = step.spec(node.inputs[0]).dims
+            keys[node.id] = (str(placement[node.id]), shape, guards.get(node.id, NO_GUARDS), behind[node.id])
+            continue
         if _is_member(step, node) and fusible(node.op.name, _dtypes(step, node), str(placement[node.id].kind)):
             device = str(placement[node.id])
             keys[node.id] = (device, node.outputs[0].dims, guards.get(node.id, NO_GUARDS), behind[node.id])
@@ -127,6 +133,7 @@ class _Grouping:
             for source in before:
                 self._followers.setdefault(source, []).append(node.id)
         self._open: dict[int, _Group] = {}  # member → its group
+        self._folds = {i for i in keys if is_fold(step, step.nodes[i])}  # whose results no member can take
         self._closed: list[_Group] = []
         self._ready = [(self._position[i], i) for i, count in self._waiting.items() if not count]
         self._put_off: list[tuple[int, int, int]] = []
@@ -149,7 +156,7 @@ class _Grouping:
         if before and not self._fits(i, before):
             heapq.heappush(self._put_off, (self._urgency(i, before), self._position[i], i))
             return
-        if i in self._keys:
+        if i in self._keys and (before or i not in self._folds):
             self._join(i, before)
         for follower in self._followers.get(i, ()):
             self._waiting[follower] -= 1
@@ -158,7 +165,7 @@ class _Grouping:
 
     def _urgency(self, i: int, groups: Sequence[_Group]) -> int:
         """Those that will join a group come first, and writes, for which nobody waits to compute, last."""
-        if any(group.key == self._keys.get(i) for group in groups):
+        if any(group.key == self._keys.get(i) for group in groups) and not self._waits_for_fold(i):
             return 0
         return 2 if self._step.nodes[i].op.stateful else 1
 
@@ -168,10 +175,14 @@ class _Grouping:
 
     def _fits(self, i: int, groups: Sequence[_Group]) -> bool:
         key = self._keys.get(i)
-        if key is None or any(group.key != key for group in groups):
+        if key is None or any(group.key != key for group in groups) or self._waits_for_fold(i):
             return False
         members = 1 + sum(len(group.members) for group in groups)
         return members <= MAX_MEMBERS and len(self._inputs(i, groups)) <= MAX_INPUTS
+
+    def _waits_for_fold(self, i: int) -> bool:
+        """Whether a node waits for what an open group adds up."""
+        return any(source in self._folds and source in self._open for source in self._step.nodes[i].before())
 
     def _inputs(self, i: int, groups: Sequence[_Group]) -> set[Ref]:
         """What the groups and node ``i`` together take from outside."""

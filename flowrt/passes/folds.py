@@ -1,0 +1,51 @@
+"""Sums that a group of elementwise nodes may end in: which they are, and sums to a shape as sums over axes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flowrt.errors import SpecError
+from flowrt.op import lookup
+from flowrt.passes.step import Step, StepNode, keep_needed
+
+if TYPE_CHECKING:
+    from flowrt.op import Attr
+
+FOLDS = frozenset({"sum", "mean"})
+
+
+def is_fold(step: Step, node: StepNode) -> bool:
+    """Whether ``node`` adds up floats, of a tensor whose rank is known."""
+    if node.op.name not in FOLDS:
+        return False
+    taken, made = step.spec(node.inputs[0]), node.outputs[0]
+    return taken.dims is not None and made.dims is not None and taken.dtype == made.dtype and made.dtype.kind == "f"
+
+
+def sums_over_axes(step: Step) -> Step:
+    """``step`` with ``sum_to`` a known shape as the plain sum that it is, where it is one."""
+    nodes = {i: _over_axes(step, node) if node.op.name == "sum_to" else node for i, node in step.nodes.items()}
+    if all(nodes[i] is node for i, node in step.nodes.items()):
+        return step
+    return keep_needed(step, nodes)
+
+
+def _over_axes(step: Step, node: StepNode) -> StepNode:
+    taken, out = step.spec(node.inputs[0]), node.outputs[0]
+    if taken.dims is None or not out.known:
+        return node
+    pad = len(taken.dims) - len(out.concrete)
+    axes = (*range(pad), *(i + pad for i, n in enumerate(out.concrete) if n == 1 and taken.dims[i + pad] != 1))
+    keepdims = pad == 0
+    if not axes or (pad and len(axes) > pad):
+        return node
+    op = lookup("sum")
+    attrs: dict[str, Attr] = {"axis": axes, "keepdims": keepdims}
+    try:
+        made = op.infer([taken], attrs)
+    except SpecError:
+        return node
+    if made != (out,):
+        return node
+    return replace(node, op=op, inputs=node.inputs[:1], attrs=attrs)
