@@ -8,7 +8,8 @@ from numba import njit
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.errors import GraphError
-from flowrt.kernels.compose import OPTIONS, composed
+from flowrt.kernels.abi import OPTIONS
+from flowrt.kernels.compose import composed
 from flowrt.kernels.emit import bind_helpers
 from flowrt.kernels.expression import express
 from flowrt.kernels.fingerprint import fingerprint

@@ -107,7 +107,7 @@ async def main():
     with fr.Graph() as graph:
         y = fr.matmul(fr.ones((300, 300)), fr.ones((300, 300)))
     async with fr.Session(graph, options=fr.Options(optimize=False)) as session:
-        await session.run(y)  # which may load SciPy's
+        await session.run(y)
         assert set(pool_threads().values()) <= {1}, pool_threads()
     await first.aclose()
     await first.aclose()

@@ -42,7 +42,7 @@ OWNERS = {
     "numba": ["kernels"],
     "llvmlite": ["kernels"],
     "cupy": ["kernels"],
-    "scipy": ["kernels"],
+    "scipy": [],
     "aiohttp": ["net/transport"],
     "msgpack": ["codec"],
     "threading": [

@@ -30,7 +30,6 @@ from flowrt.kernels.abi import WORD as _WORD
 from flowrt.kernels.abi import operand_address as _operand_address
 from flowrt.kernels.abi import pointer as _pointer
 from flowrt.kernels.abi import word as _word
-from flowrt.kernels.blas import GEMM, resolve
 from flowrt.kernels.emit_folds import bind_folds
 from flowrt.kernels.expression import one_function
 from flowrt.kernels.micro import STUBS
@@ -132,7 +131,7 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
 
 
 def bind_helpers() -> None:
-    """Let compiled kernels call the families' plain helpers, the folds and the BLAS entry points."""
+    """Let compiled kernels call the families' plain helpers, the folds and the register tiles."""
     for helper in JITABLES:
         if helper not in _bound:
             _bound.add(helper)
@@ -140,11 +139,6 @@ def bind_helpers() -> None:
     if "folds" not in _bound:
         _bound.add("folds")
         bind_folds()
-    for name, stub in GEMM.items():
-        if stub not in _bound:
-            _bound.add(stub)
-            overload(stub, strict=False)(_external(name))
-            llvm.add_symbol(name, resolve(name))  # Numba, too, loads what it compiles
     for stub, made in STUBS.items():
         if stub not in _bound:
             _bound.add(stub)
@@ -157,15 +151,6 @@ def _calling(code: Any) -> Callable[..., None]:
 
 def _itself(helper: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: helper
-
-
-def _external(symbol: str) -> Callable[..., Any]:
-    call = types.ExternalFunction(symbol, types.void(*[types.intp] * 13))
-
-    def typed(*args: Any) -> Any:
-        return lambda *args: call(*args)
-
-    return typed
 
 
 def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, symbol: str) -> bytes:
@@ -293,5 +278,5 @@ def _seal(module: Any, symbol: str) -> None:
 
 
 def _offered(symbol: str) -> bool:
-    """Whether any process can resolve ``symbol`` without Python or Numba: BLAS, and C's library of functions."""
-    return symbol in GEMM or (not symbol.startswith(("Py", "_Py")) and hasattr(ctypes.CDLL(None), symbol))
+    """Whether any process can resolve ``symbol`` without Python or Numba: it is in C's library of functions."""
+    return not symbol.startswith(("Py", "_Py")) and hasattr(ctypes.CDLL(None), symbol)

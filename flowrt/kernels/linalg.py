@@ -24,7 +24,7 @@ from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec
 
 TILE = math.isqrt(THREADS)  # rows and columns of what one CUDA block computes at a time, an entry each thread
-NEAR = 1 << 17  # entries of the left operand that a unit reads again and again: half a megabyte of float32, as L2 holds
+NEAR = 1 << 18  # entries of the left operand that a unit reads again and again: a megabyte of float32, L2 and some L3
 ROWS, UNITS = 48, 8  # a unit has no fewer rows than pay for packing, but there should be some units to share
 DIRECT = 256  # rows of the right operand, far apart, that a few tiles read as well as packed ones
 LONG = 4  # column panels that a lone row is multiplied with at a time, unpacked: pages are far apart, lines are not
@@ -77,8 +77,9 @@ def _blocked(m: int, n: int, k: int, transposed: bool, wide: int) -> tuple[int, 
     if m == 1:
         return 1, max(wide * LONG, -(-n // UNITS)), _share(k, DEEP)
     panels = -(-n // wide)
-    rows = min(max(NEAR // max(k, 1), ROWS), max(m * panels // UNITS, ROWS))
-    return _share(m, rows), wide, _share(k, DEEP)
+    depth = _share(k, DEEP // 2)
+    rows = min(max(NEAR // depth, ROWS), max(m * panels // UNITS, ROWS))
+    return _share(m, rows), wide, depth
 
 
 def _share(whole: int, most: int) -> int:

@@ -1,8 +1,8 @@
 """The threads of the BLAS that NumPy and SciPy carry: one each while any host is open, and as before afterwards.
 
 Law: flowrt splits work above BLAS, so threads below it only fight for the same cores. Hosts are counted. Only the
-OpenBLAS in NumPy's and SciPy's own packages is touched; another BLAS is left as it is. SciPy's may be loaded by a
-kernel while hosts are open, which limits it; afterwards it gets as many threads as NumPy's had.
+OpenBLAS in NumPy's and SciPy's own packages is touched, where the process has loaded it; another BLAS is left as it is.
+What is loaded while hosts are open is limited by the next, and afterwards gets as many threads as NumPy's had.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import llvmlite.binding as llvm
 
 from flowrt.errors import GraphError, InternalError
-from flowrt.kernels import blas
 from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, open_trusted
 from flowrt.kernels.fingerprint import fingerprint
 
@@ -62,7 +61,7 @@ def _surroundings() -> bytes:
     from importlib.metadata import version  # which imports much that a process with a bundle does without
 
     here = Path(__file__).parent
-    makers = ("emit.py", "abi.py", "compose.py", "scalar_loops.py", "emit_folds.py", "blas.py")
+    makers = ("emit.py", "abi.py", "compose.py", "scalar_loops.py", "emit_folds.py")
     sources = b"".join((here / name).read_bytes() for name in makers)
     parts = [version(name) for name in ("numba", "llvmlite", "numpy")]
     parts += [sys.version, llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
@@ -353,9 +352,6 @@ def _engine() -> Any:
 
 def _load(symbol: str, code: bytes) -> int:
     engine = _engine()
-    for name in blas.GEMM:
-        if name.encode() in code:
-            llvm.add_symbol(name, blas.resolve(name))
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address: int = engine.get_function_address(symbol)

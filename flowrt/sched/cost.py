@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 BYTES_PER_SECOND = 4e9  # one core reading and writing memory
-FLOPS_PER_SECOND = 20e9  # one core in a BLAS
+FLOPS_PER_SECOND = 60e9  # one core in register tiles
 SECONDS_PER_STEP = 50e-9
 
 
