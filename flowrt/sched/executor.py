@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
 from flowrt.sched.single import read_variable, runner_for, write_variable
-from flowrt.sched.tape import CANCELLED, Tape, Tapes
+from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import Action, Unit, action_of, connect, find_units
 from flowrt.spec import Spec, spec_of
 
@@ -179,19 +180,27 @@ class Executor:
 
     def run_tape(self, unit: Unit, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
         """Run a region whose variables are held. One that it begins has its value once all of the region is done."""
-        crew = self.host.lanes.crew
-        if not tape.variables:
-            return tape.run(words, inputs, crew=crew)
-        variables, memory = self.host.variables, []
+        crew, variables = self.host.lanes.crew, self.host.variables
+        laid = tape.laid
+        if laid is not None and laid[0] is variables and laid[1] == variables.words[1]:
+            alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
+            if laid[1] == variables.words[1]:
+                outputs = tape.run_at(words, inputs, laid[2], crew=crew)
+                del alive
+                return outputs
+        changes, memory = variables.words[1], []
         begun: dict[Name, Array] = {}
         for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
             value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)
             if value is None:
                 value = begun[name] = self.memory.empty(spec.concrete, spec.dtype)
             memory.append(value)
-        outputs = tape.run(words, inputs, memory, crew=crew)
+        places = [address(value) for value in memory]
+        outputs = tape.run_at(words, inputs, places, crew=crew)
         for name, value in begun.items():
             variables.begin(name, value)
+        if not begun:
+            tape.laid = variables, changes, places, [ref(value) for value in memory]
         return outputs
 
     def _run_singly(self, unit: Unit, inputs: Sequence[Array], words: Array) -> list[Array]:

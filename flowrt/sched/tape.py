@@ -11,7 +11,7 @@ import ctypes
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from flowrt.sched.regions import Region
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+
+# Whose variables a tape was last run on, at which count of their changes, where they lay, and they themselves.
+Laid: TypeAlias = "tuple[Any, int, Sequence[int], Sequence[Callable[[], Array | None]]]"
 
 SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
 CANCELLED = -1
@@ -127,6 +130,7 @@ class Tape:
         self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
         self._rooms: deque[_Room] = deque(maxlen=spare)
         self.direct: tuple[int, tuple[Any, ...]] | None = None  # see `sched.direct`
+        self.laid: Laid | None = None
         self._counted = any(counted(o.spec.nbytes) for o in self.recording.outputs if o.fresh)
 
     def __str__(self) -> str:
@@ -188,6 +192,17 @@ class Tape:
         Where that is worth while, a ``crew`` helps; what is computed is the same, bit for bit.
         Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
         """
+        return self.run_at(run_words, inputs, [address(array) for array in variables], outputs, crew)
+
+    def run_at(
+        self,
+        run_words: Array,
+        inputs: Sequence[Array],
+        places: Sequence[int],
+        outputs: Sequence[Array] | None = None,
+        crew: Crew | None = None,
+    ) -> list[Array]:
+        """`run` with variables that lie at these addresses."""
         status, step, seed, _ = run_words.tolist()
         if status:
             raise StepCancelled(f"{self} was not begun")
@@ -196,12 +211,13 @@ class Tape:
         room = self._take_room()
         cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena_at]
         cells.append(room.local_at)
-        for array in (*inputs, *fresh, *variables):
+        for array in (*inputs, *fresh):
             try:
                 cells.append(_address_of(_byte_of(array)))
             except (TypeError, ValueError, BufferError):  # read-only, strided, or without a byte
                 kept.append(np.ascontiguousarray(array))
                 cells.append(int(kept[-1].ctypes.data))
+        cells += places
         room.cells[self._cells] = cells
         if crew is None or self.runs_alone:
             self._loop(self._nodes_at, room.bases_at, room.span_at, 0)

@@ -151,9 +151,7 @@ class Variables:
     def _take(self, reads: frozenset[Name], writes: frozenset[Name], before: _Request | None) -> bool:
         """Take everything if it is free and nobody who asked earlier wants it."""
         slots = self._slots
-        if any(slots[n].writing for n in reads if n in slots):
-            return False
-        if any(slots[n].writing or slots[n].readers for n in writes if n in slots):
+        if self.words[0] and self._conflict(reads, writes):
             return False
         for other in self._waiting:
             if other is before:
@@ -168,6 +166,13 @@ class Variables:
             if name in slots:
                 slots[name].writing = True
         return True
+
+    def _conflict(self, reads: frozenset[Name], writes: frozenset[Name]) -> bool:
+        """Whether present holders stand in the way."""
+        slots = self._slots
+        if any(slots[n].writing for n in reads if n in slots):
+            return True
+        return any(slots[n].writing or slots[n].readers for n in writes if n in slots)
 
     def _grant(self) -> None:
         for request in list(self._waiting):
