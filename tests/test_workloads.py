@@ -1,0 +1,35 @@
+"""flowrt's side of the comparisons in perf/: its first losses are those that JAX and PyTorch find for the same work."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SIDES = Path(__file__).parent.parent / "perf" / "sides"
+FIRST = {
+    "W1": [10001.0] * 5,
+    "W2": [64.0] * 5,
+    "W3": [3.32042, 3.29785, 3.25589, 3.19801, 3.12786],
+    "W4": [6.70654, 4.60560, 3.70837, 3.25217, 3.46075],
+    "W5": [4.162110, 4.161909, 4.161525, 4.160979, 4.160289],
+    "W5b": [49995000.0] * 5,
+    "W7": [0.692984, 0.692898, 0.693669, 0.693226, 0.693125],
+}
+
+
+@pytest.mark.timeout(300)  # with no kernel compiled yet
+@pytest.mark.parametrize("workload", FIRST)
+def test_a_workload_gives_what_the_peers_give(workload: str) -> None:
+    line = [sys.executable, "flowrt_side.py", workload, "--threads", "2", "--seconds", "0.01"]
+    environment = {**os.environ, "PYTHONPATH": str(SIDES.parent.parent), "FLOWRT_BUILD": "never"}
+    done = subprocess.run(line, cwd=SIDES, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"first \[(.*)\]", done.stdout)
+    assert found is not None, done.stdout
+    np.testing.assert_allclose([float(n) for n in found.group(1).split(",")], FIRST[workload], rtol=1e-4)
