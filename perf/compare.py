@@ -111,6 +111,23 @@ CASES = (
         1.3,
     ),
     Case(
+        "normed",
+        "normed",
+        "four layers with layer_norm and gelu, batch 256, Adam",
+        {"torch": ["eager"], "jax": [""]},
+        1.0,
+    ),
+    Case(
+        "residual",
+        "residual",
+        "residual block with batch_norm and strides, batch 32",
+        {"torch": ["eager_nhwc"], "jax": ["nhwc"]},
+        1.0,
+    ),
+    Case("gru", "gru", "a GRU written with scan, 64 steps of batch 32", {"torch": [""], "jax": ["scan"]}, 1.0),
+    Case("power", "power", "while_loop of 200 products of 256x256 with a vector", {"torch": [""], "jax": [""]}, 1.0),
+    Case("many-rows", "many_rows", "50,000 embeddings of 128, bags of 32, sparse Adam", {"torch": [""]}, 1.0),
+    Case(
         "start",
         "W3",
         "process start to the end of the first MLP step, caches warm",

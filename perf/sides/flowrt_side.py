@@ -126,5 +126,101 @@ def embedding(a: Settings) -> Side:
     return _trained(a, loss_of, values, optimizer, lambda: next(pending, None) or next(batches))
 
 
+def normed(a: Settings) -> Side:
+    batch, values = h.normed_batch(), h.normed()
+    h.imported()
+
+    def loss_of(p: Any, z: Any, y: Any) -> Any:
+        *hidden, w, b = p
+        for v, c, scale, offset in zip(*[iter(hidden)] * 4, strict=True):
+            z = fr.gelu(fr.nn.layer_norm(z @ v + c, scale, offset))
+        return fr.mean(fr.nn.softmax_cross_entropy(z @ w + b, y))
+
+    return _trained(a, loss_of, values, fr.optim.Adam(h.ADAM_RATE), lambda: batch)
+
+
+def residual(a: Settings) -> Side:
+    batch, values = h.residual_batch(), h.residual()
+    h.imported()
+
+    def loss_of(p: Any, x: Any, y: Any) -> Any:
+        def layer(x: Any, which: int, strides: int = 1) -> Any:
+            filters, scale, offset = p[3 * which : 3 * which + 3]
+            return fr.nn.batch_norm(fr.nn.conv2d(x, filters, strides), scale, offset)[0]
+
+        z = fr.relu(layer(x, 0))
+        z = fr.relu(layer(fr.relu(layer(z, 1, 2)), 2) + layer(z, 3, 2))
+        return fr.mean(fr.nn.softmax_cross_entropy(fr.mean(z, axis=(1, 2)) @ p[12] + p[13], y))
+
+    return _trained(a, loss_of, values, fr.optim.Momentum(h.RESIDUAL_RATE, h.MOMENTUM), lambda: batch)
+
+
+def gru(a: Settings) -> Side:
+    batch, values = h.lstm_batch(), h.gru()
+    h.imported()
+
+    def loss_of(p: Any, x: Any, y: Any) -> Any:
+        w_x, w_h, b_x, b_h, w_out, b_out = p
+        n = h.LSTM_UNITS
+
+        def cell(state: Any, given: Any) -> Any:
+            own = state @ w_h + b_h
+            reset, update = fr.sigmoid(given[:, :n] + own[:, :n]), fr.sigmoid(given[:, n : 2 * n] + own[:, n : 2 * n])
+            new = fr.tanh(given[:, 2 * n :] + reset * own[:, 2 * n :])
+            state = (1 - update) * new + update * state
+            return state, state
+
+        _, outputs = fr.scan(cell, fr.zeros((h.LSTM_BATCH, n)), x @ w_x + b_x)
+        return fr.mean(fr.nn.softmax_cross_entropy(outputs @ w_out + b_out, y))
+
+    return _trained(a, loss_of, values, fr.optim.Momentum(h.GRU_RATE, h.MOMENTUM), lambda: batch)
+
+
+def power(a: Settings) -> Side:
+    matrix, first = h.power()
+    h.imported()
+    with fr.Graph() as graph:
+        m, v = fr.placeholder("float32", matrix.shape), fr.placeholder("float32", first.shape)
+
+        def turn(i: Any, v: Any, _: Any) -> Any:
+            w = m @ v
+            norm = fr.sqrt(fr.sum(fr.square(w)))
+            return i + 1, w / norm, norm
+
+        start = (fr.constant(0, "int32"), v, fr.constant(0.0, "float32"))
+        _, _, value = fr.while_loop(lambda i, v, s: i < h.POWER_TURNS, turn, start)
+    step = _session(graph, a).compile(value, [m, v])
+    return Side(lambda: float(step(matrix, first)))
+
+
+def many_rows(a: Settings) -> Side:
+    batches, values = itertools.cycle(h.many_batches()), h.many_rows()
+    first = next(batches)
+    pending = iter((first, first))
+    h.imported()
+
+    def loss_of(p: Any, ids: Any, y: Any) -> Any:
+        table, w, b = p
+        z = fr.sum(fr.nn.embedding_lookup(table, ids), axis=1) @ w + b
+        return fr.mean(fr.nn.sigmoid_cross_entropy(z, y))
+
+    return _trained(a, loss_of, values, fr.optim.Adam(h.ADAM_RATE), lambda: next(pending, None) or next(batches))
+
+
 if __name__ == "__main__":
-    h.main({"W1": dispatch, "W2": overhead, "W3": mlp, "W4": cnn, "W5": lstm, "W5b": loop, "W7": embedding})
+    h.main(
+        {
+            "W1": dispatch,
+            "W2": overhead,
+            "W3": mlp,
+            "W4": cnn,
+            "W5": lstm,
+            "W5b": loop,
+            "W7": embedding,
+            "normed": normed,
+            "residual": residual,
+            "gru": gru,
+            "power": power,
+            "many_rows": many_rows,
+        }
+    )

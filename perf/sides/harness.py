@@ -53,6 +53,14 @@ LSTM_IN, LSTM_UNITS, LSTM_STEPS, LSTM_BATCH, LSTM_CLASSES, LSTM_RATE = 64, 128, 
 VOCABULARY, WIDTH, EMBEDDING_BATCH, BAG, BATCHES = 200_000, 64, 1024, 8, 20
 EMBEDDING_RATE, ACCUMULATOR, EPSILON = 0.05, 0.1, 1e-10
 
+# Of the same kinds, with other layers, optimisers and sizes
+NORMED_SIZES, NORMED_BATCH = (256, 512, 512, 512, 10), 256
+ADAM_RATE, BETA1, BETA2, ADAM_EPSILON = 1e-3, 0.9, 0.999, 1e-8
+RESIDUAL_BATCH, RESIDUAL_RATE = 32, 0.01
+GRU_RATE = 0.1  # sizes as the LSTM's
+POWER_SIZE, POWER_TURNS = 256, 200
+MANY_ROWS, MANY_WIDTH, MANY_BATCH, MANY_BAG = 50_000, 128, 256, 32
+
 
 @dataclass(slots=True)
 class Side:
@@ -149,6 +157,77 @@ def lstm_batch() -> tuple[np.ndarray, np.ndarray]:
     r = np.random.default_rng(50)
     x = r.standard_normal((LSTM_STEPS, LSTM_BATCH, LSTM_IN)).astype(np.float32)
     return x, r.integers(0, LSTM_CLASSES, (LSTM_STEPS, LSTM_BATCH)).astype(np.int32)
+
+
+def normed() -> list[np.ndarray]:
+    """w b scale offset of every hidden layer, then w b."""
+    r = np.random.default_rng(13)
+    out = []
+    for a, b in itertools.pairwise(NORMED_SIZES):
+        out += [(r.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32), np.zeros(b, np.float32)]
+        out += [np.ones(b, np.float32), np.zeros(b, np.float32)] if b != NORMED_SIZES[-1] else []
+    return out
+
+
+def normed_batch() -> tuple[np.ndarray, np.ndarray]:
+    r = np.random.default_rng(130)
+    x = r.standard_normal((NORMED_BATCH, NORMED_SIZES[0])).astype(np.float32)
+    return x, r.integers(0, 10, NORMED_BATCH).astype(np.int32)
+
+
+def residual() -> list[np.ndarray]:
+    """filters (HWIO), scale, offset of four convolutions: 3 -> 32, 32 -> 64 halving, 64 -> 64, 1x1 32 -> 64; then w b."""
+    r = np.random.default_rng(14)
+    out = []
+    for size, a, b in ((3, 3, 32), (3, 32, 64), (3, 64, 64), (1, 32, 64)):
+        k = (r.standard_normal((size, size, a, b)) * np.sqrt(2 / (size * size * a))).astype(np.float32)
+        out += [k, np.ones(b, np.float32), np.zeros(b, np.float32)]
+    return [*out, (r.standard_normal((64, 10)) * np.sqrt(1 / 64)).astype(np.float32), np.zeros(10, np.float32)]
+
+
+def residual_batch() -> tuple[np.ndarray, np.ndarray]:
+    r = np.random.default_rng(140)
+    x = r.standard_normal((RESIDUAL_BATCH, 32, 32, 3)).astype(np.float32)
+    return x, r.integers(0, 10, RESIDUAL_BATCH).astype(np.int32)
+
+
+def gru() -> list[np.ndarray]:
+    """w_x (64, 384), w_h (128, 384), b_x, b_h (384), gates in the order r, z, n; w_out, b_out."""
+    r = np.random.default_rng(15)
+    k = 1 / np.sqrt(LSTM_UNITS)
+
+    def uniform(*shape: int) -> np.ndarray:
+        return r.uniform(-k, k, shape).astype(np.float32)
+
+    three = 3 * LSTM_UNITS
+    first = [uniform(LSTM_IN, three), uniform(LSTM_UNITS, three), uniform(three), uniform(three)]
+    return [*first, uniform(LSTM_UNITS, LSTM_CLASSES), np.zeros(LSTM_CLASSES, np.float32)]
+
+
+def power() -> tuple[np.ndarray, np.ndarray]:
+    """A symmetric matrix and a first vector for its greatest eigenvalue."""
+    r = np.random.default_rng(16)
+    a = r.standard_normal((POWER_SIZE, POWER_SIZE)).astype(np.float32)
+    return a + a.T + 60 * np.eye(POWER_SIZE, dtype=np.float32), np.ones((POWER_SIZE, 1), np.float32)
+
+
+def many_rows() -> list[np.ndarray]:
+    """The table, and w and b of a logistic regression on the sum of a bag's rows."""
+    r = np.random.default_rng(17)
+    table = r.standard_normal((MANY_ROWS, MANY_WIDTH), dtype=np.float32) * np.float32(0.1)
+    return [table, (r.standard_normal((MANY_WIDTH, 1)) * 0.1).astype(np.float32), np.zeros(1, np.float32)]
+
+
+def many_batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    """(ids (batch, 32), targets (batch, 1)): evenly drawn ids."""
+    r = np.random.default_rng(170)
+    return [
+        (
+            r.integers(0, MANY_ROWS, (MANY_BATCH, MANY_BAG)).astype(np.int32),
+            r.integers(0, 2, (MANY_BATCH, 1)).astype(np.float32),
+        )
+        for _ in range(BATCHES)
+    ]
 
 
 def embeddings() -> list[np.ndarray]:

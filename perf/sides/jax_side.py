@@ -189,5 +189,129 @@ def embedding(a: Settings) -> Side:
     return Side(step)
 
 
+def normed(a: Settings) -> Side:
+    """Adam as optax has it."""
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    batch, parameters = h.normed_batch(), h.normed()
+    h.imported()
+
+    def loss_of(p: Any, z: Any, y: Any) -> Any:
+        *hidden, w, b = p
+        for v, c, scale, offset in zip(*[iter(hidden)] * 4, strict=True):
+            z = z @ v + c
+            z = (z - z.mean(-1, keepdims=True)) * jax.lax.rsqrt(z.var(-1, keepdims=True) + 1e-5) * scale + offset
+            z = jax.nn.gelu(z, approximate=False)
+        logp = jax.nn.log_softmax(z @ w + b)
+        return -jnp.take_along_axis(logp, y[:, None], 1).mean()
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
+    def train(p: Any, m: Any, s: Any, t: Any, *batch: Any) -> Any:
+        loss, g = jax.value_and_grad(loss_of)(p, *batch)
+        m = [h.BETA1 * a + (1 - h.BETA1) * b for a, b in zip(m, g, strict=True)]
+        s = [h.BETA2 * a + (1 - h.BETA2) * b * b for a, b in zip(s, g, strict=True)]
+        one, two = 1 - h.BETA1**t, 1 - h.BETA2**t
+        p = [
+            a - h.ADAM_RATE * (b / one) / (jnp.sqrt(c / two) + h.ADAM_EPSILON) for a, b, c in zip(p, m, s, strict=True)
+        ]
+        return p, m, s, loss
+
+    p = [jnp.asarray(v) for v in parameters]
+    m, s = ([jnp.zeros_like(v) for v in p] for _ in range(2))
+    steps = itertools.count(1)
+
+    def step() -> float:
+        nonlocal p, m, s
+        p, m, s, loss = train(p, m, s, np.float32(next(steps)), *batch)
+        jax.block_until_ready(p)
+        return float(loss)
+
+    return Side(step)
+
+
+def residual(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    batch, parameters = h.residual_batch(), h.residual()
+    h.imported()
+
+    def loss_of(p: Any, x: Any, y: Any) -> Any:
+        def layer(x: Any, which: int, strides: int = 1) -> Any:
+            k, scale, offset = p[3 * which : 3 * which + 3]
+            z = jax.lax.conv_general_dilated(
+                x, k, (strides, strides), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return (z - z.mean((0, 1, 2))) * jax.lax.rsqrt(z.var((0, 1, 2)) + 1e-5) * scale + offset
+
+        z = jax.nn.relu(layer(x, 0))
+        z = jax.nn.relu(layer(jax.nn.relu(layer(z, 1, 2)), 2) + layer(z, 3, 2))
+        logp = jax.nn.log_softmax(z.mean((1, 2)) @ p[12] + p[13])
+        return -jnp.take_along_axis(logp, y[:, None], 1).mean()
+
+    return _trained(loss_of, parameters, h.RESIDUAL_RATE, batch)
+
+
+def gru(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    batch, parameters = h.lstm_batch(), h.gru()
+    h.imported()
+
+    def loss_of(p: Any, x: Any, y: Any) -> Any:
+        w_x, w_h, b_x, b_h, w_out, b_out = p
+
+        def cell(state: Any, given: Any) -> Any:
+            r, z, n = jnp.split(given, 3, axis=1)
+            own_r, own_z, own_n = jnp.split(state @ w_h + b_h, 3, axis=1)
+            z = jax.nn.sigmoid(z + own_z)
+            state = (1 - z) * jnp.tanh(n + jax.nn.sigmoid(r + own_r) * own_n) + z * state
+            return state, state
+
+        zero = jnp.zeros((x.shape[1], h.LSTM_UNITS), jnp.float32)
+        logp = jax.nn.log_softmax(jax.lax.scan(cell, zero, x @ w_x + b_x)[1] @ w_out + b_out)
+        return -jnp.take_along_axis(logp, y[..., None], 2).mean()
+
+    return _trained(loss_of, parameters, h.GRU_RATE, batch)
+
+
+def power(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    matrix, first = h.power()
+    h.imported()
+
+    @jax.jit
+    def f(m: Any, v: Any) -> Any:
+        def turn(c: Any) -> Any:
+            w = m @ c[1]
+            norm = jnp.sqrt(jnp.sum(w * w))
+            return c[0] + 1, w / norm, norm
+
+        return jax.lax.while_loop(lambda c: c[0] < h.POWER_TURNS, turn, (np.int32(0), v, np.float32(0)))[2]
+
+    return Side(lambda: float(f(matrix, first)))
+
+
 if __name__ == "__main__":
-    h.main({"W2": overhead, "W3": mlp, "W4": cnn, "W5": lstm, "W5b": loop, "W7": embedding})
+    h.main(
+        {
+            "W2": overhead,
+            "W3": mlp,
+            "W4": cnn,
+            "W5": lstm,
+            "W5b": loop,
+            "W7": embedding,
+            "normed": normed,
+            "residual": residual,
+            "gru": gru,
+            "power": power,
+        }
+    )

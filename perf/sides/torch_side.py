@@ -49,10 +49,16 @@ def loop(a: Settings) -> Side:
 
 
 def _trained(
-    a: Settings, parameters: Any, rate: float, loss_of: Callable[..., Any], batch: Callable[[], tuple[Any, ...]]
+    a: Settings,
+    parameters: Any,
+    rate: float,
+    loss_of: Callable[..., Any],
+    batch: Callable[[], tuple[Any, ...]],
+    optimizer: Any = None,
 ) -> Side:
+    """Steps of ``optimizer``, by default SGD with momentum."""
     torch = _torch(a)
-    optimizer = torch.optim.SGD(parameters, lr=rate, momentum=h.MOMENTUM, fused=True)
+    optimizer = optimizer or torch.optim.SGD(parameters, lr=rate, momentum=h.MOMENTUM, fused=True)
     loss_of = torch.compile(loss_of) if "compile" in a.variant else loss_of
 
     def step() -> float:
@@ -157,6 +163,125 @@ def embedding(a: Settings) -> Side:
     return Side(step)
 
 
+def normed(a: Settings) -> Side:
+    torch = _torch(a)
+    functional = torch.nn.functional
+    (x, y), values = h.normed_batch(), h.normed()
+    h.imported()
+    p = [torch.nn.Parameter(torch.from_numpy(v.T.copy() if v.ndim == 2 else v)) for v in values]
+
+    def loss_of(z: Any, y: Any) -> Any:
+        *hidden, w, b = p
+        for v, c, scale, offset in zip(*[iter(hidden)] * 4, strict=True):
+            z = functional.linear(z, v, c)
+            z = functional.gelu(functional.layer_norm(z, z.shape[1:], scale, offset))
+        return functional.cross_entropy(functional.linear(z, w, b), y)
+
+    adam = torch.optim.Adam(p, lr=h.ADAM_RATE, betas=(h.BETA1, h.BETA2), eps=h.ADAM_EPSILON, fused=True)
+    return _trained(a, p, 0, loss_of, lambda: (torch.from_numpy(x), torch.from_numpy(y).long()), adam)
+
+
+def residual(a: Settings) -> Side:
+    torch = _torch(a)
+    functional = torch.nn.functional
+    (x, y), values = h.residual_batch(), h.residual()
+    h.imported()
+
+    def parameter(v: np.ndarray) -> Any:
+        if v.ndim == 4:
+            filters = torch.from_numpy(v.transpose(3, 2, 0, 1).copy())
+            return torch.nn.Parameter(filters.contiguous(memory_format=torch.channels_last))
+        return torch.nn.Parameter(torch.from_numpy(v.T.copy()))
+
+    p = [parameter(v) for v in values]
+
+    def layer(x: Any, which: int, strides: int = 1) -> Any:
+        k, scale, offset = p[3 * which : 3 * which + 3]
+        if strides == 2 and k.shape[2] == 3:
+            z = functional.conv2d(functional.pad(x, (0, 1, 0, 1)), k, stride=2)  # what SAME means for even sizes
+        else:
+            z = functional.conv2d(x, k, stride=strides, padding=k.shape[2] // 2)
+        return functional.batch_norm(z, None, None, scale, offset, training=True)
+
+    def loss_of(x: Any, y: Any) -> Any:
+        z = functional.relu(layer(x, 0))
+        z = functional.relu(layer(functional.relu(layer(z, 1, 2)), 2) + layer(z, 3, 2))
+        return functional.cross_entropy(functional.linear(z.mean((2, 3)), p[12], p[13]), y)
+
+    return _trained(
+        a, p, h.RESIDUAL_RATE, loss_of, lambda: (torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y).long())
+    )
+
+
+def gru(a: Settings) -> Side:
+    torch = _torch(a)
+    functional = torch.nn.functional
+    (x, y), (w_x, w_h, b_x, b_h, w_out, b_out) = h.lstm_batch(), h.gru()
+    h.imported()
+    linear = torch.nn.Linear(h.LSTM_UNITS, h.LSTM_CLASSES)
+    cell = torch.nn.GRU(h.LSTM_IN, h.LSTM_UNITS)  # gates in the order r, z, n
+    for place, v in (
+        (cell.weight_ih_l0, w_x.T),
+        (cell.weight_hh_l0, w_h.T),
+        (cell.bias_ih_l0, b_x),
+        (cell.bias_hh_l0, b_h),
+        (linear.weight, w_out.T),
+        (linear.bias, b_out),
+    ):
+        place.data.copy_(torch.from_numpy(v.copy()))
+
+    def loss_of(x: Any, y: Any) -> Any:
+        return functional.cross_entropy(linear(cell(x)[0]).flatten(0, 1), y.flatten())
+
+    p = [*cell.parameters(), *linear.parameters()]
+    return _trained(a, p, h.GRU_RATE, loss_of, lambda: (torch.from_numpy(x), torch.from_numpy(y).long()))
+
+
+def power(a: Settings) -> Side:
+    torch = _torch(a)
+    matrix, first = h.power()
+    h.imported()
+
+    def step() -> float:
+        with torch.inference_mode():
+            m, v = torch.from_numpy(matrix), torch.from_numpy(first)
+            for _ in range(h.POWER_TURNS):
+                w = m @ v
+                norm = torch.sqrt(torch.sum(w * w))
+                v = w / norm
+            return float(norm)
+
+    return Side(step)
+
+
+def many_rows(a: Settings) -> Side:
+    torch = _torch(a)
+    functional = torch.nn.functional
+    batches, (table, w, b) = itertools.cycle(h.many_batches()), h.many_rows()
+    h.imported()
+    bag = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(table), freeze=False, mode="sum", sparse=True)
+    linear = torch.nn.Linear(h.MANY_WIDTH, 1)
+    linear.weight.data.copy_(torch.from_numpy(w.T.copy()))
+    linear.bias.data.copy_(torch.from_numpy(b))
+    how = {"lr": h.ADAM_RATE, "betas": (h.BETA1, h.BETA2), "eps": h.ADAM_EPSILON}
+    optimizers = [
+        torch.optim.SparseAdam(list(bag.parameters()), **how),
+        torch.optim.Adam(linear.parameters(), **how, fused=True),
+    ]
+
+    def step() -> float:
+        ids, y = next(batches)
+        for o in optimizers:
+            o.zero_grad()
+        loss = functional.binary_cross_entropy_with_logits(linear(bag(torch.from_numpy(ids))), torch.from_numpy(y))
+        loss.backward()
+        for o in optimizers:
+            o.step()
+        return float(loss.item())
+
+    return Side(step)
+
+
 def dispatch(a: Settings) -> Side:
     """Eager adds in a Python loop: PyTorch has no graph to dispatch."""
     torch = _torch(a)
@@ -184,4 +309,19 @@ def dispatch(a: Settings) -> Side:
 
 
 if __name__ == "__main__":
-    h.main({"W1": dispatch, "W2": overhead, "W3": mlp, "W4": cnn, "W5": lstm, "W5b": loop, "W7": embedding})
+    h.main(
+        {
+            "W1": dispatch,
+            "W2": overhead,
+            "W3": mlp,
+            "W4": cnn,
+            "W5": lstm,
+            "W5b": loop,
+            "W7": embedding,
+            "normed": normed,
+            "residual": residual,
+            "gru": gru,
+            "power": power,
+            "many_rows": many_rows,
+        }
+    )
