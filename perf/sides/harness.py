@@ -176,7 +176,7 @@ def normed_batch() -> tuple[np.ndarray, np.ndarray]:
 
 
 def residual() -> list[np.ndarray]:
-    """filters (HWIO), scale, offset of four convolutions: 3 -> 32, 32 -> 64 halving, 64 -> 64, 1x1 32 -> 64; then w b."""
+    """Four times filters (HWIO), scale, offset: 3 -> 32, 32 -> 64 halving, 64 -> 64, 1x1 32 -> 64; then w, b."""
     r = np.random.default_rng(14)
     out = []
     for size, a, b in ((3, 3, 32), (3, 32, 64), (3, 64, 64), (1, 32, 64)):
