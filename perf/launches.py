@@ -1,0 +1,91 @@
+"""Where the time of a step goes, launch by launch: one thread, warm, medians.
+
+Runs flowrt's side of a workload of compare.py, and then its largest tape with the clock read around every launch.
+GB/s is of the bytes that a launch touches, by the operands it declares; what lies in a cache is touched faster.
+
+    python perf/launches.py W3 [--top 20] [--batch 128] [--threads 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "sides"))
+
+import flowrt_side
+import harness
+import machine as this_machine
+import numpy as np
+
+from flowrt.kernels.background import wait_compiled
+from flowrt.sched.tape import Tape
+
+WORKLOADS = {
+    name: getattr(flowrt_side, function)
+    for name, function in {
+        "W1": "dispatch",
+        "W3": "mlp",
+        "W4": "cnn",
+        "W5": "lstm",
+        "W7": "embedding",
+        "normed": "normed",
+        "residual": "residual",
+        "gru": "gru",
+        "power": "power",
+        "many_rows": "many_rows",
+    }.items()
+}
+
+
+def timed(tape: Tape, step: Any, repeat: int) -> np.ndarray[Any, Any]:
+    """The nanoseconds of every launch in each of ``repeat`` runs of the step."""
+    rows: list[np.ndarray[Any, Any]] = []
+    inner = tape._loop
+
+    def loop(nodes: int, bases: int, span: int, _: int) -> None:
+        rows.append(np.zeros(tape.launches, np.int64))
+        inner(nodes, bases, span, rows[-1].ctypes.data)
+
+    tape._loop = loop  # type: ignore[method-assign]
+    for _ in range(repeat):
+        step()
+    return np.array(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--top", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1, help="of the session; launches are timed on one")
+    parser.add_argument("--repeat", type=int, default=30)
+    a = parser.parse_args()
+    print(this_machine.describe())
+    side = WORKLOADS[a.workload](harness.Settings(a.workload, "", a.threads, a.batch, "chain"))
+    began = time.perf_counter()
+    for _ in range(3):
+        side.step()
+    wait_compiled(300)
+    while time.perf_counter() < began + 1:
+        side.step()
+    tape = max((found for found in gc.get_objects() if type(found) is Tape), key=lambda found: found.launches)
+    times = np.median(timed(tape, side.step, a.repeat), axis=0)
+    assert times.shape == (tape.launches,), "the step did not go through the tape's own loop"
+    print(f"{tape.launches} launches, {times.sum() / 1e6:.3f} ms together")
+    for number in np.argsort(-times)[: a.top]:
+        launch = tape.recording.launches[number]
+        node = tape._plan.nodes[launch.node]
+        touched = sum(stretch.end - stretch.begin for stretch in launch.stretches())
+        print(
+            f"{times[number] / 1e3:9.1f} us {100 * times[number] / times.sum():5.1f}% {touched / times[number]:7.1f} GB/s "
+            f"{launch.step.units:7d} units  {node.op} {node.name} {[str(s) for s in node.outputs]}"
+        )
+
+
+if __name__ == "__main__":
+    main()
