@@ -81,9 +81,10 @@ def main() -> None:
         launch = tape.recording.launches[number]
         node = tape._plan.nodes[launch.node]
         touched = sum(stretch.end - stretch.begin for stretch in launch.stretches())
+        microseconds, share, speed = times[number] / 1e3, 100 * times[number] / times.sum(), touched / times[number]
         print(
-            f"{times[number] / 1e3:9.1f} us {100 * times[number] / times.sum():5.1f}% {touched / times[number]:7.1f} GB/s "
-            f"{launch.step.units:7d} units  {node.op} {node.name} {[str(s) for s in node.outputs]}"
+            f"{microseconds:9.1f} us {share:5.1f}% {speed:7.1f} GB/s {launch.step.units:7d} units  "
+            f"{node.op} {node.name} {[str(s) for s in node.outputs]}"
         )
 
 
