@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tape_world import whole_region
+from test_fuse import plan_of
 
 import flowrt as fr
 from flowrt.kernels import background, fused
@@ -22,6 +24,7 @@ from flowrt.kernels.fused import ordered_variant
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
 from flowrt.kernels.store import entry_address, is_compiled
 from flowrt.ops.fused import infer_members
+from flowrt.sched.tape import Tapes
 from flowrt.session import Options
 from flowrt.spec import Spec, spec_of
 
@@ -399,6 +402,23 @@ def test_first_steps_run_unfused_and_later_ones_fused(fresh_cache: Path) -> None
         assert len(list(fresh_cache.glob("flowrt_fused_*.o"))) == 1
         for found in (first, second, step(value), step(value)):
             np.testing.assert_allclose(found, np.exp(value * 0.5) - value, rtol=1e-6)
+
+
+def test_a_tape_is_made_anew_once_its_kernels_are_compiled(fresh_cache: Path) -> None:
+    """And so is the recording that predictions and later tapes of the plan share."""
+    plan = plan_of(lambda x: fr.tanh(x * 0.5) - x, (50,))  # no other test compiles it
+    region = whole_region(plan)
+    tapes, values = Tapes(plan), [np.linspace(-1, 1, 50, dtype=F4)]
+    first = tapes.get(region, values)
+    assert first is not None
+    assert first.launches > 1
+    assert tapes.made(region, values) is first
+    assert wait_compiled(120)
+    assert tapes.made(region, values) is None
+    again = tapes.get(region, values)
+    assert again is not None
+    assert again.launches == 1
+    assert not again.recording.orders
 
 
 def test_a_fed_size_of_one_is_right_too() -> None:

@@ -341,7 +341,9 @@ class Tapes:
             if value in decisive and not value_known(spec.value):
                 raise DataDependent(f"shapes depend on the value of {spec}")
         key = (region, *[(spec.dims, spec.value) for spec in specs])
-        found = self._recorded.pop(key, None) or record(self._plan, region, specs)
+        found = self._recorded.pop(key, None)
+        if found is None or (found.orders and are_ready(found.orders)):
+            found = record(self._plan, region, specs)
         self._recorded[key] = found
         if len(self._recorded) > RECORDED:
             self._recorded.popitem(last=False)
