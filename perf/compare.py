@@ -46,6 +46,7 @@ class Case:
     target: float
     arguments: Sequence[str] = ()
     unit: str = "us"  # of a step; or "M/s": millions of units of work a second; "s": process start to first step
+    script: str = "side"  # of each peer's scripts, the one that has the workload
 
 
 def _dispatch(shape: str) -> Iterator[Case]:
@@ -260,7 +261,7 @@ def command(peer: str, variant: str, case: Case, threads: int, *more: str) -> li
     flags = ["--variant", variant] if variant else []
     return [
         str(home(peer)),
-        f"{peer}_side.py",
+        f"{peer}_{case.script}.py",
         case.workload,
         *flags,
         "--threads",
