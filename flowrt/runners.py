@@ -84,7 +84,9 @@ class Runner(Protocol):
         From any thread.
         """
 
-    def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
+    def direct_plan(
+        self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float
+    ) -> Any:
         """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
 
     def held_beside(self, registered: Registered | None) -> int:
@@ -167,8 +169,10 @@ class LocalRunner:
     ) -> list[Array] | None:
         return registered.run_now(feeds, number, seed, within)
 
-    def direct_plan(self, registered: Executor, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
-        return registered.direct_plan(feeds, numbers, seed)
+    def direct_plan(
+        self, registered: Executor, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float
+    ) -> Any:
+        return registered.direct_plan(feeds, numbers, seed, within)
 
     def held_beside(self, registered: Executor | None) -> int:
         return self._host.memory.held - (0 if registered is None else registered.tapes.kept_bytes)
@@ -221,7 +225,9 @@ class ClusterRunner:
     ) -> list[Array] | None:
         return None
 
-    def direct_plan(self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int) -> Any:
+    def direct_plan(
+        self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float
+    ) -> Any:
         return None
 
     def held_beside(self, registered: Registered | None) -> int:

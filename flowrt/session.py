@@ -220,7 +220,9 @@ class Session:
         if answer is PENDING:
             return Later(arrays, number)
         runner = self._runner
-        plan = None if runner is None else runner.direct_plan(step.registered, arrays, self._numbers, self._seed)
+        plan = None
+        if runner is not None:
+            plan = runner.direct_plan(step.registered, arrays, self._numbers, self._seed, within)
         if plan is not None:
             choose(plan)
         return answer

@@ -123,7 +123,7 @@ def assert_quiet(session: Any) -> None:
     assert not session._running
     assert host.rendezvous.open_steps == 0
     assert not host.variables._waiting
-    assert all(slot.readers == 0 and not slot.writing for slot in host.variables._slots.values())
+    assert not any(any(slot.marks) for slot in host.variables._slots.values())
     for queue in host._queues.values():
         found = queue.statistics()
         assert (found.waiting_enqueues, found.waiting_dequeues) == (0, 0)

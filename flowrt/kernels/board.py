@@ -11,7 +11,8 @@ from __future__ import annotations
 READ_END, WRITE_END, THREADS, SLOTS, PATIENCE = range(5)  # a pipe's two ends; the crew's size; nanoseconds
 CLOSED, ASLEEP, CALLERS = 16, 32, 48
 BYTES = 64  # 64 words that the pipe's bytes come from and go to
-SLOT, SLOT_WORDS = 128, 16  # the first slot, and the words of each: its ticket, and the address of its share
+SLOT, SLOT_WORDS = 128, 16  # the first slot, and the words of each:
+TICKET, SHARE, TAKEN = range(3)  # the last: whether a run has it
 BOARD_ALIGNMENT = 128
 
 # A ticket: counts of chunks taken (lowest), offered, and of the runs that had the slot (highest).

@@ -2,8 +2,9 @@
 
 A `Direct` holds a callable that Python calls as it calls ``len``. Whoever knows a tape gives it a *plan*: words that
 say what arguments it is for and where everything lies. As long as the arguments are plain arrays of just those dtypes
-and shapes, the gate is open and no variable is held or moved since, a call runs that tape, with the GIL kept; in every
-other case it calls the fallback with what it was given, and nothing was done. So nothing is decided here.
+and shapes, the gate is open, nobody else runs by the plan, and its variables are free and lie where they lay, a call
+holds them and runs that tape; in every other case it calls the fallback with what it was given, and nothing was done.
+So nothing is decided here.
 
 It relies on what compiled extension modules rely on: the layout of NumPy's array (its ABI 2), of an object's head, and
 addresses that Python and NumPy hand out. `available` looks whether all of that is so here; where it is not, the
@@ -27,7 +28,7 @@ from flowrt.kernels.store import direct_address
 if TYPE_CHECKING:
     from flowrt.spec import Spec
 
-__all__ = ["STATUS", "STEP", "Direct", "Room", "available", "plan_words"]
+__all__ = ["STATUS", "STEP", "Direct", "Room", "Terms", "available", "plan_words"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Words: TypeAlias = "ctypes.Array[ctypes.c_int64]"
@@ -44,7 +45,8 @@ _FASTCALL = 0x80  # METH_FASTCALL
 
 # The words of a callable's head: objects, then functions of Python's and NumPy's, then what each leaf of the answer is.
 (CHOICE, FALLBACK, FINISH, NONE, ARRAY_TYPE, LEAVES, NEW_ARRAY, SCALAR, NEXT, AS_INT, INTEGER) = range(11)
-(RETAIN, RELEASE, CALL, CLEAR, GET_LIST, GET_TUPLE, NEW_BOX, SET, FIRST_LEAF) = range(11, 20)
+(RETAIN, RELEASE, CALL, GET_LIST, GET_TUPLE, NEW_BOX, SET) = range(11, 18)
+(LET_OTHERS, RESUME, FETCH_ERROR, RESTORE_ERROR, FIRST_LEAF) = range(18, 23)
 _FUNCTIONS = {
     NEXT: "PyIter_Next",
     AS_INT: "PyLong_AsLongLong",
@@ -52,7 +54,10 @@ _FUNCTIONS = {
     RETAIN: "Py_IncRef",
     RELEASE: "Py_DecRef",
     CALL: "PyObject_Vectorcall",
-    CLEAR: "PyErr_Clear",
+    FETCH_ERROR: "PyErr_Fetch",
+    RESTORE_ERROR: "PyErr_Restore",
+    LET_OTHERS: "PyEval_SaveThread",
+    RESUME: "PyEval_RestoreThread",
     GET_LIST: "PyList_GetItem",
     GET_TUPLE: "PyTuple_GetItem",
 }
@@ -61,24 +66,30 @@ _BOXES: dict[type, tuple[str, str]] = {
     tuple: ("PyTuple_New", "PyTuple_SetItem"),
 }
 
-# The words of a plan, before the records of its arguments and outputs; of a record: dtype, rank, cell (0: none), dims.
-(ARGUMENTS, GATE, HELD, CHANGES, COUNTER, BASE, SPAN, WORDS, LAUNCHES, LOOP, NODES, BASES) = range(12)
-(OUTPUTS, FAIL, RECORDS) = range(12, 15)
-DIMS = 3
+# The words of a plan: whether someone runs by it, what it needs to know, then the records of its arguments and outputs,
+# then of the variables that it holds. Of an argument or output: dtype, rank, cell (0: none), who makes it (0: NumPy),
+# dims. Of a variable: its marks, the position of the one that is set, its array.
+(ARGUMENTS, OUTPUTS, HOLDS, BUSY, GATE, HELD, CHANGES, COUNTER, BASE, SPAN, WORDS, LAUNCHES) = range(12)
+(LOOP, GIVEN, _, _, LETS_OTHERS, FAIL, GRANT, RECORDS) = range(12, 20)
+DTYPE, RANK, CELL, MAKER, DIMS = range(5)
+MARKS, MARK, OBJECT, HOLD_WORDS = range(4)
+
+# What `sched.variables` tells: whether someone takes or gives back some now, how often memory was replaced or
+# forgotten, how many wait; and of each variable who holds it.
+TAKING, CHANGES_WORD, WAITING = range(3)
+READERS, WRITING = range(2)
 
 NO_PLAN = (np.full(RECORDS, -1, np.int64),)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where a tape's run lies and what runs it: addresses, and how many launches it has."""
+    """Where a tape's run lies, how many launches it has, and what runs it: a loop, and three words to call it with."""
 
     span: int
     words: int
-    bases: int
-    nodes: int
-    loop: int
     launches: int
+    loop: tuple[int, int, int, int]
 
 
 class _Method(ctypes.Structure):
@@ -135,34 +146,53 @@ class Direct:
         return call
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """When and how runs of a plan take place.
+
+    ``gate`` is one word, open while not 0. Runs are numbered by what ``counter`` iterates to, added to the word
+    ``base``. ``held`` are the words of the variables, whose changes must stay ``changes``; ``holds`` are the marks of
+    each that is needed, which of them is set, and its memory; ``grant`` is called where someone waits when they are
+    given back. ``lets_others``: whether the GIL is let go meanwhile. ``fail(reached, status)`` raises for a run that
+    stopped.
+    """
+
+    gate: Words
+    counter: Any
+    base: Words
+    held: Words
+    changes: int
+    holds: Sequence[tuple[Words, int, Array]]
+    grant: Callable[[], Any]
+    lets_others: bool
+    fail: Callable[[int, int], Any]
+
+
 def plan_words(
     room: Room,
+    terms: Terms,
     arguments: Sequence[tuple[Spec, int]],
-    outputs: Sequence[tuple[Spec, int]],
-    gate: Words,
-    held: Words,
-    counter: Any,
-    base: Words,
-    fail: Callable[[int, int], Any],
-    changes: int,
+    outputs: Sequence[tuple[Spec, int, Callable[[], Array] | None]],
 ) -> tuple[Any, ...]:
     """A plan for `Direct.choose`: for arguments of these specs, each with the cell its address is put in (0: none).
 
-    ``gate`` is one word, open while not 0; ``held`` two: how many hold variables now, which must be none, and a number
-    that must stay ``changes``. Runs are numbered by what ``counter`` iterates to, added to the word ``base``.
-    ``fail(reached, status)`` raises for a run that stopped at a launch.
+    Outputs have cells too, and are made by NumPy or by who is given.
     """
     words = [0] * RECORDS
-    words[ARGUMENTS], words[OUTPUTS] = len(arguments), len(outputs)
-    words[GATE], words[HELD], words[BASE] = map(ctypes.addressof, (gate, held, base))
-    words[CHANGES], words[COUNTER], words[FAIL] = changes, id(counter), id(fail)
-    words[SPAN], words[WORDS], words[BASES] = room.span, room.words, room.bases
-    words[LOOP], words[NODES], words[LAUNCHES] = room.loop, room.nodes, room.launches
+    words[ARGUMENTS], words[OUTPUTS], words[HOLDS] = len(arguments), len(outputs), len(terms.holds)
+    words[GATE], words[HELD], words[BASE] = map(ctypes.addressof, (terms.gate, terms.held, terms.base))
+    words[CHANGES], words[COUNTER], words[LETS_OTHERS] = terms.changes, id(terms.counter), int(terms.lets_others)
+    words[FAIL], words[GRANT] = id(terms.fail), id(terms.grant)
+    words[SPAN], words[WORDS], words[LAUNCHES] = room.span, room.words, room.launches
+    words[LOOP : LOOP + 4] = room.loop
     dtypes = []
-    for spec, cell in (*arguments, *outputs):
+    for spec, cell, maker in (*((spec, cell, None) for spec, cell in arguments), *outputs):
         dtypes.append(np.dtype(spec.dtype.type))  # the one object that arrays of it share
-        words += [id(dtypes[-1]), len(spec.concrete), cell, *spec.concrete]
-    return np.array(words, np.int64), gate, held, counter, base, fail, dtypes
+        words += [id(dtypes[-1]), len(spec.concrete), cell, 0 if maker is None else id(maker), *spec.concrete]
+    for marks, mark, array in terms.holds:
+        words += [ctypes.addressof(marks), mark, id(array)]
+    alive = [marks for marks, _, _ in terms.holds], (terms.gate, terms.counter, terms.base, terms.held)
+    return np.array(words, np.int64), alive, terms.grant, terms.fail, dtypes, outputs
 
 
 @cache

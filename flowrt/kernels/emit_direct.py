@@ -1,9 +1,11 @@
 """The machine code behind `direct`: a C function of Python's that checks arguments, runs a tape and makes its outputs.
 
 It reads `direct`'s words and the fields of NumPy arrays, and calls Python and NumPy by the addresses it finds there, so
-that the object itself refers to neither. Python calls it with the GIL held, and it keeps it: no other Python code runs
-from the moment a plan is chosen to the moment its outputs are made, so that the plan's cells are its own. What could
-run other code, an allocation of something that the garbage collector tracks, is done before that.
+that the object itself refers to neither. Python calls it with the GIL held. What could let other Python code run, an
+allocation that is counted or tracked by the garbage collector, is done first; then the plan is *claimed*: it is seen
+that nothing stands in the way, and marked as run by and its variables as held, in one go under the GIL. From there to
+the marks' removal, which is one go as well, the plan's cells and the variables are this call's own, so that it may let
+the GIL go while the tape runs. Whatever it uses meanwhile it keeps a reference to.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from flowrt.kernels.abi import OPTIONS
 from flowrt.kernels.emit import sealed, set_word, unguarded, word_at
 
 _WORD = ir.IntType(64)
+_NOT_RUN = -1  # instead of an answer
+_REACHED, _STATUS, _ERROR = 0, 1, 2  # what is noted of a run; the last is three words
+_yield = types.ExternalFunction("sched_yield", types.int32())
 _OBJECT_TYPE = 1  # which word of an object is its type
 _DATA, _DIMS, _DTYPE = at.ARRAY_DATA // 8, at.ARRAY_DIMS // 8, at.ARRAY_DTYPE // 8
 
@@ -65,7 +70,7 @@ def _fits(head: int, record: int, value: int) -> Any:
     """Whether ``value`` is a plain array of just the dtype and shape that the record says, aligned and in C order."""
     if word_at(value, _OBJECT_TYPE) != word_at(head, at.ARRAY_TYPE) or word_at(value, _DTYPE) != word_at(record, 0):
         return False
-    rank, dims = word_at(record, 1), word_at(value, _DIMS)
+    rank, dims = word_at(record, at.RANK), word_at(value, _DIMS)
     if _int_at(value + at.ARRAY_RANK) != rank or _int_at(value + at.ARRAY_FLAGS) & at.IN_ORDER != at.IN_ORDER:
         return False
     for axis in range(rank):  # noqa: SIM110 (no generators here)
@@ -74,54 +79,41 @@ def _fits(head: int, record: int, value: int) -> Any:
     return True
 
 
-def _enter(head: int, plan: int, values: int, count: int, made: int) -> Any:
-    """Put the arguments and new outputs where the tape wants them; False if the arguments or the times do not fit."""
-    held = word_at(plan, at.HELD)
-    if count != word_at(plan, at.ARGUMENTS) or word_at(word_at(plan, at.GATE), 0) == 0:
-        return False
-    if word_at(held, 0) != 0 or word_at(held, 1) != word_at(plan, at.CHANGES):
+def _all_fit(head: int, plan: int, values: int, count: int) -> Any:
+    if count != word_at(plan, at.ARGUMENTS):
         return False
     record = plan + 8 * at.RECORDS
     for position in range(count):
-        value = word_at(values, position)
-        if not fits(head, record, value):
+        if not fits(head, record, word_at(values, position)):
             return False
-        cell = word_at(record, 2)
-        if cell != 0:
-            set_word(cell, 0, word_at(value, _DATA))
-        record += 8 * (at.DIMS + word_at(record, 1))
-    return make(head, record, word_at(plan, at.OUTPUTS), made)
-
-
-def _make(head: int, record: int, count: int, made: int) -> Any:
-    """New arrays for the outputs, put down at ``made``; False, and none of them, where there is no memory."""
-    for number in range(count):
-        dtype, rank = word_at(record, 0), word_at(record, 1)
-        call(word_at(head, at.RETAIN), (dtype,))  # the new array takes the reference
-        dims = record + 8 * at.DIMS
-        array = call(word_at(head, at.NEW_ARRAY), (word_at(head, at.ARRAY_TYPE), dtype, rank, dims, 0, 0, 0, 0))
-        if array == 0:
-            call(word_at(head, at.CLEAR), (0,))  # whoever is asked instead says it better
-            let_go(head, made, number)
-            return False
-        set_word(made, number, array)
-        set_word(word_at(record, 2), 0, word_at(array, _DATA))
-        record += 8 * (at.DIMS + rank)
+        record += 8 * (at.DIMS + word_at(record, at.RANK))
     return True
 
 
-def _run(head: int, plan: int) -> Any:
-    """Run the tape under the next number; whether it came to its end."""
-    integer = call(word_at(head, at.NEXT), (word_at(plan, at.COUNTER),))
-    number = call(word_at(head, at.AS_INT), (integer,))
-    call(word_at(head, at.RELEASE), (integer,))
-    span, words, launches = word_at(plan, at.SPAN), word_at(plan, at.WORDS), word_at(plan, at.LAUNCHES)
-    set_word(span, 0, 0)
-    set_word(span, 1, launches)
-    set_word(words, at.STATUS, 0)
-    set_word(words, at.STEP, word_at(word_at(plan, at.BASE), 0) + number)
-    call(word_at(plan, at.LOOP), (word_at(plan, at.NODES), word_at(plan, at.BASES), span, 0))
-    return word_at(span, 0) == launches
+def _past(record: int, count: int) -> Any:
+    """What follows so many records."""
+    for _ in range(count):
+        record += 8 * (at.DIMS + word_at(record, at.RANK))
+    return record
+
+
+def _make(head: int, plan: int, made: int) -> Any:
+    """New arrays for the outputs, put down at ``made``; False, none of them and Python's error where there is one."""
+    record = past(plan + 8 * at.RECORDS, word_at(plan, at.ARGUMENTS))
+    for number in range(word_at(plan, at.OUTPUTS)):
+        dtype, rank, maker = word_at(record, at.DTYPE), word_at(record, at.RANK), word_at(record, at.MAKER)
+        if maker != 0:
+            array = call(word_at(head, at.CALL), (maker, made, 0, 0))
+        else:
+            call(word_at(head, at.RETAIN), (dtype,))  # the new array takes the reference
+            dims = record + 8 * at.DIMS
+            array = call(word_at(head, at.NEW_ARRAY), (word_at(head, at.ARRAY_TYPE), dtype, rank, dims, 0, 0, 0, 0))
+        if array == 0:
+            let_go(head, made, number)
+            return False
+        set_word(made, number, array)
+        record += 8 * (at.DIMS + rank)
+    return True
 
 
 def _let_go(head: int, made: int, count: int) -> None:
@@ -129,13 +121,107 @@ def _let_go(head: int, made: int, count: int) -> None:
         call(word_at(head, at.RELEASE), (word_at(made, number),))
 
 
-def _fail(head: int, plan: int, made: int) -> Any:
+def _first_hold(plan: int) -> Any:
+    return past(plan + 8 * at.RECORDS, word_at(plan, at.ARGUMENTS) + word_at(plan, at.OUTPUTS))
+
+
+def _claim(head: int, plan: int) -> Any:
+    """Have the plan and its variables for this call alone; False, and nothing was done, where that cannot be now."""
+    held = word_at(plan, at.HELD)
+    if word_at(plan, at.BUSY) != 0 or word_at(word_at(plan, at.GATE), 0) == 0:
+        return False
+    if word_at(held, at.TAKING) != 0 or word_at(held, at.WAITING) != 0:
+        return False
+    if word_at(held, at.CHANGES_WORD) != word_at(plan, at.CHANGES):
+        return False
+    first, many = first_hold(plan), word_at(plan, at.HOLDS)
+    for number in range(many):
+        hold = first + 8 * at.HOLD_WORDS * number
+        marks = word_at(hold, at.MARKS)
+        if word_at(marks, at.WRITING) != 0:
+            return False
+        if word_at(hold, at.MARK) == at.WRITING and word_at(marks, at.READERS) != 0:
+            return False
+    for number in range(many):
+        hold = first + 8 * at.HOLD_WORDS * number
+        add_to_mark(hold, 1)
+        call(word_at(head, at.RETAIN), (word_at(hold, at.OBJECT),))  # should someone reset the variables meanwhile
+    set_word(plan, at.BUSY, 1)
+    return True
+
+
+def _add_to_mark(hold: int, change: int) -> None:
+    marks, mark = word_at(hold, at.MARKS), word_at(hold, at.MARK)
+    set_word(marks, mark, word_at(marks, mark) + change)
+
+
+def _give_back(head: int, plan: int, noted: int) -> Any:
+    """Undo a claim; False where an error of Python's came between."""
+    held, first, many = word_at(plan, at.HELD), first_hold(plan), word_at(plan, at.HOLDS)
+    while word_at(held, at.TAKING) != 0:  # someone is at the marks: not for long
+        state = call(word_at(head, at.LET_OTHERS), (0,))
+        _yield()
+        call(word_at(head, at.RESUME), (state,))
+    for number in range(many):
+        add_to_mark(first + 8 * at.HOLD_WORDS * number, -1)
+    waiting = word_at(held, at.WAITING)
+    set_word(plan, at.BUSY, 0)
+    for number in range(many):
+        call(word_at(head, at.RELEASE), (word_at(first + 8 * at.HOLD_WORDS * number, at.OBJECT),))
+    return many == 0 or waiting == 0 or granted(head, plan, noted)
+
+
+def _granted(head: int, plan: int, noted: int) -> Any:
+    """Tell those who wait; False with Python's error. An interrupt may come between: they are told all the same."""
+    answer = call(word_at(head, at.CALL), (word_at(plan, at.GRANT), noted, 0, 0))
+    if answer != 0:
+        call(word_at(head, at.RELEASE), (answer,))
+        return True
+    error = noted + 8 * _ERROR
+    call(word_at(head, at.FETCH_ERROR), (error, error + 8, error + 16))
+    answer = call(word_at(head, at.CALL), (word_at(plan, at.GRANT), noted, 0, 0))
+    if answer != 0:
+        call(word_at(head, at.RELEASE), (answer,))
+    call(word_at(head, at.RESTORE_ERROR), (word_at(error, 0), word_at(error, 1), word_at(error, 2)))
+    return False
+
+
+def _put(record: int, values: int, count: int) -> Any:
+    """Put the addresses of arrays where their records say; answers what follows the records."""
+    for position in range(count):
+        cell = word_at(record, at.CELL)
+        if cell != 0:
+            set_word(cell, 0, word_at(word_at(values, position), _DATA))
+        record += 8 * (at.DIMS + word_at(record, at.RANK))
+    return record
+
+
+def _run(head: int, plan: int, values: int, made: int, noted: int) -> None:
+    """Run the tape of a claimed plan under the next number, and note how far it came."""
+    put(put(plan + 8 * at.RECORDS, values, word_at(plan, at.ARGUMENTS)), made, word_at(plan, at.OUTPUTS))
+    integer = call(word_at(head, at.NEXT), (word_at(plan, at.COUNTER),))
+    number = call(word_at(head, at.AS_INT), (integer,))
+    call(word_at(head, at.RELEASE), (integer,))
+    span, words, lets_others = word_at(plan, at.SPAN), word_at(plan, at.WORDS), word_at(plan, at.LETS_OTHERS)
+    set_word(span, 0, 0)
+    set_word(span, 1, word_at(plan, at.LAUNCHES))
+    set_word(words, at.STATUS, 0)
+    set_word(words, at.STEP, word_at(word_at(plan, at.BASE), 0) + number)
+    state = call(word_at(head, at.LET_OTHERS), (0,)) if lets_others != 0 else 0
+    given = plan + 8 * at.GIVEN
+    call(word_at(plan, at.LOOP), (word_at(given, 0), word_at(given, 1), word_at(given, 2), 0))
+    if lets_others != 0:
+        call(word_at(head, at.RESUME), (state,))
+    set_word(noted, _REACHED, word_at(span, 0))
+    set_word(noted, _STATUS, word_at(words, at.STATUS))
+
+
+def _fail(head: int, plan: int, noted: int) -> Any:
     """Have Python raise for the node that the tape stopped at."""
-    let_go(head, made, word_at(plan, at.OUTPUTS))
-    set_word(made, 0, call(word_at(head, at.INTEGER), (word_at(word_at(plan, at.SPAN), 0),)))
-    set_word(made, 1, call(word_at(head, at.INTEGER), (word_at(word_at(plan, at.WORDS), at.STATUS),)))
-    answer = call(word_at(head, at.CALL), (word_at(plan, at.FAIL), made, 2, 0))
-    let_go(head, made, 2)
+    set_word(noted, _REACHED, call(word_at(head, at.INTEGER), (word_at(noted, _REACHED),)))
+    set_word(noted, _STATUS, call(word_at(head, at.INTEGER), (word_at(noted, _STATUS),)))
+    answer = call(word_at(head, at.CALL), (word_at(plan, at.FAIL), noted, 2, 0))
+    let_go(head, noted, 2)
     return answer
 
 
@@ -161,28 +247,54 @@ def _fill(head: int, box: int, made: int) -> Any:
     return answer
 
 
-def _direct(self: int, values: int, count: int) -> Any:
-    head, made, box = word_at(self, _DATA), stack_words(), 0
+def _planned(head: int, plan: int, values: int, made: int) -> Any:
+    """The answer by a plan that the arguments fit, 0 with Python's error, or `_NOT_RUN`."""
+    box, noted = 0, stack_words()
     if word_at(head, at.NEW_BOX) != 0:
         box = call(word_at(head, at.NEW_BOX), (word_at(head, at.LEAVES),))
         if box == 0:
             return 0
-    chosen = call(word_at(head, at.GET_LIST), (word_at(head, at.CHOICE), 0))
-    plan = word_at(call(word_at(head, at.GET_TUPLE), (chosen, 0)), _DATA)
-    if not enter(head, plan, values, count, made):
-        if box != 0:
-            call(word_at(head, at.RELEASE), (box,))
-        return call(word_at(head, at.CALL), (word_at(head, at.FALLBACK), values, count, 0))
-    if not run(head, plan):
-        if box != 0:
-            call(word_at(head, at.RELEASE), (box,))
-        return fail(head, plan, made)
+    if not make(head, plan, made):
+        put_away(head, box, made, 0)
+        return 0
+    if not claim(head, plan):
+        put_away(head, box, made, word_at(plan, at.OUTPUTS))
+        return _NOT_RUN
+    run(head, plan, values, made, noted)
+    undisturbed = give_back(head, plan, noted)
+    if not undisturbed or word_at(noted, _REACHED) != word_at(plan, at.LAUNCHES):
+        put_away(head, box, made, word_at(plan, at.OUTPUTS))
+        return fail(head, plan, noted) if undisturbed else 0
     return leaf(head, made, 0) if box == 0 else fill(head, box, made)
 
 
-fits, let_go, run, leaf = (njit(function, **OPTIONS) for function in (_fits, _let_go, _run, _leaf))
-make, fail, fill = (njit(function, **OPTIONS) for function in (_make, _fail, _fill))
-enter = njit(_enter, **OPTIONS)
+def _put_away(head: int, box: int, made: int, count: int) -> None:
+    let_go(head, made, count)
+    if box != 0:
+        call(word_at(head, at.RELEASE), (box,))
+
+
+def _direct(self: int, values: int, count: int) -> Any:
+    head, made = word_at(self, _DATA), stack_words()
+    chosen = call(word_at(head, at.GET_LIST), (word_at(head, at.CHOICE), 0))
+    plan = word_at(call(word_at(head, at.GET_TUPLE), (chosen, 0)), _DATA)
+    answer = _NOT_RUN
+    if all_fit(head, plan, values, count):
+        call(word_at(head, at.RETAIN), (chosen,))  # another may be chosen meanwhile
+        answer = planned(head, plan, values, made)
+        call(word_at(head, at.RELEASE), (chosen,))
+    if answer == _NOT_RUN:
+        return call(word_at(head, at.CALL), (word_at(head, at.FALLBACK), values, count, 0))
+    return answer
+
+
+fits, past, let_go, leaf, add_to_mark, put = (
+    njit(function, **OPTIONS) for function in (_fits, _past, _let_go, _leaf, _add_to_mark, _put)
+)
+all_fit, make, first_hold, granted, run, fail, fill, put_away = (
+    njit(function, **OPTIONS) for function in (_all_fit, _make, _first_hold, _granted, _run, _fail, _fill, _put_away)
+)
+claim, give_back, planned = (njit(function, **OPTIONS) for function in (_claim, _give_back, _planned))
 
 
 def emit_direct(symbol: str) -> bytes:

@@ -273,14 +273,25 @@ def _copy_row(share: int, lane: int) -> Any:
     return own
 
 
-def _shared(board: int, slot: int, share: int, unused: int) -> None:
+@njit(**OPTIONS)
+def _free_slot(board: int) -> Any:
+    """A slot that is this run's from now on; 0 where others have them all."""
+    for number in range(word_at(board, at.SLOTS)):
+        slot = board + 8 * (at.SLOT + at.SLOT_WORDS * number)
+        if _load(slot, at.TAKEN) == 0 and _replace(slot, at.TAKEN, 0, 1) == 0:
+            return slot
+    return 0
+
+
+@njit(**OPTIONS)
+def _run_shared(board: int, slot: int, share: int) -> None:
     """Run a tape together with whoever comes."""
     _begin(share)
     words, total = word_at(share, at.ROW), word_at(share, at.CHUNKS)
-    set_word(slot, 1, share)
-    turn = ((word_at(slot, 0) >> (2 * at.COUNT_BITS)) + 1) & at.TURN_MASK
+    set_word(slot, at.SHARE, share)
+    turn = ((word_at(slot, at.TICKET) >> (2 * at.COUNT_BITS)) + 1) & at.TURN_MASK
     _add(board, at.CALLERS, 1)
-    _store(slot, 0, turn << (2 * at.COUNT_BITS))
+    _store(slot, at.TICKET, turn << (2 * at.COUNT_BITS))
     tasks = word_at(share, at.TASKS)
     for task in range(word_at(share, at.TASK_COUNT)):
         if word_at(tasks, at.TASK_WORDS * task + at.TASK_WAITS) == 0:
@@ -297,6 +308,24 @@ def _shared(board: int, slot: int, share: int, unused: int) -> None:
         if spins > _PATIENT:
             _yield()
     _add(board, at.CALLERS, -1)
+
+
+def _shared(board: int, share: int, span: int, unused: int) -> None:
+    """Run the launches of ``span`` with a crew; says what failed as `_alone` does."""
+    nodes, words = word_at(share, at.NODES), word_at(share, at.ROW)
+    slot = _free_slot(board)
+    if slot == 0:
+        _run_alone(nodes, words + 8 * RUN_WORDS, span, word_at(share, at.TIMES))
+        return
+    _run_shared(board, slot, share)
+    failed = word_at(share, at.FAILED)
+    if failed != at.NOTHING_FAILED:
+        set_word(span, 0, failed >> at.STATUS_BITS)
+        set_word(words, 0, (failed << at.STATUS_BITS) >> at.STATUS_BITS)
+    else:
+        set_word(span, 0, word_at(span, 1))
+        set_word(words, 0, 0)
+    _store(slot, at.TAKEN, 0)
 
 
 @njit(**OPTIONS)
@@ -329,7 +358,7 @@ def _help(board: int, lane: int, unused: int, unused_too: int) -> None:
         if lane + _load(board, at.CALLERS) <= threads:  # never more at work than threads
             ticket = _take(slot)
         if ticket >= 0:
-            share, turn = word_at(slot, 1), ticket >> (2 * at.COUNT_BITS)
+            share, turn = word_at(slot, at.SHARE), ticket >> (2 * at.COUNT_BITS)
             if turn != known or number != known_slot:
                 words = _copy_row(share, lane)
                 known, known_slot = turn, number
@@ -350,7 +379,8 @@ def _help(board: int, lane: int, unused: int, unused_too: int) -> None:
                 spins = 0
 
 
-def _alone(nodes: int, bases: int, span: int, times: int) -> None:
+@njit(**OPTIONS)
+def _run_alone(nodes: int, bases: int, span: int, times: int) -> None:
     """Run launches one after another.
 
     ``span`` points at two words: the first launch to run and one past the last. The last of the run's words is the
@@ -370,6 +400,11 @@ def _alone(nodes: int, bases: int, span: int, times: int) -> None:
             break
         launch += 1
     set_word(span, 0, launch)
+
+
+def _alone(nodes: int, bases: int, span: int, times: int) -> None:
+    """Run launches on one thread: see `_run_alone`."""
+    _run_alone(nodes, bases, span, times)
 
 
 LOOPS = {"alone": _alone, "shared": _shared, "help": _help}

@@ -1,20 +1,23 @@
-"""When a step may be run by one direct call: it is one short tape that lies straight between feeds and fetches.
+"""When a step may be run by one direct call: it is one tape that lies straight between feeds and fetches.
 
-Law: a plan is made after a run that went well in the caller's thread, so what it needs is compiled and its variables
-are there. It keeps the GIL while it runs: hence only tapes that are over sooner than threads would take turns.
+Law: a plan is made after a run that went well in the caller's thread, so what it needs is compiled, its variables are
+there, and it is known whether a crew is of use. It has a room of its own, and one call at a time. It lets the GIL go
+while it runs, unless that takes longer than what is run.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels.direct import MOST_OUTPUTS, plan_words
-from flowrt.spec import spec_of
+from flowrt.kernels.direct import MOST_OUTPUTS, READERS, WRITING, Terms, plan_words
+from flowrt.sched.memory import counted
+from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-DIRECT_SECONDS = 50e-6
+KEPT_SECONDS = 20e-6  # for which a tape keeps the GIL: to have it again from who took it may cost 50
+_NO_VARIABLES = (ctypes.c_int64 * 3)()
 
 
 class Numbers:
@@ -50,30 +54,45 @@ def direct_plan(
 
     ``inputs`` are the feeds. The plan is kept with the tape for as long as the variables lie where they lay.
     """
-    variables = executor.host.variables
+    variables, crew = executor.host.variables, executor.host.lanes.crew
     made = tape.direct
-    if made is not None and made[0] == variables.words[1]:
+    if made is not None and made[0] == variables.changes:
         return made[1]
     if tape.passes_on or len(tape.recording.outputs) > MOST_OUTPUTS:
         return None
-    changes, memory = variables.words[1], []
+    changes, memory = variables.changes, {}
     for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
         value = variables.find(name, spec)
         if value is None or not value.flags.c_contiguous:
             return None
-        memory.append(value)
-    room, place, first = tape.lay(seed, memory)
+        memory[name] = value
+    room, place, first = tape.lay(seed, list(memory.values()), crew)
     cells = {value: first + 8 * number for number, value in enumerate(unit.inputs)}
     arguments = [(spec_of(array), cells.get(value, 0)) for value, array in enumerate(inputs)]
     after = first + 8 * len(unit.inputs)
-    outputs = [(output.spec, after + 8 * number) for number, output in enumerate(tape.recording.outputs)]
+    specs = [output.spec for output in tape.recording.outputs]
+    outputs = [(spec, after + 8 * number, _maker(tape, spec)) for number, spec in enumerate(specs)]
 
     def fail(reached: int, status: int) -> None:
         raise tape.failure(reached, status)
 
-    words = plan_words(
-        place, arguments, outputs, numbers.gate, variables.words, numbers.counter, numbers.base, fail, changes
+    terms = Terms(
+        numbers.gate,
+        numbers.counter,
+        numbers.base,
+        variables.words if memory else _NO_VARIABLES,
+        changes if memory else 0,
+        [(variables.marks(name), WRITING if name in unit.writes else READERS, memory[name]) for name in memory],
+        variables.grant,
+        tape.expected_seconds > KEPT_SECONDS,
+        fail,
     )
-    plan = (*words, room, tape)  # not the variables' memory: where that is let go, ``changes`` have changed
+    # not the variables' memory: where that is let go, ``changes`` have changed
+    plan = (*plan_words(place, terms, arguments, outputs), room, tape, crew)
     tape.direct = changes, plan
     return plan
+
+
+def _maker(tape: Tape, spec: Spec) -> Callable[[], Array] | None:
+    """Who makes an output, where that is more than asking NumPy."""
+    return partial(tape.fresh_output, spec.concrete, spec.dtype) if counted(spec.nbytes) else None

@@ -18,7 +18,7 @@ import numpy as np
 
 from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
-from flowrt.sched.direct import DIRECT_SECONDS, Numbers, direct_plan
+from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.machine import ALL_DEAD, StepMachine
@@ -131,18 +131,16 @@ class Executor:
         made = dict(zip(unit.outputs, outputs, strict=True))
         return own([made[v] if v in made else feeds[v] for v in self.plan.fetches], feeds, self.memory.copy)
 
-    def direct_plan(self, feeds: Sequence[Array], numbers: Numbers, seed: int) -> tuple[Any, ...] | None:
+    def direct_plan(self, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float) -> tuple[Any, ...] | None:
         """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
         unit = self._alone
         if unit is None or unit.region is None or not self._direct:
             return None
         tape = self.tapes.made(unit.region, feeds if self._straight else [feeds[v] for v in unit.inputs])
-        if tape is None or tape.expected_seconds > DIRECT_SECONDS:
+        if tape is None or tape.expected_seconds > within:
             return None
-        if tape.recording.orders or not tape.runs_alone:
-            return (
-                None  # one that waits for better kernels, or does not know its speed yet, is asked for anew every time
-            )
+        if tape.recording.orders or not tape.is_settled:
+            return None  # one that waits for better kernels, or knows not its speed yet, is asked for anew every time
         return direct_plan(self, unit, tape, feeds, numbers, seed)
 
     def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:
@@ -182,13 +180,13 @@ class Executor:
         """Run a region whose variables are held. One that it begins has its value once all of the region is done."""
         crew, variables = self.host.lanes.crew, self.host.variables
         laid = tape.laid
-        if laid is not None and laid[0] is variables and laid[1] == variables.words[1]:
+        if laid is not None and laid[0] is variables and laid[1] == variables.changes:
             alive = [reference() for reference in laid[3]]  # should someone reset them while the tape runs
-            if laid[1] == variables.words[1]:
+            if laid[1] == variables.changes:
                 outputs = tape.run_at(words, inputs, laid[2], crew=crew)
                 del alive
                 return outputs
-        changes, memory = variables.words[1], []
+        changes, memory = variables.changes, []
         begun: dict[Name, Array] = {}
         for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
             value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)

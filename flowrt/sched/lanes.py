@@ -11,7 +11,6 @@ import asyncio
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,38 +66,30 @@ def aligned_zeros(words: int) -> Array:
 class Crew:
     """Helper threads that run compiled code alone: they take part in the tapes that others run, and sleep in between.
 
-    A run holds a slot of the crew's board; with `take` it gets one, or None where all are held or there is no one to
-    help. Nobody waits for a helper that has not begun a chunk of work. The threads start with the first `take` and end
+    Who runs a tape with them needs the address of their `board`; the loop takes one of its slots for the run. Nobody
+    waits for a helper that has not begun a chunk of work. The threads start when the board is first asked for and end
     with `close`; in a forked child there are none.
     """
 
     def __init__(self, threads: int, name: str = "helper", *, patience: float = 100e-6) -> None:
         self.threads = threads
         self._name, self._patience = name, patience
-        self._slots: deque[int] = deque()
         self._helpers: list[threading.Thread] = []
-        self._pipe: tuple[int, int] | None = None
+        self._words: Array | None = None
+        self._board = 0
+        self._close_pipe: weakref.finalize[..., Any] | None = None
         self._mutex = threading.Lock()
         self._closed = threads < 2
         self._local = np.zeros(0, np.int64)
-        self.board = 0
         if not self._closed:
             _crews.add(self)
 
-    def take(self) -> int | None:
-        """The address of a free slot, to be given back; never waits."""
-        if self._pipe is None and not self._closed:
+    @property
+    def board(self) -> int:
+        """The address of what the threads share; 0 where there is no one to help. Whoever uses it keeps the crew."""
+        if self._words is None and not self._closed:
             self._start()
-        try:
-            return None if self._closed else self._slots.pop()
-        except IndexError:
-            return None
-
-    def give(self, slot: int) -> None:
-        """Give a slot back."""
-        self._slots.append(slot)
-        if self._closed:
-            self.close()
+        return 0 if self._closed else self._board
 
     def local(self, nbytes: int) -> Array:
         """Memory of at least ``nbytes`` for each helper, the same for all runs: a helper has one chunk at a time."""
@@ -109,44 +100,53 @@ class Crew:
 
     def _start(self) -> None:
         with self._mutex:
-            if self._pipe is not None or self._closed:
+            if self._words is not None or self._closed:
                 return
             help_out, count = ENTRY_TYPE(loop_address("help")), 2 * self.threads
             read_end, write_end = os.pipe()
-            self._words = aligned_zeros(at.SLOT + at.SLOT_WORDS * count)
-            self._words[: at.PATIENCE + 1] = (read_end, write_end, self.threads, count, int(self._patience * 1e9))
-            self.board = int(self._words.ctypes.data)
+            words = aligned_zeros(at.SLOT + at.SLOT_WORDS * count)
+            words[: at.PATIENCE + 1] = (read_end, write_end, self.threads, count, int(self._patience * 1e9))
             for lane in range(1, self.threads):
-                arguments = (self.board, lane, 0, 0)
+                arguments = (int(words.ctypes.data), lane, 0, 0)
                 # a daemon, since a process that ends waits for others before it may be told to close this crew
                 name = f"flowrt-{self._name}-{lane}"
                 helper = threading.Thread(target=help_out, args=arguments, name=name, daemon=True)
                 helper.start()
                 self._helpers.append(helper)
-            self._slots.extend(self.board + 8 * (at.SLOT + at.SLOT_WORDS * number) for number in range(count))
-            self._pipe = (read_end, write_end)
+            self._close_pipe = weakref.finalize(self, _close_both, read_end, write_end)
+            self._close_pipe.atexit = False  # the threads end first
+            self._words, self._board = words, int(words.ctypes.data)
 
     def close(self) -> None:
         """End the threads and wait for them; runs under way go on alone. Closing twice is closing once."""
         with self._mutex:
             self._closed = True
-            if self._pipe is None:
+            words, close_pipe = self._words, self._close_pipe
+            if words is None or close_pipe is None:
                 return
-            self._words[at.CLOSED] = 1
-            self._words[at.ASLEEP] = NOBODY
-            os.write(self._pipe[1], bytes(len(self._helpers)))
+            self._dismiss(words)
+            if self._helpers:
+                os.write(int(words[at.WRITE_END]), bytes(len(self._helpers)))
             while self._helpers:
                 self._helpers.pop().join()
-            if len(self._slots) == self._words[at.SLOTS]:  # else a run might still write to the pipe
-                for end in self._pipe:
-                    os.close(end)
-                self._pipe = None
+            if not words[at.SLOT + at.TAKEN :: at.SLOT_WORDS].any():  # else a run might still write to the pipe, which
+                close_pipe()  # ends with the crew then
 
     def forget(self) -> None:
         """In a forked child: the threads are not here, and the pipe is the parent's too."""
-        self._closed, self._pipe, self._helpers = True, None, []
-        self._mutex = threading.Lock()
-        self._slots.clear()
+        self._closed, self._helpers, self._mutex = True, [], threading.Lock()
+        if self._words is not None:
+            self._dismiss(self._words)
+
+    def _dismiss(self, words: Array) -> None:
+        """Have nobody count on the threads any more."""
+        words[at.CLOSED] = 1
+        words[at.ASLEEP] = NOBODY
+
+
+def _close_both(*ends: int) -> None:
+    for end in ends:
+        os.close(end)
 
 
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()

@@ -72,15 +72,6 @@ class Share:
         """Have the next run add each launch's nanoseconds to the words at ``times``, if there are any."""
         self._words[at.TIMES] = times
 
-    @property
-    def failed(self) -> tuple[int, int] | None:
-        """The first launch that failed in the last run, and its status: 0 where others stopped it."""
-        word = int(self._words[at.FAILED])
-        if word == at.NOTHING_FAILED:
-            return None
-        status = word & ((1 << at.STATUS_BITS) - 1)
-        return word >> at.STATUS_BITS, status - (1 << at.STATUS_BITS) if status >> (at.STATUS_BITS - 1) else status
-
 
 class Pace:
     """What a tape knows of its speed. ``division`` says how a crew of ``threads`` shares it, None: not at all."""

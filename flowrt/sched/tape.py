@@ -25,7 +25,7 @@ from flowrt.kernels.store import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.lives import DataDependent
 from flowrt.sched.memory import Memory, counted
-from flowrt.sched.pace import Pace, Share
+from flowrt.sched.pace import Division, Pace, Share
 from flowrt.sched.recording import FIRST_SLOT, Launch, Recording, record
 from flowrt.spec import Spec, Value, spec_of, value_known
 
@@ -120,7 +120,8 @@ class Tape:
         self.dynamic = len(inputs) + sum(o.fresh for o in self.recording.outputs) + len(self.variables)
         row = RUN_WORDS + FIRST_SLOT + self.dynamic + len(self.recording.constants) + self.recording.slots
         self.row_words = -(-row // 16) * 16
-        self.runs_alone = False  # whether it is known that no crew is of use
+        self.is_settled = False  # whether it is known of what use a crew is
+        self.runs_alone = False  # whether that is none
         self.pace: Pace | None = None
         self._plan = plan
         self._region = region
@@ -229,17 +230,25 @@ class Tape:
             raise self.failure(reached, status)
         return self._leaving(inputs, fresh, outputs) if self.passes_on else fresh
 
-    def lay(self, seed: int, variables: Sequence[Array]) -> tuple[Any, Room, int]:
+    def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, Room, int]:
         """A room of its own that lacks inputs, outputs and the run's number; where it lies, and its first input's cell.
 
-        After the inputs follow the fresh outputs. Whoever runs in it keeps the room and the ``variables`` alive.
+        After the inputs follow the fresh outputs. Whoever runs in it keeps the room, the ``variables`` and the crew
+        alive.
         """
         room = self._take_room()
         first = BASES + FIRST_SLOT + (self.dynamic - len(variables))
         head = [0, self.launches, 0, 0, seed, room.words_at, room.words_at, room.arena_at, room.local_at]
         room.cells[: len(head)] = head
         room.cells[first : first + len(variables)] = [address(variable) for variable in variables]
-        place = Room(room.span_at, room.words_at, room.bases_at, self._nodes_at, loop_address(), self.launches)
+        division, board = None if self.pace is None else self.pace.division, crew.board
+        if division is None or board == 0:
+            way = ("alone", self._nodes_at, room.bases_at, room.span_at)
+        else:
+            share = self._share(room, division, crew)
+            share.time(0)
+            way = ("shared", board, share.address, room.span_at)
+        place = Room(room.span_at, room.words_at, self.launches, (loop_address(way[0]), *way[1:]))
         return room, place, room.bases_at + 8 * FIRST_SLOT
 
     def _take_room(self) -> _Room:
@@ -257,35 +266,40 @@ class Tape:
         times = np.zeros(self.launches if timed else 0, np.int64)
         times_at = int(times.ctypes.data) if timed else 0
         division = pace.division
-        slot = crew.take() if division is not None and crew.threads == division.threads else None
-        if slot is None:
+        board = 0 if division is None or crew.threads != division.threads else crew.board
+        if division is None or board == 0:
             self._loop(self._nodes_at, room.bases_at, room.span_at, times_at)
-        elif division is not None:
-            share = room.share
-            if share is None or share.division is not division:
-                local = crew.local(self.recording.local_bytes)
-                share = room.share = Share(division, self._nodes_at, room.words_at, self.row_words, local)
+        else:
+            share = self._share(room, division, crew)
             share.time(times_at)
-            try:
-                _loop("shared")(crew.board, slot, share.address, 0)
-            finally:
-                crew.give(slot)
-            failed = share.failed
-            room.cells[SPAN], room.cells[WORDS + STATUS] = failed or (self.launches, 0)
+            _loop("shared")(board, share.address, room.span_at, 0)
         if timed and room.cells[SPAN] == self.launches:
             pace.learn(times)
             self.took(time.perf_counter() - began)
-        self.runs_alone = pace.left <= 0 and pace.division is None
+        self.is_settled = pace.left <= 0
+        self.runs_alone = self.is_settled and pace.division is None
+
+    def _share(self, room: _Room, division: Division, crew: Crew) -> Share:
+        """What a room needs to be divided."""
+        share = room.share
+        if share is None or share.division is not division:
+            local = crew.local(self.recording.local_bytes)
+            share = room.share = Share(division, self._nodes_at, room.words_at, self.row_words, local)
+        return share
 
     def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
         if outputs is None:
             if not self._counted:
                 return [np.empty(shape, dtype) for shape, dtype in self._fresh]
-            try:
-                return [self.memory.empty(shape, dtype) for shape, dtype in self._fresh]
-            except ResourceError as error:
-                raise ResourceError(f"{self}: its outputs: {error}") from error
+            return [self.fresh_output(shape, dtype) for shape, dtype in self._fresh]
         return [given for given, made in zip(outputs, self.recording.outputs, strict=True) if made.fresh]
+
+    def fresh_output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory for an output, counted."""
+        try:
+            return self.memory.empty(shape, dtype)
+        except ResourceError as error:
+            raise ResourceError(f"{self}: its outputs: {error}") from error
 
     def _leaving(self, inputs: Sequence[Array], fresh: Sequence[Array], outputs: Sequence[Array] | None) -> list[Array]:
         """All outputs, where some are passed on."""

@@ -2,6 +2,10 @@
 
 Law: a region takes all variables it reads and writes at once or waits for all, so no two holders can wait for each
 other; who asked first goes first where two requests conflict. Holders may be on any thread, waiters on any loop.
+
+Direct calls (`kernels.direct`) take and give back what they need by themselves, between two instructions of Python's,
+and know nothing of the mutex: so who changes something here says so in a word as long as it has the mutex. They take
+nothing while it is set, or while someone waits, and give nothing back while it is set.
 """
 
 from __future__ import annotations
@@ -11,25 +15,28 @@ import ctypes
 import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import GraphError
+from flowrt.kernels.direct import CHANGES_WORD, READERS, TAKING, WAITING, WRITING
 from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 Name: TypeAlias = tuple[str, str]
 
 
 @dataclass(slots=True)
 class Slot:
-    """A variable's memory. ``value`` is None until it is first assigned."""
+    """A variable's memory, and who holds it. ``value`` is None until it is first assigned."""
 
     spec: Spec
     value: np.ndarray[Any, Any] | None = None
-    readers: int = 0
-    writing: bool = False
+    marks: Any = field(default_factory=lambda: (ctypes.c_int64 * 2)())  # readers; whether it is held to be written
 
 
 @dataclass(eq=False, slots=True)
@@ -41,24 +48,48 @@ class _Request:
     held: bool = False
 
 
+class _Turn:
+    """The mutex, and the word that tells direct calls that someone has it."""
+
+    __slots__ = ("_mutex", "_words")
+
+    def __init__(self, words: Any) -> None:
+        self._mutex, self._words = threading.Lock(), words
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+        self._words[TAKING] = 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._words[TAKING] = 0
+        self._mutex.release()
+
+
 class Variables:
-    """All variables of a task."""
+    """All variables of a task. ``words`` are what direct calls look at: see `kernels.direct`."""
 
     def __init__(self, task: str) -> None:
         self._task = task
         self._slots: dict[Name, Slot] = {}
-        self._mutex = threading.Lock()
         self._waiting: list[_Request] = []
-        self.words = (ctypes.c_int64 * 2)()  # how many hold some now; how often memory was replaced or forgotten
+        self.words = (ctypes.c_int64 * 3)()
+        self._turn = _Turn(self.words)
+
+    @property
+    def changes(self) -> int:
+        """How often memory was replaced or forgotten."""
+        return self.words[CHANGES_WORD]
 
     def inventory(self) -> dict[Name, Spec]:
         """The variables that have a value."""
-        with self._mutex:
+        with self._turn:
             return {name: slot.spec for name, slot in self._slots.items() if slot.value is not None}
 
     def declare(self, name: Name, spec: Spec) -> None:
         """Make room for a variable; one that exists must have the same spec."""
-        with self._mutex:
+        with self._turn:
             slot = self._slots.setdefault(name, Slot(spec))
             if slot.value is None:
                 slot.spec = spec
@@ -67,11 +98,11 @@ class Variables:
 
     def reset(self, container: str | None) -> None:
         """Forget the variables of a container, or of all."""
-        with self._mutex:
+        with self._turn:
             for name, slot in self._slots.items():
                 if container is None or name[0] == container:
                     slot.value = None
-            self.words[1] += 1
+            self.words[CHANGES_WORD] += 1
 
     def find(self, name: Name, spec: Spec) -> np.ndarray[Any, Any] | None:
         """A held variable's memory, None if it has no value yet; raises `GraphError` where it is not of ``spec``.
@@ -96,10 +127,10 @@ class Variables:
 
     def begin(self, name: Name, value: np.ndarray[Any, Any]) -> None:
         """Give a variable that is held to be written its first memory."""
-        with self._mutex:
+        with self._turn:
             slot = self._slots[name]
             slot.spec, slot.value = Spec(value.dtype, value.shape), value
-            self.words[1] += 1
+            self.words[CHANGES_WORD] += 1
 
     def _mismatch(self, name: Name, have: Spec, want: Spec) -> GraphError:
         return GraphError(
@@ -109,30 +140,33 @@ class Variables:
 
     def try_hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> bool:
         """Take the variables if that needs no waiting."""
-        with self._mutex:
+        with self._turn:
             return self._take(reads, writes, before=None)
 
     def release(self, reads: Iterable[Name], writes: Iterable[Name]) -> None:
         """Give back what `try_hold` took."""
-        with self._mutex:
-            self.words[0] -= 1
-            for name in reads:
-                if name in self._slots:
-                    self._slots[name].readers -= 1
-            for name in writes:
-                if name in self._slots:
-                    self._slots[name].writing = False
+        with self._turn:
+            self._mark(reads, writes, -1)
             self._grant()
+
+    def grant(self) -> None:
+        """Give those who wait what a direct call has given back."""
+        with self._turn:
+            self._grant()
+
+    def marks(self, name: Name) -> Any:
+        """The words that say who holds a variable."""
+        return self._slots[name].marks
 
     @asynccontextmanager
     async def hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> AsyncIterator[None]:
         """Hold the variables inside the block, waiting for their present holders first."""
         loop = asyncio.get_running_loop()
         request = _Request(reads, writes, loop, loop.create_future())
-        with self._mutex:
+        with self._turn:
             request.held = self._take(reads, writes, before=None)
             if not request.held:
-                self._waiting.append(request)
+                self._wait(request)
         try:
             if not request.held:
                 await request.granted
@@ -141,9 +175,9 @@ class Variables:
             self._end(request)
 
     def _end(self, request: _Request) -> None:
-        with self._mutex:
+        with self._turn:
             if not request.held:
-                self._waiting.remove(request)
+                self._done_waiting(request)
                 self._grant()
                 return
         self.release(request.reads, request.writes)
@@ -151,33 +185,39 @@ class Variables:
     def _take(self, reads: frozenset[Name], writes: frozenset[Name], before: _Request | None) -> bool:
         """Take everything if it is free and nobody who asked earlier wants it."""
         slots = self._slots
-        if self.words[0] and self._conflict(reads, writes):
+        if any(slots[n].marks[WRITING] for n in reads if n in slots):
+            return False
+        if any(slots[n].marks[WRITING] or slots[n].marks[READERS] for n in writes if n in slots):
             return False
         for other in self._waiting:
             if other is before:
                 break
             if writes & (other.reads | other.writes) or reads & other.writes:
                 return False
-        self.words[0] += 1
-        for name in reads:
-            if name in slots:
-                slots[name].readers += 1
-        for name in writes:
-            if name in slots:
-                slots[name].writing = True
+        self._mark(reads, writes, 1)
         return True
 
-    def _conflict(self, reads: frozenset[Name], writes: frozenset[Name]) -> bool:
-        """Whether present holders stand in the way."""
+    def _mark(self, reads: Iterable[Name], writes: Iterable[Name], change: int) -> None:
         slots = self._slots
-        if any(slots[n].writing for n in reads if n in slots):
-            return True
-        return any(slots[n].writing or slots[n].readers for n in writes if n in slots)
+        for name in reads:
+            if name in slots:
+                slots[name].marks[READERS] += change
+        for name in writes:
+            if name in slots:
+                slots[name].marks[WRITING] += change
+
+    def _wait(self, request: _Request) -> None:
+        self._waiting.append(request)
+        self.words[WAITING] = len(self._waiting)
+
+    def _done_waiting(self, request: _Request) -> None:
+        self._waiting.remove(request)
+        self.words[WAITING] = len(self._waiting)
 
     def _grant(self) -> None:
         for request in list(self._waiting):
             if self._take(request.reads, request.writes, before=request):
-                self._waiting.remove(request)
+                self._done_waiting(request)
                 request.held = True
                 request.loop.call_soon_threadsafe(_wake, request.granted)
 
