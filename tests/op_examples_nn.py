@@ -73,7 +73,25 @@ LSTM = [
     Example("lstm_steps_grad", recurrent.lstm_steps_grad, BACK, _lstm_back, gradient=False, margin=1e-5),
 ]
 
+BAGS = np.random.default_rng(3).integers(-9, 9, (4, 70)).astype(np.int64)  # more than are asked for at a time
 INDEX = [
+    Example(
+        "bag", lambda t, i: index.bag(t, i, 1, True), (normal(9, 19), BAGS), lambda t, i: t[i].mean(1), note="mean"
+    ),
+    Example(
+        "bag",
+        lambda t, i: index.bag(t, i, 2, False),
+        (normal(9, 2, 35).astype(np.float64), BAGS.reshape(2, 2, 2, 35).astype(np.uint8) % 9),
+        lambda t, i: t[i].sum((2, 3)),
+        note="sum",
+    ),
+    Example(
+        "bag",
+        lambda t, i: index.bag(t, i, 1, False),
+        (normal(9, 19), BAGS[:, :0]),
+        lambda t, i: np.zeros((4, 19), np.float32),
+        note="empty",
+    ),
     Example("group_rows", lambda i: slices.group_rows(i, 6, 10)[:1], (ROWS,), lambda i: np.int32([3])),
     Example(
         "sum_rows",

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.kernels.rowmoves import AHEAD, add_rows_by_int64, fetch, move_bytes
 from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel
 from flowrt.spec import Spec, normal_axes
 
+PIECE = 64  # of a bag's rows, which are asked for before they are added up
 PARTS = 16  # into which the rows that are added to are cut
 
 
@@ -52,7 +54,10 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
                 return
         take_entries(x, indices, y, begin, end)
         return
+    nbytes, first = x.shape[2] * x.itemsize, x.ctypes.data
     for j in range(begin, end):
+        if x.shape[0] == 1:
+            fetch(x, (first + np.int64(indices[min(j + AHEAD, end - 1)]) * nbytes, nbytes))
         at = np.int64(indices[j])
         if at == ABSENT:
             for i in range(x.shape[0]):
@@ -63,9 +68,43 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
             return
         at = at + size if at < 0 else at
         for i in range(x.shape[0]):
-            target, source = y[i, j], x[i, at]
-            for k in range(target.size):
-                target[k] = source[k]
+            move_bytes(x, (x[i, at].ctypes.data, y[i, j].ctypes.data, nbytes))
+
+
+def _numbers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+    return (Spec("int64", (PIECE,)),)
+
+
+def _bagging(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    table, indices = (spec.concrete for spec in inputs)
+    columns, many = math.prod(table[1:]), math.prod(indices[len(indices) - attrs["axes"] :])
+    bags = math.prod(indices[: len(indices) - attrs["axes"]])
+    views = (table[0], columns), (bags * many,), (bags, columns), (PIECE,)
+    return Call(tuple(View.dense(shape) for shape in views), (many, int(attrs["mean"])), units=bags)
+
+
+@kernel("bag", layout=_bagging, local=_numbers)
+def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: int, end: int, run: Any) -> None:
+    size, columns = x.shape
+    first, nbytes = x.ctypes.data, columns * x.itemsize
+    for b in range(begin, end):
+        out = y[b]
+        for start in range(b * many, max(b * many + many, b * many + 1), PIECE):
+            count = 0
+            for j in range(start, min(start + PIECE, b * many + many)):
+                fetch(x, (first + np.int64(indices[min(j + AHEAD, end * many - 1)]) * nbytes, nbytes))
+                at = np.int64(indices[j])
+                if at == ABSENT:
+                    continue
+                if at < -size or at >= size:
+                    run[0] = OUT_OF_RANGE
+                    return
+                rows[count] = at + size if at < 0 else at
+                count += 1
+            add_rows_by_int64(x, (first, columns, rows.ctypes.data, count, out.ctypes.data, columns, start - b * many))
+        if mean != 0:
+            for k in range(columns):
+                out[k] /= many
 
 
 def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -117,4 +156,4 @@ def one_hot(indices: Any, y: Any, begin: int, end: int) -> None:
             row[at] = 1
 
 
-host_only("take", "scatter_add", "one_hot")
+host_only("take", "bag", "scatter_add", "one_hot")

@@ -68,15 +68,19 @@ STUBS: dict[Callable[..., None], Stub] = {}
 _REVISION = hashlib.blake2b(Path(__file__).with_name("tile.py").read_bytes(), digest_size=8).hexdigest()
 
 
-def _stub(kind: str, rows: int, vectors: int, width: int) -> Callable[..., Any]:
+def stub(kind: str, rows: int, vectors: int, width: int, revision: str) -> Callable[..., Any]:
+    """A function to be replaced by code of a ``kind``; a kernel's fingerprint tells one ``revision`` from another."""
     made = Stub(kind, rows, vectors, width)
-    revision = _REVISION  # of the code that stands for it, so that a kernel's fingerprint tells one from another
 
-    def stub(*args: Any) -> Any:
+    def stand_in(*args: Any) -> Any:
         raise RuntimeError(f"{made} of {revision} runs only inside a compiled kernel")
 
-    STUBS[stub] = made
-    return stub
+    STUBS[stand_in] = made
+    return stand_in
+
+
+def _stub(kind: str, rows: int, vectors: int, width: int) -> Callable[..., Any]:
+    return stub(kind, rows, vectors, width, _REVISION)
 
 
 @cache

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flowrt.kernels.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
 from flowrt.kernels.slices import part
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel
 from flowrt.spec import Spec
 
+AHEAD = 8  # how many groups before its turn a group's rows are asked for
 UNIT_ENTRIES = 1 << 12  # of the values, about what is worth a unit of work
 
 
@@ -34,25 +36,40 @@ def _moving(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
 
 
 @jitable
+def ask(values: Any, groups: Any, group: int, last: int) -> Any:
+    """Ask for what a group that comes `AHEAD` later needs of ``values``; the number of the row that it moves."""
+    count, group = (groups.size - 2) // 3, min(group + AHEAD, last - 1)
+    value = values.ctypes.data + groups[2 * count + 2 + groups[1 + group]] * values.shape[1] * values.itemsize
+    fetch(values, (value, values.shape[1] * values.itemsize))
+    return groups[count + 2 + group]
+
+
+@jitable
+def ask_row(table: Any, number: int) -> None:
+    """Ask for a row to write."""
+    nbytes = table.shape[1] * table.itemsize
+    claim(table, (table.ctypes.data + number * nbytes, nbytes))
+
+
+@jitable
 def sum_group(values: Any, groups: Any, group: int, total: Any) -> Any:
-    """The row of a group, the sum of whose values is left in ``total``."""
-    count = (groups.size - 2) // 3
-    rows, order = count + 2, 2 * count + 2
+    """The number of the row of a group, the sum of whose values is left in ``total``."""
+    count, columns = (groups.size - 2) // 3, total.size
     first, last = groups[1 + group], groups[2 + group]
-    source = values[groups[order + first]]
-    for k in range(total.size):
-        total[k] = source[k]
-    for j in range(first + 1, last):
-        source = values[groups[order + j]]
-        for k in range(total.size):
-            total[k] += source[k]
-    return groups[rows + group]
+    order = groups.ctypes.data + (2 * count + 2 + first) * groups.itemsize
+    words = (values.ctypes.data, columns, order, last - first, total.ctypes.data, columns, 0)
+    if groups.itemsize == 4:
+        add_rows_by_int32(values, words)
+    else:
+        add_rows_by_int64(values, words)
+    return groups[count + 2 + group]
 
 
 @kernel("add_rows", layout=_moving, local=_total)
 def add_rows(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int) -> None:
-    factor = settings[0]
-    for group in range(part(groups, begin, units), part(groups, end, units)):
+    factor, last = settings[0], part(groups, end, units)
+    for group in range(part(groups, begin, units), last):
+        ask_row(table, ask(values, groups, group, last))
         row = table[sum_group(values, groups, group, total)]
         for k in range(row.size):
             row[k] += factor * total[k]
@@ -62,11 +79,11 @@ def add_rows(values: Any, groups: Any, settings: Any, table: Any, total: Any, un
 def assign_rows(
     values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int
 ) -> None:
-    count = (groups.size - 2) // 3
-    for group in range(part(groups, begin, units), part(groups, end, units)):
-        row, source = table[groups[count + 2 + group]], values[groups[2 * count + 1 + groups[2 + group]]]
-        for k in range(row.size):
-            row[k] = source[k]
+    count, nbytes, last = (groups.size - 2) // 3, values.shape[1] * values.itemsize, part(groups, end, units)
+    for group in range(part(groups, begin, units), last):
+        ask_row(table, ask(values, groups, group, last))
+        source = values[groups[2 * count + 1 + groups[2 + group]]]
+        move_bytes(values, (source.ctypes.data, table[groups[count + 2 + group]].ctypes.data, nbytes))
 
 
 def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
@@ -76,7 +93,11 @@ def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
         values: Any, groups: Any, settings: Any, table: Any, slot: Any, total: Any, units: int, begin: int, end: int
     ) -> None:
         a, b, c, d = settings[0], settings[1], settings[2], settings[3]
-        for group in range(part(groups, begin, units), part(groups, end, units)):
+        last = part(groups, end, units)
+        for group in range(part(groups, begin, units), last):
+            soon = ask(values, groups, group, last)
+            ask_row(table, soon)
+            ask_row(slot, soon)
             number = sum_group(values, groups, group, total)
             row, kept = table[number], slot[number]
             for k in range(row.size):
@@ -102,7 +123,12 @@ def _with_two_slots(rule: Callable[..., Any]) -> Callable[..., None]:
     ) -> None:
         a, b, c, d = settings[0], settings[1], settings[2], settings[3]
         e, f, g = settings[4], settings[5], settings[6]
-        for group in range(part(groups, begin, units), part(groups, end, units)):
+        last = part(groups, end, units)
+        for group in range(part(groups, begin, units), last):
+            soon = ask(values, groups, group, last)
+            ask_row(table, soon)
+            ask_row(first, soon)
+            ask_row(second, soon)
             number = sum_group(values, groups, group, total)
             row, one, two = table[number], first[number], second[number]
             for k in range(row.size):

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from flowrt.kernels.micro import START_BIAS, START_STORED, Stub
+from flowrt.kernels.rowcode import ROW_EMITTERS
 
 _WORD, _LANE = ir.IntType(64), ir.IntType(32)
 
@@ -237,4 +238,5 @@ _EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many words
     "transpose": (4, _transpose),
     "clear": (2, _clear),
     "move": (7, _move),
+    **ROW_EMITTERS,
 }

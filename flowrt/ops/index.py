@@ -55,6 +55,24 @@ def take_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return scatter_add(dy, indices, shape_of(x), axis), None
 
 
+@no_gradient
+@op
+def bag(x: Spec, indices: Spec, axes: int, mean: bool) -> Spec:
+    """`take` of rows, summed or averaged over the last ``axes`` axes of ``indices``: what a pass makes of the two.
+
+    A table [size, ...] and indices [..., *bag] of that many last axes give [..., *x.shape[1:]]. It is made after
+    gradients are taken, and has none of its own.
+    """
+    _indices(indices)
+    if x.dtype.kind != "f" or (x.dims is not None and x.rank < 2):
+        raise SpecError(f"a bag is of floating rows, got {x}")
+    if indices.dims is not None and not 1 <= axes <= indices.rank:
+        raise SpecError(f"there are from 1 to {indices.rank} axes to sum over, got {axes}")
+    if x.dims is None or indices.dims is None:
+        return Spec(x.dtype, None)
+    return Spec(x.dtype, (*indices.shape[: indices.rank - axes], *x.shape[1:]))
+
+
 @op
 def scatter_add(updates: Spec, indices: Spec, shape: Spec, axis: int = 0) -> Spec:
     """Zeros of ``shape``, to whose slices at ``indices`` along ``axis`` the ``updates`` are added.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,10 @@ def mean(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
 @mean.gradient
 def mean_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     x, y = node.inputs[0], node.outputs[0]
-    if x.spec.known and y.spec.known:
-        return (_spread_like(dy / (x.spec.size / builtins.max(y.spec.size, 1)), node),)
+    axes = () if x.spec.dims is None else normal_axes(node.attrs["axis"], x.spec.rank)
+    sizes = [n for a in axes if (n := x.spec.shape[a]) is not None]
+    if x.spec.dims is not None and len(sizes) == len(axes):
+        return (_spread_like(dy / float(builtins.max(math.prod(sizes), 1)), node),)
     return (_spread_like(dy / astype(divide(size(x), size(y)), dy.dtype), node),)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowrt.errors import PlacementError
+from flowrt.passes.bag import bag
 from flowrt.passes.contract import WITH_BIAS, contract
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
@@ -103,6 +104,9 @@ def compile_step(
     report("place", **Counter(map(str, placement.values())))
     placed, where = step, placement
     if optimize:
+        before, step = step, bag(step, placement, supports)
+        if len(step.nodes) < len(before.nodes):
+            report("bag", bags=len(before.nodes) - len(step.nodes))
         step = contract(step, placement, supports)
         products = sum(node.op.name in WITH_BIAS.values() for node in step.nodes.values())
         if products:

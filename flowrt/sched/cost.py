@@ -51,6 +51,8 @@ def _bytes(op: str, specs: Sequence[Spec]) -> int:
     """How many bytes an op moves: of a table, no more than the rows that it is asked for."""
     if op == "take":
         return specs[1].nbytes + 2 * specs[2].nbytes
+    if op == "bag":
+        return specs[1].nbytes + specs[2].nbytes + specs[1].size * specs[0].nbytes // max(specs[0].concrete[0], 1)
     if op in ROW_WRITES:
         return sum(spec.nbytes for spec in specs[:3]) + 2 * len(specs[3:]) * specs[0].nbytes
     return sum(spec.nbytes for spec in specs)

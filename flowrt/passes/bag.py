@@ -1,0 +1,85 @@
+"""Make one node of rows taken from a table and their sum or mean, so that no row is copied.
+
+Law: a pass on a placed step. The two become one where no one else reads the rows, and what is summed over are the last
+axes of the indices. The node made bears the id of the sum, so that it keeps its name and its place, and waits for all
+that both waited for; who waited for the rows waits for it. Where nodes would wait for each other all stays as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flowrt.errors import GraphError
+from flowrt.op import lookup
+from flowrt.passes.step import in_order
+from flowrt.spec import normal_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowrt.device import Device
+    from flowrt.passes.place import Supports
+    from flowrt.passes.step import Step, StepNode
+
+SUMS = frozenset({"sum", "mean"})
+
+
+def bag(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step:
+    """``step`` with sums and means of rows as single nodes, where the device has a kernel for those."""
+    readers: dict[int, set[int]] = {node.id: set() for node in step.nodes.values() if node.op.name == "take"}
+    if not readers:
+        return step
+    wanted = {*step.targets, *(source for source, _ in step.fetches)}
+    for node in step.nodes.values():
+        for source, _ in node.inputs:
+            if source in readers:
+                readers[source].add(node.id)
+    for rows, those in readers.items():
+        if len(those) == 1 and rows not in wanted:
+            step = _joined(step, step.nodes[rows], step.nodes[those.pop()], placement, supports)
+    return step
+
+
+def _joined(step: Step, rows: StepNode, total: StepNode, placement: Mapping[int, Device], supports: Supports) -> Step:
+    axes, device = _axes(step, rows, total), placement[rows.id]
+    dtypes = [*(step.spec(ref).dtype for ref in rows.inputs), rows.outputs[0].dtype]
+    if not axes or placement[total.id] != device or not supports("bag", dtypes, device.kind or ""):
+        return step
+
+    def waits(of: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(total.id if n == rows.id else n for n in of))
+
+    nodes = {
+        node.id: replace(node, control=waits(node.control), after=waits(node.after))
+        if rows.id in (*node.control, *node.after)
+        else node
+        for node in step.nodes.values()
+        if node is not rows
+    }
+    nodes[total.id] = replace(
+        total,
+        op=lookup("bag"),
+        inputs=rows.inputs,
+        attrs={"axes": axes, "mean": total.op.name == "mean"},
+        control=tuple(n for n in dict.fromkeys((*rows.control, *total.control)) if n != rows.id),
+        after=tuple(n for n in dict.fromkeys((*rows.after, *total.after)) if n != rows.id),
+    )
+    try:
+        return replace(step, nodes=in_order(nodes))
+    except GraphError:
+        return step
+
+
+def _axes(step: Step, rows: StepNode, total: StepNode) -> int:
+    """Over how many of the indices' last axes the rows are summed; 0 where it is another sum."""
+    if total.op.name not in SUMS or total.attrs["keepdims"]:
+        return 0
+    table, indices = (step.spec(ref) for ref in rows.inputs)
+    if table.dims is None or indices.dims is None or table.rank < 2 or table.dtype.kind != "f":
+        return 0
+    if rows.attrs["axis"] not in (0, -table.rank):
+        return 0
+    axes = sorted(normal_axes(total.attrs["axis"], rows.outputs[0].rank))
+    last = list(range(indices.rank - len(axes), indices.rank))
+    return len(axes) if axes == last else 0
