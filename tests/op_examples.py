@@ -391,6 +391,7 @@ SHAPE = [
     Example("reshape", lambda x: fr.reshape(x, (2, 0)), (bools(0),), lambda x: x.reshape(2, 0), note="empty"),
     Example("transpose", fr.transpose, (CUBE,), np.transpose),
     Example("transpose", lambda x: fr.transpose(x, (0, -1, 1)), (CUBE,), lambda x: x.transpose(0, 2, 1)),
+    Example("transpose", fr.transpose, (normal(70, 2, 19),), np.transpose, gradient=False, note="squares"),
     Example("transpose", fr.transpose, (integers(4, 0),), np.transpose, note="empty"),
     Example("expand_dims", lambda x: fr.expand_dims(x, (0, -1)), (normal(3),), lambda x: x[None, :, None]),
     Example("squeeze", fr.squeeze, (normal(1, 3, 1),), np.squeeze),

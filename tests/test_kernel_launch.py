@@ -233,7 +233,8 @@ def test_array_kernels_get_strided_operands_as_copies(seed: int) -> None:
     attrs = {"views": (*views, View.dense(shape), View.dense((1,)))}
     application = apply_kernel("test_count", specs, [output], attrs)
     strided = [view for view in views if not view.contiguous]
-    assert [step.kernel.op for step in application.steps] == ["copy"] * len(strided) + ["test_count"]
+    assert [step.kernel.op.split("_")[0] for step in application.steps[:-1]] == ["copy"] * len(strided)
+    assert application.steps[-1].kernel.op == "test_count"
     assert application.scratch == (Spec("int64", (1,)), *(Spec("int64", shape) for _ in strided))
     (got,) = run_kernel("test_count", [base, other], [output], attrs)
     x, y = (np.zeros(shape, np.int64) if 0 in shape else seen(v, b) for v, b in zip(views, (base, other), strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.kernels.errorfunction import erf32
 from flowrt.kernels.exponential import exp32, expm132, sigmoid32, tanh32
-from flowrt.kernels.launch import COPY_OP, FILL_OP
+from flowrt.kernels.launch import FILL_OP
 from flowrt.kernels.logarithm import log1p32, log32, pow32
 from flowrt.kernels.table import Form, elementwise, flat, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda, fmod
@@ -26,9 +26,6 @@ def _integral(dtypes: Sequence[Any]) -> bool:
 
 def _signed(dtypes: Sequence[Any]) -> bool:
     return bool(np.dtype(dtypes[0]).kind == "i")
-
-
-elementwise(COPY_OP, lambda x: x)
 
 
 @kernel(FILL_OP, layout=flat)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import FlowrtError
+from flowrt.kernels.copies import COPY_OP as COPY_OP
+from flowrt.kernels.copies import Copy, merged, plan_copy
 from flowrt.kernels.store import Variant, entry_address
 from flowrt.kernels.table import Call, Form, Kernel, View, Word, require_kernel
 from flowrt.spec import Spec
@@ -27,7 +29,7 @@ ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int
 RUN_WORDS = 4
 STATUS, STEP, SEED = 0, 1, 2
 
-COPY_OP, FILL_OP = "copy", "fill"
+FILL_OP = "fill"
 
 # What a kernel may leave in the run's status word.
 FAILURES = {
@@ -127,15 +129,7 @@ def _bits(word: Word) -> int:
 
 def _odometer(views: Sequence[View]) -> list[int]:
     """Inner length, outer dims and strides of equally shaped views, merged into as few dims as their strides allow."""
-    dims: list[tuple[int, tuple[int, ...]]] = []
-    for axis in reversed(range(len(views[0].shape))):
-        n, strides = views[0].shape[axis], tuple(v.strides[axis] for v in views)
-        if n == 1:
-            continue
-        if dims and all(s == m * dims[-1][0] for s, m in zip(strides, dims[-1][1], strict=True)):
-            dims[-1] = (dims[-1][0] * n, dims[-1][1])
-        else:
-            dims.append((n, strides))
+    dims = merged(views)
     inner, steps = dims[0] if dims else (1, (1,) * len(views))
     outer = dims[1:]
     count = 1
@@ -194,8 +188,9 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
 
 
 def _copy(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> Step:
-    copy = require_kernel(COPY_OP, device, [dtype, dtype])
-    return Step(copy, (source, target), (dtype, dtype), Call((view, other)), 1)
+    plan = plan_copy(view, other, dtype) if device == "cpu" else Copy(COPY_OP, dtype, Call((view, other)))
+    dtypes = (plan.dtype, plan.dtype)
+    return Step(require_kernel(plan.op, device, dtypes), (source, target), dtypes, plan.call, 1)
 
 
 class Prepared:
