@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 def build_standard_kernels() -> None:
     """Start the builder, once per process and folder, if there is no bundle. Never waits, never fails."""
-    if os.environ.get("FLOWRT_BUILD") != "never" and not bundle().places:
+    if os.environ.get("FLOWRT_BUILD") != "never" and not len(bundle()):
         _start(cache_folder())
 
 

@@ -1,31 +1,33 @@
-"""The standard kernels of this machine in one file: many objects, and the names by which they are asked for.
+"""The standard kernels of this machine in one file: many objects linked, and the names by which they are asked for.
 
 A variant's symbol is a hash of the code it comes from, which takes a millisecond to find out. The bundle remembers the
 symbols of flowrt's own kernels, and is itself named by what they depend on: the files of this package (by size and
-time), the compilers' and the interpreter's versions, and the CPU. A file that is not whole, or that someone else could
-have written, is as none: the objects are then looked for one by one, or compiled.
+time) and their surroundings. The objects are one image, which processes share; those that cannot be linked lie behind
+it as they are. A file that is not whole, or that someone else could have written, is as none: the objects are then
+looked for one by one, or compiled.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import stat
 import struct
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
-import numpy as np
+from flowrt.kernels.elf import Unlinkable
+from flowrt.kernels.linking import Image, Part, Words, link
+from flowrt.kernels.loading import PAGE, map_file
+from flowrt.kernels.surroundings import identity
 
-_MAGIC = b"flowrt kernels 1\n"
+_MAGIC = b"flowrt kernels 2\n"
 _DIGEST = 16
 _HEAD = struct.Struct(f"<{len(_MAGIC)}sQ{_DIGEST}s")
 _MOST_INDEX = 64 << 20
@@ -33,15 +35,34 @@ _MOST_INDEX = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """``names`` are symbols by what is asked for; ``places`` say where an object lies in the file, and its digest."""
+    """``names`` are symbols by what is asked for; ``parts`` say where an entry and its code lie from ``base`` on, and
+    the code's digest; ``objects`` where an object lies in the file, and its digest.
+    """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    places: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[Part, str]] = field(default_factory=dict)
+    base: int = 0
+    objects: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
     file: int = -1
 
+    def __len__(self) -> int:
+        return len(self.parts) + len(self.objects)
+
+    def __contains__(self, symbol: object) -> bool:
+        return symbol in self.parts or symbol in self.objects
+
+    def address(self, symbol: str) -> int | None:
+        """Where the entry ``symbol`` is, if it is here, linked and whole."""
+        found = self.parts.get(symbol)
+        if found is None:
+            return None
+        part, digest = found
+        code = ctypes.string_at(self.base + part.begin, part.end - part.begin)
+        return self.base + part.entry if _digest(code).hex() == digest else None
+
     def code(self, symbol: str) -> bytes | None:
-        """The object named ``symbol``, if it is here and whole."""
-        place = self.places.get(symbol)
+        """The object named ``symbol``, if it is here as such and whole."""
+        place = self.objects.get(symbol)
         if place is None:
             return None
         offset, size, digest = place
@@ -58,7 +79,10 @@ def bundle_path(folder: Path) -> Path:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """The bundle at ``path``; an empty one where there is none, or none to be trusted. Its file stays open."""
+    """The bundle at ``path``; an empty one where there is none, or none to be trusted.
+
+    Its file stays open where there are objects in it; an image is mapped and needs none.
+    """
     file = open_trusted(path)
     if file is None:
         return Bundle()
@@ -66,32 +90,73 @@ def open_bundle(path: Path) -> Bundle:
         magic, size, digest = _HEAD.unpack(os.pread(file, _HEAD.size, 0))
         index = os.pread(file, min(size, _MOST_INDEX), _HEAD.size) if magic == _MAGIC else b""
         if index and _digest(index) == digest:
-            known = json.loads(index)
-            first = _HEAD.size + size
-            places = {symbol: (first + at, length, proof) for symbol, (at, length, proof) in known["places"].items()}
-            return Bundle(known["names"], places, file)
+            return _opened(file, _image_at(size), json.loads(index))
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         pass
     os.close(file)
     return Bundle()
 
 
+def _opened(file: int, first: int, index: Any) -> Bundle:
+    """The bundle of that index, whose image begins at ``first``."""
+    image, base = index["image"], 0
+    tail = os.pread(file, image["size"] - image["tail"], first + image["tail"])
+    parts = {symbol: (Part(*place), proof) for symbol, (*place, proof) in image["parts"].items()}
+    if parts and os.fstat(file).st_size >= first + image["size"] and _digest(tail).hex() == image["proof"]:
+        words = Words(tuple(map(tuple, image["outside"])), tuple(map(tuple, image["own"])))
+        base = map_file(file, first, image["size"], words)
+    begin = first + image["size"]
+    objects = {symbol: (begin + at, size, proof) for symbol, (at, size, proof) in index["objects"].items()}
+    if not objects:
+        os.close(file)
+    return Bundle(index["names"], parts if base else {}, base, objects, file if objects else -1)
+
+
 def write_bundle(path: Path, names: Mapping[str, str], objects: Mapping[str, bytes]) -> None:
     """Put a bundle in the place of any other, at once. Raises `OSError` where the folder cannot be written."""
+    image, others = _linked(objects)
     places, offset = {}, 0
-    for symbol, code in objects.items():
+    for symbol, code in others.items():
         places[symbol] = (offset, len(code), _digest(code).hex())
         offset += len(code)
-    index = json.dumps({"names": dict(names), "places": places}).encode()
+    index = json.dumps({"names": dict(names), "image": _about(image), "objects": places}).encode()
+    gap = bytes(_image_at(len(index)) - _HEAD.size - len(index))
     partial = path.with_suffix(f".{os.getpid()}.part")
     try:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(_HEAD.pack(_MAGIC, len(index), _digest(index)) + index)
-            file.writelines(objects.values())
+            file.write(_HEAD.pack(_MAGIC, len(index), _digest(index)) + index + gap + image.body)
+            file.writelines(others.values())
         os.replace(partial, path)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _linked(objects: Mapping[str, bytes]) -> tuple[Image, dict[str, bytes]]:
+    """The image of all that can be linked, and what cannot."""
+    others: dict[str, bytes] = {}
+    for symbol, code in objects.items():
+        try:
+            link({symbol: code}, PAGE)
+        except Unlinkable:
+            others[symbol] = code
+    return link({symbol: code for symbol, code in objects.items() if symbol not in others}, PAGE), others
+
+
+def _about(image: Image) -> dict[str, Any]:
+    """What the index says of an image."""
+    parts = {
+        symbol: (part.entry, part.begin, part.end, _digest(image.body[part.begin : part.end]).hex())
+        for symbol, part in image.parts.items()
+    }
+    proof = _digest(image.body[image.tail :]).hex()
+    about = {"size": len(image.body), "tail": image.tail, "proof": proof, "parts": parts}
+    return about | {"outside": image.words.outside, "own": image.words.own}
+
+
+def _image_at(index_size: int) -> int:
+    """Where the image begins in a file with such an index: at a page, so that it can be mapped."""
+    return -(-(_HEAD.size + index_size) // PAGE) * PAGE
 
 
 def open_trusted(path: Path) -> int | None:
@@ -115,12 +180,8 @@ def _digest(data: bytes) -> bytes:
 @cache
 def _stamp() -> str:
     """What the names in a bundle depend on, without reading a source or importing the compiler."""
-    parts = [sys.version, np.__version__, llvmlite.__version__, llvm.get_process_triple()]
-    parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
-    compiler = find_spec("numba")
-    about = Path(compiler.origin).with_name("_version.py") if compiler is not None and compiler.origin else None
-    files = [*sorted(Path(__file__).parent.glob("*.py")), *([about] if about is not None and about.exists() else [])]
-    for path in files:
+    parts = [identity()]
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         status = path.stat()
         parts.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     return _digest("|".join(parts).encode()).hex()

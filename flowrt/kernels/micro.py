@@ -15,8 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
+
+from flowrt.kernels.surroundings import architecture, processor_features
 
 START_ZERO, START_STORED, START_BIAS = 0, 1, 2  # what a tile adds to
 
@@ -46,12 +47,12 @@ SSE = Geometry(16, 4, 2)
 @cache
 def native() -> Geometry:
     """The tile for the machine this runs on."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    features = processor_features()
+    if "avx512f" in features:
         return AVX512
-    if features.get("avx"):
+    if "avx" in features:
         return AVX2
-    return NEON if "aarch64" in llvm.get_process_triple() else SSE
+    return NEON if architecture() == "aarch64" else SSE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: each variant is compiled once per machine, by one process, and loaded with llvmlite alone.
+"""Compiled kernels on disk: each variant is compiled once per machine, by one process, and loaded without a compiler.
 
 Files are named by a hash of everything that decides their content (kernel sources, dtypes, ranks, CPU, versions),
 written whole under a lock and checked by digest when read, so any number of processes may share the folder. Only files
@@ -13,10 +13,9 @@ import hashlib
 import logging
 import os
 import re
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -24,11 +23,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llvmlite.binding as llvm
-
-from flowrt.errors import GraphError, InternalError
+from flowrt.errors import GraphError
 from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, open_trusted
 from flowrt.kernels.fingerprint import fingerprint
+from flowrt.kernels.loading import load_object
+from flowrt.kernels.surroundings import identity
 
 if TYPE_CHECKING:
     from flowrt.kernels.scalar_loop import ScalarProgram
@@ -55,17 +54,18 @@ def cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / f"flowrt-{os.geteuid()}"
 
 
+MAKERS = ("emit.py", "abi.py", "compose.py", "expression.py", "scalar_loops.py", "emit_folds.py")
+
+
 @cache
 def _surroundings() -> bytes:
     """What every object depends on: the compilers, the interpreter's bytecode, the machine and how entries are made."""
-    from importlib.metadata import version  # which imports much that a process with a bundle does without
+    return identity().encode() + _sources(MAKERS)
 
+
+def _sources(names: Sequence[str]) -> bytes:
     here = Path(__file__).parent
-    makers = ("emit.py", "abi.py", "compose.py", "scalar_loops.py", "emit_folds.py")
-    sources = b"".join((here / name).read_bytes() for name in makers)
-    parts = [version(name) for name in ("numba", "llvmlite", "numpy")]
-    parts += [sys.version, llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
-    return "|".join(parts).encode() + sources
+    return b"".join((here / name).read_bytes() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def is_compiled(variant: Variant) -> bool:
 
 def is_stored(symbol: str) -> bool:
     """Whether the folder holds the object of that name."""
-    return symbol in bundle().places or _read(cache_folder() / f"{symbol}.o") is not None
+    return symbol in bundle() or _read(cache_folder() / f"{symbol}.o") is not None
 
 
 def entry_address(variant: Variant) -> int:
@@ -196,11 +196,12 @@ _LOOPS = {
     name: Part(f"loop_{name}", "flowrt.kernels.loops", "emit_loop", (name,), ("loops.py", "board.py"))
     for name in ("alone", "shared", "help")
 }
-_DIRECT = Part("direct", "flowrt.kernels.emit_direct", "emit_direct", (), ("direct.py", "emit_direct.py"))
+_DIRECT = Part("direct", "flowrt.kernels.emit_direct", "emit_direct", (), ("direct.py", "emit_direct.py", "launch.py"))
 _NESTED = {
     kind: Part(f"nested_{kind}", "flowrt.kernels.emit_nested", "emit_nested", (kind,), ("nested.py", "emit_nested.py"))
     for kind in ("loop", "cond")
 }
+SCALAR_LOOP_FILES = ("scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py")
 PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values())
 
 
@@ -225,8 +226,8 @@ def part_symbol(part: Part) -> str:
     known = bundle().names.get(part.name)
     if known is not None:
         return known
-    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in part.files)
-    return f"flowrt_{part.name}_{hashlib.blake2b(_surroundings() + sources, digest_size=16).hexdigest()}"
+    code = _surroundings() + _sources(part.files)
+    return f"flowrt_{part.name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
 def _part_address(part: Part) -> int:
@@ -236,8 +237,7 @@ def _part_address(part: Part) -> int:
 
 def scalar_loop_address(program: ScalarProgram) -> int:
     """The address of the entry that runs loops of scalars of that program, compiled first if need be."""
-    source = b"".join((Path(__file__).parent / name).read_bytes() for name in ("scalar_loop.py", "emit_scalar_loop.py"))
-    code = _surroundings() + source + program.key().encode()
+    code = _surroundings() + _sources(SCALAR_LOOP_FILES) + program.key().encode()
     symbol = f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
     def compile_program() -> bytes:
@@ -254,7 +254,7 @@ def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:
         with _load_lock:
             found = _entries.get(symbol)
             if found is None:
-                found = _load(symbol, object_code(symbol, compile_object))
+                found = bundle().address(symbol) or load_object(symbol, object_code(symbol, compile_object))
                 _entries[symbol] = found
     return found
 
@@ -340,21 +340,3 @@ def _lock(path: Path) -> int | None:
             os.close(handle)  # whoever held it removed the file: what we locked is no one else's lock
     except OSError:  # a folder that cannot be written, or a file system without locks
         return None
-
-
-@cache
-def _engine() -> Any:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-
-
-def _load(symbol: str, code: bytes) -> int:
-    engine = _engine()
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    address: int = engine.get_function_address(symbol)
-    if not address:
-        raise InternalError(f"the kernel object {symbol} holds no entry; delete {cache_folder()} and try again")
-    return address
