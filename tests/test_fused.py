@@ -474,6 +474,36 @@ async def test_steps_that_run_at_once_lose_no_addition() -> None:
         np.testing.assert_array_equal(await session.run(total), np.full(4000, 80, F4))
 
 
+def test_a_cell_written_by_hand_is_fused_in_loops_forward_and_back() -> None:
+    rng = np.random.default_rng(0)
+    x, start = rng.normal(size=(5, 4, 3)).astype(F4), rng.normal(size=(3, 9)).astype(F4)
+
+    def train(options: Options) -> list[float]:
+        with fr.Graph() as graph:
+            rows, weight = fr.placeholder(F4, (5, None, 3)), fr.Variable(start)
+
+            def cell(h: Any, row: Any) -> Any:
+                gates = fr.matmul(row, weight) + fr.matmul(h, weight)
+                update, reset = fr.sigmoid(gates[:, :3]), fr.sigmoid(gates[:, 3:6])
+                h = update * h + (1.0 - update) * fr.tanh(reset * gates[:, 6:])
+                return h, h
+
+            _, states = fr.scan(cell, fr.zeros((4, 3)), rows)
+            loss = fr.mean(fr.square(states - 0.5))
+            move = fr.optim.SGD(1.0).minimize(loss)
+        with fr.BlockingSession(graph, options=options) as session:
+            step, losses = session.compile([loss, move], [rows]), []
+            for _ in range(5):
+                losses.append(float(step(x)[0]))
+                assert wait_compiled(120)
+            return losses
+
+    judge = train(Options(optimize=False, tapes=False, threads=1))
+    assert judge[-1] < judge[0]
+    for options in (Options(threads=1), Options(threads=2), Options(tapes=False, threads=1)):
+        np.testing.assert_allclose(train(options), judge, rtol=1e-5)
+
+
 def test_a_program_says_what_does_not_fit() -> None:
     with pytest.raises(fr.SpecError, match="only 1 come before"):
         infer_members([Spec(F4, (3,))], (("add", (0, 1), F4, ()),))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.errors import PlacementError
 from flowrt.passes.bag import bag
+from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.contract import WITH_BIAS, contract
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from flowrt.device import Device
     from flowrt.graph import Graph, Node, Tensor
+    from flowrt.passes.step import Step
     from flowrt.plan import Plan
 
 __all__ = ["Client", "Compiled", "Evaluate", "Fusible", "PassReport", "Supports", "Transfer", "compile_step"]
@@ -107,7 +109,12 @@ def compile_step(
         before, step = step, bag(step, placement, supports)
         if len(step.nodes) < len(before.nodes):
             report("bag", bags=len(before.nodes) - len(step.nodes))
-        step = contract(step, placement, supports)
+
+        def rewrite(body: Step, where: Mapping[int, Device]) -> Step:
+            contracted = contract(body, where, supports)
+            return contracted if fusible is None else fuse(contracted, where, fusible, regions=False)[0]
+
+        step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
         products = sum(node.op.name in WITH_BIAS.values() for node in step.nodes.values())
         if products:
             report("contract", products=products)

@@ -22,6 +22,7 @@ from flowrt.sched.structured import COND
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
+    from flowrt.kernels.background import Order
     from flowrt.plan import Plan
     from flowrt.sched.recording import Recording
 
@@ -77,6 +78,7 @@ class _Nest:
     arena_bytes: int = 0
     local_bytes: int = 0
     used: int = 0
+    orders: tuple[Order, ...] = ()
     constants: list[tuple[int, np.ndarray[Any, Any]]] = field(default_factory=list)
 
     @property
@@ -149,7 +151,7 @@ class _Nest:
         scratch = (Spec(BYTE, (self.arena_bytes,)), *self.scratch)
         views = tuple(View.dense((spec.size,)) for spec in (*self.inputs, *self.outputs, *scratch))
         step = NestedStep(kind, operands, len(self.inputs), views, spans, pred, tuple(self.constants), **facts)
-        return Application((step,), scratch, (Spec(BYTE, (self.local_bytes,)),), self.used)
+        return Application((step,), scratch, (Spec(BYTE, (self.local_bytes,)),), self.used, self.orders)
 
     # Bodies
 
@@ -166,6 +168,7 @@ class _Nest:
         made = self.record(body, whole(body, self.device), specs)
         self.arena_bytes = max(self.arena_bytes, made.arena_bytes)
         self.local_bytes = max(self.local_bytes, made.local_bytes)
+        self.orders += made.orders
         fresh = [target for target, output in zip(targets, made.outputs, strict=True) if output.fresh]
         constants = [self._constant(array) for array in made.constants]
         behind = [*sources, *fresh, *constants, *(self._slot() for _ in range(made.slots))]
