@@ -18,6 +18,7 @@ from flowrt.graph import Node, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, default_array, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
+from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import ones_like, shape_of, zeros_like
 
@@ -75,7 +76,8 @@ def _sum(partials: Sequence[Any]) -> Any:
     with beside(slices[0].values.op if slices else partials[0].op):
         if len(slices) == len(partials):
             return sum_slices(slices)
-        return add_n([as_value(partial) for partial in partials])
+        together = joined(partials)
+        return add_n([as_value(partial) for partial in partials]) if together is None else together
 
 
 def _differentiate(node: Node, partials: _Partials) -> None:

@@ -7,7 +7,7 @@ was written in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from flowrt.structure import Structure, flatten
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph
+    from flowrt.op import Attr, Op
     from flowrt.spec import Spec
 
 
@@ -84,7 +85,7 @@ def as_tensor(graph: Graph, value: Any, dtype: Any = None) -> Tensor:
 
 def as_body(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool = False) -> Plan:
     """The nodes of ``graph`` between ``feeds`` and ``fetches`` as a plan; what a feed stands for is left out."""
-    nodes = _between(graph, feeds, fetches, keep_effects)
+    nodes = between(graph, feeds, fetches, keep_effects)
     values = {tensor: number for number, tensor in enumerate(feeds)}
     position: dict[Node, int] = {}
     made: list[PlanNode] = []
@@ -118,7 +119,7 @@ def has_effect(node: Node | PlanNode) -> bool:
     return op.effect or (op.stateful and ("resource" in node.attrs or op.name.startswith("stateful_")))
 
 
-def _between(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool) -> list[Node]:
+def between(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], keep_effects: bool = False) -> list[Node]:
     """The nodes that ``fetches`` need from ``feeds``, and perhaps those with effects, in order of creation."""
     fed = set(feeds)
     stack = [t.op for t in fetches if t not in fed]
@@ -139,13 +140,20 @@ def replay(body: Plan, inputs: Sequence[Tensor], graph: Graph) -> list[Tensor]:
     values = list(inputs)
     for node in body.nodes:
         file, _, line = node.site.rpartition(":")
-        token = carried_site.set(Site(file, int(line)) if line.isdecimal() else None)
-        try:
-            outputs = graph.apply(lookup(node.op), [values[v] for v in node.inputs], node.attrs, node.name)
-        finally:
-            carried_site.reset(token)
-        values += [t for t in outputs if isinstance(t, Tensor)]
+        site = Site(file, int(line)) if line.isdecimal() else None
+        values += built_again(graph, lookup(node.op), [values[v] for v in node.inputs], node.attrs, node.name, site)
     return values
+
+
+def built_again(
+    graph: Graph, op: Op, inputs: Sequence[Tensor], attrs: Mapping[str, Attr], name: str, site: Site | None
+) -> list[Tensor]:
+    """The outputs of a node like one that was built at ``site``, in ``graph``."""
+    token = carried_site.set(site)
+    try:
+        return [t for t in graph.apply(op, inputs, attrs, name) if isinstance(t, Tensor)]
+    finally:
+        carried_site.reset(token)
 
 
 def infer_body(body: Plan, inputs: Sequence[Spec]) -> list[Spec]:

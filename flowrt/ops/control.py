@@ -17,6 +17,7 @@ import numpy as np
 from flowrt.errors import GraphError, SpecError
 from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, gradients_inside, op
+from flowrt.ops.ahead import Behind
 from flowrt.ops.body import answers_of, as_body, replay
 from flowrt.ops.elementwise import add
 from flowrt.ops.source import zeros_like
@@ -146,8 +147,7 @@ def _either(number: int, first: Spec, second: Spec) -> Spec:
     return Spec(first.dtype, tuple(a if a == b else None for a, b in zip(first.dims, second.dims, strict=True)))
 
 
-@op
-def loop(
+def _turn(
     inputs: Sequence[Spec],
     *,
     body: Plan,
@@ -162,8 +162,12 @@ def loop(
     """Carry tensors through turns of ``body``: what was carried last, the number of turns, and the stacks.
 
     ``inputs``: the most turns (if ``counted``), what is carried, what is scanned, what the bodies capture.
+    As `stateful_loop`, its bodies have effects, and the step machine runs them node by node.
     """
     return _infer_loop(inputs, body, cond, carried, scanned, counted, reverse, limit, parallel_iterations)
+
+
+loop, stateful_loop = op(name="loop")(_turn), op(name="stateful_loop", stateful=True)(_turn)
 
 
 @loop.gradient
@@ -171,43 +175,25 @@ def loop_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
     return _Backward(node, slopes).answers()
 
 
-@op(stateful=True)
-def stateful_loop(
-    inputs: Sequence[Spec],
-    *,
-    body: Plan,
-    cond: Plan | None,
-    carried: int,
-    scanned: int,
-    counted: bool,
-    reverse: bool,
-    limit: int | None,
-    parallel_iterations: int,
-) -> tuple[Spec, ...]:
-    """A `loop` whose bodies have effects: the step machine runs it, node by node."""
-    return _infer_loop(inputs, body, cond, carried, scanned, counted, reverse, limit, parallel_iterations)
-
-
 @stateful_loop.gradient
 def stateful_loop_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
     raise _no_way_back(node)
 
 
-@op(name="cond")
-def choose(inputs: Sequence[Spec], *, if_true: Plan, if_false: Plan) -> tuple[Spec, ...]:
-    """What one of two bodies answers; ``inputs``: the bool scalar that decides, then what the bodies capture."""
+def _choose(inputs: Sequence[Spec], *, if_true: Plan, if_false: Plan) -> tuple[Spec, ...]:
+    """What one of two bodies answers; ``inputs``: the bool scalar that decides, then what the bodies capture.
+
+    As `stateful_cond`, its bodies have effects, and the step machine runs them node by node.
+    """
     return _infer_cond(inputs, if_true, if_false)
+
+
+choose, stateful_cond = op(name="cond")(_choose), op(name="stateful_cond", stateful=True)(_choose)
 
 
 @choose.gradient
 def cond_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
     return _choose_slopes(node, slopes)
-
-
-@op(stateful=True)
-def stateful_cond(inputs: Sequence[Spec], *, if_true: Plan, if_false: Plan) -> tuple[Spec, ...]:
-    """A `cond` whose bodies have effects: the step machine runs it, node by node."""
-    return _infer_cond(inputs, if_true, if_false)
 
 
 @stateful_cond.gradient
@@ -331,11 +317,18 @@ class _Backward:
                 for t, d in zip(self.state, self.d_state, strict=True)
             ]
             self.to_row = [found.get(t) for t in self.row]
-            self.sums = [None if found.get(t) is None else inside.input(t.spec, "sum") for t in self.kept]
+            self.behind = Behind(inside, found) if self._turns_as_often_as_rows() else Behind(inside, {})
+            self.behind.take(self.kept)
+            self.sums = [
+                None if found.get(t) is None or t in self.behind else inside.input(t.spec, "sum") for t in self.kept
+            ]
             self.to_kept = [
                 None if total is None else add(total, found[t]) for t, total in zip(self.kept, self.sums, strict=True)
             ]
         return True
+
+    def _turns_as_often_as_rows(self) -> bool:
+        return self.node.attrs["cond"] is None and not self.counted and bool(self.scanned)
 
     def _split(self) -> tuple[list[Tensor], list[Tensor]]:
         """What of the forward turn the backward one needs: values to stack, and inputs to hand it again."""
@@ -345,7 +338,7 @@ class _Backward:
                 varies.add(node)
         stack: dict[Tensor, None] = {}
         again: dict[Tensor, None] = {}
-        left = [t for t in (*self.to_state, *self.to_kept, *self.to_row) if t is not None]
+        left = [t for t in (*self.to_state, *self.to_kept, *self.to_row) if t is not None] + self.behind.needed
         seen: set[Tensor] = set()
         while left:
             tensor = left.pop()
@@ -392,7 +385,9 @@ class _Backward:
         counted = bool(node.attrs["cond"] is not None or self.counted or not scanned)
         inner = [*(d for d, _ in first), *(t for t, _ in sums)]
         inner += [*(d for d, _ in flowing), *wanted, *(r for r, _ in rows), *kept]
-        fetches = [t for t in (*self.to_state, *self.to_kept, *self.to_row) if t is not None]
+        whole = dict(rows) | dict(zip(wanted, stacks, strict=True))
+        stacked = [t for t in self.behind.needed if t not in whole]
+        fetches = [t for t in (*self.to_state, *self.to_kept, *self.to_row, *stacked) if t is not None]
         outputs = loop(
             [
                 *([node.outputs[self.carried]] if counted else []),
@@ -413,10 +408,12 @@ class _Backward:
         )
         found = list(outputs) if isinstance(outputs, tuple) else [outputs]
         to_state, to_kept = iter(found[: len(first)]), iter(found[len(first) : len(first) + len(sums)])
-        to_row = iter(found[len(first) + len(sums) + 1 :])
+        rest = found[len(first) + len(sums) + 1 :]
+        to_row, last = iter(rest), rest[len(rest) - len(stacked) :]
+        made = self.behind.build(whole | dict(zip(stacked, last, strict=True)))
         return (
             *(None for _ in range(self.counted)),
             *(None if d is None else next(to_state) for d in self.d_state),
             *(None if t is None else next(to_row) for t in self.to_row),
-            *(None if t is None else next(to_kept) for t in self.sums),
+            *(made.get(t) if total is None else next(to_kept) for t, total in zip(self.kept, self.sums, strict=True)),
         )

@@ -7,6 +7,7 @@ computed at once. What the nodes mean is `control`'s matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies
 from flowrt.op import active_builder, as_value, common_dtype, located
+from flowrt.ops.ahead import products_ahead
 from flowrt.ops.body import Traced, as_tensor, awaited, capture, changes_state, close, trace
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import astype
@@ -183,6 +185,9 @@ def _build_loop(
         test = trace(graph, f"{name}/cond", cond_fn, Structure(tuple, (), (form,)), invariants)
     both = [traced] if test is None else [traced, test]
     answers, ys_form = _loop_answers(traced, form, invariants, stacks=rows_form is not None)
+    ahead = products_ahead(traced, answers, dict(zip(traced.parameters[len(start) :], scanned, strict=True)))
+    traced = replace(traced, parameters=(*traced.parameters, *ahead))
+    scanned = [*scanned, *ahead.values()]
     captured = capture(both)
     body = close(traced, answers, captured)
     condition = None if test is None else close(test, [_condition(test)], captured)

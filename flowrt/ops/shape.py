@@ -264,6 +264,37 @@ def place(x: Spec, shape: Spec, key: Any) -> Spec:
     return out
 
 
+def joined(parts: Sequence[Any]) -> Any:
+    """The sum of ``parts``, where all are placed side by side and fill their shape: put together. Else None."""
+    if not all(getattr(getattr(part, "op", None), "op", None) is place and part.spec.known for part in parts):
+        return None
+    whole = parts[0].spec.dims
+    stretches = [_stretch(part.op.attrs["key"], whole) if part.spec.dims == whole else None for part in parts]
+    ordered = sorted((found, number) for number, found in enumerate(stretches) if found is not None)
+    axes = {axis for (axis, _, _), _ in ordered}
+    if len(ordered) < len(parts) or len(axes) > 1:
+        return None
+    axis, reached = axes.pop(), 0
+    for (_, start, count), _ in ordered:
+        if start != reached:
+            return None
+        reached += count
+    if reached != whole[axis]:
+        return None
+    return concat([parts[number].op.inputs[0] for _, number in ordered], axis=axis)
+
+
+def _stretch(key: Sequence[Any], shape: Sequence[int]) -> tuple[int, int, int] | None:
+    """(axis, start, count) where ``key`` names a stretch along one axis and all of the others."""
+    steps = index_steps(key, shape)
+    if any(step.axis is None or not step.kept or step.step != 1 for step in steps):
+        return None
+    partial = [step for step in steps if step.count != shape[step.axis or 0]]
+    if len(partial) != 1 or partial[0].axis is None or partial[0].start is None or not partial[0].count:
+        return None
+    return partial[0].axis, partial[0].start, partial[0].count
+
+
 @place.gradient
 def place_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return getitem(dy, node.attrs["key"]), None
