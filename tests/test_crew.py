@@ -247,13 +247,28 @@ def test_helpers_sleep_and_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     crew.close()
 
 
+def test_launches_of_more_chunks_than_have_a_place_are_shared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew(at.MOST_PLACES // schedule.CHUNKS_PER_THREAD + 2, "many")
+    make = PlanMaker()
+    x = make.feed("float32", (5000,))
+    plan, data = make.plan(make.node("tanh", make.node("add", x, x))), array(5000)
+    tape = divided(tape_of(plan, data), plan, crew, monkeypatch)
+    assert tape.pace is not None
+    assert tape.pace.division is not None
+    assert tape.pace.division.schedule.tasks[0].chunks > at.MOST_PLACES
+    (expected,) = tape.run(words(), [data])
+    for _ in range(20):
+        assert tape.run(words(), [data], crew=crew)[0].tobytes() == expected.tobytes()
+    crew.close()
+
+
 def test_a_pace_learns_from_the_fastest_of_the_first_runs() -> None:
     make = PlanMaker()
     x = make.feed("float32", (1 << 10,))
     y = make.node("negative", make.node("add", x, x))
     plan = make.plan(y)
     launches = tape_of(plan, array(1 << 10)).recording.launches
-    for fastest, chunks in [([30_100, 30_100], [6, 6]), ([30_100, 3], None), ([100_000, 12_000], [6, 2])]:
+    for fastest, chunks in [([30_100, 30_100], [6, 6]), ([30_100, 3], None), ([100_000, 5_000], [6, 2])]:
         pace = Pace(plan, launches, 2)
         assert pace.division is None
         for run in ([10**9, fastest[1]], [fastest[0], 10**9], [10**9, 10**9]):

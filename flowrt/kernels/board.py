@@ -19,10 +19,12 @@ BOARD_ALIGNMENT = 128
 COUNT_BITS = 20
 COUNT_MASK, TURN_MASK = (1 << COUNT_BITS) - 1, (1 << 23) - 1
 
-# A share: what stays for all runs, the counters of one run, then for each task how many tasks it still waits for and
-# how many of its chunks are left, then the chunks offered in their order, then the other threads' words and bases.
+# A share: what stays for all runs, the counters of one run, then for each task how many tasks it still waits for, how
+# many of its chunks are left and which were begun, then the tasks of the chunks offered in their order, then the other
+# threads' words and bases.
 NODES, TASKS, TASK_COUNT, FOLLOWERS, CHUNKS, TIMES, ROW, ROW_WORDS, ROWS, LOCAL, LOCAL_BYTES = range(11)
 FINISHED, FAILED, COUNTERS_END = 16, 32, 48
+WAITS, LEFT, BEGUN, TASK_COUNTERS = range(4)  # of so many words for each task
 
 # A task: its launches, its chunks, its followers (positions in their list) and how many tasks it waits for.
 TASK_FIRST, TASK_STOP, TASK_CHUNKS, FOLLOWERS_FROM, FOLLOWERS_STOP, TASK_WAITS, TASK_WORDS = range(7)
@@ -34,3 +36,4 @@ STATUS_BITS = 32  # what failed: the launch above these bits, its status in them
 
 ALIGNED_UNITS = 64  # chunks of many units begin at multiples of this, as the vectors inside do
 EVEN_UNITS = 1024  # a chunk's units from which that matters no more
+MOST_PLACES = 62  # chunks of a task up to which each has a bit

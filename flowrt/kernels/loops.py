@@ -1,9 +1,10 @@
 """The loops that run tapes: one thread alone, and several that share one. Imported only where they must be compiled.
 
 Law: nothing here waits for a thread that holds no chunk. A tape's tasks become *chunks*; those ready are offered in one
-list, and whoever takes one, by one compare-and-swap of the slot's ticket, runs it. Who finishes a task's last chunk
-offers the tasks that waited for it alone. The caller goes on until all chunks are finished; helpers come and go. After
-a failure the chunks left are taken and not run, so that every run ends in one way.
+list, and whoever takes one, by one compare-and-swap of the slot's ticket, runs it: of the task's chunks the next in
+its own part, so that in one launch after another a thread meets the same stretches of memory. Who finishes a task's
+last chunk offers the tasks that waited for it alone. The caller goes on until all chunks are finished; helpers come and
+go. After a failure the chunks left are taken and not run, so that every run ends in one way.
 
 A helper with nothing to do watches the board for a while, then sleeps in a read of the crew's pipe, and is counted
 among the sleepers: who offers chunks takes sleepers from the count and writes a byte for each.
@@ -148,9 +149,9 @@ def _offer(board: int, slot: int, share: int, task: int) -> None:
     chunks, tasks = word_at(entry, at.TASK_CHUNKS), word_at(share, at.TASK_COUNT)
     ticket = _add(slot, 0, chunks << at.COUNT_BITS)
     first, taken = (ticket >> at.COUNT_BITS) & at.COUNT_MASK, ticket & at.COUNT_MASK
-    offered = at.COUNTERS_END + 2 * tasks + first
+    offered = at.COUNTERS_END + at.TASK_COUNTERS * tasks + first
     for chunk in range(chunks):
-        _store(share, offered + chunk, ((task << at.COUNT_BITS) | chunk) + 1)
+        _store(share, offered + chunk, task + 1)
     waiting = first + chunks - taken
     if waiting > 1 and _load(board, at.ASLEEP) > 0:
         _wake(board, waiting - 1)
@@ -223,24 +224,43 @@ def _may_run(share: int, left: int, chunks: int) -> Any:
 
 
 @njit(**OPTIONS)
-def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int) -> None:
-    """Run the chunk that was taken with ``ticket``, and offer what has waited for it alone."""
+def _pick(board: int, share: int, begun: int, chunks: int, lane: int) -> Any:
+    """The chunk that ``lane`` is to run of a task of which it took one: the next in its own part, then of others'."""
+    if chunks == 1:
+        return 0
+    if chunks > at.MOST_PLACES:
+        return _add(share, begun, 1)
+    first, state = chunks * lane // word_at(board, at.THREADS), _load(share, begun)
+    while True:
+        chunk = first
+        while (state >> chunk) & 1:
+            chunk = chunk + 1 if chunk + 1 < chunks else 0
+        seen = _replace(share, begun, state, state | (1 << chunk))
+        if seen == state:
+            return chunk
+        state = seen
+
+
+@njit(**OPTIONS)
+def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int, lane: int) -> None:
+    """Run the chunk that ``lane`` took with ``ticket``, and offer what has waited for it alone."""
     tasks = word_at(share, at.TASK_COUNT)
-    place = at.COUNTERS_END + 2 * tasks + (ticket & at.COUNT_MASK)
-    chunk = _load(share, place)
-    while chunk == 0:  # whoever offers it has yet to write it down
+    place = at.COUNTERS_END + at.TASK_COUNTERS * tasks + (ticket & at.COUNT_MASK)
+    task = _load(share, place) - 1
+    while task < 0:  # whoever offers it has yet to write it down
         _pause()
-        chunk = _load(share, place)
-    task, chunk = (chunk - 1) >> at.COUNT_BITS, (chunk - 1) & at.COUNT_MASK
+        task = _load(share, place) - 1
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
-    chunks, left = word_at(entry, at.TASK_CHUNKS), at.COUNTERS_END + tasks + task
+    counters = at.COUNTERS_END + at.TASK_COUNTERS * task
+    chunks, left = word_at(entry, at.TASK_CHUNKS), counters + at.LEFT
+    chunk = _pick(board, share, counters + at.BEGUN, chunks, lane)
     if _may_run(share, left, chunks):
         _run_task(share, words, entry, chunk)
     if chunks == 1 or (_add(share, left, -1) & at.COUNT_MASK) == 1:
         followers = word_at(share, at.FOLLOWERS)
         for number in range(word_at(entry, at.FOLLOWERS_FROM), word_at(entry, at.FOLLOWERS_STOP)):
             follower = word_at(followers, number)
-            if _add(share, at.COUNTERS_END + follower, -1) == 1:
+            if _add(share, at.COUNTERS_END + at.TASK_COUNTERS * follower + at.WAITS, -1) == 1:
                 _offer(board, slot, share, follower)
     _add(share, at.FINISHED, 1)  # from here on the share may be gone
 
@@ -250,10 +270,12 @@ def _begin(share: int) -> None:
     """Set a share's counters for a new run."""
     tasks, count = word_at(share, at.TASKS), word_at(share, at.TASK_COUNT)
     for task in range(count):
-        set_word(share, at.COUNTERS_END + task, word_at(tasks, at.TASK_WORDS * task + at.TASK_WAITS))
-        set_word(share, at.COUNTERS_END + count + task, word_at(tasks, at.TASK_WORDS * task + at.TASK_CHUNKS))
+        counters = at.COUNTERS_END + at.TASK_COUNTERS * task
+        set_word(share, counters + at.WAITS, word_at(tasks, at.TASK_WORDS * task + at.TASK_WAITS))
+        set_word(share, counters + at.LEFT, word_at(tasks, at.TASK_WORDS * task + at.TASK_CHUNKS))
+        set_word(share, counters + at.BEGUN, 0)
     for chunk in range(word_at(share, at.CHUNKS)):
-        set_word(share, at.COUNTERS_END + 2 * count + chunk, 0)
+        set_word(share, at.COUNTERS_END + at.TASK_COUNTERS * count + chunk, 0)
     set_word(share, at.FAILED, at.NOTHING_FAILED)
     set_word(share, at.FINISHED, 0)
 
@@ -300,7 +322,7 @@ def _run_shared(board: int, slot: int, share: int) -> None:
     while _load(share, at.FINISHED) != total:
         ticket = _take(slot)
         if ticket >= 0:
-            _run_chunk(board, slot, share, words, ticket)
+            _run_chunk(board, slot, share, words, ticket, 0)
             spins = 0
             continue
         _pause()
@@ -362,7 +384,7 @@ def _help(board: int, lane: int, unused: int, unused_too: int) -> None:
             if turn != known or number != known_slot:
                 words = _copy_row(share, lane)
                 known, known_slot = turn, number
-            _run_chunk(board, slot, share, words, ticket)
+            _run_chunk(board, slot, share, words, ticket, lane)
             spins = 0
             continue
         number = (number + 1) % slots

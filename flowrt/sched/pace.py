@@ -59,7 +59,7 @@ class Share:
     def __init__(self, division: Division, nodes: int, row: int, row_words: int, local: Array) -> None:
         self.division, self._local = division, local
         helpers = division.threads - 1
-        counters = -(-(at.COUNTERS_END + 2 * division.count + division.chunks) // 16) * 16
+        counters = -(-(at.COUNTERS_END + at.TASK_COUNTERS * division.count + division.chunks) // 16) * 16
         self._words = aligned_zeros(counters + helpers * row_words)
         self.address = int(self._words.ctypes.data)
         self._words[at.NODES], self._words[at.ROW], self._words[at.ROW_WORDS] = nodes, row, row_words

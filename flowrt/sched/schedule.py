@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from flowrt.plan import Plan
     from flowrt.sched.recording import Launch
 
-CHUNK = 5e-6  # seconds: handing a chunk to another core costs about 0.2 µs
+CHUNK = 2e-6  # seconds: handing a chunk to another core costs about 0.2 µs
 CHUNKS_PER_THREAD = 3  # so that a thread which falls behind is waited for a third of a part
-TASK = 3e-6  # launches shorter than this are run in stretches of about as much
+TASK = 1e-6  # launches shorter than this are run in stretches of about as much
 TINY = 50e-9  # seconds: of launches that are shorter on average, handing over costs what it saves
 OVERHEAD = 0.2e-6  # seconds a chunk costs beside its work
 WORTHWHILE = 50e-6  # seconds: waking a thread and sharing caches with it costs about half as much
