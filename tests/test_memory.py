@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,20 @@ def test_what_is_held_is_counted_until_nobody_refers_to_it() -> None:
     del part
     gc.collect()
     assert memory.held == 0
+
+
+def test_what_is_to_last_begins_at_a_cache_line_and_is_counted_while_any_of_it_is_in_use() -> None:
+    memory = Memory()
+    for shape in ((1 << 12,), (1001, 3), (1 << 20, 2)):
+        array = memory.lasting(shape, np.dtype(np.float32))
+        assert (array.shape, array.dtype, array.flags.c_contiguous) == (shape, np.float32, True)
+        assert array.ctypes.data % 64 == 0
+        array[...] = 1
+        row = array[:1]
+        del array
+        assert memory.held == 4 * math.prod(shape)
+        del row
+        assert memory.held == 0
 
 
 def test_small_arrays_are_not_worth_their_count() -> None:

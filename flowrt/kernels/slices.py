@@ -39,7 +39,7 @@ def slot_of(row: int, bits: int) -> Any:
 
 
 @jitable
-def find_groups(indices: Any, groups: Any, table: Any, member: Any, counts: Any, size: int, bits: int) -> int:
+def find_groups(indices: Any, groups: Any, table: Any, member: Any, counts: Any, size: int, bits: int) -> Any:
     """Tell each index its group, -1 where it is no row's; answers how many groups there are, -1 for a bad index."""
     count, found = indices.size, np.uint64(0)
     rows, one, mask = np.uint64(count + 2), np.uint64(1), np.uint64(table.size - 1)

@@ -191,7 +191,7 @@ class Executor:
         for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
             value = variables.find(name, spec) if name in unit.begins else variables.value(name, spec)
             if value is None:
-                value = begun[name] = self.memory.empty(spec.concrete, spec.dtype)
+                value = begun[name] = self.memory.lasting(spec.concrete, spec.dtype)
             memory.append(value)
         places = [address(value) for value in memory]
         outputs = tape.run_at(words, inputs, places, crew=crew)

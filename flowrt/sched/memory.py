@@ -22,6 +22,7 @@ from flowrt.errors import ResourceError
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 COUNTED = 4096  # bytes
+LINE = 64  # bytes that memory answers at once
 LOOKED_AT = 64 << 20  # bytes below which nobody looks at what the machine has left, which takes some 50 µs
 IDLE_BYTES = 1 << 30  # that are kept for steps to come
 
@@ -88,6 +89,19 @@ class Memory:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < COUNTED:
             return np.empty(shape, dtype)
+        return self._made(nbytes, shape, dtype)
+
+    def lasting(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty` for a variable, beginning at a cache line: a row of 64 bytes is then one line, not parts of two."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < COUNTED:
+            return np.empty(shape, dtype)
+        whole = self._made(nbytes, (nbytes + LINE,), np.dtype(np.uint8))
+        start = -int(whole.ctypes.data) % LINE
+        return whole[start : start + nbytes].view(dtype).reshape(shape)
+
+    def _made(self, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array, counted as ``nbytes``."""
         if not self._take(nbytes):
             self.admit(nbytes)
             if not self._take(nbytes):  # somebody else took it meanwhile

@@ -192,7 +192,9 @@ def write_variable(node: PlanNode, inputs: Sequence[Array], run: Array, variable
         return
     held = variables.find(name, spec)
     if held is None:
-        variables.begin(name, memory.copy(value))
+        held = memory.lasting(value.shape, value.dtype)
+        np.copyto(held, value)
+        variables.begin(name, held)
     else:
         np.copyto(held, value)
 
