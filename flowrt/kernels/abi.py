@@ -12,6 +12,8 @@ OPTIONS = {
     "fastmath": {"contract", "nsz", "arcp"},  # all of it would break NaN
     "error_model": "numpy",
     "_nrt": False,  # a kernel that allocates does not compile
+    "no_cpython_wrapper": True,  # nothing but compiled code calls it
+    "no_cfunc_wrapper": True,
 }
 INLINED = OPTIONS | {"forceinline": True}  # a call left in a loop would keep it from being vectorised
 WORD = ir.IntType(64)

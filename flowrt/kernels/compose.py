@@ -9,12 +9,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
-from numba import njit, typeof, types
+from numba import typeof, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
-from flowrt.kernels.abi import INLINED, ONE, WORD, ZERO
+from flowrt.kernels.abi import ONE, WORD, ZERO
+from flowrt.kernels.lowering import Lowered
 
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @lru_cache(1024)
 def scalar_function(function: Callable[..., Any]) -> Any:
     """``function`` compiled for scalars, once for all expressions it is part of."""
-    return njit(function, **INLINED)
+    return Lowered(function, inlined=True)
 
 
 @dataclass(frozen=True, slots=True)

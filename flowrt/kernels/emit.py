@@ -11,27 +11,24 @@ a kernel raises, its entry sets the run's status instead.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba import types
+from numba.extending import intrinsic
 from numba.np import numpy_support
 from numba.np.arrayobj import make_array, populate_array
 
-from flowrt.errors import GraphError
-from flowrt.kernels.abi import ENTRY, INLINED, OPTIONS
+from flowrt.kernels.abi import ENTRY
 from flowrt.kernels.abi import WORD as _WORD
 from flowrt.kernels.abi import operand_address as _operand_address
 from flowrt.kernels.abi import pointer as _pointer
 from flowrt.kernels.abi import word as _word
 from flowrt.kernels.emit_folds import bind_folds
 from flowrt.kernels.expression import one_function
+from flowrt.kernels.lowering import Lowered, bind, is_bound, linked_object
 from flowrt.kernels.micro import STUBS
 from flowrt.kernels.scalar_loops import scalar_loops
 from flowrt.kernels.table import JITABLES, Form, Kernel
@@ -39,7 +36,6 @@ from flowrt.kernels.tile import implementation
 
 RUN_WORDS = 4
 RAISED = 4  # of launch.FAILURES
-_bound: set[Any] = set()
 
 
 def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[Any]) -> Any:
@@ -103,7 +99,7 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
     one of the vectors' elements.
     """
     kind = types.Array(numpy_support.from_dtype(np.dtype(dtype)), 1, "C")
-    combine = njit(function, **OPTIONS)
+    combine = Lowered(function)
 
     @intrinsic
     def vector(typing_context: Any, bases: Any, block: Any, operand: Any, length: Any) -> Any:
@@ -133,31 +129,23 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
 def bind_helpers() -> None:
     """Let compiled kernels call the families' plain helpers, the folds and the register tiles."""
     for helper in JITABLES:
-        if helper not in _bound:
-            _bound.add(helper)
-            overload(helper, strict=False, jit_options=INLINED)(_itself(helper))
-    if "folds" not in _bound:
-        _bound.add("folds")
-        bind_folds()
+        if not is_bound(helper):
+            bind(helper, Lowered(helper, inlined=True))
     for stub, made in STUBS.items():
-        if stub not in _bound:
-            _bound.add(stub)
-            overload(stub, strict=False)(_itself(_calling(implementation(made))))
+        if not is_bound(stub):
+            bind(stub, Lowered(_calling(implementation(made))))
+    bind_folds()
 
 
 def _calling(code: Any) -> Callable[..., None]:
     return lambda like, words: code(like, words)
 
 
-def _itself(helper: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: helper
-
-
 def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str, symbol: str) -> bytes:
     """The object code of one variant of ``kernel``, whose entry is named ``symbol``."""
     bind_helpers()
     if kernel.form is Form.ARRAYS:
-        body = njit(kernel.function, **OPTIONS)
+        body = Lowered(kernel.function)
         arguments = _arguments(dtypes, ranks, words, kernel.takes_range, kernel.takes_run)
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
@@ -196,87 +184,14 @@ def call_entry(typing_context: Any, entry: Any, bases: Any, block: Any, begin: A
     return types.void(*[types.intp] * 5), codegen
 
 
-def _guarded(entry: Callable[..., None]) -> Any:
-    """An intrinsic that calls ``entry`` and, where that raised, says so in the run's status."""
-    made = _compiled(entry, ENTRY)
-
-    @intrinsic
-    def guarded(typing_context: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            context.add_linking_libs([made.library])
-            status, _ = context.call_internal_no_propagate(builder, made.fndesc, made.signature, args)
-            with cgutils.if_unlikely(builder, status.is_error):
-                run = builder.load(_pointer(builder, args[0], _WORD))
-                builder.store(ir.Constant(_WORD, RAISED), _pointer(builder, run, _WORD))
-            return context.get_dummy_value()
-
-        return ENTRY, codegen
-
-    return guarded
-
-
-def _compiled(function: Callable[..., Any], signature: Any) -> Any:
-    body = njit(function, **OPTIONS)
-    body.compile(signature.args)
-    return body.overloads[signature.args]
-
-
-def unguarded(function: Callable[..., Any], signature: Any) -> Any:
-    """An intrinsic that calls a ``function`` of three arguments that cannot raise, though Numba does not see it."""
-    made = _compiled(function, signature)
-
-    @intrinsic
-    def called(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            context.add_linking_libs([made.library])
-            return context.call_internal_no_propagate(builder, made.fndesc, made.signature, args)[1]
-
-        return signature, codegen
-
-    return called
-
-
 def object_code(entry: Callable[..., None], symbol: str) -> bytes:
-    """The object that holds ``entry`` under the name ``symbol``, and nothing else to be seen."""
-    guarded = _guarded(entry)
+    """The object that holds ``entry`` under the name ``symbol``, and nothing else to be seen.
 
-    def outer(bases: int, block: int, begin: int, end: int) -> None:
-        guarded(bases, block, begin, end)
-
-    return sealed(cfunc(ENTRY, **OPTIONS)(outer), symbol)
-
-
-def sealed(compiled: Any, symbol: str) -> bytes:
-    """The object code of a compiled ``cfunc`` under the name ``symbol``, which alone is to be seen."""
-    module = llvm.parse_assembly(compiled.inspect_llvm().replace(compiled._wrapper_name, symbol))
-    _seal(module, symbol)
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
-        jit=False,
-    )
-    code: bytes = machine.emit_object(module)
-    return code
-
-
-def _seal(module: Any, symbol: str) -> None:
-    """Leave nothing to be seen but ``symbol``, and nothing missing but what every process has.
-
-    Numba counts functions per process, so objects of two processes use one name for different functions; loaded into
-    a third, the first would stand for both.
+    Where it raises, it says so in the run's status.
     """
-    for number, value in enumerate([*module.functions, *module.global_variables]):
-        if not value.is_declaration:
-            if value.name != symbol:
-                value.linkage = "internal"
-                value.name = f"{symbol}.{number}"
-        elif not value.name.startswith("llvm.") and not _offered(value.name):
-            raise GraphError(f"it needs {value.name} when it runs, which no kernel has")
+    return linked_object(entry, ENTRY, symbol, _say_raised)
 
 
-def _offered(symbol: str) -> bool:
-    """Whether any process can resolve ``symbol`` without Python or Numba: it is in C's library of functions."""
-    return not symbol.startswith(("Py", "_Py")) and hasattr(ctypes.CDLL(None), symbol)
+def _say_raised(builder: Any, arguments: Sequence[Any]) -> None:
+    run = builder.load(_pointer(builder, arguments[0], _WORD))
+    builder.store(ir.Constant(_WORD, RAISED), _pointer(builder, run, _WORD))

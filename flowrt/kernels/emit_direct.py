@@ -13,13 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from flowrt.kernels import direct as at
-from flowrt.kernels.abi import OPTIONS
-from flowrt.kernels.emit import sealed, set_word, unguarded, word_at
+from flowrt.kernels.emit import set_word, word_at
+from flowrt.kernels.lowering import Lowered, linked_object
 
 _WORD = ir.IntType(64)
 _NOT_RUN = -1  # instead of an answer
@@ -289,20 +289,15 @@ def _direct(self: int, values: int, count: int) -> Any:
 
 
 fits, past, let_go, leaf, add_to_mark, put = (
-    njit(function, **OPTIONS) for function in (_fits, _past, _let_go, _leaf, _add_to_mark, _put)
+    Lowered(function) for function in (_fits, _past, _let_go, _leaf, _add_to_mark, _put)
 )
 all_fit, make, first_hold, granted, run, fail, fill, put_away = (
-    njit(function, **OPTIONS) for function in (_all_fit, _make, _first_hold, _granted, _run, _fail, _fill, _put_away)
+    Lowered(function) for function in (_all_fit, _make, _first_hold, _granted, _run, _fail, _fill, _put_away)
 )
-claim, give_back, planned = (njit(function, **OPTIONS) for function in (_claim, _give_back, _planned))
+claim, give_back, planned = (Lowered(function) for function in (_claim, _give_back, _planned))
 
 
 def emit_direct(symbol: str) -> bytes:
     """The object code of the C function ``symbol(self, values, count)``, of Python's kind METH_FASTCALL."""
     signature = types.intp(types.intp, types.intp, types.intp)
-    inner = unguarded(_direct, signature)
-
-    def outer(self: int, values: int, count: int) -> Any:
-        return inner(self, values, count)
-
-    return sealed(cfunc(signature, **OPTIONS)(outer), symbol)
+    return linked_object(_direct, signature, symbol, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -32,8 +33,9 @@ OPERATIONS: dict[Callable[..., Any], tuple[Callable[[Any, Any], Any], Callable[.
 }
 
 
+@cache
 def bind_folds() -> None:
-    """Let compiled kernels call the folds. To be called once."""
+    """Let compiled kernels call the folds."""
     for fold, (build, exact) in OPERATIONS.items():
         overload(fold, strict=False, jit_options=INLINED)(_chosen(_instruction(build), exact))
 

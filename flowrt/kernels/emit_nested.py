@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from flowrt.kernels import nested
-from flowrt.kernels.abi import OPTIONS, pointer
+from flowrt.kernels.abi import pointer
 from flowrt.kernels.emit import RUN_WORDS, call_entry, object_code, set_word, word_at
+from flowrt.kernels.lowering import Lowered
 
 _BYTE = ir.IntType(8)
 
@@ -63,19 +64,19 @@ def _clear_bytes(typing_context: Any, target: Any, count: Any) -> Any:
     return types.void(types.intp, types.intp), codegen
 
 
-@njit(**OPTIONS)
+@Lowered
 def _address(bases: int, block: int, at: int) -> int:
     """The address that the slot and offset at two words of the block mean."""
     return int(word_at(bases, word_at(block, at)) + word_at(block, at + 1))
 
 
-@njit(**OPTIONS)
+@Lowered
 def stopped(bases: int) -> bool:
     run = word_at(bases, 0)
     return bool(word_at(run, 0) != 0 or word_at(word_at(run, RUN_WORDS - 1), 0) != 0)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _run(bases: int, block: int, at: int) -> bool:
     """Run the launches of a table, whose length and place stand at two words of the block; False where one stopped."""
     count, table = word_at(block, at), block + 8 * word_at(block, at + 1)
@@ -87,7 +88,7 @@ def _run(bases: int, block: int, at: int) -> bool:
     return True
 
 
-@njit(**OPTIONS)
+@Lowered
 def _point_at_constants(bases: int, block: int, at: int) -> None:
     count, table = word_at(block, at), block + 8 * word_at(block, at + 1)
     for _ in range(count):
@@ -95,7 +96,7 @@ def _point_at_constants(bases: int, block: int, at: int) -> None:
         table += 8 * CONSTANT_WORDS
 
 
-@njit(**OPTIONS)
+@Lowered
 def _point_at_rows(bases: int, block: int, at: int, row: int) -> None:
     count, table = word_at(block, at), block + 8 * word_at(block, at + 1)
     for _ in range(count):
@@ -108,7 +109,7 @@ def _branch(bases: int, block: int, begin: int, end: int) -> None:
     _run(bases, block, TRUES if _byte_at(_address(bases, block, BRANCH_PRED)) else FALSES)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _most_turns(bases: int, block: int) -> int:
     """How many turns there are at most, or -1 where only the condition ends the loop."""
     limit, rows = word_at(block, LIMIT), word_at(block, ROWS)
@@ -119,7 +120,7 @@ def _most_turns(bases: int, block: int) -> int:
     return int(most)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _begin(bases: int, block: int) -> None:
     count, table = word_at(block, CARRIED), block + 8 * word_at(block, CARRIED_TABLE)
     for _ in range(count):
@@ -127,7 +128,7 @@ def _begin(bases: int, block: int) -> None:
         table += 8 * CARRIED_WORDS
 
 
-@njit(**OPTIONS)
+@Lowered
 def _aim(bases: int, block: int, last: bool) -> None:
     """Have the next turn write what it carries on to where it is to end, or to the other place."""
     count, table = word_at(block, CARRIED), block + 8 * word_at(block, CARRIED_TABLE)
@@ -137,7 +138,7 @@ def _aim(bases: int, block: int, last: bool) -> None:
         table += 8 * CARRIED_WORDS
 
 
-@njit(**OPTIONS)
+@Lowered
 def _carry_on(bases: int, block: int) -> None:
     count, table = word_at(block, CARRIED), block + 8 * word_at(block, CARRIED_TABLE)
     for _ in range(count):
@@ -146,7 +147,7 @@ def _carry_on(bases: int, block: int) -> None:
         table += 8 * CARRIED_WORDS
 
 
-@njit(**OPTIONS)
+@Lowered
 def _end(bases: int, block: int, done: int) -> None:
     """Bring what was carried last to where it belongs; leave no row of a stack as it was found."""
     count, table = word_at(block, CARRIED), block + 8 * word_at(block, CARRIED_TABLE)

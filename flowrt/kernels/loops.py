@@ -17,13 +17,13 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from flowrt.kernels import board as at
-from flowrt.kernels.abi import OPTIONS
 from flowrt.kernels.emit import RUN_WORDS, call_entry, object_code, set_word, word_at
+from flowrt.kernels.lowering import Lowered
 
 _WORD = ir.IntType(64)
 _PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": ("llvm.aarch64.hint", (1,))}
@@ -114,7 +114,7 @@ def _two_words(typing_context: Any) -> Any:
     return types.intp(), codegen
 
 
-@njit(**OPTIONS)
+@Lowered
 def _now() -> Any:
     """Nanoseconds."""
     place = _two_words()
@@ -122,7 +122,7 @@ def _now() -> Any:
     return word_at(place, 0) * 1_000_000_000 + word_at(place, 1)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _recruit(board: int, wanted: int) -> Any:
     """Take up to ``wanted`` helpers from the sleepers' count."""
     many = _load(board, at.ASLEEP)
@@ -135,14 +135,14 @@ def _recruit(board: int, wanted: int) -> Any:
     return 0
 
 
-@njit(**OPTIONS)
+@Lowered
 def _wake(board: int, wanted: int) -> None:
     taken = _recruit(board, min(wanted, 512))
     if taken > 0:
         _write(word_at(board, at.WRITE_END), board + 8 * at.BYTES, taken)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _offer(board: int, slot: int, share: int, task: int) -> None:
     """Put a task's chunks in the list and wake who is wanted for them."""
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
@@ -157,7 +157,7 @@ def _offer(board: int, slot: int, share: int, task: int) -> None:
         _wake(board, waiting - 1)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _take(slot: int) -> Any:
     """The ticket with which a chunk of the slot was taken; -1 where none is offered."""
     ticket = _load(slot, 0)
@@ -169,7 +169,7 @@ def _take(slot: int) -> Any:
     return -1
 
 
-@njit(**OPTIONS)
+@Lowered
 def _limit(units: int, chunk: int, chunks: int) -> Any:
     """The first unit of a chunk."""
     limit = units // chunks * chunk + units % chunks * chunk // chunks
@@ -178,7 +178,7 @@ def _limit(units: int, chunk: int, chunks: int) -> Any:
     return limit
 
 
-@njit(**OPTIONS)
+@Lowered
 def _run_launch(share: int, words: int, launch: int, begin: int, end: int) -> None:
     """Run a range of a launch on the bases that follow these words, and tell of a failure."""
     node, times = word_at(share, at.NODES) + 8 * at.NODE_WORDS * launch, word_at(share, at.TIMES)
@@ -191,7 +191,7 @@ def _run_launch(share: int, words: int, launch: int, begin: int, end: int) -> No
         _least(share, at.FAILED, (launch << at.STATUS_BITS) | (status & 0xFFFFFFFF))
 
 
-@njit(**OPTIONS)
+@Lowered
 def _run_task(share: int, words: int, entry: int, chunk: int) -> None:
     first, stop, chunks = (word_at(entry, at.TASK_FIRST), word_at(entry, at.TASK_STOP), word_at(entry, at.TASK_CHUNKS))
     nodes = word_at(share, at.NODES)
@@ -205,7 +205,7 @@ def _run_task(share: int, words: int, entry: int, chunk: int) -> None:
             return
 
 
-@njit(**OPTIONS)
+@Lowered
 def _may_run(share: int, left: int, chunks: int) -> Any:
     """Whether a chunk is to be run: all of a launch's chunks or none, so that what it writes is never half-written.
 
@@ -223,7 +223,7 @@ def _may_run(share: int, left: int, chunks: int) -> Any:
     return state >= _DECIDED
 
 
-@njit(**OPTIONS)
+@Lowered
 def _pick(board: int, share: int, begun: int, chunks: int, lane: int) -> Any:
     """The chunk that ``lane`` is to run of a task of which it took one: the next in its own part, then of others'."""
     if chunks == 1:
@@ -241,7 +241,7 @@ def _pick(board: int, share: int, begun: int, chunks: int, lane: int) -> Any:
         state = seen
 
 
-@njit(**OPTIONS)
+@Lowered
 def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int, lane: int) -> None:
     """Run the chunk that ``lane`` took with ``ticket``, and offer what has waited for it alone."""
     tasks = word_at(share, at.TASK_COUNT)
@@ -265,7 +265,7 @@ def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int, lane:
     _add(share, at.FINISHED, 1)  # from here on the share may be gone
 
 
-@njit(**OPTIONS)
+@Lowered
 def _begin(share: int) -> None:
     """Set a share's counters for a new run."""
     tasks, count = word_at(share, at.TASKS), word_at(share, at.TASK_COUNT)
@@ -280,7 +280,7 @@ def _begin(share: int) -> None:
     set_word(share, at.FINISHED, 0)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _copy_row(share: int, lane: int) -> Any:
     """A helper's own words and bases, made from the caller's."""
     size = word_at(share, at.ROW_WORDS)
@@ -295,7 +295,7 @@ def _copy_row(share: int, lane: int) -> Any:
     return own
 
 
-@njit(**OPTIONS)
+@Lowered
 def _free_slot(board: int) -> Any:
     """A slot that is this run's from now on; 0 where others have them all."""
     for number in range(word_at(board, at.SLOTS)):
@@ -305,7 +305,7 @@ def _free_slot(board: int) -> Any:
     return 0
 
 
-@njit(**OPTIONS)
+@Lowered
 def _run_shared(board: int, slot: int, share: int) -> None:
     """Run a tape together with whoever comes."""
     _begin(share)
@@ -350,7 +350,7 @@ def _shared(board: int, share: int, span: int, unused: int) -> None:
     _store(slot, at.TAKEN, 0)
 
 
-@njit(**OPTIONS)
+@Lowered
 def _anything(board: int) -> Any:
     """Whether a helper has a reason to stay awake."""
     for number in range(word_at(board, at.SLOTS)):
@@ -360,7 +360,7 @@ def _anything(board: int) -> Any:
     return _load(board, at.CLOSED) != 0
 
 
-@njit(**OPTIONS)
+@Lowered
 def _sleep(board: int) -> None:
     _add(board, at.ASLEEP, 1)
     if _anything(board) and _recruit(board, 1) == 1:
@@ -401,7 +401,7 @@ def _help(board: int, lane: int, unused: int, unused_too: int) -> None:
                 spins = 0
 
 
-@njit(**OPTIONS)
+@Lowered
 def _run_alone(nodes: int, bases: int, span: int, times: int) -> None:
     """Run launches one after another.
 

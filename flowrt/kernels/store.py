@@ -54,7 +54,7 @@ def cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / f"flowrt-{os.geteuid()}"
 
 
-MAKERS = ("emit.py", "abi.py", "compose.py", "expression.py", "scalar_loops.py", "emit_folds.py")
+MAKERS = ("emit.py", "abi.py", "compose.py", "expression.py", "lowering.py", "scalar_loops.py", "emit_folds.py")
 
 
 @cache

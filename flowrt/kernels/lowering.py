@@ -1,0 +1,163 @@
+"""Python functions to one object: each is typed and lowered by itself, and all are optimised together, once.
+
+Law: what compiled code calls is `Lowered`: typed, brought to LLVM's terms, and no further. `linked_object` puts what an
+entry calls together, hides all but the entry, optimises it and makes machine code. Functions of Numba's own kind would
+each be optimised, given wrappers for Python and made machine code first, which took most of a compilation's time. Where
+a user's kernel calls such a function, it is linked as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import compiler
+from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.sigutils import normalize_signature
+
+from flowrt.errors import GraphError
+from flowrt.kernels.abi import INLINED, OPTIONS
+
+
+class _Library(AOTCodeLibrary):  # type: ignore[misc]
+    """A function and what it calls, linked; optimised only under a ``symbol``, which is then all there is to see."""
+
+    symbol = ""
+
+    def _optimize_final_module(self) -> None:
+        if self.symbol:
+            _hide_all_but(self._final_module, self.symbol)
+            super()._optimize_final_module()
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+
+
+class _Codegen(AOTCPUCodegen):  # type: ignore[misc]
+    """Numba's code generator for objects, for this machine's very features: some machines hide some of their CPU's."""
+
+    _library_class = _Library
+
+    def _customize_tm_features(self) -> str:
+        features: str = llvm.get_host_cpu_features().flatten()
+        return features
+
+
+@cache
+def _codegen() -> Any:
+    return _Codegen("flowrt", "host")
+
+
+class Lowered(CPUDispatcher):  # type: ignore[misc]
+    """A Python function for compiled code to call, lowered for each list of argument types that it is called with."""
+
+    def __init__(self, function: Callable[..., Any], *, inlined: bool = False) -> None:
+        super().__init__(function, targetoptions=dict(INLINED if inlined else OPTIONS) | {"nopython": True})
+
+    def compile(self, sig: Any) -> Any:
+        """What the function is known by to its callers, for arguments of these types."""
+        with global_compiler_lock, self._compiling_counter:
+            types, returned = normalize_signature(sig)
+            if types not in self.overloads:
+                self.overloads[types] = self._lower(types, returned)
+            return self.overloads[types].entry_point
+
+    def _lower(self, types: Any, returned: Any) -> Any:
+        flags = compiler.Flags()
+        self.targetdescr.options.parse_as_flags(flags, self.targetoptions)
+        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+        library = _codegen().create_library(self.py_func.__qualname__)
+        made = compiler.compile_extra(
+            self.typingctx, self.targetctx, self.py_func, types, returned, flags, {}, library=library
+        )
+        name = object()
+        self.targetctx.insert_user_function(name, made.fndesc, [library])
+        return made._replace(entry_point=name)
+
+
+_bound: dict[Callable[..., Any], Any] = {}
+
+
+def is_bound(function: Callable[..., Any]) -> bool:
+    """Whether something is compiled in the place of ``function`` already."""
+    return function in _bound
+
+
+def bind(function: Callable[..., Any], callee: Lowered) -> None:
+    """Have compiled code call ``callee`` where it calls the plain ``function``."""
+    _bound[function] = callee
+    typing = cpu_target.typing_context
+    typing.insert_global(function, typing.resolve_value_type(callee))
+
+
+def linked_object(function: Callable[..., Any], signature: Any, symbol: str, fail: Callable[..., None] | None) -> bytes:
+    """The object code of ``function`` as a C function ``symbol``, and nothing else to be seen.
+
+    Where it raises, what ``fail(builder, arguments)`` emits is done; without that it must not raise.
+    """
+    with global_compiler_lock:
+        lowered = Lowered(function)
+        lowered.compile(signature)
+        made = lowered.overloads[tuple(signature.args)]
+        library = _codegen().create_library(symbol)
+        library.symbol = symbol
+        library.add_linking_library(made.library)
+        library.add_ir_module(_entry(library.create_ir_module(symbol), lowered.targetctx, made, symbol, fail))
+        library.finalize()
+        return _machine_code(library)
+
+
+def _entry(module: Any, context: Any, made: Any, symbol: str, fail: Callable[..., None] | None) -> Any:
+    """The C function that calls what was ``made``, in ``module``."""
+    kinds = [context.get_value_type(kind) for kind in made.signature.args]
+    answer = context.get_value_type(made.signature.return_type) if fail is None else ir.VoidType()
+    entry = ir.Function(module, ir.FunctionType(answer, kinds), symbol)
+    builder = ir.IRBuilder(entry.append_basic_block())
+    status, value = context.call_internal_no_propagate(builder, made.fndesc, made.signature, entry.args)
+    if fail is None:
+        builder.ret(value)
+        return module
+    with builder.if_then(status.is_error, likely=False):
+        fail(builder, entry.args)
+    builder.ret_void()
+    return module
+
+
+def _machine_code(library: Any) -> bytes:
+    module = llvm.parse_bitcode(library.emit_bitcode())
+    for value in [*module.functions, *module.global_variables]:
+        if value.is_declaration and not value.name.startswith("llvm.") and not _offered(value.name):
+            raise GraphError(f"it needs {value.name} when it runs, which no kernel has")
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="default",
+        jit=False,
+    )
+    code: bytes = machine.emit_object(module)
+    return code
+
+
+def _hide_all_but(module: Any, symbol: str) -> None:
+    """Leave nothing to be seen but ``symbol``, before what is then called from one place is optimised.
+
+    Numba counts functions per process, so objects of two processes use one name for different functions; loaded into
+    a third, the first would stand for both.
+    """
+    for number, value in enumerate([*module.functions, *module.global_variables]):
+        if not value.is_declaration and value.name != symbol:
+            value.linkage = "internal"
+            value.name = f"{symbol}.{number}"
+
+
+def _offered(symbol: str) -> bool:
+    """Whether any process can resolve ``symbol`` without Python or Numba: it is in C's library of functions."""
+    return not symbol.startswith(("Py", "_Py")) and hasattr(ctypes.CDLL(None), symbol)
