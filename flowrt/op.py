@@ -112,14 +112,33 @@ def as_attr(value: Any) -> Attr:
     if isinstance(value, (list, tuple)):
         return tuple(as_attr(item) for item in value)
     if isinstance(value, np.ndarray):
-        frozen = np.array(value)
-        frozen.setflags(write=False)
-        return frozen
+        return np.asarray(value) if _never_changes(value) else frozen(np.array(value))
     if isinstance(value, (np.dtype, type)):
         return as_dtype(value).name
     if isinstance(value, Plan):
         return value
     raise SpecError(f"{value!r} cannot be an attribute; use numbers, strings, tuples, dtypes or arrays")
+
+
+def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A new ``array``, told never to change: so it is held as it is from now on."""
+    array.setflags(write=False)
+    return array
+
+
+def _never_changes(array: np.ndarray[Any, Any]) -> bool:
+    """Whether ``array`` is in order and read-only down to whoever owns its memory."""
+    if not array.flags.c_contiguous:
+        return False
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return False
+        owner = owner.base
+    try:
+        return owner is None or memoryview(owner).readonly
+    except TypeError:
+        return False
 
 
 LARGE = 1 << 16

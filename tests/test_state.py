@@ -25,6 +25,36 @@ def test_a_variable_takes_its_spec_from_what_it_starts_from() -> None:
     assert all(graph.resources[("", v.name)].initial.spec.accepts(v.dtype, v.shape) for v in graph.variables)
 
 
+def kept(variable: Variable) -> np.ndarray[Any, Any]:
+    """The array that the graph keeps for a variable to start from."""
+    initial = variable.graph.resources[("", variable.name)].initial
+    assert initial is not None
+    value = initial.op.attrs["value"]
+    assert isinstance(value, np.ndarray)
+    return value
+
+
+def test_an_array_that_can_be_written_is_copied_and_one_that_never_changes_is_held_as_it_is(tmp_path: Any) -> None:
+    owned, viewed, turned = np.arange(6.0), np.arange(6.0), np.arange(6.0).reshape(2, 3)
+    mapped = np.lib.format.open_memmap(tmp_path / "table.npy", "w+", np.float32, (2, 3))
+    mapped[...] = 7
+    mapped.flush()
+    held = [owned, owned[2:], np.frombuffer(bytes(24), np.int32), np.load(tmp_path / "table.npy", mmap_mode="r")]
+    copied = [viewed, viewed[1:], np.frombuffer(bytearray(24), np.int32), turned.T, mapped]
+    for array in (owned, *held, viewed[1:], copied[1], copied[2], turned, turned.T):
+        array.setflags(write=False)
+    with Graph():
+        assert all(np.shares_memory(kept(fr.Variable(array)), array) for array in held)
+        starts = [kept(fr.Variable(array)) for array in copied]
+        of_another_dtype = kept(fr.Variable(owned, dtype="float32"))
+    assert not any(np.shares_memory(start, array) for start, array in zip(starts, copied, strict=True))
+    assert of_another_dtype.dtype == np.float32
+    viewed[...], mapped[...] = -1, -1
+    np.testing.assert_array_equal(starts[1], [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(starts[4], np.full((2, 3), 7))
+    assert not any(start.flags.writeable for start in starts)
+
+
 def test_a_variables_nodes_are_named_after_it_and_its_scope() -> None:
     with Graph() as graph:
         with name_scope("layer"):

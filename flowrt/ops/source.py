@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import as_value, default_array, located, lookup, op
+from flowrt.op import as_value, default_array, frozen, located, lookup, op
 from flowrt.ops.inference import carry, described, filled
 from flowrt.spec import Spec, as_dtype, spec_of
 
@@ -26,8 +26,11 @@ def constant_op(value: Any) -> Spec:
 
 @located("constant")
 def constant(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
-    """A tensor that always holds ``value`` (copied): Python floats as float32, ints as int64, unless ``dtype`` says."""
-    array = default_array(value) if dtype is None else np.asarray(value).astype(as_dtype(dtype))
+    """A tensor that always holds ``value``: Python floats as float32, ints as int64, unless ``dtype`` says.
+
+    An array is copied, unless it is read-only, as is all that it views.
+    """
+    array = default_array(value) if dtype is None else frozen(np.asarray(value).astype(as_dtype(dtype)))
     return constant_op(array, name=name)
 
 

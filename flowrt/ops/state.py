@@ -24,7 +24,7 @@ from flowrt.graph import (
     device,
     name_scope,
 )
-from flowrt.op import as_value, building, default_array, fitting_array, located, no_gradient, op
+from flowrt.op import as_value, building, default_array, fitting_array, frozen, located, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
 from flowrt.ops.rows import add_rows, assign_rows, write_rows
@@ -96,8 +96,10 @@ class Variable(Operators):
     """A tensor that outlives the step: it is read, and written by `assign`, `assign_add`, `assign_sub`, and row by row.
 
     ``initial`` (a number, an array or a tensor of fully known shape, also one computed from other variables) is what a
-    session starts it from, unless it was restored or an earlier session left it. Used as a tensor it means its value
-    before the step's writes; `read` under control dependencies sees earlier ones.
+    session starts it from, unless it was restored or an earlier session left it. The graph keeps an array for sessions
+    to come: a copy, or a large table only once where it is read-only (``table.setflags(write=False)``, ``np.load`` with
+    ``mmap_mode="r"``). Used as a tensor a variable means its value before the step's writes; `read` under control
+    dependencies sees earlier ones.
     """
 
     __slots__ = ("_read", "resource")
@@ -267,7 +269,7 @@ def _initial(initial: Any, dtype: Any) -> Any:
     value = as_value(initial)
     if hasattr(value, "builder"):
         return _of_dtype(value, value.dtype if dtype is None else dtype, cast=True)
-    return default_array(value) if dtype is None else default_array(value).astype(as_dtype(dtype))
+    return default_array(value) if dtype is None else frozen(default_array(value).astype(as_dtype(dtype)))
 
 
 def _of_dtype(value: Any, dtype: Any, cast: bool = False) -> Any:
