@@ -146,7 +146,7 @@ def _pack(path: Path) -> int:
 
 def _clean(folder: Path) -> int:
     removed = 0
-    for pattern in ("flowrt_*.o", "flowrt_*.lock", "flowrt_*.part", "standard-*"):
+    for pattern in ("flowrt_*.o", "flowrt_*.lock", "flowrt_*.part", "standard-*", "names-*"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
             removed += 1

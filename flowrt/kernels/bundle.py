@@ -58,7 +58,7 @@ class Bundle:
             return None
         part, digest = found
         code = ctypes.string_at(self.base + part.begin, part.end - part.begin)
-        return self.base + part.entry if _digest(code).hex() == digest else None
+        return self.base + part.entry if digest_of(code) == digest else None
 
     def code(self, symbol: str) -> bytes | None:
         """The object named ``symbol``, if it is here as such and whole."""
@@ -70,12 +70,12 @@ class Bundle:
             code = os.pread(self.file, size, offset)
         except OSError:
             return None
-        return code if _digest(code).hex() == digest else None
+        return code if digest_of(code) == digest else None
 
 
 def bundle_path(folder: Path) -> Path:
     """Where the bundle of this machine and this flowrt is, or would be."""
-    return folder / f"standard-{_stamp()}.bundle"
+    return folder / f"standard-{stamp()}.bundle"
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -102,7 +102,7 @@ def _opened(file: int, first: int, index: Any) -> Bundle:
     image, base = index["image"], 0
     tail = os.pread(file, image["size"] - image["tail"], first + image["tail"])
     parts = {symbol: (Part(*place), proof) for symbol, (*place, proof) in image["parts"].items()}
-    if parts and os.fstat(file).st_size >= first + image["size"] and _digest(tail).hex() == image["proof"]:
+    if parts and os.fstat(file).st_size >= first + image["size"] and digest_of(tail) == image["proof"]:
         words = Words(tuple(map(tuple, image["outside"])), tuple(map(tuple, image["own"])))
         base = map_file(file, first, image["size"], words)
     begin = first + image["size"]
@@ -117,7 +117,7 @@ def write_bundle(path: Path, names: Mapping[str, str], objects: Mapping[str, byt
     image, others = _linked(objects)
     places, offset = {}, 0
     for symbol, code in others.items():
-        places[symbol] = (offset, len(code), _digest(code).hex())
+        places[symbol] = (offset, len(code), digest_of(code))
         offset += len(code)
     index = json.dumps({"names": dict(names), "image": _about(image), "objects": places}).encode()
     gap = bytes(_image_at(len(index)) - _HEAD.size - len(index))
@@ -146,10 +146,10 @@ def _linked(objects: Mapping[str, bytes]) -> tuple[Image, dict[str, bytes]]:
 def _about(image: Image) -> dict[str, Any]:
     """What the index says of an image."""
     parts = {
-        symbol: (part.entry, part.begin, part.end, _digest(image.body[part.begin : part.end]).hex())
+        symbol: (part.entry, part.begin, part.end, digest_of(image.body[part.begin : part.end]))
         for symbol, part in image.parts.items()
     }
-    proof = _digest(image.body[image.tail :]).hex()
+    proof = digest_of(image.body[image.tail :])
     about = {"size": len(image.body), "tail": image.tail, "proof": proof, "parts": parts}
     return about | {"outside": image.words.outside, "own": image.words.own}
 
@@ -173,15 +173,20 @@ def open_trusted(path: Path) -> int | None:
     return file
 
 
+def digest_of(data: bytes) -> str:
+    """What tells whole data from damaged."""
+    return _digest(data).hex()
+
+
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST).digest()
 
 
 @cache
-def _stamp() -> str:
-    """What the names in a bundle depend on, without reading a source or importing the compiler."""
+def stamp() -> str:
+    """What names depend on that stand for symbols, without reading a source or importing the compiler."""
     parts = [identity()]
     for path in sorted(Path(__file__).parent.glob("*.py")):
         status = path.stat()
         parts.append(f"{path} {status.st_size} {status.st_mtime_ns}")
-    return _digest("|".join(parts).encode()).hex()
+    return digest_of("|".join(parts).encode())

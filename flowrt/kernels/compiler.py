@@ -14,7 +14,8 @@ from contextlib import suppress
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.errors import FlowrtError
 from flowrt.kernels.fused import ordered_variant
-from flowrt.kernels.store import entry_address, is_stored, symbol_of
+from flowrt.kernels.names import remember
+from flowrt.kernels.store import cache_folder, entry_address, found_symbol, is_stored, name_of
 
 NICE = 10
 IDLE_SECONDS = 30.0
@@ -38,9 +39,12 @@ def carry_out(symbol: str, request: str) -> str:
     """Compile one order; what went wrong, or nothing."""
     try:
         variant = ordered_variant(request)
-        if symbol_of(variant) != symbol:
+        if found_symbol(variant) != symbol:
             return "the parent's kernels differ from these"
         entry_address(variant)
+        name = name_of(variant)
+        if name is not None:
+            remember(cache_folder(), name, symbol)
     except (FlowrtError, ValueError, TypeError, KeyError) as error:
         return " ".join(str(error).split()) or repr(error)
     return "" if is_stored(symbol) else "the cache cannot be written"

@@ -27,6 +27,7 @@ from flowrt.errors import GraphError
 from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, open_trusted
 from flowrt.kernels.fingerprint import fingerprint
 from flowrt.kernels.loading import load_object
+from flowrt.kernels.names import symbol_by_name
 from flowrt.kernels.surroundings import identity
 
 if TYPE_CHECKING:
@@ -89,24 +90,44 @@ def _bundle_in(folder: Path) -> Bundle:
 
 
 def name_of(variant: Variant) -> str | None:
-    """What a bundle knows the variant by: for kernels that this package holds as they stand in its files."""
-    function = variant.kernel.function
-    inside = function.__module__.startswith("flowrt.kernels.") and variant.kernel.expression is None
-    if not inside or function.__closure__ is not None or function.__defaults__ or function.__kwdefaults__:
+    """What the variant goes by without a look at its code: for kernels made of what stands in this package's files."""
+    kernel = variant.kernel
+    functions = [kernel.function] if kernel.expression is None else [m.function for m in kernel.expression.members]
+    if not all(map(_stands_in_a_file, functions)):
         return None
-    at = f"{function.__module__}.{function.__qualname__}:{function.__code__.co_firstlineno}"
-    what = f"{variant.kernel.op} {variant.kernel.form.value} {[str(d) for d in variant.dtypes]}"
-    return f"{at} {what} {list(variant.ranks)} {variant.words}"
+    at = [f"{f.__module__}.{f.__qualname__}:{f.__code__.co_firstlineno}" for f in functions]
+    if kernel.expression is not None:
+        members = zip(at, kernel.expression.members, strict=True)
+        at = [f"{place} {member.op} {member.operands} {member.dtype}" for place, member in members]
+        at += [
+            str([d.name for d in kernel.expression.inputs]),
+            f"{kernel.expression.results} {kernel.expression.folds}",
+        ]
+    what = f"{kernel.op} {kernel.form.value} {[str(d) for d in variant.dtypes]}"
+    return f"{' '.join(at)} {what} {list(variant.ranks)} {variant.words}"
+
+
+def _stands_in_a_file(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` is one of this package's that is what it is by its place alone."""
+    made = function.__closure__ is not None or function.__defaults__ or function.__kwdefaults__
+    return function.__module__.startswith("flowrt.kernels.") and not made
 
 
 @lru_cache(4096)
 def symbol_of(variant: Variant) -> str:
     """The name of the variant's entry, which no other bears."""
-    kernel, asked = variant.kernel, name_of(variant)
-    known = None if asked is None else bundle().names.get(asked)
-    if known is not None:
-        return known
-    dtypes = [str(d) for d in variant.dtypes]
+    asked = name_of(variant)
+    known = None if asked is None else _symbol_by_name(asked, variant.kernel.expression is not None)
+    return known or found_symbol(variant)
+
+
+def _symbol_by_name(name: str, composed: bool) -> str | None:
+    return bundle().names.get(name) or (symbol_by_name(cache_folder(), name) if composed else None)
+
+
+def found_symbol(variant: Variant) -> str:
+    """The same, from all that decides the entry's content."""
+    kernel, dtypes = variant.kernel, [str(d) for d in variant.dtypes]
     shape = f"|{kernel.op}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|"
     code = _surroundings() + shape.encode() + fingerprint(kernel.function).encode()
     name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.op)
@@ -235,10 +256,16 @@ def _part_address(part: Part) -> int:
     return _address(symbol, lambda: part.emit(symbol))
 
 
-def scalar_loop_address(program: ScalarProgram) -> int:
-    """The address of the entry that runs loops of scalars of that program, compiled first if need be."""
+@lru_cache(1024)
+def scalar_loop_symbol(program: ScalarProgram) -> str:
+    """The name of the entry that runs loops of scalars of that program."""
     code = _surroundings() + _sources(SCALAR_LOOP_FILES) + program.key().encode()
-    symbol = f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
+    return f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
+
+
+def scalar_loop_address(program: ScalarProgram) -> int:
+    """The address of that entry, compiled first if need be."""
+    symbol = scalar_loop_symbol(program)
 
     def compile_program() -> bytes:
         from flowrt.kernels.emit_scalar_loop import emit_scalar_loop

@@ -1,0 +1,267 @@
+"""What kernels go by: their symbols depend on all that decides their code; names on disk say nothing else."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import flowrt.kernels
+from flowrt.kernels import bundle, micro, names, store, surroundings
+from flowrt.kernels.compiler import carry_out
+from flowrt.kernels.expression import express
+from flowrt.kernels.fused import _orders, _whole, ordered_variant
+from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.names import remember, symbol_by_name
+from flowrt.kernels.scalar_loop import ScalarProgram
+from flowrt.kernels.store import MAKERS, PARTS, SCALAR_LOOP_FILES, Variant, found_symbol, name_of, symbol_of
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KERNELS = Path(flowrt.kernels.__file__).parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("FLOWRT_CACHE", str(tmp_path))
+    symbol_of.cache_clear()
+    yield tmp_path
+    symbol_of.cache_clear()
+
+
+def forget() -> None:
+    """As a process that has just begun."""
+    for known in (store._surroundings, store.part_symbol, store.scalar_loop_symbol, surroundings.identity, symbol_of):
+        known.cache_clear()
+    names._known.cache_clear()
+
+
+def fused_variant() -> Variant:
+    specs, members = [Spec("float32", (3,))] * 3, [("add", (0, 1), "float32", ()), ("exp", (2,), "float32", ())]
+    whole = _whole(specs[:2], [*specs, specs[0]], members, (3,), "cpu")
+    assert whole is not None
+    return whole.variant()
+
+
+def matmul_variant() -> Variant:
+    specs = [Spec("float32", (40, 50)), Spec("float32", (50, 60))]
+    steps = apply_kernel(
+        "matmul", specs, [Spec("float32", (40, 60))], {"transpose_a": False, "transpose_b": False}
+    ).steps
+    assert isinstance(steps[-1], Step)
+    return steps[-1].variant()
+
+
+def loop_symbol() -> str:
+    turn = express(("float32", "float32"), (("add", (0, 1), "float32"),), (2,))
+    return store.scalar_loop_symbol(ScalarProgram(None, turn, 1, 0, 1))
+
+
+# ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ASKED = {
+    "variant": lambda: found_symbol(matmul_variant()),
+    "scalar loop": loop_symbol,
+    **{part.name: lambda part=part: store.part_symbol(part) for part in PARTS},  # type: ignore[misc]
+}
+DECIDED_BY = {
+    "variant": MAKERS,
+    "scalar loop": (*MAKERS, *SCALAR_LOOP_FILES),
+    **{part.name: (*MAKERS, *part.files) for part in PARTS},
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_a_symbol_changes_with_each_file_that_decides_its_code(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+    forget()
+    before, edited = ASKED[what](), ""
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == edited else b""))
+    for edited in (*DECIDED_BY[what], "surely_none.py"):
+        forget()
+        assert (ASKED[what]() == before) == (edited == "surely_none.py"), edited
+    forget()
+
+
+def emitters() -> list[tuple[str, str]]:
+    """(what is compiled, the file that emits it)."""
+    parts = {part.name: part.module.rpartition(".")[2] + ".py" for part in PARTS}
+    return [*parts.items(), ("scalar loop", "emit_scalar_loop.py"), ("variant", "emit.py")]
+
+
+# What the files that emit code use of others without those deciding code by themselves.
+TOLD_OTHERWISE = {
+    "table.py": "a kernel's form and function are in its variant's symbol",
+    "store.py": "stores what was emitted",
+    "micro.py": "its stubs carry the digest of tile.py, and what kernels use of it is in their fingerprints",
+    "tile.py": "see micro.py",
+    "folds.py": "kernels refer to its functions",
+    "launch.py": "direct.py takes two numbers from it, and has it in its symbol",
+    "surroundings.py": "its answer is part of every symbol",
+}
+
+
+@pytest.mark.parametrize(("what", "file"), emitters())
+def test_every_file_that_emits_code_is_among_those_that_decide_it(what: str, file: str) -> None:
+    decided, seen, left = {*DECIDED_BY[what], *TOLD_OTHERWISE}, set[str](), [file]
+    while left:
+        file = left.pop()
+        assert file in decided, f"{what} is emitted with {file}, which is not in its symbol"
+        if file not in seen and file not in TOLD_OTHERWISE:
+            left += imported(KERNELS / file)
+        seen.add(file)
+
+
+def imported(path: Path) -> list[str]:
+    """The files of the package that one imports when it is imported."""
+    found = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("flowrt.kernels"):
+            module = node.module.removeprefix("flowrt.kernels").removeprefix(".")
+            found += [f"{module}.py"] if module else [f"{alias.name}.py" for alias in node.names]
+    return found
+
+
+def test_a_products_symbol_changes_with_the_code_of_register_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = micro.tile(3, 2, 16)
+    other = micro.tile.__wrapped__
+    before = store.fingerprint(stub)
+    assert store.fingerprint(other(3, 2, 16)) == before
+    monkeypatch.setattr(micro, "_REVISION", "another")
+    assert store.fingerprint(other(3, 2, 16)) != before
+
+
+def test_symbols_tell_processors_compilers_and_systems_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = surroundings.identity()
+    for name, answer in (("_processor", "another"), ("_library", "another"), ("_version", "another")):
+        with monkeypatch.context() as patch:
+            patch.setattr(surroundings, name, lambda *_: answer)  # noqa: B023 (called at once)
+            assert surroundings.identity.__wrapped__() != here
+
+
+DESCRIPTION = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Some Processor
+cpu MHz\t\t: {mhz}
+flags\t\t: fpu sse2 {flags}
+
+processor\t: 1
+flags\t\t: never looked at
+"""
+
+
+def test_a_processor_is_told_by_what_it_has_not_by_how_fast_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def told(mhz: str, flags: str) -> tuple[str, frozenset[str]]:
+        (tmp_path / "cpuinfo").write_text(DESCRIPTION.format(mhz=mhz, flags=flags))
+        surroundings._described.cache_clear()
+        surroundings.processor_features.cache_clear()
+        return surroundings._processor(), surroundings.processor_features()
+
+    monkeypatch.setattr(surroundings, "_DESCRIPTION", tmp_path / "cpuinfo")
+    monkeypatch.setattr(surroundings, "architecture", lambda: "x86_64")
+    try:
+        text, features = told("2000.1", "avx avx2")
+        assert {"avx2", "sse2"} <= features
+        assert "looked" not in features
+        assert told("3100.9", "avx avx2")[0] == text
+        assert told("2000.1", "avx")[0] != text
+    finally:
+        surroundings._described.cache_clear()
+        surroundings.processor_features.cache_clear()
+
+
+def test_llvm_is_asked_where_the_system_does_not_describe_its_processors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = surroundings.processor_features()
+    monkeypatch.setattr(surroundings, "_DESCRIPTION", tmp_path / "nothing")
+    try:
+        surroundings._described.cache_clear()
+        surroundings.processor_features.cache_clear()
+        asked = surroundings.processor_features()
+        assert {"avx2", "avx512f"} & asked == {"avx2", "avx512f"} & here
+        assert surroundings._processor()
+    finally:
+        surroundings._described.cache_clear()
+        surroundings.processor_features.cache_clear()
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_helper_remembers_what_a_fused_kernel_goes_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = fused_variant()
+    name, symbol = name_of(variant), found_symbol(variant)
+    assert name is not None
+    assert symbol_by_name(folder, name) is None
+    specs, members = [Spec("float32", (3,))] * 3, [("add", (0, 1), "float32", ()), ("exp", (2,), "float32", ())]
+    whole = _whole(specs[:2], [*specs, specs[0]], members, (3,), "cpu")
+    assert whole is not None
+    (order,) = _orders(whole)
+    assert order.symbol == symbol
+    assert carry_out(order.symbol, order.request) == ""
+    forget()
+    assert symbol_by_name(folder, name) == symbol
+    monkeypatch.setattr(store, "fingerprint", lambda function: pytest.fail("it needs no fingerprint"))
+    assert symbol_of(ordered_variant(order.request)) == symbol
+
+
+def test_fused_kernels_that_differ_go_by_different_names() -> None:
+    plain = [("add", (0, 1), "float32"), ("exp", (2,), "float32")]
+    forms = [
+        (("float32", "float32"), tuple(plain), (3,), ()),
+        (("float32", "float32"), tuple(plain), (2, 3), ()),
+        (("float32", "float32"), tuple(plain), (3,), (3,)),
+        (("float32", "float64"), tuple(plain), (3,), ()),
+        (("float32", "float32"), (("add", (1, 1), "float32"), plain[1]), (3,), ()),
+        (("float32", "float32"), (("subtract", (0, 1), "float32"), plain[1]), (3,), ()),
+    ]
+    found = set()
+    for inputs, members, results, folds in forms:
+        kernel = flowrt.kernels.fused.fused_kernel(inputs, members, results, "cpu", folds)
+        found.add(name_of(Variant(kernel, (), (1, 1, 1), "")))
+    assert None not in found
+    assert len(found) == len(forms)
+
+
+def test_names_are_those_of_whole_lines_in_files_that_no_one_else_may_write(folder: Path) -> None:
+    for number in range(3):
+        remember(folder, f"name {number}", f"flowrt_{number}")
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    second = len(whole.splitlines()[0]) + 1
+    for broken in (whole[:-9], whole[:second] + b"{}\n", whole[: second + 9], whole[:second] + b"\xff\xfe\n\n\n"):
+        path.write_bytes(broken)
+        names._known.cache_clear()
+        assert symbol_by_name(folder, "name 0") == "flowrt_0"
+        assert symbol_by_name(folder, "name 2") is None
+    path.write_bytes(whole)
+    path.chmod(0o666)
+    names._known.cache_clear()
+    assert symbol_by_name(folder, "name 0") is None
+
+
+def test_the_files_of_names_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(8):
+        (folder / f"names-{number}").touch()
+        os.utime(folder / f"names-{number}", (number, number))
+    remember(folder, "a name", "flowrt_x")
+    assert sorted(p.name for p in folder.iterdir()) == ["names-5", "names-6", "names-7", f"names-{bundle.stamp()}"]
+    size = (folder / f"names-{bundle.stamp()}").stat().st_size
+    monkeypatch.setattr(names, "MOST_BYTES", size)
+    remember(folder, "another name", "flowrt_y")
+    assert (folder / f"names-{bundle.stamp()}").stat().st_size == size
+
+
+@pytest.mark.parametrize("place", ["/dev/null/x", "/proc/nothing/here"])
+def test_without_a_folder_nothing_is_remembered(place: str) -> None:
+    remember(Path(place), "a name", "flowrt_x")
+    assert symbol_by_name(Path(place), "a name") is None
