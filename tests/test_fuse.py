@@ -282,6 +282,68 @@ def test_random_graphs_stay_graphs(seed: int) -> None:
         done.add(position)
 
 
+def test_sums_of_many_are_members() -> None:
+    plan = plan_of(lambda x, y: fr.tanh(fr.add_n([x, y, x * y])), (4, 3), (4, 3))
+    assert ops(plan) == [["multiply", "add_n", "tanh"]]
+
+
+def test_parts_that_only_groups_read_are_read_where_they_lie() -> None:
+    plan = plan_of(lambda x: fr.sigmoid(x[:, :3]) * fr.tanh(x[:, 3:]), (None, 6))
+    assert ops(plan) == [["getitem", "getitem", "sigmoid", "tanh", "multiply"]]
+    assert [plan.nodes[-1].inputs, plan.nodes[-1].attrs["members"][1][1]] == [(0,), (0,)]
+
+    def shared(x: Any) -> Any:  # one part for two groups, on either side of a product
+        part = x[:3, 1:4]
+        return fr.tanh(fr.matmul(fr.exp(part), part) * part)
+
+    assert ops(plan_of(shared, (4, 6))) == [["getitem"], ["exp"], ["matmul"], ["multiply", "tanh"]]
+
+    def apart(x: Any) -> Any:
+        part = x[:3, 1:4]
+        low = fr.exp(part)
+        return fr.tanh(fr.matmul(low, low) * part)
+
+    assert ops(plan_of(apart, (4, 6))) == [["getitem", "exp"], ["matmul"], ["getitem", "multiply", "tanh"]]
+
+
+@pytest.mark.parametrize(
+    ("build", "read"),
+    [
+        (lambda x: [x[:, :3], fr.exp(x[:, :3])], False),
+        (lambda x: fr.exp(x[:, ::2]), False),
+        (lambda x: fr.exp(x[:, 2:3]), False),
+        (lambda x: fr.exp(x[:, 1]), False),
+        (lambda x: fr.exp(x[:, None, 2:]), False),
+        (lambda x: fr.exp(x[..., 2:]), True),
+        (lambda x: fr.exp(x[1]), True),
+        (lambda x: fr.exp(x[::2]), True),
+    ],
+    ids=["fetched", "apart", "one column", "a column", "a new axis", "side by side", "a row", "rows"],
+)
+def test_parts_are_copied_where_their_rows_are_not_whole(build: Callable[..., Any], read: bool) -> None:
+    assert (["getitem", "exp"] in ops(plan_of(build, (4, 6)))) == read
+
+
+def test_parts_that_tile_a_tensor_are_put_side_by_side() -> None:
+    def gradient(*uses: Callable[[Any], Any]) -> list[list[str]]:
+        def build(x: Any) -> Any:
+            y = fr.matmul(x, x)
+            return fr.gradients([use(y) for use in uses], [x])[0]
+
+        return ops(plan_of(build, (6, 6)))
+
+    halves = [lambda y: fr.exp(y[:, :2]), lambda y: fr.tanh(y[:, 2:])]
+    assert ["concat"] in gradient(*halves)
+    assert ["place"] not in gradient(*halves)
+    whole = gradient(*halves, fr.exp)
+    assert ["place"] not in whole
+    assert any("add_n" in group for group in whole)
+    rows = [lambda y: fr.exp(y[4:]), lambda y: fr.tanh(y[2:4]), lambda y: fr.exp(y[:2])]
+    assert ["place"] not in gradient(*rows)
+    assert ["concat"] not in gradient(lambda y: fr.exp(y[:3, :3]), lambda y: fr.exp(y[3:, 3:]))
+    assert ["concat"] not in gradient(lambda y: fr.exp(y[:3]), lambda y: fr.exp(y[2:]))  # they overlap
+
+
 def body_of(plan: Plan, name: str = "body") -> Plan:
     """The body of the plan's only loop or branch."""
     (node,) = (node for node in plan.nodes if name in node.attrs)

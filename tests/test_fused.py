@@ -163,6 +163,34 @@ def test_what_is_answered_twice_or_as_it_came_is_copied() -> None:
             np.testing.assert_array_equal(mine, judge)
 
 
+PARTS = (
+    ("getitem", (0,), F4, (("key", ((None, None, None), (1, 4, None))),)),
+    ("getitem", (0,), F4, (("key", ((None, None, None), (4, None, None))),)),
+    ("multiply", (1, 2), F4, ()),
+    ("add_n", (3, 1, 2, 3), F4, (("_many", 4),)),
+)
+
+
+def test_parts_are_read_where_they_lie() -> None:
+    x = np.linspace(-1, 1, 42, dtype=F4).reshape(6, 7)
+    application = compiled([x], PARTS, (4,))
+    assert application.scratch == ()
+    (found,) = run(application, [x], [np.empty((6, 3), F4)])
+    a, b = x[:, 1:4], x[:, 4:]
+    np.testing.assert_allclose(found, a * b + a + b + a * b, rtol=1e-6)
+
+
+def test_a_part_of_one_column_is_copied() -> None:
+    """Its entries lie apart, and compiled loops know only those that lie together or repeat."""
+    key = (("key", ((None, None, None), (2, 3, None))),)
+    members = (("getitem", (0,), F4, key), ("exp", (1,), F4, ()))
+    x = np.linspace(-1, 1, 42, dtype=F4).reshape(6, 7)
+    application = apply([x], members, (2,))
+    assert application.orders == ()
+    (found,) = run(application, [x], [np.empty((6, 1), F4)])
+    np.testing.assert_allclose(found, np.exp(x[:, 2:3]), rtol=1e-6)
+
+
 def test_scratch_of_a_dead_value_is_taken_again() -> None:
     members = tuple(("tanh", (n,), F4, ()) for n in range(10))
     assert len(apply([np.ones(4, F4)], members, (10,)).scratch) <= 2
@@ -239,7 +267,7 @@ def test_sums_are_the_same_bits_however_their_units_are_shared_out() -> None:
 
 # ── random programs, in sessions ─────────────────────────────────────────────────────────────────────────────────────
 
-OPERANDS = {"row": (5,), "column": (6, 1), "dense": (6, 5), "scalar": ()}
+OPERANDS = {"row": (5,), "column": (6, 1), "dense": (6, 5), "scalar": (), "wide": (7, 12)}
 
 
 def grow(rng: np.random.Generator, values: list[Any], count: int) -> None:
@@ -247,7 +275,7 @@ def grow(rng: np.random.Generator, values: list[Any], count: int) -> None:
     floats = [v for v in values if v.dtype == F4]
     for _ in range(count):
         a, b = (floats[i] for i in rng.integers(len(floats), size=2))
-        match rng.integers(8):
+        match rng.integers(9):
             case 0:
                 made = a + b
             case 1:
@@ -260,7 +288,9 @@ def grow(rng: np.random.Generator, values: list[Any], count: int) -> None:
                 made = fr.relu(a) - fr.sigmoid(b)
             case 5:
                 made = fr.minimum(a, 2.0)
-            case 6:
+            case 6 if a.shape == b.shape:
+                made = fr.add_n([a, b, a])
+            case 7:
                 made = fr.abs(a) / (fr.abs(b) + 1.0)
             case _:
                 made = fr.astype(fr.isfinite(a - b), F4)
@@ -273,9 +303,10 @@ async def test_random_programs_answer_fused_what_they_do_as_written(seed: int) -
     rng = np.random.default_rng(seed)
     with fr.Graph() as graph:
         feeds = {fr.placeholder(F4, shape): np.asarray(rng.normal(size=shape), F4) for shape in OPERANDS.values()}
-        values: list[Any] = list(feeds)
+        *operands, wide = list(feeds)
+        values: list[Any] = [*operands, wide[1:, 1:6], wide[:6, 7:], wide[0, 2:7], wide[:6, 3:4]]
         grow(rng, values, 12)
-        fetches = [values[i] for i in {len(values) - 1, *rng.integers(4, len(values), size=3).tolist()}]
+        fetches = [values[i] for i in {len(values) - 1, *rng.integers(8, len(values), size=3).tolist()}]
     async with fr.Session(graph, options=Options(optimize=False, threads=1)) as session:
         judge = await session.run(fetches, feeds)
     async with fr.Session(graph, options=Options(threads=1)) as session:

@@ -3,8 +3,8 @@
 Law: what is compiled depends on the members, the dtypes and along which operands rows repeat, never on sizes. A program
 that is not compiled yet is ordered, not waited for. Members whose shapes differ in a step are computed one by one.
 
-Sums and means of what a program computes are added up in stretches of elements, whose number follows from the sizes
-alone; a second launch adds up the stretches.
+Parts of tensors are read where they lie. Sums and means of what a program computes are added up in stretches of
+elements, whose number follows from the sizes alone; a second launch adds up the stretches.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.expression import express
 from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel
+from flowrt.kernels.shape import part
 from flowrt.kernels.store import Variant, is_compiled, symbol_of
 from flowrt.kernels.table import Call, Form, Kernel, View, Word, broadcast, host_only, kernel
-from flowrt.spec import Spec, normal_axes
+from flowrt.spec import Spec, index_steps, normal_axes
 
 Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
 Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 
 FOLDS = frozenset({"sum", "mean"})
+VIEW = "getitem"
 STRETCH, STRETCHES = 1 << 14, 32  # elements that are worth a unit of work, and how many units are enough
 
 WORTH_BYTES = 4096
@@ -56,7 +58,10 @@ def _specs(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
     """The specs of all values of a program."""
     specs = list(inputs)
     for op, operands, dtype, attrs in members:
-        if op in FOLDS:
+        if op == VIEW:
+            steps = index_steps(dict(attrs)["key"], specs[operands[0]].concrete)
+            specs.append(Spec(dtype, [step.count for step in steps if step.kept]))
+        elif op in FOLDS:
             shape, axes = specs[operands[0]].concrete, _axes(specs[operands[0]], attrs)
             left = _kept(shape, axes) if dict(attrs)["keepdims"] else [n for i, n in enumerate(shape) if i not in axes]
             specs.append(Spec(dtype, left))
@@ -82,22 +87,24 @@ def _whole(
 ) -> Step | None:
     """The program as one step, whose last operands are sums of stretches; None where its members' shapes differ."""
     first = len(inputs)
-    entrywise = [n for n, member in enumerate(members, first) if member[0] not in FOLDS]
-    folded = [n for n in results if n not in entrywise and n >= first]
+    ops = dict(enumerate((member[0] for member in members), first))
+    entrywise = [n for n in ops if ops[n] not in FOLDS and ops[n] != VIEW]
+    folded = [n for n in results if ops.get(n) in FOLDS]
     if not entrywise or len(set(folded)) < len(folded):
         return None
     shape = specs[entrywise[0]].concrete
     if any(specs[n].concrete != shape for n in (*entrywise, *(members[n - first][1][0] for n in folded))):
         return None
-    number = {n: n for n in range(first)} | {n: at for at, n in enumerate(entrywise, first)}
-    plain = tuple(_plain(members[n - first], number) for n in entrywise)
+    read = {n for at in entrywise for n in members[at - first][1]}.union(results)
+    sources = [n for n in range(len(specs)) if n in read and (n < first or ops[n] == VIEW)]
+    plain, number = _plain([(n, members[n - first]) for n in entrywise], sources)
     folds = tuple(number[members[n - first][1][0]] for n in folded)
     dense = [(at, n) for at, n in enumerate(results, first) if n not in folded]
     made = fused_kernel(
-        tuple(spec.dtype.name for spec in inputs), plain, tuple(number[n] for _, n in dense), device, folds
+        tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, folds
     )
-    views = [View.dense(spec.concrete).broadcast_to(shape) for spec in inputs] + [View.dense(shape)] * len(dense)
-    dtypes = [*(spec.dtype for spec in inputs), *(specs[n].dtype for _, n in dense)]
+    views = [_source(specs, members, first, n).broadcast_to(shape) for n in sources] + [View.dense(shape)] * len(dense)
+    dtypes = [specs[n].dtype for n in (*sources, *(n for _, n in dense))]
     units, words = 1, tuple[Word, ...]()
     if folded:
         kept = [_kept(shape, _axes(Spec("float64", shape), members[n - first][3])) for n in folded]
@@ -105,13 +112,36 @@ def _whole(
         dtypes += [np.dtype(np.float64)] * len(folded)
         units, words = _stretches(shape, kept, [members[n - first][0] == "mean" for n in folded])
     sums = range(first + len(results), first + len(results) + len(folded))
-    operands = (*range(first), *(at for at, _ in dense), *sums)
-    return Step(made, operands, tuple(dtypes), Call(tuple(views), words, units), first)
+    lie = (n if n < first else members[n - first][1][0] for n in sources)
+    operands = (*lie, *(at for at, _ in dense), *sums)
+    step = Step(made, operands, tuple(dtypes), Call(tuple(views), words, units), len(sources))
+    return step if set(step.variant().ranks) <= {0, 1} else None
 
 
-def _plain(member: Member, number: Mapping[int, int]) -> tuple[str, tuple[int, ...], str]:
-    op, operands, dtype, _ = member
-    return op, tuple(number[n] for n in operands), dtype
+def _source(specs: Sequence[Spec], members: Sequence[Member], first: int, n: int) -> View:
+    """How the launch sees an input, or a part of one."""
+    if n < first:
+        return View.dense(specs[n].concrete)
+    _, operands, _, attrs = members[n - first]
+    return part(View.dense(specs[operands[0]].concrete), dict(attrs)["key"])
+
+
+def _plain(entrywise: Sequence[tuple[int, Member]], sources: Sequence[int]) -> tuple[Plain, dict[int, int]]:
+    """The members of an expression of ``sources``, and the number that each value of the program has in it."""
+    number = {n: at for at, n in enumerate(sources)}
+    plain: list[tuple[str, tuple[int, ...], str]] = []
+    for n, (op, operands, dtype, _) in entrywise:
+        taken = [number[i] for i in operands]
+        if op == "add_n":
+            total, *rest = taken
+            for value in rest:
+                plain.append(("add", (total, value), dtype))
+                total = len(sources) + len(plain) - 1
+            number[n] = total
+        else:
+            plain.append((op, tuple(taken), dtype))
+            number[n] = len(sources) + len(plain) - 1
+    return tuple(plain), number
 
 
 def _kept(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:

@@ -110,7 +110,7 @@ def _stack(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Cal
 pieces("stack", _stack)
 
 
-def _part(view: View, key: Sequence[object]) -> View:
+def part(view: View, key: Sequence[object]) -> View:
     """The part of a dense view that an index expression names."""
     shape, strides, offset = [], [], view.offset
     for step in index_steps(key, view.shape):
@@ -125,11 +125,11 @@ def _part(view: View, key: Sequence[object]) -> View:
 
 
 def _getitem(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    return Call((_part(View.dense(inputs[0].concrete), attrs["key"]), View.dense(outputs[0].concrete)))
+    return Call((part(View.dense(inputs[0].concrete), attrs["key"]), View.dense(outputs[0].concrete)))
 
 
 def _place(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    return Call((View.dense(inputs[0].concrete), _part(View.dense(outputs[0].concrete), attrs["key"])), (0,))
+    return Call((View.dense(inputs[0].concrete), part(View.dense(outputs[0].concrete), attrs["key"])), (0,))
 
 
 pieces("getitem", _getitem)

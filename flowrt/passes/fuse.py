@@ -13,7 +13,7 @@ inference tells; where a step finds them different, the members are computed one
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +23,7 @@ from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
 from flowrt.passes.folds import is_fold, sums_over_axes
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+from flowrt.passes.views import find_views, join_parts
 
 if TYPE_CHECKING:
     from flowrt.device import Device
@@ -54,7 +55,7 @@ def fuse(
     A group bears the id and name of its last member. ``regions`` says whether what waits for the same effects runs as
     one, with its variables held.
     """
-    step = sums_over_axes(step)
+    step = join_parts(sums_over_axes(step), placement)
     behind = _markers(step, placement)
     first = 1 + max((len(step.graph.nodes), *step.nodes))
     additions = find_additions(step, placement, behind, first) if regions else []
@@ -63,7 +64,7 @@ def fuse(
     where = {**{number: placement[source] for number, source in sources.items()}, **placement}
     behind = {**{number: behind[source] for number, source in sources.items()}, **behind}
     groups = _Grouping(wide, _keys(wide, where, behind, fusible)).groups()
-    made = _rewritten(wide, [group.members for group in groups if len(group.members) > 1], first)
+    made = _rewritten(wide, [group.members for group in groups], where, first)
     return put_back(made, additions), where
 
 
@@ -79,7 +80,7 @@ def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int]
             shape = step.spec(node.inputs[0]).dims
             keys[node.id] = (str(placement[node.id]), shape, guards.get(node.id, NO_GUARDS), behind[node.id])
             continue
-        if _is_member(step, node) and fusible(node.op.name, _dtypes(step, node), str(placement[node.id].kind)):
+        if _is_member(step, node) and fusible(*_scalar_op(step, node), str(placement[node.id].kind)):
             device = str(placement[node.id])
             keys[node.id] = (device, node.outputs[0].dims, guards.get(node.id, NO_GUARDS), behind[node.id])
     return keys
@@ -96,8 +97,10 @@ def _is_member(step: Step, node: StepNode) -> bool:
     return not any(isinstance(value, np.ndarray) for value in node.attrs.values())
 
 
-def _dtypes(step: Step, node: StepNode) -> list[Any]:
-    return [*(step.spec(ref).dtype for ref in node.inputs), node.outputs[0].dtype]
+def _scalar_op(step: Step, node: StepNode) -> tuple[str, list[Any]]:
+    """What computes an entry of a node's result, and on which dtypes: a sum of many is a chain of sums of two."""
+    dtypes = [*(step.spec(ref).dtype for ref in node.inputs), node.outputs[0].dtype]
+    return ("add", dtypes[:1] * 3) if node.op.name == "add_n" else (node.op.name, dtypes)
 
 
 def _markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
@@ -212,23 +215,26 @@ class _Grouping:
 # ── the rewriting ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rewritten(step: Step, groups: Sequence[Sequence[int]], first: int) -> Step:
+def _rewritten(step: Step, grouped: Sequence[Sequence[int]], where: Mapping[int, Device], first: int) -> Step:
     """``step`` with each of the groups as one node; nodes from ``first`` on were added by this pass."""
+    users = _users(step)
+    views = find_views(step, where, users, {i for members in grouped for i in members})
+    groups = [(members, _views_of(step, members, views)) for members in grouped]
+    groups = [(members, read) for members, read in groups if len(members) + len(read) > 1]
     if not groups:
         return step
-    users = _users(step)
     refs: dict[Ref, Ref] = {}
     home: dict[int, int] = {}
     made: dict[int, StepNode] = {}
-    for members in groups:
+    for members, read in groups:
         leaving = [(i, 0) for i in members if users[i] - set(members)]
-        node = _fused_node(step, members, leaving, max(i for i in members if i < first))
+        node = _fused_node(step, [*read, *members], leaving, max(i for i in members if i < first))
         made[node.id] = node
         refs |= {ref: (node.id, number) for number, ref in enumerate(leaving)}
         home |= dict.fromkeys(members, node.id)
     nodes: dict[int, StepNode] = {}
     for node in step.nodes.values():
-        if home.get(node.id, node.id) == node.id:
+        if home.get(node.id, node.id) == node.id and node.id not in views:
             nodes[node.id] = _moved(made.get(node.id, node), refs, home)
     return replace(
         step,
@@ -236,6 +242,11 @@ def _rewritten(step: Step, groups: Sequence[Sequence[int]], first: int) -> Step:
         fetches=tuple(refs.get(ref, ref) for ref in step.fetches),
         targets=tuple(dict.fromkeys(home.get(i, i) for i in step.targets)),
     )
+
+
+def _views_of(step: Step, members: Sequence[int], views: Collection[int]) -> list[int]:
+    """The views that a group reads."""
+    return list(dict.fromkeys(source for i in members for source, _ in step.nodes[i].inputs if source in views))
 
 
 def _users(step: Step) -> dict[int, set[int]]:
