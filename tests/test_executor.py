@@ -199,6 +199,29 @@ async def test_a_cancelled_step_stops_its_kernels_and_holds_nothing(options: fr.
         assert (await session.run(v)).tolist() == [0]
 
 
+async def test_two_awaited_steps_that_need_lanes_take_turns() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (1,))
+        one, other = world_slow(x), world_slow(x * 2.0)
+    finished: list[str] = []
+    async with fr.Session(graph, options=fr.Options(threads=1)) as session:
+        steps = {"one": session.compile(one, [x]), "other": session.compile(other, [x])}
+        data, both = np.ones(1), asyncio.Barrier(2)
+
+        async def run(label: str) -> None:
+            await steps[label](data)
+            await both.wait()
+            for _ in range(6):
+                await steps[label](data)
+                finished.append(label)
+
+        async with asyncio.TaskGroup() as group:
+            for label in steps:
+                group.create_task(run(label))
+    for number in range(1, 12):
+        assert abs(finished[:number].count("one") - finished[:number].count("other")) <= 1
+
+
 @every_way
 async def test_cancelling_at_any_point_leaves_nothing_held(options: fr.Options) -> None:
     with fr.Graph() as graph:

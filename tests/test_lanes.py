@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flowrt.errors import ClosedError
 from flowrt.sched.lanes import Lanes, _cgroup_cores, usable_cores
 
 if TYPE_CHECKING:
@@ -55,6 +56,50 @@ async def test_many_cancellations_are_one() -> None:
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+    lanes.close()
+
+
+async def test_who_came_first_is_served_first() -> None:
+    """Two that come again and again take turns, also where one of them hands in more."""
+    lanes, served = Lanes(1, "test"), []
+    both = asyncio.Barrier(2)
+
+    async def come(label: str, often: int) -> None:
+        await both.wait()
+        for _ in range(often):
+            await lanes.run(served.append, label)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(come("a", 30))
+        group.create_task(come("b", 30))
+    for number in range(1, 30):
+        assert abs(served[:number].count("a") - served[:number].count("b")) <= 1
+    lanes.close()
+
+
+async def test_closed_lanes_finish_what_they_were_given_and_take_no_more() -> None:
+    lanes, done = Lanes(1, "test"), []
+    release = threading.Event()
+    tasks = [asyncio.ensure_future(lanes.run(release.wait, 10))]
+    tasks += [asyncio.ensure_future(lanes.run(done.append, number)) for number in range(5)]
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(release.set)
+    await asyncio.to_thread(lanes.close)
+    with pytest.raises(ClosedError):
+        await lanes.run(done.append, 5)
+    await asyncio.gather(*tasks)
+    assert done == [0, 1, 2, 3, 4]
+
+
+def test_lanes_outlive_a_loop_that_was_left() -> None:
+    lanes, release = Lanes(1, "test"), threading.Event()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(lanes.run(release.wait, 10))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    release.set()
+    assert asyncio.run(lanes.run(lambda: 7)) == 7
     lanes.close()
 
 

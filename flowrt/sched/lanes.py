@@ -12,12 +12,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from flowrt.errors import ClosedError
 from flowrt.kernels import board as at
 from flowrt.kernels.launch import ENTRY_TYPE
 from flowrt.kernels.store import loop_address
@@ -160,33 +162,114 @@ def _forget_crews() -> None:
 os.register_at_fork(after_in_child=_forget_crews)
 
 
+class _Work:
+    """A call for a lane, and who waits for its end on a loop."""
+
+    __slots__ = ("_answer", "_arguments", "_error", "_function", "_loop", "_over", "_waiter")
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._function, self._arguments = function, arguments
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+        self._answer: Any = None
+        self._error: BaseException | None = None
+
+    def carry_out(self) -> None:
+        """Make the call, in a lane."""
+        try:
+            self._answer = self._function(*self._arguments)
+        except BaseException as error:  # whoever waits is told, whatever it is
+            self._error = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._over = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def result(self, stop: Callable[[], None] | None) -> Any:
+        """The answer, once it is there; a cancellation meanwhile calls ``stop`` and is delivered then."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self._over:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError as error:
+                cancelled = error
+                if stop is not None:
+                    stop()
+        failure, self._error = self._error, None
+        try:
+            if cancelled is not None:
+                raise cancelled from failure
+            if failure is not None:
+                raise failure
+        finally:
+            del failure, cancelled  # they refer to this frame
+        return self._answer
+
+
+def _serve(works: SimpleQueue[_Work | None]) -> None:
+    """A lane's life."""
+    while (work := works.get()) is not None:
+        work.carry_out()
+        del work
+
+
 class Lanes:
     """The threads of one device, and the ``crew`` that helps them. `close` waits for what still runs."""
 
     def __init__(self, threads: int | None = None, name: str = "lane") -> None:
         self.threads = threads or usable_cores()
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=f"flowrt-{name}")
         self.crew = Crew(self.threads)
-        weakref.finalize(self, self.crew.close)  # of a host that nobody closed, or when the process ends
+        self._name = name
+        self._mutex = threading.Lock()
+        self._works: SimpleQueue[_Work | None] = SimpleQueue()
+        self._started: list[threading.Thread] = []
+        self._busy = 0  # works that were handed in and have not ended
+        self._closed = False
+        # of a host that nobody closed, or when the process ends
+        weakref.finalize(self, _end_lanes, self._works, self._started, self.crew)
 
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
         """Run ``function`` in a lane and wait for it, even if cancelled meanwhile; ``stop`` then asks it to be quick.
 
         A kernel writes into buffers that we would otherwise free under it: cancellation is delivered once it returned.
+        Who came first is served first.
         """
-        work = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
-        cancelled: asyncio.CancelledError | None = None
-        while not work.done():
-            try:
-                await asyncio.wait([work])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                if stop is not None:
-                    stop()
-        if cancelled is not None:
-            raise cancelled from work.exception()
-        return work.result()
+        work = _Work(function, args)
+        self._hand_in(work)
+        try:
+            answer: T = await work.result(stop)
+        finally:
+            with self._mutex:
+                self._busy -= 1
+        return answer
+
+    def _hand_in(self, work: _Work) -> None:
+        with self._mutex:
+            if self._closed:
+                raise ClosedError("the lanes are closed")
+            self._busy += 1
+            if self._busy > len(self._started) < self.threads:
+                name = f"flowrt-{self._name}_{len(self._started)}"
+                lane = threading.Thread(target=_serve, args=(self._works,), name=name, daemon=True)
+                lane.start()
+                self._started.append(lane)
+            self._works.put(work)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
-        self.crew.close()
+        with self._mutex:
+            self._closed = True
+        _end_lanes(self._works, self._started, self.crew)
+
+
+def _end_lanes(works: SimpleQueue[_Work | None], started: list[threading.Thread], crew: Crew) -> None:
+    """Have the lanes end after all that was handed in, and wait for them."""
+    for _ in started:
+        works.put(None)
+    while started:
+        started.pop().join()
+    crew.close()
