@@ -6,7 +6,7 @@ Law: first plain data, by asking the same functions that will run the step; then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -107,17 +107,20 @@ def explain_step(
     tapes: bool = True,
     held: int = 0,
     begun: Collection[Name] = frozenset(),
+    helpers: tuple[int, int] = (0, 0),
+    copied: Sequence[int] = (),
 ) -> Explanation:
     """The report on one compiled step whose one plan is fed ``feeds``, by default what the plans say they are fed.
 
     ``tapes`` says whether regions run as tapes at all; ``held`` are bytes held already, by the variables ``begun``
-    and others.
+    and others. What ``helpers`` and ``copied`` are, `predict_peak` says.
     """
+    predict = partial(predict_peak, begun=begun, helpers=helpers, copied=copied)
     reports = []
     for name in sorted(compiled.plans):
         plan = compiled.plans[name]
         specs = [feed.spec for feed in plan.feeds] if feeds is None else feeds
-        reports.append(_report(plan, specs, tapes, held, begun))
+        reports.append(_report(plan, specs, tapes, held, predict))
     return Explanation(tuple(map(str, compiled.report)), _placement(compiled), tuple(reports))
 
 
@@ -135,10 +138,10 @@ def _more(count: int, what: str) -> str:
     return f", and {count - MAX_ROWS} {what}" if count > MAX_ROWS else ""
 
 
-def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, begun: Collection[Name]) -> TaskReport:
+def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, predict: Callable[..., Footprint]) -> TaskReport:
     units = find_units(plan, tapes=tapes)
     recording = partial(record, plan)
-    found = _footprint(plan, units, feeds, begun)
+    found = _footprint(plan, units, feeds, predict)
     regions = [unit.region for unit in units if unit.region is not None]
     broken = [node for node in plan.nodes if breaks_tape(node)]
     missing = [] if tapes else ["no tapes, by this session's options: the machine runs every node"]
@@ -156,12 +159,14 @@ def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, begun: Co
     )
 
 
-def _footprint(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], begun: Collection[Name]) -> Footprint:
+def _footprint(
+    plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], predict: Callable[..., Footprint]
+) -> Footprint:
     unknown = [feed.name for feed, spec in zip(plan.feeds, feeds, strict=True) if not spec.known]
     if unknown:
         names = ", ".join(map(repr, unknown))
         return Footprint(left_out=(f"it depends on the shapes fed: explain with feeds={{{names}: shape}}",))
-    return predict_peak(plan, units, feeds, record=partial(record, plan), begun=begun)
+    return predict(plan, units, feeds, record=partial(record, plan))
 
 
 def _why(node: PlanNode) -> str:

@@ -6,6 +6,7 @@ tensor's, where that loses no kind of number (a float never becomes an int) and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +22,21 @@ Array = np.ndarray[Any, Any]
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
-def as_feed(tensor: Tensor, value: Any) -> Array:
-    """``value`` as a C-contiguous array of the tensor's spec; raises `FeedError` for one that does not fit."""
+def as_feed(tensor: Tensor, value: Any, copy: Callable[[Array], Array] = np.ascontiguousarray) -> Array:
+    """``value`` as a C-contiguous array of the tensor's spec; raises `FeedError` for one that does not fit.
+
+    ``copy`` makes a C-contiguous array of a strided one.
+    """
     array = _native(value) if isinstance(value, np.ndarray) else _convert(tensor, value)
     spec = tensor.spec
     if array.dtype != spec.dtype or not spec.accepts(array.dtype, array.shape):
         raise FeedError(f"{_begin(tensor)}: expected {spec}, got {_describe(array)}{_fix(spec, array)}")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return array if array.flags.c_contiguous else copy(array)
+
+
+def copied_bytes(values: Iterable[Any]) -> tuple[int, ...]:
+    """The bytes of each of the values that `as_feed` copies because it is strided."""
+    return tuple(v.nbytes for v in values if isinstance(v, np.ndarray) and not v.flags.c_contiguous)
 
 
 def _native(array: Array) -> Array:

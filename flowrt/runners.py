@@ -89,6 +89,13 @@ class Runner(Protocol):
     ) -> Any:
         """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
 
+    def copy(self, array: Array) -> Array:
+        """A C-contiguous copy of what is fed, counted where the memory of this process is."""
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        """How many threads help a tape here, and the bytes they have to compute in."""
+
     def held_beside(self, registered: Registered | None) -> int:
         """The bytes held here beside what a step keeps for its own next run; 0 where none are."""
 
@@ -174,6 +181,13 @@ class LocalRunner:
     ) -> Any:
         return registered.direct_plan(feeds, numbers, seed, within)
 
+    def copy(self, array: Array) -> Array:
+        return self._host.memory.copy(array)
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        return self._host.helpers
+
     def held_beside(self, registered: Executor | None) -> int:
         return self._host.memory.held - (0 if registered is None else registered.tapes.kept_bytes)
 
@@ -229,6 +243,13 @@ class ClusterRunner:
         self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float
     ) -> Any:
         return None
+
+    def copy(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        return 0, 0
 
     def held_beside(self, registered: Registered | None) -> int:
         return 0

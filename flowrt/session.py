@@ -37,6 +37,7 @@ from flowrt.errors import (
     carried_site,
     user_site,
 )
+from flowrt.feeds import copied_bytes
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.initial import initial_waves
 from flowrt.op import as_value
@@ -397,7 +398,15 @@ class Session:
         specs = [_fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
         begun = frozenset(await runner.inventory())
         held = runner.held_beside(step.registered)
-        return explain_step(step.compiled, specs, tapes=runner.tapes, held=held, begun=begun)
+        return explain_step(
+            step.compiled,
+            specs,
+            tapes=runner.tapes,
+            held=held,
+            begun=begun,
+            helpers=runner.helpers,
+            copied=copied_bytes(given),
+        )
 
     @asynccontextmanager
     async def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[None]:

@@ -42,6 +42,7 @@ class Step:
         fetches = [value for value in wanted if isinstance(value, Tensor)]
         targets = [value for value in wanted if not isinstance(value, Tensor)]
         self.feeds = tuple(feeds)
+        self._copy = session._open().copy
         self._fits = [(tensor, tensor.spec.dtype, tensor.spec.dims) for tensor in self.feeds]
         optimize, placement = session.options.optimize, session._placement
         self.compiled = compile_for(
@@ -71,7 +72,7 @@ class Step:
         return [
             value
             if type(value) is np.ndarray and value.dtype == dtype and value.shape == dims and value.flags.c_contiguous
-            else as_feed(tensor, value)
+            else as_feed(tensor, value, self._copy)
             for (tensor, dtype, dims), value in zip(self._fits, values, strict=True)
         ]
 

@@ -54,6 +54,57 @@ async def test_the_predicted_peak_of_a_training_step_is_what_memory_counts() -> 
         assert again == predicted.peak - predicted.kept, "the room of the first run is used again"
 
 
+async def test_what_helpers_compute_in_is_predicted_and_counted_once() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, None), name="x")
+        product = x @ x
+    async with fr.Session(graph, options=fr.Options(threads=3)) as session:
+        host, rooms = host_of(session), []
+        for size in (64, 200, 100):
+            before = host.helpers[1]
+            taken, predicted = await counted(session, product, {x: np.ones((size, size), np.float32)})
+            assert (taken, predicted.left_out) == (predicted.peak, ())
+            rooms.append(host.helpers[1] - before)
+        assert rooms[1] > rooms[0] > 2 * 4 * 64
+        assert not rooms[2], "there was enough already"
+        fed = {x: np.ones((200, 200), np.float32)}
+        _, again = await counted(session, product, fed)
+        for _ in range(5):  # timed first, then perhaps divided
+            taken, _ = await counted(session, product, fed)
+            assert taken == again.peak - again.kept
+
+
+async def test_the_copy_of_a_strided_feed_is_counted_and_predicted() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 64), name="x")
+        y = fr.tanh(x) * x
+    strided = np.ones((64, 100), np.float32).T
+    for threads in (1, 2):
+        async with fr.Session(graph, options=fr.Options(threads=threads)) as session:
+            memory = host_of(session).memory
+            plain = await session.explain(y, {x: strided.shape})
+            told = await session.explain(y, {x: strided})
+            assert told.peak_bytes == plain.peak_bytes + strided.nbytes
+            memory.forget_peak()
+            await session.run(y, {x: strided})
+            assert memory.statistics().peak == told.peak_bytes
+
+
+async def test_a_direct_calls_outputs_are_counted() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (64, 64), name="x")
+        y = fr.tanh(x) * 2.0
+    async with fr.Session(graph, options=fr.Options(threads=1, optimize=False)) as session:
+        memory, fed = host_of(session).memory, np.ones((64, 64), np.float32)
+        step = session.compile(y, [x])
+        while step._direct is None:
+            await step(fed)
+        gc.collect()
+        before = memory.held
+        value = await step(fed)
+        assert memory.held - before == value.nbytes
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_the_predicted_peak_of_random_steps_is_what_memory_counts(seed: int) -> None:
     rng = random.Random(seed)

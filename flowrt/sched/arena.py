@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from flowrt.kernels.board import BOARD_ALIGNMENT
+
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 MANY_LINES = 512  # values of a line each, from which looking for gaps between others takes longer than they are worth
 
@@ -59,6 +61,11 @@ def _lay_lines(lines: Sequence[int], lifetimes: Sequence[Lifetime], offsets: lis
         offsets[number] = heappop(free)
         heappush(busy, (last, offsets[number]))
     return total
+
+
+def local_room(nbytes: int, threads: int) -> int:
+    """Bytes in which each of so many threads finds ``nbytes`` of its own, in cache lines that nobody else uses."""
+    return (-(-nbytes // BOARD_ALIGNMENT) * threads + 1) * BOARD_ALIGNMENT if nbytes and threads else 0
 
 
 def aligned(nbytes: int) -> int:

@@ -70,7 +70,8 @@ class Executor:
     def footprint(self, feeds: Sequence[Spec]) -> Footprint:
         """What a run with feeds of these specs takes; raises `SpecError` where they do not fit."""
         begun = frozenset(self.host.inventory())
-        return predict_peak(self.plan, self.units, feeds, record=self.tapes.record, begun=begun)
+        record, helpers = self.tapes.record, self.host.helpers
+        return predict_peak(self.plan, self.units, feeds, record=record, begun=begun, helpers=helpers)
 
     def _admit(self, feeds: Sequence[Array]) -> None:
         """Raise `ResourceError` where a run with such feeds cannot fit, the first time that there are such."""

@@ -1,9 +1,9 @@
 """How much memory a step takes, told before it runs, and by which tensors.
 
 Law: pure; it plays the step through as the executor would, one unit after the other in the machine's order, and takes
-and gives back exactly what `memory` would count: rooms of tapes (kept for the next run), outputs, scratch, variables
-that begin, copies for fetches. Where units run at the same time on several lanes, a step may take more. What cannot be
-told is left out, and named.
+and gives back exactly what `memory` would count: copies of strided feeds, rooms of tapes and what a crew's helpers
+compute in (both kept for the next run), outputs, scratch, variables that begin, copies for fetches. Where units run at
+the same time on several lanes, a step may take more. What cannot be told is left out, and named.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flowrt.errors import FlowrtError
 from flowrt.kernels.launch import apply_kernel
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
+from flowrt.sched.arena import local_room
 from flowrt.sched.lives import DataDependent
 from flowrt.sched.machine import StepMachine
 from flowrt.sched.memory import amount, counted
@@ -82,6 +83,8 @@ class _Play:
     record: Record
     begun: set[Name]
     specs: dict[int, Spec]
+    helpers: int = 0
+    helped: int = 0  # bytes that the helpers compute in
     lies: dict[int, _Allocation] = field(default_factory=dict)  # value → the counted memory it lies in
     owned: set[int] = field(default_factory=set)  # values that are arrays of their own
     now: int = 0
@@ -150,6 +153,14 @@ class _Play:
             elif output.input is not None and unit.inputs[output.input] in self.lies:
                 self.place(value, self.lies[unit.inputs[output.input]])
         self.kept += self.take(made.room_bytes)
+        self._have_helped(local_room(made.local_bytes, self.helpers))
+
+    def _have_helped(self, room: int) -> None:
+        """The helpers' memory grows to ``room``; what it was before goes once that is there."""
+        if room > self.helped:
+            self.kept += self.take(room) - counted(self.helped)
+            self.give(counted(self.helped))
+            self.helped = room
 
     def _compute(self, unit: Unit, node: PlanNode) -> None:
         inputs = [self._known(value) for value in node.inputs]
@@ -184,13 +195,23 @@ class _Play:
 
 
 def predict_peak(
-    plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], *, record: Record, begun: Collection[Name] = ()
+    plan: Plan,
+    units: Sequence[Unit],
+    feeds: Sequence[Spec],
+    *,
+    record: Record,
+    begun: Collection[Name] = (),
+    helpers: tuple[int, int] = (0, 0),
+    copied: Sequence[int] = (),
 ) -> Footprint:
     """What a run takes whose feeds have these specs, while the variables ``begun`` have their values.
 
-    Raises `SpecError` where the feeds do not fit the plan.
+    ``helpers`` are how many threads help a tape, and the bytes they have to compute in so far; ``copied`` are the bytes
+    of each feed that is copied. Raises `SpecError` where the feeds do not fit the plan.
     """
-    play = _Play(plan, units, record, set(begun), dict(enumerate(feeds)))
+    play = _Play(plan, units, record, set(begun), dict(enumerate(feeds)), *helpers)
+    for nbytes in copied:
+        play.take(nbytes)
     try:
         for unit in _played(play):
             play.carry_out(unit)

@@ -52,8 +52,8 @@ class Host:
     ) -> None:
         self.task = task
         self.devices = ("cpu:0",)
-        self.lanes = Lanes(threads)
         self.memory = Memory(memory_limit)
+        self.lanes = Lanes(threads, empty=self.memory.empty)
         self.variables = Variables(task)
         self.rendezvous = Rendezvous()
         self.budget = Budget(transfer_budget)
@@ -77,6 +77,11 @@ class Host:
                 "rename it, use another container, or session.reset() the old one"
             )
         return found
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        """How many threads help a tape, and the bytes they have to compute in."""
+        return self.lanes.crew.threads - 1, self.lanes.crew.local_bytes
 
     def inventory(self) -> dict[Name, Spec]:
         """The variables that have a value here."""

@@ -23,6 +23,7 @@ from flowrt.errors import ClosedError
 from flowrt.kernels import board as at
 from flowrt.kernels.launch import ENTRY_TYPE
 from flowrt.kernels.store import loop_address
+from flowrt.sched.arena import local_room
 
 T = TypeVar("T")
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -73,7 +74,9 @@ class Crew:
     with `close`; in a forked child there are none.
     """
 
-    def __init__(self, threads: int, name: str = "helper", *, patience: float = 100e-6) -> None:
+    def __init__(
+        self, threads: int, name: str = "helper", *, patience: float = 100e-6, empty: Callable[..., Array] = np.empty
+    ) -> None:
         self.threads = threads
         self._name, self._patience = name, patience
         self._helpers: list[threading.Thread] = []
@@ -82,7 +85,8 @@ class Crew:
         self._close_pipe: weakref.finalize[..., Any] | None = None
         self._mutex = threading.Lock()
         self._closed = threads < 2
-        self._local = np.zeros(0, np.int64)
+        self._local, self.local_bytes = np.zeros(0, np.int64), 0
+        self._empty = empty
         if not self._closed:
             _crews.add(self)
 
@@ -95,9 +99,12 @@ class Crew:
 
     def local(self, nbytes: int) -> Array:
         """Memory of at least ``nbytes`` for each helper, the same for all runs: a helper has one chunk at a time."""
-        words = -(-nbytes // at.BOARD_ALIGNMENT) * at.BOARD_ALIGNMENT // 8 * (self.threads - 1)
-        if self._local.size < words:
-            self._local = aligned_zeros(words)
+        room = local_room(nbytes, self.threads - 1)
+        if self.local_bytes < room:
+            memory = self._empty((room,), np.dtype(np.uint8))
+            start = -int(memory.ctypes.data) % at.BOARD_ALIGNMENT
+            self._local = memory[start : start + room - at.BOARD_ALIGNMENT].view(np.int64)
+            self.local_bytes = room
         return self._local
 
     def _start(self) -> None:
@@ -219,11 +226,16 @@ def _serve(works: SimpleQueue[_Work | None]) -> None:
 
 
 class Lanes:
-    """The threads of one device, and the ``crew`` that helps them. `close` waits for what still runs."""
+    """The threads of one device, and the ``crew`` that helps them. `close` waits for what still runs.
 
-    def __init__(self, threads: int | None = None, name: str = "lane") -> None:
+    ``empty(shape, dtype)`` makes the memory that helpers compute in.
+    """
+
+    def __init__(
+        self, threads: int | None = None, name: str = "lane", *, empty: Callable[..., Array] = np.empty
+    ) -> None:
         self.threads = threads or usable_cores()
-        self.crew = Crew(self.threads)
+        self.crew = Crew(self.threads, empty=empty)
         self._name = name
         self._mutex = threading.Lock()
         self._works: SimpleQueue[_Work | None] = SimpleQueue()

@@ -261,6 +261,7 @@ class Tape:
         """Run the launches with a crew's help where that pays, and learn what it costs from the first runs."""
         pace = self.pace
         if pace is None:
+            crew.local(self.recording.local_bytes)  # now, so that no later run takes more than the first
             pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads)
         timed, began = pace.left > 0, time.perf_counter()
         times = np.zeros(self.launches if timed else 0, np.int64)
