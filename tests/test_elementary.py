@@ -1,6 +1,7 @@
-"""Elementary functions of float32, within their bounds over all floats: every exponent, zeros, infinities and NaN.
+"""Elementary functions of float32 and float64, within their bounds over all floats: zeros, infinities and NaN too.
 
-The judge is NumPy or C's library in float64. Bounds are in units in the last place of the float32 that is nearest.
+The judge is NumPy or C's library in float64, for float64 NumPy's long doubles. Bounds are in units in the last place of
+the nearest number.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ CURVES: dict[str, tuple[Judge, float]] = {
     "softplus": (lambda x: np.logaddexp(x, 0.0), 4),
     "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6),
 }
+WIDE_CURVES: dict[str, tuple[Judge, float]] = {
+    "exp": (np.exp, 2),
+    "expm1": (np.expm1, 3),
+    "log": (np.log, 1),
+    "log1p": (np.log1p, 2),
+    "tanh": (np.tanh, 3),
+    "sigmoid": (stable_sigmoid, 3),
+    "softplus": (lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), 3),
+}
 SPECIAL = np.float32([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
 
 
@@ -46,16 +56,35 @@ def every_exponent(rng: np.random.Generator, each: int) -> Array:
     return (tops | rests).ravel().view(np.float32)
 
 
+def every_wide_exponent(rng: np.random.Generator, each: int) -> Array:
+    """As `every_exponent`, of float64."""
+    tops = np.arange(4096, dtype=np.uint64)[:, None] << np.uint64(52)
+    rests = rng.integers(0, 2**52, (4096, each), np.uint64)
+    rests[:, :2] = 0, 2**52 - 1
+    return (tops | rests).ravel().view(np.float64)
+
+
 def check(got: Array, want: Array, bound: float) -> None:
-    """``want`` is float64. Where the nearest float32 is no number, the very same must have come."""
+    """``want`` is wider. Where the nearest number is none, the very same must have come."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        nearest = want.astype(np.float32)
+        nearest = want.astype(got.dtype)
         error = np.abs(got - want) / np.spacing(np.abs(nearest))
     finite = np.isfinite(nearest)
-    edge = np.isinf(nearest) & np.isfinite(want) & (np.abs(got) == np.finfo(np.float32).max)  # half a unit off
+    edge = np.isinf(nearest) & np.isfinite(want) & (np.abs(got) == np.finfo(got.dtype).max)  # half a unit off
     np.testing.assert_array_equal(got[~finite & ~edge], nearest[~finite & ~edge])
     assert np.isfinite(got[finite]).all()
     assert error[finite].max(initial=0.0) <= bound
+
+
+@pytest.mark.parametrize("name", WIDE_CURVES)
+def test_every_double_comes_out_within_the_bound(name: str) -> None:
+    judge, bound = WIDE_CURVES[name]
+    rng = np.random.default_rng(11)
+    print("seed 11")
+    near = [rng.uniform(-r, r, 20_000) for r in (1.0, 4.0, 20.0, 40.0, 750.0)]
+    x = np.concatenate([SPECIAL.astype(np.float64), every_wide_exponent(rng, 12), *near])
+    with np.errstate(all="ignore"):
+        check(getattr(fr, name)(x), judge(x.astype(np.longdouble)), bound)
 
 
 @pytest.mark.parametrize("name", CURVES)

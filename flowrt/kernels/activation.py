@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from flowrt.kernels.exponential import ZERO
-from flowrt.kernels.logarithm import log_of_one_more32
-from flowrt.kernels.table import elementwise, jitable, single
+from flowrt.kernels.logarithm import log_of_one_more32, log_of_one_more64
+from flowrt.kernels.table import double, elementwise, jitable, single
 
 
 @jitable
@@ -18,3 +18,4 @@ def log_of_one_more(x: Any) -> Any:
 
 elementwise("softplus", lambda x: log_of_one_more(x))
 elementwise("softplus", lambda x: log_of_one_more32(x), on=("cpu",), dtypes=single)
+elementwise("softplus", lambda x: log_of_one_more64(x), on=("cpu",), dtypes=double)

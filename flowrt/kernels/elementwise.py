@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.errorfunction import erf32
-from flowrt.kernels.exponential import exp32, expm132, sigmoid32, tanh32
+from flowrt.kernels.exponential import exp32, exp64, expm132, expm164, sigmoid32, sigmoid64, tanh32, tanh64
 from flowrt.kernels.launch import FILL_OP
-from flowrt.kernels.logarithm import log1p32, log32, pow32
-from flowrt.kernels.table import Form, elementwise, flat, host_only, jitable, kernel, single
+from flowrt.kernels.logarithm import log1p32, log1p64, log32, log64, pow32
+from flowrt.kernels.table import Form, double, elementwise, flat, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda, fmod
 
 
@@ -146,12 +146,16 @@ elementwise("abs", lambda x: x, dtypes=lambda d: np.dtype(d[0]).kind in "bu")
 elementwise("sign", lambda x: 1 if x > 0 else (-1 if x < 0 else x))
 elementwise("exp", lambda x: math.exp(x))
 elementwise("exp", lambda x: exp32(x), on=("cpu",), dtypes=single)
+elementwise("exp", lambda x: exp64(x), on=("cpu",), dtypes=double)
 elementwise("log", lambda x: math.log(x))
 elementwise("log", lambda x: log32(x), on=("cpu",), dtypes=single)
+elementwise("log", lambda x: log64(x), on=("cpu",), dtypes=double)
 elementwise("expm1", lambda x: math.expm1(x))
 elementwise("expm1", lambda x: expm132(x), on=("cpu",), dtypes=single)
+elementwise("expm1", lambda x: expm164(x), on=("cpu",), dtypes=double)
 elementwise("log1p", lambda x: math.log1p(x))
 elementwise("log1p", lambda x: log1p32(x), on=("cpu",), dtypes=single)
+elementwise("log1p", lambda x: log1p64(x), on=("cpu",), dtypes=double)
 elementwise("sin", lambda x: math.sin(x))
 elementwise("cos", lambda x: math.cos(x))
 elementwise("erf", lambda x: math.erf(x))
@@ -162,8 +166,10 @@ elementwise("square", lambda x: x * x)
 elementwise("reciprocal", lambda x: 1 / x)
 elementwise("tanh", lambda x: math.tanh(x))
 elementwise("tanh", lambda x: tanh32(x), on=("cpu",), dtypes=single)
+elementwise("tanh", lambda x: tanh64(x), on=("cpu",), dtypes=double)
 elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)))
 elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=single)
+elementwise("sigmoid", lambda x: sigmoid64(x), on=("cpu",), dtypes=double)
 elementwise("relu", lambda x: 0 if x <= 0 else x)
 elementwise("floor", lambda x: np.floor(x), on=("cpu",))
 elementwise("floor", lambda x: lower(x), on=("cuda",))

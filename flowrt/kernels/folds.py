@@ -6,7 +6,11 @@ A kernel calls these as plain functions; where it is compiled they become instru
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from flowrt.kernels.table import jitable
 
 
 def add_loosely(x: Any, y: Any) -> Any:
@@ -27,3 +31,19 @@ def larger_loosely(x: Any, y: Any) -> Any:
 def smaller_loosely(x: Any, y: Any) -> Any:
     """The smaller, or NaN if either is."""
     return x if x <= y or x != x else y
+
+
+@jitable
+def as_held(entry: Any, found: Any) -> Any:
+    """An entry, of the type that it is folded in."""
+    return found.dtype.type(entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How two entries are combined: one after another, and along a row, where their order is free."""
+
+    combine: Callable[..., Any]
+    in_row: Callable[..., Any]
+    take: Callable[..., Any] = as_held
+    chooses: bool = False  # one of the two

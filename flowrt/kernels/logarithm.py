@@ -9,7 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.exponential import HALF, INFINITY, LN2_HIGH, LN2_LOW, MANTISSA, ONE, TWO, ZERO, bits32, exp32
+from flowrt.kernels.exponential import (
+    HALF,
+    INFINITY,
+    LN2_HIGH,
+    LN2_LOW,
+    MANTISSA,
+    ONE,
+    TWO,
+    WIDE_BIAS,
+    WIDE_LN2_HIGH,
+    WIDE_LN2_LOW,
+    WIDE_MANTISSA,
+    WIDE_ROUNDER,
+    ZERO,
+    bits32,
+    exp32,
+    exp64,
+)
 from flowrt.kernels.table import jitable
 
 NAN, NO_BITS = np.float32(np.nan), np.int32(0)
@@ -25,7 +42,6 @@ S0, S1, S2, S3 = np.float32(0.66666418), np.float32(0.40021527), np.float32(0.28
 P0, P1, P2, P3, P4 = 2.885390081790107, 0.9617966733270981, 0.5770835874337648, 0.4116725768565363, 0.34073271079267253
 Q0, Q1, Q2, Q3 = 1.0000000005630532, 0.6931472060373276, 0.24022646844872914, 0.05550328123606347
 Q4, Q5, Q6 = 0.009618491839228777, 0.00134001955402549, 0.00015345581092651023
-WIDE_ROUNDER, WIDE_BIAS, WIDE_MANTISSA = 1.5 * 2.0**52, np.int64(1023), np.int64(52)
 FAR = 256.0  # 2**-256 is 0 as a float32, 2**256 infinite
 
 
@@ -126,3 +142,52 @@ def pow32(x: Any, y: Any) -> Any:
     found = -found if odd & (bits32(x) < NO_BITS) else found
     found = NAN if (x < ZERO) & (size < INFINITY) & (whole != y) else found
     return ONE if (y == ZERO) | (x == ONE) else found
+
+
+WIDE_LEAST, WIDE_LIFT, WIDE_LIFTED = 2.0**-1022, 2.0**52, 52.0
+WIDE_SHIFT = np.uint64(52)
+ABOVE_ROOT_HALF = np.uint64(0x3FF0000000000000 - 0x3FE6A09E667F3BCD)  # what lifts the root of 1/2 to an exponent of 0
+HELD_WHOLE, HELD = np.uint64(0x4330000000000000), 2.0**52 + 1023.0  # a float64 whose last bits are an integer
+# (log((1 + s) / (1 - s)) - 2 * s) / s**3 in s**2, as in Sun's fdlibm
+G0, G1, G2, G3 = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
+G4, G5, G6 = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
+
+
+@jitable
+def log_of_normal64(x: Any, lifted: Any) -> Any:
+    """As `log_of_normal`, of a float64."""
+    bits = np.float64(x).view(np.uint64)
+    exponent = np.uint64((bits + ABOVE_ROOT_HALF) >> WIDE_SHIFT)
+    twos = np.uint64(exponent | HELD_WHOLE).view(np.float64) - HELD - lifted
+    f = np.uint64(bits - np.uint64((exponent - np.uint64(WIDE_BIAS)) << WIDE_SHIFT)).view(np.float64) - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    series = ((((((G6 * z + G5) * z + G4) * z + G3) * z + G2) * z + G1) * z + G0) * z
+    half = 0.5 * f * f
+    return twos * WIDE_LN2_HIGH - ((half - (s * (half + series) + twos * WIDE_LN2_LOW)) - f)
+
+
+@jitable
+def log64(x: Any) -> Any:
+    """The natural logarithm of a float64: -inf of 0, NaN of negative ones."""
+    small = x < WIDE_LEAST
+    found = log_of_normal64(x * WIDE_LIFT if small else x, WIDE_LIFTED if small else 0.0)
+    found = found if x < np.inf else x
+    found = found if x > 0.0 else np.nan
+    return -np.inf if x == 0.0 else found
+
+
+@jitable
+def log1p64(x: Any) -> Any:
+    """``log(1 + x)`` of a float64: what rounding ``1 + x`` lost is added to its logarithm."""
+    whole = 1.0 + x
+    found = log_of_normal64(whole, 0.0) + (x - (whole - 1.0)) / whole
+    found = found if x < np.inf else x
+    found = found if whole > 0.0 else np.nan
+    return -np.inf if whole == 0.0 else found
+
+
+@jitable
+def log_of_one_more64(x: Any) -> Any:
+    """``log(1 + exp(x))`` of a float64, by an exponential that is at most 1."""
+    return (0.0 if x < 0.0 else x) + log1p64(exp64(-abs(x)))

@@ -39,7 +39,7 @@ def _lines_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Map
 
 
 def _room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec]:
-    """For the largest entries so far, in turns with the output: see `reduce.column_fold`."""
+    """For the largest entries so far, in turns with the output: see `reduce.row_fold`."""
     return (Spec(inputs[0].dtype, inputs[0].concrete[3:]),)
 
 
@@ -140,7 +140,7 @@ def first_of_two_more(a: Any, b: Any, number: int, beside: int, best: Any, at: A
 def find_largest(x: Any, n: int, hs: Any, ws: Any, best: Any, at: Any) -> Any:
     """Number the entries of a window line by line, and find each channel's first largest (or NaN).
 
-    The answer is which row of ``at`` tells. They take turns: see `reduce.column_fold`.
+    The answer is which row of ``at`` tells. They take turns: see `reduce.row_fold`.
     """
     (first_h, last_h), (first_w, last_w) = hs, ws
     width = last_w - first_w

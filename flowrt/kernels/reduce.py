@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.kernels.folds import add_loosely, larger_loosely, multiply_loosely, smaller_loosely
+from flowrt.kernels.folds import Fold, add_loosely, larger_loosely, multiply_loosely, smaller_loosely
+from flowrt.kernels.partials import Parted, register_parted
 from flowrt.kernels.table import Attrs, Call, View, host_only, jitable, kernel, pieces
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec, normal_axes
@@ -72,8 +72,12 @@ def _call(sizes: tuple[int, ...], last: bool, ignored: Sequence[Spec]) -> Call:
     return Call((*views, View.dense((2, _columns(sizes, last)))), (int(last),), math.prod(results))
 
 
+def _form_of(inputs: Sequence[Spec], attrs: Attrs) -> tuple[tuple[int, ...], bool]:
+    return _form(inputs[0].concrete, _axes(inputs, attrs))
+
+
 def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    return _call(*_form(inputs[0].concrete, _axes(inputs, attrs)), ())
+    return _call(*_form_of(inputs, attrs), ())
 
 
 def _columns(sizes: tuple[int, ...], last: bool) -> int:
@@ -83,7 +87,7 @@ def _columns(sizes: tuple[int, ...], last: bool) -> int:
 
 def _local(wide: Callable[[np.dtype[Any]], Any]) -> Any:
     def local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        columns = _columns(*_form(inputs[0].concrete, _axes(inputs, attrs)))
+        columns = _columns(*_form_of(inputs, attrs))
         return [Spec(wide(inputs[0].dtype), (2, columns))]
 
     return local
@@ -124,12 +128,6 @@ def both(x: Any, y: Any) -> Any:
 
 
 @jitable
-def as_held(entry: Any, found: Any) -> Any:
-    """An entry, of the type that it is folded in."""
-    return found.dtype.type(entry)
-
-
-@jitable
 def as_truth(entry: Any, found: Any) -> Any:
     return entry != 0
 
@@ -144,18 +142,8 @@ def over_count(found: Any, count: Any) -> Any:
     return found / count
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """How two entries are combined: one after another, and along a row, where their order is free."""
-
-    combine: Callable[..., Any]
-    in_row: Callable[..., Any]
-    take: Callable[..., Any] = as_held
-    chooses: bool = False  # one of the two
-
-
-def column_fold(fold: Fold) -> Callable[..., Any]:
-    """Folds rows into ``found[0]``, entry by entry, four rows at a time: each visit costs a load and a store.
+def row_fold(fold: Fold) -> Callable[..., Any]:
+    """Folds rows into ``found[turn]``, entry by entry, four rows at a time: each visit costs a load and a store.
 
     The answer is which of the two rows of ``found`` they end in. Extremes let these take turns: what is chosen between
     an entry and what is there, and stored there, the compiler stores only where it is the entry, by an instruction
@@ -164,34 +152,31 @@ def column_fold(fold: Fold) -> Callable[..., Any]:
     """
     combine, take, turns = fold.combine, fold.take, int(fold.chooses)
 
-    def fold_columns(x: Any, o: int, m: int, start: int, width: int, found: Any) -> Any:
-        turn = 0
-        for k in range(x.shape[1]):
-            rows = x[o, k, m]
-            fours = rows.shape[0] // 4 * 4
-            for r in range(0, fours, 4):
-                p, q, s, u = rows[r], rows[r + 1], rows[r + 2], rows[r + 3]
-                old, new = found[turn], found[(1 - turn) * turns]
-                for t in range(width):
-                    one, two = take(p[np.uint64(start + t)], found), take(q[np.uint64(start + t)], found)
-                    three, four = take(s[np.uint64(start + t)], found), take(u[np.uint64(start + t)], found)
-                    new[t] = combine(old[t], combine(combine(one, two), combine(three, four)))
-                turn = (1 - turn) * turns
-            for r in range(fours, rows.shape[0]):
-                p, old, new = rows[r], found[turn], found[(1 - turn) * turns]
-                for t in range(width):
-                    new[t] = combine(old[t], take(p[np.uint64(start + t)], found))
-                turn = (1 - turn) * turns
+    def fold_rows(rows: Any, start: int, width: int, found: Any, turn: int) -> Any:
+        fours = rows.shape[0] // 4 * 4
+        for r in range(0, fours, 4):
+            p, q, s, u = rows[r], rows[r + 1], rows[r + 2], rows[r + 3]
+            old, new = found[turn], found[(1 - turn) * turns]
+            for t in range(width):
+                one, two = take(p[np.uint64(start + t)], found), take(q[np.uint64(start + t)], found)
+                three, four = take(s[np.uint64(start + t)], found), take(u[np.uint64(start + t)], found)
+                new[t] = combine(old[t], combine(combine(one, two), combine(three, four)))
+            turn = (1 - turn) * turns
+        for r in range(fours, rows.shape[0]):
+            p, old, new = rows[r], found[turn], found[(1 - turn) * turns]
+            for t in range(width):
+                new[t] = combine(old[t], take(p[np.uint64(start + t)], found))
+            turn = (1 - turn) * turns
         return turn
 
-    return jitable(fold_columns)
+    return jitable(fold_rows)
 
 
 def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable[..., Any]:
     """The kernel that folds entries from ``start`` or, if None, from the first, which then counts twice."""
     first = start is None
     neutral = 0 if start is None else start
-    along_row, take, fold_columns = fold.in_row, fold.take, column_fold(fold)
+    along_row, take, fold_rows = fold.in_row, fold.take, row_fold(fold)
 
     def reduce(x: Any, y: Any, found: Any, last: int, begin: int, end: int) -> None:
         _, a, middle, b, tail = x.shape
@@ -212,7 +197,10 @@ def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable
             width = min(min(kept - t, end - at), found.shape[1])
             for i in range(width):
                 found[0, i] = take(x[o, 0, m, 0, np.uint64(t + i)], found) if first else neutral
-            folded = found[fold_columns(x, o, m, t, width, found)]
+            turn = 0
+            for k in range(a):
+                turn = fold_rows(x[o, k, m], t, width, found, turn)
+            folded = found[turn]
             for i in range(width):
                 y[o, m, np.uint64(t + i)] = finish(folded[i], a * b)
             at += width
@@ -272,7 +260,8 @@ def _register(
     wide: Callable[[np.dtype[Any]], Any],
     finish: Any = as_it_is,
 ) -> None:
-    kernel(op, layout=_layout, local=_local(wide))(reduction(fold, start, finish))
+    whole = reduction(fold, start, finish), _layout, _local(wide)
+    register_parted(op, whole, _form_of, Parted(fold, start, finish, wide, row_fold(fold)))
     kernel(op, "cuda", layout=_layout, local=_local(wide))(reduction_on_cuda(on_cuda, start, finish))
 
 
@@ -355,7 +344,7 @@ def position(beats: Any, in_row: Any) -> Callable[..., Any]:
             row, out = x[o, 0], y[o]
             for i in range(width):
                 best[0, i], where[0, i] = row[np.uint64(start + i)], 0
-            for k in range(1, x.shape[1]):  # taking turns as in `column_fold`
+            for k in range(1, x.shape[1]):  # taking turns as in `row_fold`
                 row, here = x[o, k], where.dtype.type(k)
                 old, new, before, after = best[(k - 1) % 2], best[k % 2], where[(k - 1) % 2], where[k % 2]
                 for i in range(width):

@@ -228,6 +228,11 @@ def single(dtypes: Sequence[Any]) -> bool:
     return bool(np.dtype(dtypes[0]) == np.float32)
 
 
+def double(dtypes: Sequence[Any]) -> bool:
+    """Whether the first operand is float64."""
+    return bool(np.dtype(dtypes[0]) == np.float64)
+
+
 def jitable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a helper that kernels call: plain Python here, compiled with the kernel that calls it."""
     JITABLES.append(function)
