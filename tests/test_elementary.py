@@ -34,6 +34,8 @@ CURVES: dict[str, tuple[Judge, float]] = {
     "tanh": (np.tanh, 3),
     "sigmoid": (stable_sigmoid, 3),
     "softplus": (lambda x: np.logaddexp(x, 0.0), 4),
+    "sin": (np.sin, 1),
+    "cos": (np.cos, 1),
     "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6),
 }
 WIDE_CURVES: dict[str, tuple[Judge, float]] = {

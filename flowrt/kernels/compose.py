@@ -35,8 +35,13 @@ class Composition:
     kinds: tuple[Any, ...]  # Numba's type of every value
     calls: tuple[tuple[Any, Any], ...]  # each member's dispatcher type and signature
 
-    def emit(self, context: Any, builder: Any, known: Sequence[Any]) -> list[Any]:
-        """LLVM's values of all the values, as far as they follow from those ``known``; others are None in both."""
+    def emit(
+        self, context: Any, builder: Any, known: Sequence[Any], mark: Callable[[Any], None] | None = None
+    ) -> list[Any]:
+        """LLVM's values of all the values, as far as they follow from those ``known``; others are None in both.
+
+        Members' calls are given to ``mark``, since what is said of a call holds for what they load from tables.
+        """
         values = [*known, *[None] * (len(self.kinds) - len(known))]
         first = len(self.expression.inputs)
         for number, (member, call) in enumerate(zip(self.expression.members, self.calls, strict=True), first):
@@ -45,7 +50,12 @@ class Composition:
                 dispatcher, signature = call
                 apply = context.get_function(dispatcher, signature)
                 context.add_linking_libs(getattr(apply, "libs", ()))
-                values[number] = context.cast(builder, apply(builder, taken), signature.return_type, self.kinds[number])
+                block, start = builder.block, len(builder.block.instructions)
+                found = apply(builder, taken)
+                for instruction in block.instructions[start:]:
+                    if mark is not None and isinstance(instruction, ir.CallInstr):
+                        mark(instruction)
+                values[number] = context.cast(builder, found, signature.return_type, self.kinds[number])
         return values
 
 

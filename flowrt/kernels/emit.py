@@ -35,6 +35,7 @@ from flowrt.kernels.table import JITABLES, Form, Kernel
 from flowrt.kernels.tile import implementation
 
 RUN_WORDS = 4
+FOLDED = 2048  # entries that are combined with those of all operands while they are in a core's nearest cache
 RAISED = 4  # of launch.FAILURES
 
 
@@ -116,12 +117,14 @@ def _fold(function: Callable[..., Any], dtype: Any) -> Callable[..., None]:
     def entry(bases: int, block: int, begin: int, end: int) -> None:
         count, length = word_at(block, 0), word_at(block, 1)
         out, first = vector(bases, block, 0, length), vector(bases, block, 1, length)
-        for i in range(begin, end):
-            out[i] = first[i]
-        for number in range(2, count + 1):
-            more = vector(bases, block, number, length)
-            for i in range(begin, end):
-                out[i] = combine(out[i], more[i])
+        for start in range(begin, end, FOLDED):
+            many = min(end - start, FOLDED)
+            for i in range(many):
+                out[np.uint64(start + i)] = first[np.uint64(start + i)]
+            for number in range(2, count + 1):
+                more = vector(bases, block, number, length)
+                for i in range(many):
+                    out[np.uint64(start + i)] = combine(out[np.uint64(start + i)], more[np.uint64(start + i)])
 
     return entry
 

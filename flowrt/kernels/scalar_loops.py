@@ -172,7 +172,8 @@ class _Loops:
         for i in range(self._inputs):
             if values[i] is None:
                 values[i] = self._load(i, places[i], independent)
-        values = self._composition.emit(self._context, self._builder, values)
+        mark = None if independent is None else independent.mark
+        values = self._composition.emit(self._context, self._builder, values, mark)
         for i, result in enumerate(self._composition.expression.results, self._inputs):
             stored = self._builder.store(self._models[i].as_data(self._builder, values[result]), places[i])
             if independent is not None:
