@@ -29,97 +29,66 @@ SETTINGS = 8
 """The numbers a rule is given; those it has no use for are 0."""
 
 
-@no_gradient
-@op(stateful=True)
-def add_rows(
-    values: Spec, groups: Spec, settings: Spec, *, resource: str, container: str, dtype: DType, shape: Any
-) -> None:
-    """Add the values, times the first of the settings, to the rows."""
-    _check(values, groups, settings, resource, Spec(dtype, shape))
+def _row_write(name: str, meaning: str) -> Op:
+    """The op that moves rows of the variable ``resource`` and of its ``slots``, which are of its dtype and shape.
+
+    It takes values [n, *shape[1:]], their groups, and ``SETTINGS`` numbers.
+    """
+
+    def write(
+        values: Spec,
+        groups: Spec,
+        settings: Spec,
+        *,
+        resource: str,
+        container: str,
+        dtype: DType,
+        shape: Any,
+        slots: tuple[str, ...] = (),
+    ) -> None:
+        _check(values, groups, settings, resource, Spec(dtype, shape))
+
+    write.__doc__ = meaning
+    return no_gradient(op(name=name, stateful=True)(write))
 
 
-@no_gradient
-@op(stateful=True)
-def assign_rows(
-    values: Spec, groups: Spec, settings: Spec, *, resource: str, container: str, dtype: DType, shape: Any
-) -> None:
-    """Make the values the rows'; of a row's several values the last counts."""
-    _check(values, groups, settings, resource, Spec(dtype, shape))
+add_rows = _row_write("add_rows", "Add the values, times the first of the settings, to the rows.")
 
+assign_rows = _row_write("assign_rows", "Make the values the rows'; of a row's several values the last counts.")
 
-@no_gradient
-@op(stateful=True)
-def momentum_rows(
-    values: Spec,
-    groups: Spec,
-    settings: Spec,
-    *,
-    resource: str,
-    container: str,
-    dtype: DType,
-    shape: Any,
-    slots: tuple[str, ...],
-) -> None:
-    """v = momentum * v + g; p -= rate * (along * v + ahead * g). Settings: rate, momentum, along, ahead; slots: v."""
-    _check(values, groups, settings, resource, Spec(dtype, shape))
+momentum_rows = _row_write(
+    "momentum_rows",
+    """v = momentum * v + g; p -= rate * (along * v + ahead * g).
 
+    Settings: rate, momentum, along, ahead; slots: v. Sutskever et al., ICML 2013.
+    """,
+)
 
-@no_gradient
-@op(stateful=True)
-def adagrad_rows(
-    values: Spec,
-    groups: Spec,
-    settings: Spec,
-    *,
-    resource: str,
-    container: str,
-    dtype: DType,
-    shape: Any,
-    slots: tuple[str, ...],
-) -> None:
-    """a = a + g²; p -= rate * g / (sqrt(a) + epsilon). Settings: rate, epsilon; slots: a."""
-    _check(values, groups, settings, resource, Spec(dtype, shape))
+adagrad_rows = _row_write(
+    "adagrad_rows",
+    """a = a + g²; p -= rate * g / (sqrt(a) + epsilon).
 
+    Settings: rate, epsilon; slots: a. Duchi et al., JMLR 2011.
+    """,
+)
 
-@no_gradient
-@op(stateful=True)
-def rmsprop_rows(
-    values: Spec,
-    groups: Spec,
-    settings: Spec,
-    *,
-    resource: str,
-    container: str,
-    dtype: DType,
-    shape: Any,
-    slots: tuple[str, ...],
-) -> None:
+rmsprop_rows = _row_write(
+    "rmsprop_rows",
     """s = decay * s + (1 - decay) * g²; p -= v, where v = momentum * v + rate * g / (sqrt(s) + epsilon).
 
-    Settings: rate, decay, 1 - decay, epsilon, momentum; slots: s, v.
-    """
-    _check(values, groups, settings, resource, Spec(dtype, shape))
+    Settings: rate, decay, 1 - decay, epsilon, momentum; slots: s, v. Tieleman and Hinton, 2012.
+    """,
+)
 
-
-@no_gradient
-@op(stateful=True)
-def adam_rows(
-    values: Spec,
-    groups: Spec,
-    settings: Spec,
-    *,
-    resource: str,
-    container: str,
-    dtype: DType,
-    shape: Any,
-    slots: tuple[str, ...],
-) -> None:
+adam_rows = _row_write(
+    "adam_rows",
     """m = beta1 * m + (1 - beta1) * g; s = beta2 * s + (1 - beta2) * g²;
     p -= rate * m / (sqrt(s) + epsilon) + decay * p.
 
-    Settings: rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon, decay; slots: m, s.
-    """
-    _check(values, groups, settings, resource, Spec(dtype, shape))
+    Settings: rate, beta1, 1 - beta1, beta2, 1 - beta2, epsilon, decay; slots: m, s. Kingma and Ba, ICLR 2015; the decay
+    is Loshchilov and Hutter's, ICLR 2019.
+    """,
+)
 
 
 def _check(values: Spec, groups: Spec, settings: Spec, resource: str, held: Spec) -> None:
