@@ -332,6 +332,23 @@ async def test_rows_are_added_subtracted_and_put(options: fr.Options) -> None:
     np.testing.assert_array_equal(got["put"], [rows[1, 1], rows[1, 0], start[2], rows[0, 1]])
 
 
+@pytest.mark.parametrize(("dtype", "at"), [("float32", "int32"), ("float64", "int64"), ("int16", "int64")])
+async def test_rows_of_any_width_are_added_each_as_often_as_it_occurs(dtype: str, at: str) -> None:
+    """Whole blocks of vectors, single vectors and what is left of a row; groups of one, of few and of many values."""
+    rng = np.random.default_rng(3)
+    for width in (1, 8, 77, 150):
+        start, rows = (rng.integers(-99, 99, (n, width)).astype(dtype) for n in (40, 300))
+        ids = np.where(rng.random(300) < 0.3, 7, rng.integers(-40, 40, 300)).astype(at)
+        with fr.Graph() as graph:
+            v = fr.Variable(start, name="v")
+            write = v.scatter_add(ids, rows)
+        expected = start.copy()
+        np.add.at(expected, ids, rows)
+        async with fr.Session(graph) as session:
+            await session.run(write)
+            np.testing.assert_array_equal(await session.run(v), expected)  # sums of small integers are exact
+
+
 async def test_additions_of_rows_commute_and_other_writes_must_be_ordered() -> None:
     one = np.ones((1, WIDTH), np.float32)
     with fr.Graph() as graph:
