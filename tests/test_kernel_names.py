@@ -102,6 +102,7 @@ TOLD_OTHERWISE = {
     "micro.py": "its stubs carry the digest of tile.py, and what kernels use of it is in their fingerprints",
     "tile.py": "see micro.py",
     "folds.py": "kernels refer to its functions",
+    "background.py": "passes orders on",
     "launch.py": "direct.py takes two numbers from it, and has it in its symbol",
     "surroundings.py": "its answer is part of every symbol",
 }

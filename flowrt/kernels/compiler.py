@@ -15,7 +15,16 @@ import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.errors import FlowrtError
 from flowrt.kernels.fused import ordered_variant
 from flowrt.kernels.names import remember
-from flowrt.kernels.store import cache_folder, entry_address, found_symbol, is_stored, name_of
+from flowrt.kernels.scalar_loop import LOOP, read_program
+from flowrt.kernels.store import (
+    cache_folder,
+    entry_address,
+    found_loop_symbol,
+    found_symbol,
+    is_stored,
+    name_of,
+    scalar_loop_address,
+)
 
 NICE = 10
 IDLE_SECONDS = 30.0
@@ -37,17 +46,34 @@ def main() -> None:
 
 def carry_out(symbol: str, request: str) -> str:
     """Compile one order; what went wrong, or nothing."""
+    compile_ordered = _compile_loop if request.startswith(LOOP) else _compile_fused
     try:
-        variant = ordered_variant(request)
-        if found_symbol(variant) != symbol:
+        if not compile_ordered(symbol, request):
             return "the parent's kernels differ from these"
-        entry_address(variant)
-        name = name_of(variant)
-        if name is not None:
-            remember(cache_folder(), name, symbol)
     except (FlowrtError, ValueError, TypeError, KeyError) as error:
         return " ".join(str(error).split()) or repr(error)
     return "" if is_stored(symbol) else "the cache cannot be written"
+
+
+def _compile_fused(symbol: str, request: str) -> bool:
+    """Whether that symbol is what is asked for; if so, it is now compiled, and known by its name."""
+    variant = ordered_variant(request)
+    if found_symbol(variant) != symbol:
+        return False
+    entry_address(variant)
+    name = name_of(variant)
+    if name is not None:
+        remember(cache_folder(), name, symbol)
+    return True
+
+
+def _compile_loop(symbol: str, request: str) -> bool:
+    program = read_program(request.removeprefix(LOOP))
+    if found_loop_symbol(program) != symbol:
+        return False
+    scalar_loop_address(program)
+    remember(cache_folder(), program.text(), symbol)
+    return True
 
 
 if __name__ == "__main__":

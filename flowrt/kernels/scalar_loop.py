@@ -1,6 +1,7 @@
 """A loop of scalars as one kernel: its condition and body are expressions, what it carries stays in registers.
 
-Law: pure; it knows how the block is laid out and which object the program comes to. The block: the most turns (`limit`,
+Law: what is compiled depends on the program, never on how long a loop runs. A program that is not compiled yet is
+ordered, not waited for, where the loop can be run by kernels that are. The block: the most turns (`limit`,
 the slot and offset of a count, the rows of what is scanned), whether backwards, where the number of turns goes; then
 slot and offset of each operand: where each carried value begins and ends, what is scanned, stacked, captured; then the
 constants, a word each.
@@ -9,19 +10,26 @@ constants, a word each.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.store import scalar_loop_address
+from flowrt.kernels import background
+from flowrt.kernels.background import Order
+from flowrt.kernels.expression import Expression, express
+from flowrt.kernels.nested import NestedStep
+from flowrt.kernels.store import is_compiled, is_nested_compiled, is_there, scalar_loop_address, scalar_loop_symbol
 from flowrt.kernels.table import Call, Kernel, View, natural
 
 if TYPE_CHECKING:
-    from flowrt.kernels.expression import Expression
-    from flowrt.kernels.launch import Operand
+    from flowrt.kernels.launch import Application, Operand
+
+LOOP = "loop "
+"""What an order of a scalar loop begins with, before the program's text."""
 
 NONE = -1
 LIMIT, COUNT, ROWS, REVERSE, DONE, OPERANDS = 0, 1, 3, 4, 5, 7
@@ -45,8 +53,13 @@ class ScalarProgram:
     def stacked(self) -> int:
         return len(self.body.results) - self.carried
 
+    def text(self) -> str:
+        """The program as one line, by the names of its ops; see `read_program`."""
+        expressions = [None if e is None else _plain(e) for e in (self.cond, self.body)]
+        return json.dumps([*expressions, self.carried, self.scanned, self.constants])
+
     def key(self) -> str:
-        """What tells it from other programs."""
+        """What tells it from other programs, whatever its ops mean."""
         from flowrt.kernels.fingerprint import fingerprint
 
         parts = [str((self.carried, self.scanned, self.constants))]
@@ -57,6 +70,24 @@ class ScalarProgram:
             parts += [str([str(d) for d in expression.inputs]), str(expression.results)]
             parts += [f"{fingerprint(m.function)}{m.operands}{m.dtype}" for m in expression.members]
         return hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def read_program(text: str) -> ScalarProgram:
+    """The program of that text. Raises `GraphError` where an op is none of scalars."""
+    cond, body, *counts = json.loads(text)
+    return ScalarProgram(None if cond is None else _expressed(cond), _expressed(body), *counts)
+
+
+def _plain(expression: Expression) -> list[Any]:
+    members = [(m.op, m.operands, m.dtype.name) for m in expression.members]
+    return [[d.name for d in expression.inputs], members, expression.results]
+
+
+def _expressed(plain: Any) -> Expression:
+    inputs, members, results = plain
+    return express(
+        tuple(inputs), tuple((op, tuple(operands), dtype) for op, operands, dtype in members), tuple(results)
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +137,28 @@ class ScalarLoopStep:
         for number, value in enumerate(self.constants):
             constants[number : number + 1].view(np.uint8)[: value.nbytes] = np.atleast_1d(value).view(np.uint8)
         return np.concatenate([np.array(words, np.int64), constants])
+
+
+def sooner(scalar: Application, nested: Callable[[], Application]) -> Application:
+    """The loop as one kernel, or ``nested`` for as long as a helper compiles that.
+
+    Where the other way has kernels to compile, too, nothing is won by it.
+    """
+    (step,) = scalar.steps
+    assert isinstance(step, ScalarLoopStep)
+    symbol = scalar_loop_symbol(step.program)
+    if is_there(symbol) or background.was_tried(symbol):
+        return scalar
+    other = nested()
+    if not all(map(_is_compiled, other.steps)):
+        return scalar
+    return replace(other, orders=(*other.orders, Order(symbol, LOOP + step.program.text())))
+
+
+def _is_compiled(step: Any) -> bool:
+    if isinstance(step, NestedStep):
+        return is_nested_compiled(step.kind) and all(_is_compiled(inner.step) for span in step.spans for inner in span)
+    return not isinstance(step, ScalarLoopStep) and is_compiled(step.variant())
 
 
 def _turn(run: Any) -> None:

@@ -136,7 +136,16 @@ def found_symbol(variant: Variant) -> str:
 
 def is_compiled(variant: Variant) -> bool:
     """Whether the variant's object is loaded or in the folder, so that its address is a matter of microseconds."""
-    symbol = symbol_of(variant)
+    return is_there(symbol_of(variant))
+
+
+def is_nested_compiled(kind: str) -> bool:
+    """The same of the entry that runs loops (``loop``) or branches (``cond``)."""
+    return is_there(part_symbol(_NESTED[kind]))
+
+
+def is_there(symbol: str) -> bool:
+    """Whether that object is loaded or in the folder."""
     return symbol in _entries or is_stored(symbol)
 
 
@@ -259,6 +268,11 @@ def _part_address(part: Part) -> int:
 @lru_cache(1024)
 def scalar_loop_symbol(program: ScalarProgram) -> str:
     """The name of the entry that runs loops of scalars of that program."""
+    return symbol_by_name(cache_folder(), program.text()) or found_loop_symbol(program)
+
+
+def found_loop_symbol(program: ScalarProgram) -> str:
+    """The same, from all that decides the entry's content."""
     code = _surroundings() + _sources(SCALAR_LOOP_FILES) + program.key().encode()
     return f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 

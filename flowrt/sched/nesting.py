@@ -15,6 +15,7 @@ import numpy as np
 
 from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
 from flowrt.kernels.nested import Carried, Inner, NestedStep, Rows
+from flowrt.kernels.scalar_loop import sooner
 from flowrt.kernels.table import View
 from flowrt.sched.regions import Region
 from flowrt.sched.scalar_loops import apply_scalar_loop
@@ -44,7 +45,8 @@ def apply_structured(
     nest = _Nest(inputs, outputs, attrs, device, record)
     if op == COND:
         return nest.branch()
-    return apply_scalar_loop(inputs, outputs, attrs) or nest.loop()
+    scalar = apply_scalar_loop(inputs, outputs, attrs)
+    return nest.loop() if scalar is None else sooner(scalar, nest.loop)
 
 
 def whole(plan: Plan, device: str) -> Region:

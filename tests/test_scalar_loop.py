@@ -1,0 +1,128 @@
+"""Loops of scalars: launch by launch until a helper has compiled their one kernel, and the same either way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.kernels import background, scalar_loop, store
+from flowrt.kernels.background import wait_compiled
+from flowrt.kernels.compiler import carry_out
+from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.nested import NestedStep
+from flowrt.kernels.scalar_loop import LOOP, ScalarLoopStep, read_program
+from flowrt.kernels.store import cache_folder, found_loop_symbol, nested_address
+from flowrt.sched.nesting import apply_structured
+from flowrt.sched.recording import record
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowrt.kernels.launch import Application
+
+F32, I32 = Spec("float32", ()), Spec("int32", ())
+
+
+def loop_graph() -> tuple[fr.Graph, Any, Any]:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (), name="x")
+        made = fr.while_loop(lambda i, y: i < np.int32(11), lambda i, y: (i + np.int32(1), y * x - x), (np.int32(0), x))
+    return graph, x, made
+
+
+def wanted(x: np.float32) -> np.float32:
+    y = x
+    for _ in range(11):
+        y = y * x - x
+    return y
+
+
+def application() -> Application:
+    graph, _, _ = loop_graph()
+    node = next(n for n in graph.nodes if n.op.name == "loop")
+    specs = [tensor.spec for tensor in node.inputs]
+    return apply_structured("loop", specs, [t.spec for t in node.outputs], node.attrs, "cpu:0", record)
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The symbol of `loop_graph`'s kernel, which is not there; all that the loop's launches need is."""
+    monkeypatch.setattr(background, "was_tried", lambda symbol: True)
+    (step,) = application().steps
+    assert isinstance(step, ScalarLoopStep)
+    monkeypatch.undo()
+    symbol = found_loop_symbol(step.program)
+    nested_address("loop")
+    for op, spec in (("add", I32), ("less", I32), ("multiply", F32), ("subtract", F32)):
+        result = Spec("bool", ()) if op == "less" else spec
+        for launch in apply_kernel(op, [spec, spec], [result], {}).steps:
+            launch.address()
+    for launch in apply_kernel("copy", [I32], [I32], {}).steps:
+        launch.address()
+    (cache_folder() / f"{symbol}.o").unlink(missing_ok=True)
+    store._entries.pop(symbol, None)
+    background.close()
+    background._state.done.clear()
+    yield symbol
+    assert wait_compiled(120)
+
+
+def test_a_loop_is_nested_until_its_kernel_is_there(missing: str) -> None:
+    first = application()
+    assert isinstance(first.steps[0], NestedStep)
+    (order,) = first.orders
+    assert order.symbol == missing
+    assert carry_out(order.symbol, order.request) == ""
+    after = application()
+    assert isinstance(after.steps[0], ScalarLoopStep)
+    assert after.orders == ()
+
+
+def test_a_step_that_is_run_again_has_its_loop_compiled_and_answers_the_same(missing: str) -> None:
+    graph, x, made = loop_graph()
+    fed = np.float32(1.0625)
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(made, [x])
+        answers = [step(fed) for _ in range(3)]
+        assert wait_compiled(120)
+        answers += [step(fed) for _ in range(3)]
+    assert store.is_there(missing)
+    for turns, y in answers:
+        assert int(turns) == 11
+        np.testing.assert_allclose(y, wanted(fed), rtol=1e-5)  # in one kernel products and sums are rounded once
+
+
+def test_what_the_helper_could_not_do_is_compiled_here(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "was_tried", lambda symbol: symbol == missing)
+    made = application()
+    assert isinstance(made.steps[0], ScalarLoopStep)
+    assert made.orders == ()
+
+
+def test_a_loop_whose_launches_are_not_compiled_either_is_compiled_at_once(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalar_loop, "is_compiled", lambda variant: variant.kernel.op != "multiply")
+    assert isinstance(application().steps[0], ScalarLoopStep)
+
+
+def test_a_program_is_read_as_it_was_written(missing: str) -> None:
+    (order,) = application().orders
+    program = read_program(order.request.removeprefix(LOOP))
+    assert program.text() == order.request.removeprefix(LOOP)
+    assert found_loop_symbol(program) == missing
+    assert (program.carried, program.scanned) == (2, 0)
+
+
+@pytest.mark.parametrize("request_", ["", "[", "[1, 2]", "[null, [[], [], []], 0, 0, 0]", "{}", '["x", "y", 1, 1, 1]'])
+def test_an_order_that_cannot_be_read_is_answered(request_: str) -> None:
+    assert carry_out("flowrt_scalar_loop_x", LOOP + request_) != ""
+
+
+def test_another_processs_kernels_are_not_taken_for_these(missing: str) -> None:
+    (order,) = application().orders
+    assert carry_out("flowrt_scalar_loop_other", order.request) == "the parent's kernels differ from these"
