@@ -68,6 +68,14 @@ class _Code:
         first = self.builder.insert_element(undefined, value, ir.Constant(_LANE, 0))
         return self.builder.shuffle_vector(first, undefined, self._mask([0] * self.lanes))
 
+    def prefetch(self, pointer: Any) -> None:
+        """Have the line at ``pointer`` brought near while something else is computed."""
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), flag, flag, flag])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
+        place = self.builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        self.builder.call(function, [place, *(ir.Constant(flag, n) for n in (0, 3, 1))])  # to read, all levels, data
+
     def shuffle(self, a: Any, b: Any, order: Sequence[int]) -> Any:
         return self.builder.shuffle_vector(a, b, self._mask(order))
 
@@ -129,11 +137,13 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             for v in range(stub.vectors):
                 builder.store(value(r, v), sums[r][v])
 
+    stored = builder.icmp_signed("==", start, ir.Constant(_WORD, START_STORED))
     begin(lambda r, v: ir.Constant(code.vector, [0.0] * lanes))
-    with builder.if_then(builder.icmp_signed("==", start, ir.Constant(_WORD, START_STORED))):
-        begin(lambda r, v: code.load(code.at(out(r), v * lanes)))
     with builder.if_then(builder.icmp_signed("==", start, ir.Constant(_WORD, START_BIAS))):
         begin(lambda r, v: code.load(code.at(bias, v * lanes)))
+    for r in range(stub.rows):  # what is stored there is far, and needed only when the sums are done
+        code.prefetch(out(r))
+        code.prefetch(code.at(out(r), stub.vectors * lanes - 1))
     with code.steps(count, [zero], [ir.Constant(_WORD, 2)]) as (tap,):
         here = [code.at(p, builder.load(code.at(tables[2], tap))) for p in row]
         right = code.at(b, builder.load(code.at(tables[2], tap, 1)))
@@ -143,6 +153,8 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
                 factor = code.broadcast(code.at(here[r], ap))
                 for v in range(stub.vectors):
                     builder.store(code.multiply_add(factor, vectors[v], builder.load(sums[r][v])), sums[r][v])
+    with builder.if_then(stored):
+        begin(lambda r, v: builder.fadd(builder.load(sums[r][v]), code.load(code.at(out(r), v * lanes))))
     with builder.if_then(builder.icmp_signed("!=", floor, zero)):
         begin(lambda r, v: code.not_negative(builder.load(sums[r][v])))
     for r in range(stub.rows):
