@@ -10,9 +10,8 @@ import pytest
 from kernel_world import own_tables
 
 from flowrt.kernels.launch import run_kernel
-from flowrt.kernels.linalg import Tiled, is_float, matmul_by_tiles
+from flowrt.kernels.linalg import matmul_by_tiles, register
 from flowrt.kernels.micro import AVX2, AVX512, NEON, SSE, Geometry, native
-from flowrt.kernels.table import kernel
 from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
@@ -26,8 +25,7 @@ FLAGS = [(False, False), (False, True), (True, False), (True, True)]
 def kernels() -> Iterator[None]:
     with own_tables():
         for name, geometry in GEOMETRIES.items():
-            tiled = Tiled(geometry)
-            kernel(name, layout=tiled.layout, local=tiled.local, dtypes=is_float)(matmul_by_tiles(geometry))
+            register(name, geometry, matmul_by_tiles(geometry))
         yield
 
 

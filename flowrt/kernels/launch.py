@@ -169,7 +169,8 @@ def apply_kernel(
         call = following.layout(inputs, outputs, attrs)
         views[len(inputs) :] = call.views[len(inputs) :]
         steps.append(Step(following, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
-    return Application(tuple(steps), tuple(scratch), local)
+    needed = [step for step in steps[:-1] if step.units]  # some preparations only some shapes need
+    return Application((*needed, steps[-1]), tuple(scratch), local)
 
 
 def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[Step]:

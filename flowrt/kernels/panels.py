@@ -19,6 +19,8 @@ from flowrt.kernels.micro import START_STORED, Geometry
 from flowrt.kernels.table import jitable
 from flowrt.spec import Spec
 
+PIECE = 16  # rows that are packed into all panels together
+
 
 def table_size(geometry: Geometry, rows: int) -> int:
     """The length of a table for so many rows."""
@@ -59,6 +61,28 @@ def packing(geometry: Geometry) -> Callable[..., None]:
         move(like, (source + done * step * size, step, across, place, wide, depth - done, count))
 
     return pack
+
+
+@cache
+def panelling(geometry: Geometry) -> Callable[..., None]:
+    """``pack_all(like, source, step, across, depth, count, target)``: all column panels of a matrix, in order."""
+    pack, copy = packing(geometry), micro.copy(geometry.vectors, geometry.width)
+    full = geometry.vectors * geometry.width
+
+    @jitable
+    def pack_all(like: Any, source: int, step: int, across: int, depth: int, count: int, target: int) -> None:
+        size = like.itemsize
+        wide = full // size
+        whole = count // wide * wide if across == 1 else 0
+        for p in range(0, depth, PIECE):  # rows are far apart, on pages of their own: some are read from end to end
+            for j in range(0, whole, wide):
+                place = target + (j * depth + p * wide) * size
+                copy(like, (source + (p * step + j) * size, step, place, wide, min(PIECE, depth - p)))
+        for j in range(whole, count, wide):
+            here, place = source + j * across * size, target + j * depth * size
+            pack(like, here, step, across, depth, min(wide, count - j), place)
+
+    return pack_all
 
 
 @cache
