@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,27 @@ async def test_a_cancelled_step_stops_its_kernels_and_holds_nothing(options: fr.
             assert loop.time() - began < 1.0  # a kernel or so, not fifty
             assert_quiet(session)
         assert (await session.run(v)).tolist() == [0]
+
+
+async def test_a_long_tape_that_is_cancelled_anywhere_has_run_or_not_and_holds_nothing() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (1,))
+        v = fr.Variable(np.float64(0), name="v")
+        grow = v.assign_add(fr.sum(world_slow(x)) * 0.0 + 1.0)
+    async with fr.Session(graph) as session:
+        step, data, seen = session.compile(grow, [x]), np.ones(1), [0.0]
+        for _ in range(2):
+            await step(data)
+
+        async def check() -> None:
+            assert_quiet(session)
+            seen.append(float(await session.run(v)))
+
+        assert await cancel_everywhere(lambda: step(data), check) == 1
+        assert all(now - before in (0, 1) for before, now in pairwise(seen[1:]))
+        with pytest.raises(fr.StepTimeout):
+            await session.run(grow, {x: data}, timeout=0.001)
+        assert_quiet(session)
 
 
 async def test_two_awaited_steps_that_need_lanes_take_turns() -> None:
