@@ -31,7 +31,7 @@ def test_compiled_code_may_call_an_expression() -> None:
     step = composed(express((I8, F8), (("add", (0, 0), I8), ("astype", (2,), F8), ("multiply", (3, 1), F8)), (2, 4)))
     bind_helpers()
 
-    @njit(**OPTIONS)  # type: ignore[untyped-decorator]
+    @njit(**OPTIONS | {"no_cpython_wrapper": False})  # type: ignore[untyped-decorator]
     def repeat(count: int, value: float) -> tuple[int, float]:
         number = 1
         for _ in range(count):
