@@ -287,7 +287,7 @@ def test_timed_runs_teach_the_tape(crew: Crew, monkeypatch: pytest.MonkeyPatch) 
     x = make.feed("float32", (5000,))
     plan, data = make.plan(make.node("add", make.node("negative", x), x)), array(5000)
     tape, learned = tape_of(plan, data), []
-    monkeypatch.setattr(Pace, "learn", lambda pace, nanoseconds: learned.append(nanoseconds))
+    monkeypatch.setattr(Pace, "learn", lambda pace, nanoseconds, turns: learned.append(nanoseconds))
     tape.run(words(), [data], crew=crew)
     divided(tape, plan, crew, monkeypatch)
     assert tape.pace is not None

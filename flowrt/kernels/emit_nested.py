@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 from flowrt.kernels import nested
 from flowrt.kernels.abi import pointer
 from flowrt.kernels.emit import RUN_WORDS, call_entry, object_code, set_word, word_at
+from flowrt.kernels.loops import claim, leave, run_turn
 from flowrt.kernels.lowering import Lowered
 
 _BYTE = ir.IntType(8)
@@ -26,11 +27,12 @@ LIMIT, COUNT_SLOT, ROWS, REVERSE, CONDS, COND_TABLE, PRED_SLOT = (
 BODIES, BODY_TABLE, CARRIED, CARRIED_TABLE, SCANNED, SCANNED_TABLE = (
     nested.LOOP.index(name) for name in ("bodies", "body_table", "carried", "carried_table", "scanned", "scanned_table")
 )
-STACKED, STACKED_TABLE, DONE_SLOT, CONSTANTS = (
-    nested.LOOP.index(name) for name in ("stacked", "stacked_table", "done_slot", "constants")
+STACKED, STACKED_TABLE, DONE_SLOT, CONSTANTS, CREW, TRACE, TURN = (
+    nested.LOOP.index(name)
+    for name in ("stacked", "stacked_table", "done_slot", "constants", "crew_slot", "trace_slot", "turn_slot")
 )
-TRUES, FALSES, BRANCH_PRED, BRANCH_CONSTANTS = (
-    nested.BRANCH.index(name) for name in ("trues", "falses", "pred_slot", "constants")
+TRUES, FALSES, BRANCH_PRED, BRANCH_CONSTANTS, BRANCH_TRACE = (
+    nested.BRANCH.index(name) for name in ("trues", "falses", "pred_slot", "constants", "trace_slot")
 )
 CARRIED_WORDS, ROW_WORDS, LAUNCH_WORDS, CONSTANT_WORDS = (
     nested.CARRIED_WORDS, nested.ROW_WORDS, nested.LAUNCH_WORDS, nested.CONSTANT_WORDS
@@ -77,15 +79,16 @@ def stopped(bases: int) -> bool:
 
 
 @Lowered
-def _run(bases: int, block: int, at: int) -> bool:
-    """Run the launches of a table, whose length and place stand at two words of the block; False where one stopped."""
+def _run(bases: int, block: int, at: int) -> int:
+    """Run the launches of a table, whose length and place stand at two words of the block; how many have run: all of
+    them, or those before the one that stopped."""
     count, table = word_at(block, at), block + 8 * word_at(block, at + 1)
-    for _ in range(count):
+    for number in range(count):
         call_entry(word_at(table, 0), bases, block + 8 * word_at(table, 1), 0, word_at(table, 2))
         if stopped(bases):
-            return False
+            return int(number)
         table += 8 * LAUNCH_WORDS
-    return True
+    return int(count)
 
 
 @Lowered
@@ -106,7 +109,10 @@ def _point_at_rows(bases: int, block: int, at: int, row: int) -> None:
 
 def _branch(bases: int, block: int, begin: int, end: int) -> None:
     _point_at_constants(bases, block, BRANCH_CONSTANTS)
-    _run(bases, block, TRUES if _byte_at(_address(bases, block, BRANCH_PRED)) else FALSES)
+    if _byte_at(_address(bases, block, BRANCH_PRED)):
+        set_word(bases, word_at(block, BRANCH_TRACE), -1 - _run(bases, block, TRUES))
+    else:
+        set_word(bases, word_at(block, BRANCH_TRACE), 1 + _run(bases, block, FALSES))
 
 
 @Lowered
@@ -169,22 +175,32 @@ def _loop(bases: int, block: int, begin: int, end: int) -> None:
     most, reverse, conditional = _most_turns(bases, block), word_at(block, REVERSE), word_at(block, PRED_SLOT) >= 0
     _point_at_constants(bases, block, CONSTANTS)
     _begin(bases, block)
-    done = 0
-    while most < 0 or done < most:
-        if stopped(bases):
-            return
-        if conditional and (not _run(bases, block, CONDS) or not _byte_at(_address(bases, block, PRED_SLOT))):
-            break
+    crew, launches, done, reached = word_at(bases, word_at(block, CREW)), word_at(block, BODIES), 0, 0
+    slot = claim(crew) if crew != 0 else 0
+    set_word(bases, word_at(block, TRACE), 0)
+    while (most < 0 or done < most) and not stopped(bases):
+        if conditional:
+            reached = -1 - _run(bases, block, CONDS)
+            if stopped(bases) or not _byte_at(_address(bases, block, PRED_SLOT)):
+                break
         row = most - 1 - done if reverse else done
         _point_at_rows(bases, block, SCANNED, row)
         _point_at_rows(bases, block, STACKED, row)
         _aim(bases, block, ((most - done) & 1) == 1)
-        if not _run(bases, block, BODIES):
-            return
+        reached = run_turn(crew, slot, bases) if crew != 0 else _run(bases, block, BODIES)
+        if reached < launches:
+            reached += 1
+            break
         _carry_on(bases, block)
+        reached = 0
         done += 1
+    if crew != 0:
+        leave(crew, slot, done)
     if not stopped(bases):
         _end(bases, block, done)
+    else:
+        set_word(bases, word_at(block, TRACE), reached)
+        set_word(bases, word_at(block, TURN), done)
 
 
 ENTRIES: dict[str, Callable[[int, int, int, int], None]] = {"loop": _loop, "cond": _branch}

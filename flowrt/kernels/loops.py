@@ -144,9 +144,12 @@ def _wake(board: int, wanted: int) -> None:
 
 @Lowered
 def _offer(board: int, slot: int, share: int, task: int) -> None:
-    """Put a task's chunks in the list and wake who is wanted for them."""
+    """Put a task's chunks in the list and wake who is wanted for them, or leave it to the caller."""
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
     chunks, tasks = word_at(entry, at.TASK_CHUNKS), word_at(share, at.TASK_COUNT)
+    if word_at(entry, at.TASK_OWN) != 0:  # such tasks wait for one another
+        _store(share, at.OWN, task + 1)
+        return
     ticket = _add(slot, 0, chunks << at.COUNT_BITS)
     first, taken = (ticket >> at.COUNT_BITS) & at.COUNT_MASK, ticket & at.COUNT_MASK
     offered = at.COUNTERS_END + at.TASK_COUNTERS * tasks + first
@@ -257,12 +260,29 @@ def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int, lane:
     if _may_run(share, left, chunks):
         _run_task(share, words, entry, chunk)
     if chunks == 1 or (_add(share, left, -1) & at.COUNT_MASK) == 1:
-        followers = word_at(share, at.FOLLOWERS)
-        for number in range(word_at(entry, at.FOLLOWERS_FROM), word_at(entry, at.FOLLOWERS_STOP)):
-            follower = word_at(followers, number)
-            if _add(share, at.COUNTERS_END + at.TASK_COUNTERS * follower + at.WAITS, -1) == 1:
-                _offer(board, slot, share, follower)
+        _offer_followers(board, slot, share, entry)
     _add(share, at.FINISHED, 1)  # from here on the share may be gone
+
+
+@Lowered
+def _offer_followers(board: int, slot: int, share: int, entry: int) -> None:
+    """Offer what has waited for a task alone, now that it is done."""
+    followers = word_at(share, at.FOLLOWERS)
+    for number in range(word_at(entry, at.FOLLOWERS_FROM), word_at(entry, at.FOLLOWERS_STOP)):
+        follower = word_at(followers, number)
+        if _add(share, at.COUNTERS_END + at.TASK_COUNTERS * follower + at.WAITS, -1) == 1:
+            _offer(board, slot, share, follower)
+
+
+@Lowered
+def _run_own(board: int, slot: int, share: int, words: int, task: int) -> None:
+    """Run a task that is the caller's own."""
+    entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
+    _store(share, at.OWN, 0)
+    if _load(share, at.FAILED) == at.NOTHING_FAILED:
+        _run_task(share, words, entry, 0)
+    _offer_followers(board, slot, share, entry)
+    _add(share, at.FINISHED, 1)
 
 
 @Lowered
@@ -278,6 +298,7 @@ def _begin(share: int) -> None:
         set_word(share, at.COUNTERS_END + at.TASK_COUNTERS * count + chunk, 0)
     set_word(share, at.FAILED, at.NOTHING_FAILED)
     set_word(share, at.FINISHED, 0)
+    set_word(share, at.OWN, 0)
 
 
 @Lowered
@@ -307,12 +328,11 @@ def _free_slot(board: int) -> Any:
 
 @Lowered
 def _run_shared(board: int, slot: int, share: int) -> None:
-    """Run a tape together with whoever comes."""
+    """Run the launches of a tape, or of one turn of a loop, together with whoever comes."""
     _begin(share)
     words, total = word_at(share, at.ROW), word_at(share, at.CHUNKS)
     set_word(slot, at.SHARE, share)
     turn = ((word_at(slot, at.TICKET) >> (2 * at.COUNT_BITS)) + 1) & at.TURN_MASK
-    _add(board, at.CALLERS, 1)
     _store(slot, at.TICKET, turn << (2 * at.COUNT_BITS))
     tasks = word_at(share, at.TASKS)
     for task in range(word_at(share, at.TASK_COUNT)):
@@ -325,11 +345,15 @@ def _run_shared(board: int, slot: int, share: int) -> None:
             _run_chunk(board, slot, share, words, ticket, 0)
             spins = 0
             continue
+        own = _load(share, at.OWN)
+        if own != 0:
+            _run_own(board, slot, share, words, own - 1)
+            spins = 0
+            continue
         _pause()
         spins += 1
         if spins > _PATIENT:
             _yield()
-    _add(board, at.CALLERS, -1)
 
 
 def _shared(board: int, share: int, span: int, unused: int) -> None:
@@ -339,7 +363,9 @@ def _shared(board: int, share: int, span: int, unused: int) -> None:
     if slot == 0:
         _run_alone(nodes, words + 8 * RUN_WORDS, span, word_at(share, at.TIMES))
         return
+    _add(board, at.CALLERS, 1)
     _run_shared(board, slot, share)
+    _add(board, at.CALLERS, -1)
     failed = word_at(share, at.FAILED)
     if failed != at.NOTHING_FAILED:
         set_word(span, 0, failed >> at.STATUS_BITS)
@@ -348,6 +374,38 @@ def _shared(board: int, share: int, span: int, unused: int) -> None:
         set_word(span, 0, word_at(span, 1))
         set_word(words, 0, 0)
     _store(slot, at.TAKEN, 0)
+
+
+@Lowered
+def claim(share: int) -> Any:
+    """A slot for the turns of a loop that is shared; 0 where there is none, or where they are only timed."""
+    return _free_slot(word_at(share, at.BOARD)) if word_at(share, at.TASK_COUNT) > 0 else 0
+
+
+@Lowered
+def run_turn(share: int, slot: int, bases: int) -> Any:
+    """Run the launches of one turn, with a crew or timed; how many have run: all, or those before what failed."""
+    span = share + 8 * at.SPAN
+    if slot == 0:
+        set_word(span, 0, 0)
+        _run_alone(word_at(share, at.NODES), bases, span, word_at(share, at.TIMES))
+        return word_at(span, 0)
+    _run_shared(word_at(share, at.BOARD), slot, share)
+    failed = word_at(share, at.FAILED)
+    if failed == at.NOTHING_FAILED:
+        return word_at(span, 1)
+    status = (failed << at.STATUS_BITS) >> at.STATUS_BITS
+    if status != 0:
+        set_word(word_at(bases, 0), 0, status)
+    return failed >> at.STATUS_BITS
+
+
+@Lowered
+def leave(share: int, slot: int, turns: int) -> None:
+    """Give a slot back, after so many turns."""
+    set_word(share, at.TURNS, word_at(share, at.TURNS) + turns)
+    if slot != 0:
+        _store(slot, at.TAKEN, 0)
 
 
 @Lowered

@@ -22,6 +22,7 @@ from flowrt.kernels.table import Call, Kernel, View, natural
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Operand, Step
     from flowrt.kernels.scalar_loop import ScalarLoopStep
+    from flowrt.plan import PlanNode
 
 NONE = -1
 HEAD = 24
@@ -29,18 +30,31 @@ HEAD = 24
 LOOP = (
     "limit", "count_slot", "count_offset", "rows", "reverse", "conds", "cond_table", "pred_slot", "pred_offset",
     "bodies", "body_table", "carried", "carried_table", "scanned", "scanned_table", "stacked", "stacked_table",
-    "done_slot", "done_offset", "constants", "constant_table",
+    "done_slot", "done_offset", "constants", "constant_table", "crew_slot", "trace_slot", "turn_slot",
 )  # fmt: skip
-BRANCH = ("pred_slot", "pred_offset", "trues", "true_table", "falses", "false_table", "constants", "constant_table")
+BRANCH = (
+    "pred_slot",
+    "pred_offset",
+    "trues",
+    "true_table",
+    "falses",
+    "false_table",
+    "constants",
+    "constant_table",
+    "trace_slot",
+)
 CARRIED_WORDS, ROW_WORDS, LAUNCH_WORDS, CONSTANT_WORDS = 9, 4, 3, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A launch inside: its step, and its operands as places among the operands of the launch around it."""
+    """A launch inside: its step, its operands as places among the operands of the launch around it, the sizes of these
+    in bytes, and the body's node that it is part of."""
 
     step: Step | NestedStep | ScalarLoopStep
     places: tuple[Operand, ...]
+    sizes: tuple[int, ...] = ()
+    node: PlanNode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +100,11 @@ class NestedStep:
     scanned: tuple[Rows, ...] = ()
     stacked: tuple[Rows, ...] = ()
     done: int = 0
+    crew: int = 0
+    trace: int = 0
+    turn: int = 0
+    """Private slots: of the `board` share of those who run a loop's turns together; of where the present launch failed,
+    counted from 1, in the first span below 0; of the turn in which it did."""
 
     units = 1
 
@@ -136,6 +155,7 @@ class _Writer:
             "falses": len(false),
             "false_table": self._launches(false),
             **self._constants(),
+            "trace_slot": self._places[step.trace].slot,
         }
 
     def _loop_head(self) -> dict[str, int]:
@@ -165,6 +185,9 @@ class _Writer:
             "done_slot": done[0],
             "done_offset": done[1],
             **self._constants(),
+            "crew_slot": self._places[step.crew].slot,
+            "trace_slot": self._places[step.trace].slot,
+            "turn_slot": self._places[step.turn].slot,
         }
 
     def _at(self, operand: int, offset: int = 0) -> tuple[int, int]:

@@ -228,7 +228,13 @@ _LOOPS = {
 }
 _DIRECT = Part("direct", "flowrt.kernels.emit_direct", "emit_direct", (), ("direct.py", "emit_direct.py", "launch.py"))
 _NESTED = {
-    kind: Part(f"nested_{kind}", "flowrt.kernels.emit_nested", "emit_nested", (kind,), ("nested.py", "emit_nested.py"))
+    kind: Part(
+        f"nested_{kind}",
+        "flowrt.kernels.emit_nested",
+        "emit_nested",
+        (kind,),
+        ("nested.py", "emit_nested.py", "board.py", "loops.py"),
+    )
     for kind in ("loop", "cond")
 }
 SCALAR_LOOP_FILES = ("scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py")

@@ -74,7 +74,7 @@ def direct_plan(
     outputs = [(spec, after + 8 * number, _maker(tape, spec)) for number, spec in enumerate(specs)]
 
     def fail(reached: int, status: int) -> None:
-        raise tape.failure(reached, status)
+        raise tape.failure(room)
 
     terms = Terms(
         numbers.gate,

@@ -142,6 +142,8 @@ class _Nest:
                 for i, spec in enumerate(self.outputs[carried + 1 :])
             ),
             "done": out + carried,
+            "crew": self._slot(),
+            "turn": self._slot(),
         }
         self.scratch = [Spec("bool", ()), *(Spec(s.dtype, s.shape) for s in held)]
         return self._finish("loop", (cond, body), (pred, 0) if cond or self.attrs["cond"] else (-1, 0), facts)
@@ -152,7 +154,8 @@ class _Nest:
         operands = tuple(range(self._local))
         scratch = (Spec(BYTE, (self.arena_bytes,)), *self.scratch)
         views = tuple(View.dense((spec.size,)) for spec in (*self.inputs, *self.outputs, *scratch))
-        step = NestedStep(kind, operands, len(self.inputs), views, spans, pred, tuple(self.constants), **facts)
+        constants, trace = tuple(self.constants), self._slot()
+        step = NestedStep(kind, operands, len(self.inputs), views, spans, pred, constants, trace=trace, **facts)
         return Application((step,), scratch, (Spec(BYTE, (self.local_bytes,)),), self.used, self.orders)
 
     # Bodies
@@ -176,7 +179,12 @@ class _Nest:
         behind = [*sources, *fresh, *constants, *(self._slot() for _ in range(made.slots))]
         operand = {ARENA_SLOT: self._arena, LOCAL_SLOT: self._local} | dict(enumerate(behind, FIRST_SLOT))
         inner = [
-            Inner(launch.step, tuple(Operand(operand[p.slot], p.offset) for p in launch.places))
+            Inner(
+                launch.step,
+                tuple(Operand(operand[p.slot], p.offset) for p in launch.places),
+                launch.sizes,
+                body.nodes[launch.node],
+            )
             for launch in made.launches
         ]
         fixed: set[int] = set()
@@ -196,7 +204,8 @@ class _Nest:
 
     def _copy(self, source: int, target: int, spec: Spec) -> list[Inner]:
         application = apply_kernel(COPY_OP, [spec], [spec], {}, self.device.partition(":")[0])
-        return [Inner(step, (Operand(source), Operand(target))) for step in application.steps]
+        sizes = (spec.nbytes, spec.nbytes)
+        return [Inner(step, (Operand(source), Operand(target)), sizes) for step in application.steps]
 
 
 def _row_bytes(stack: Spec) -> int:

@@ -11,8 +11,9 @@ in *chunks*. Since stretches follow the tape's order, tasks wait only for earlie
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,16 +28,21 @@ OVERHEAD = 0.2e-6  # seconds a chunk costs beside its work
 WORTHWHILE = 50e-6  # seconds: waking a thread and sharing caches with it costs about half as much
 GAIN = 0.85  # of the time alone that sharing must at least come down to
 MOST_CHUNKS = 1 << 18
+NOBODYS: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Launches ``first`` up to ``stop``, which wait for the tasks ``after``; several ``chunks`` only of one launch."""
+    """Launches ``first`` up to ``stop``, which wait for the tasks ``after``; several ``chunks`` only of one launch.
+
+    One that is the caller's ``own`` is run by nobody else: a loop, whose turns all may share.
+    """
 
     first: int
     stop: int
     chunks: int
     after: tuple[int, ...]
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,43 +57,58 @@ class Schedule:
         return sum(task.chunks for task in self.tasks)
 
 
-def worth_a_look(seconds: Sequence[float], threads: int) -> bool:
+def worth_a_look(seconds: Sequence[float], threads: int, worthwhile: float = WORTHWHILE) -> bool:
     """Whether a tape of launches that take so long may be worth dividing, whatever waits for what."""
     alone = sum(seconds)
-    return threads > 1 and alone >= WORTHWHILE and alone >= TINY * len(seconds)
+    return threads > 1 and alone >= worthwhile and alone >= TINY * len(seconds)
 
 
 def divide(
-    seconds: Sequence[float], units: Sequence[int], after: Sequence[Iterable[int]], threads: int
+    seconds: Sequence[float],
+    units: Sequence[int],
+    after: Sequence[Iterable[int]],
+    threads: int,
+    *,
+    own: Mapping[int, float] = NOBODYS,
+    worthwhile: float = WORTHWHILE,
 ) -> Schedule | None:
-    """A schedule for launches of these times and units, each after others; None where one thread is about as good."""
+    """A schedule for launches of these times and units, each after others; None where one thread is about as good.
+
+    ``own`` are loops whose turns all threads share, and the seconds that these then take.
+    """
     alone = sum(seconds)
-    if not worth_a_look(seconds, threads):
+    if not worth_a_look(seconds, threads, worthwhile):
         return None
-    stretches = _stretches(seconds, units, max(TASK, alone * threads * CHUNKS_PER_THREAD / MOST_CHUNKS), threads)
+    seconds = [own.get(number, each) for number, each in enumerate(seconds)]
+    stretch = max(TASK, sum(seconds) * threads * CHUNKS_PER_THREAD / MOST_CHUNKS)
+    stretches = _stretches(seconds, units, stretch, threads, own)
     home = [number for number, (first, stop, _) in enumerate(stretches) for _ in range(first, stop)]
-    tasks = []
+    tasks, last = [], None
     for number, (first, stop, chunks) in enumerate(stretches):
-        before = {home[launch] for position in range(first, stop) for launch in after[position]}
-        tasks.append(Task(first, stop, chunks, tuple(sorted(before - {number}))))
+        before = {home[launch] for position in range(first, stop) for launch in after[position]} - {number}
+        if first in own:
+            before |= set() if last is None else {last}
+            last = number
+        tasks.append(Task(first, stop, chunks, tuple(sorted(before)), first in own))
     expected = _expected(tasks, seconds, threads)
     return Schedule(tuple(tasks), expected) if expected < GAIN * alone else None
 
 
 def _stretches(
-    seconds: Sequence[float], units: Sequence[int], stretch: float, threads: int
+    seconds: Sequence[float], units: Sequence[int], stretch: float, threads: int, own: Collection[int] = ()
 ) -> list[tuple[int, int, int]]:
     """(first, stop, chunks) of each task."""
     out: list[tuple[int, int, int]] = []
     first, held = 0, 0.0
     for position, each in enumerate(seconds):
         chunks = min(units[position], threads * CHUNKS_PER_THREAD, int(each / CHUNK))
-        if chunks > 1 or held + each > stretch:
+        apart = chunks > 1 or position in own
+        if apart or held + each > stretch:
             if position > first:
                 out.append((first, position, 1))
             first, held = position, 0.0
-        if chunks > 1:
-            out.append((position, position + 1, chunks))
+        if apart:
+            out.append((position, position + 1, max(chunks, 1)))
             first = position + 1
         else:
             held += each

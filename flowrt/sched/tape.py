@@ -11,7 +11,7 @@ import ctypes
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +27,8 @@ from flowrt.sched.lives import DataDependent
 from flowrt.sched.memory import Memory, counted
 from flowrt.sched.pace import Division, Pace, Share
 from flowrt.sched.recording import FIRST_SLOT, Launch, Recording, record
+from flowrt.sched.turns import clocks as time_turns
+from flowrt.sched.turns import find_turns, stopped_inside
 from flowrt.spec import Spec, Value, spec_of, value_known
 
 if TYPE_CHECKING:
@@ -167,6 +169,7 @@ class Tape:
         units = np.array([launch.step.units for launch in launches], np.int64)
         self._nodes = np.stack([entries, blocks_at[: len(launches)], units], axis=1)
         self._nodes_at, self._loop = address(self._nodes), _loop("alone")
+        self._loops = find_turns(launches, self._nodes, self._words, address(self._words))
         if available():
             direct_address()  # in this thread, which may take its time, rather than when a step is first run directly
 
@@ -224,10 +227,10 @@ class Tape:
             self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
         else:
             self._run_with(crew, room)
-        reached, status = room.cells[SPAN], room.cells[WORDS + STATUS]
+        failed = self.failure(room) if room.cells[SPAN] < self.launches else None
         self._rooms.append(room)
-        if reached < self.launches:
-            raise self.failure(reached, status)
+        if failed is not None:
+            raise failed
         return self._leaving(inputs, fresh, outputs) if self.passes_on else fresh
 
     def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, Room, int]:
@@ -247,6 +250,7 @@ class Tape:
         else:
             share = self._share(room, division, crew)
             share.time(0)
+            self._lend(room, {cell: turns.address for cell, turns in share.turns.items()})
             way = ("shared", board, share.address, room.span_at)
         place = Room(room.span_at, room.words_at, self.launches, (loop_address(way[0]), *way[1:]))
         return room, place, room.bases_at + 8 * FIRST_SLOT
@@ -262,10 +266,12 @@ class Tape:
         pace = self.pace
         if pace is None:
             crew.local(self.recording.local_bytes)  # now, so that no later run takes more than the first
-            pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads)
+            pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads, self._loops)
         timed, began = pace.left > 0, time.perf_counter()
         times = np.zeros(self.launches if timed else 0, np.int64)
         times_at = int(times.ctypes.data) if timed else 0
+        clocks = time_turns(self._loops) if timed else {}
+        self._lend(room, {loop.cell: clock.address for loop, clock in clocks.items()})
         division = pace.division
         board = 0 if division is None or crew.threads != division.threads else crew.board
         if division is None or board == 0:
@@ -273,19 +279,28 @@ class Tape:
         else:
             share = self._share(room, division, crew)
             share.time(times_at)
+            if not timed:
+                self._lend(room, {cell: turns.address for cell, turns in share.turns.items()})
             _loop("shared")(board, share.address, room.span_at, 0)
+        self._lend(room, {})
         if timed and room.cells[SPAN] == self.launches:
-            pace.learn(times)
+            pace.learn(times, {loop: clock.nanoseconds() for loop, clock in clocks.items()})
             self.took(time.perf_counter() - began)
         self.is_settled = pace.left <= 0
         self.runs_alone = self.is_settled and pace.division is None
+
+    def _lend(self, room: _Room, addresses: Mapping[int, int]) -> None:
+        """Have those at these addresses share, or time, the turns of loops, by their cells; nobody those of others."""
+        for outer in self._loops.values():
+            for loop in outer.all():
+                room.cells[BASES + loop.cell] = addresses.get(loop.cell, 0)
 
     def _share(self, room: _Room, division: Division, crew: Crew) -> Share:
         """What a room needs to be divided."""
         share = room.share
         if share is None or share.division is not division:
             local = crew.local(self.recording.local_bytes)
-            share = room.share = Share(division, self._nodes_at, room.words_at, self.row_words, local)
+            share = room.share = Share(division, self._nodes_at, room.words_at, self.row_words, local, crew.board)
         return share
 
     def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
@@ -317,11 +332,14 @@ class Tape:
             leaving.append(value if outputs is None else outputs[number])
         return leaving
 
-    def failure(self, reached: int, status: int) -> FlowrtError:
-        """The error for a run that stopped at the launch ``reached`` with ``status``."""
-        node: PlanNode = self._plan.nodes[self.recording.launches[reached].node]
+    def failure(self, room: _Room) -> FlowrtError:
+        """The error for a run in ``room`` that stopped before its end."""
+        status = room.cells[WORDS + STATUS]
+        launch = self.recording.launches[room.cells[SPAN]]
+        node: PlanNode = self._plan.nodes[launch.node]
         if status:
-            return FlowrtError(f"{node.where()}: {FAILURES.get(status, f'failed with status {status}')}")
+            where = stopped_inside(launch.step, launch.places, room.cells[BASES:]) + node.where()
+            return FlowrtError(f"{where}: {FAILURES.get(status, f'failed with status {status}')}")
         return StepCancelled(f"stopped at {node.where()}")
 
 
