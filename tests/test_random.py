@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from test_units import in_ranges
 
 import flowrt.ops as fr
 from flowrt import eager
 from flowrt.errors import SpecError
 from flowrt.graph import Graph, Tensor
-from flowrt.kernels.random import philox
+from flowrt.kernels.launch import Prepared
+from flowrt.kernels.random import fill_normal, fill_uniform, lanes, philox, tensor_key
 
 assert eager
 
@@ -120,3 +122,19 @@ def test_integers_and_empty_ranges_are_refused() -> None:
         fr.random.normal((2,), dtype="int32")
     with pytest.raises(SpecError, match="low must not be above high"):
         fr.random.uniform((2,), 2, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+def test_blocks_side_by_side_are_what_each_is_by_itself(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, numbers = 1035, (-1.0, 3.0)  # low and high, or mean and deviation
+    with Graph():
+        tensor = getattr(fr.random, name)((size,), *numbers, dtype, seed=9)
+    got = sample(tensor)
+    monkeypatch.setattr(Prepared, "run", in_ranges(np.random.default_rng(6)))
+    np.testing.assert_array_equal(sample(tensor), got)
+    want, key = np.empty(size, dtype), tensor_key(1, 9, tensor.op.attrs["stream"], np.zeros(4, np.int64))
+    with np.errstate(over="ignore"):
+        for block in range(-(-size // lanes(want))):
+            (fill_normal if name == "normal" else fill_uniform)(want, block, *numbers, key)
+    np.testing.assert_allclose(got, want, 2e-7 if dtype == "float32" else 3e-15, 2e-14)

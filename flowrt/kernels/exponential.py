@@ -93,6 +93,7 @@ def sigmoid32(x: Any) -> Any:
 
 
 WIDE_LOG2_E, WIDE_ROUNDER, WIDE_BIAS, WIDE_MANTISSA = 1.4426950408889634, 1.5 * 2.0**52, np.int64(1023), np.int64(52)
+WIDE_WHOLE = np.uint64(0x4330000000000000)  # a float64 whose last bits are an integer
 WIDE_LN2_HIGH, WIDE_LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # the first ends in 21 zeros
 WIDE_LOWEST, WIDE_HIGHEST, WIDE_FLAT = -746.0, 710.0, 40.0
 # as E0 to E4, within 1.1e-16
@@ -114,6 +115,12 @@ def rest_less_one64(x: Any, twos: Any) -> Any:
 def whole64(x: Any) -> Any:
     """The integer nearest to a float64 that is not large."""
     return (x + WIDE_ROUNDER) - WIDE_ROUNDER
+
+
+@jitable
+def whole_number(x: Any) -> Any:
+    """A uint64 below 2**52 as a float64."""
+    return np.uint64(x | WIDE_WHOLE).view(np.float64) - 2.0**52
 
 
 @jitable

@@ -26,6 +26,7 @@ from flowrt.kernels.exponential import (
     bits32,
     exp32,
     exp64,
+    whole_number,
 )
 from flowrt.kernels.table import jitable
 
@@ -147,7 +148,6 @@ def pow32(x: Any, y: Any) -> Any:
 WIDE_LEAST, WIDE_LIFT, WIDE_LIFTED = 2.0**-1022, 2.0**52, 52.0
 WIDE_SHIFT = np.uint64(52)
 ABOVE_ROOT_HALF = np.uint64(0x3FF0000000000000 - 0x3FE6A09E667F3BCD)  # what lifts the root of 1/2 to an exponent of 0
-HELD_WHOLE, HELD = np.uint64(0x4330000000000000), 2.0**52 + 1023.0  # a float64 whose last bits are an integer
 # (log((1 + s) / (1 - s)) - 2 * s) / s**3 in s**2, as in Sun's fdlibm
 G0, G1, G2, G3 = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
 G4, G5, G6 = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
@@ -158,7 +158,7 @@ def log_of_normal64(x: Any, lifted: Any) -> Any:
     """As `log_of_normal`, of a float64."""
     bits = np.float64(x).view(np.uint64)
     exponent = np.uint64((bits + ABOVE_ROOT_HALF) >> WIDE_SHIFT)
-    twos = np.uint64(exponent | HELD_WHOLE).view(np.float64) - HELD - lifted
+    twos = whole_number(exponent) - 1023.0 - lifted
     f = np.uint64(bits - np.uint64((exponent - np.uint64(WIDE_BIAS)) << WIDE_SHIFT)).view(np.float64) - 1.0
     s = f / (2.0 + f)
     z = s * s

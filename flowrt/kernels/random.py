@@ -2,22 +2,23 @@
 
 A key and a counter make four words of 32 bits. A tensor's own key is what (seed, stream, step) makes; its entries are
 blocks counted from 0, so each is computed without those before it, and devices agree. What the words become is computed
-in float64 and rounded once.
+in float64 and rounded once. A CPU computes many blocks at a time, side by side, each step of the way a loop of vectors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from flowrt.kernels.exponential import whole_number
+from flowrt.kernels.logarithm import log_of_normal64
 from flowrt.kernels.table import Call, View, jitable, kernel
+from flowrt.kernels.trigonometry import circle
 from flowrt.kernels.twin import cuda
-
-if TYPE_CHECKING:
-    from flowrt.spec import Spec
+from flowrt.spec import Spec
 
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
@@ -27,6 +28,7 @@ FIRST_STEP, SECOND_STEP = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 FIVE, SIX, EIGHT = np.uint64(5), np.uint64(6), np.uint64(8)
 POSITIVE = (1 << 63) - 1
 TWO_PI = 2.0 * math.pi
+BLOCKS = 128  # side by side
 
 
 @jitable
@@ -100,11 +102,71 @@ def _sampling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[st
     return Call((View.dense((inputs[0].size,)), View.dense((outputs[0].size,))), words)
 
 
-@kernel("random_normal", layout=_sampling, infallible=True)
-def random_normal(shape: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, run: Any) -> None:
+def _lanes(dtype: Any) -> int:
+    return 2 if np.dtype(dtype).itemsize == 8 else 4
+
+
+def _side_by_side(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """As `_sampling`, with room for the words and numbers of some blocks. Each block is a unit."""
+    call, room = _sampling(inputs, outputs, attrs), View.dense((4, BLOCKS))
+    return Call((*call.views, room, room), call.words, units=-(-outputs[0].size // _lanes(outputs[0].dtype)))
+
+
+def _room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
+    return Spec("uint64", (4, BLOCKS)), Spec(outputs[0].dtype, (4, BLOCKS))
+
+
+@jitable
+def make_words(words: Any, first: int, many: int, key: Any) -> None:
+    """Put the words of ``many`` blocks, from the block ``first`` on, into the rows of ``words``."""
+    for t in range(many):
+        a, b, c, d = block_words(first + t, key)
+        words[0, t], words[1, t], words[2, t], words[3, t] = a, b, c, d
+
+
+@jitable
+def wide_share(first: Any, second: Any) -> Any:
+    """`unit` of words that lie side by side."""
+    return (whole_number(first >> FIVE) * 67108864.0 + whole_number(second >> SIX)) * 2.0**-53
+
+
+@jitable
+def put_blocks(numbers: Any, y: Any, first: int, many: int) -> None:
+    """Put the rows of ``numbers`` where the blocks from ``first`` on lie; the last may reach beyond the end."""
+    each = lanes(y)
+    whole = min(many, y.size // each - first)
+    for t in range(whole):
+        at = (first + t) * each
+        if each == 2:
+            y[np.uint64(at)], y[np.uint64(at + 1)] = numbers[0, t], numbers[1, t]
+        else:
+            y[np.uint64(at)], y[np.uint64(at + 1)] = numbers[0, t], numbers[1, t]
+            y[np.uint64(at + 2)], y[np.uint64(at + 3)] = numbers[2, t], numbers[3, t]
+    if whole < many:
+        for at in range((first + whole) * each, y.size):
+            y[at] = numbers[at % each, whole]
+
+
+@kernel("random_normal", layout=_side_by_side, local=_room, infallible=True)
+def random_normal(
+    shape: Any, y: Any, words: Any, numbers: Any, mean: float, stddev: float, given: int, seed: int, stream: int,
+    begin: int, end: int, run: Any,
+) -> None:  # fmt: skip
     key, many = tensor_key(given, seed, stream, run), lanes(y)
-    for block in range((y.size + many - 1) // many):
-        fill_normal(y, block, mean, stddev, key)
+    for first in range(begin, end, BLOCKS):
+        count = min(BLOCKS, end - first)
+        make_words(words, first, count, key)
+        for pair in range(many // 2):
+            one, other = words[2 * pair], words[2 * pair + 1]
+            for t in range(count):
+                if many == 2:
+                    share, turn = wide_share(words[0, t], words[1, t]), wide_share(words[2, t], words[3, t])
+                else:
+                    share, turn = whole_number(one[t]) * 2.0**-32, whole_number(other[t]) * 2.0**-32
+                radius = stddev * math.sqrt(-2.0 * log_of_normal64(1.0 - share, 0.0))
+                across, up = circle(turn)
+                numbers[2 * pair, t], numbers[2 * pair + 1, t] = mean + radius * across, mean + radius * up
+        put_blocks(numbers, y, first, count)
 
 
 @kernel("random_normal", "cuda", layout=_sampling)
@@ -116,11 +178,25 @@ def random_normal_on_cuda(
         fill_normal(y, block, mean, stddev, key)
 
 
-@kernel("random_uniform", layout=_sampling, infallible=True)
-def random_uniform(shape: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, run: Any) -> None:
+@kernel("random_uniform", layout=_side_by_side, local=_room, infallible=True)
+def random_uniform(
+    shape: Any, y: Any, words: Any, numbers: Any, low: float, high: float, given: int, seed: int, stream: int,
+    begin: int, end: int, run: Any,
+) -> None:  # fmt: skip
     key, many = tensor_key(given, seed, stream, run), lanes(y)
-    for block in range((y.size + many - 1) // many):
-        fill_uniform(y, block, low, high, key)
+    least, limit = y.dtype.type(low), y.dtype.type(high)
+    for first in range(begin, end, BLOCKS):
+        count = min(BLOCKS, end - first)
+        make_words(words, first, count, key)
+        for lane in range(many):
+            for t in range(count):
+                if many == 2:
+                    share = wide_share(words[2 * lane, t], words[2 * lane + 1, t])
+                else:
+                    share = whole_number(words[lane, t] >> EIGHT) * 2.0**-24
+                value = y.dtype.type(low + (high - low) * share)
+                numbers[lane, t] = least if value >= limit else value  # rounded up to what is left out
+        put_blocks(numbers, y, first, count)
 
 
 @kernel("random_uniform", "cuda", layout=_sampling)

@@ -66,7 +66,7 @@ def of_turn(x: Any, ahead: Any) -> Any:
     cosine = (((C3 * z + C2) * z + C1) * z + C0) * (z * z) + (1.0 - 0.5 * z)
     quarter = np.int64(np.float64(rounded).view(np.int64) + np.float64(more).view(np.int64) + ahead)
     found = cosine if (quarter & ONE_BIT) != START else sine
-    return np.int64(np.float64(found).view(np.int64) ^ np.int64((quarter & TWO_BITS) << TOP)).view(np.float64)
+    return with_sign(found, quarter)
 
 
 @jitable
@@ -80,3 +80,29 @@ def sin32(x: Any) -> Any:
 def cos32(x: Any) -> Any:
     """The cosine of a float32; NaN of infinities."""
     return np.float32(of_turn(x, ONE_BIT))
+
+
+# as S0 and C0, within 1e-17, as in Sun's fdlibm
+T0, T1, T2 = -1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04
+T3, T4, T5 = 2.75573137070700676789e-06, -2.50507602534068634195e-08, 1.58969099521155010221e-10
+D0, D1, D2 = 4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05
+D3, D4, D5 = -2.75573143513906633035e-07, 2.08757232129817482790e-09, -1.13596475577881948265e-11
+
+
+@jitable
+def with_sign(x: Any, quarter: Any) -> Any:
+    """A float64, with its sign changed in the second half of a turn."""
+    return np.int64(np.float64(x).view(np.int64) ^ np.int64((quarter & TWO_BITS) << TOP)).view(np.float64)
+
+
+@jitable
+def circle(share: Any) -> Any:
+    """Cosine and sine, in float64, of a share of a turn that is not large."""
+    rounded = 4.0 * share + WIDE_ROUNDER
+    r = (4.0 * share - (rounded - WIDE_ROUNDER)) * QUARTER
+    z = r * r
+    sine = (((((T5 * z + T4) * z + T3) * z + T2) * z + T1) * z + T0) * (z * r) + r
+    cosine = (((((D5 * z + D4) * z + D3) * z + D2) * z + D1) * z + D0) * (z * z) + (1.0 - 0.5 * z)
+    quarter = np.float64(rounded).view(np.int64)
+    odd = (quarter & ONE_BIT) != START
+    return with_sign(sine if odd else cosine, quarter + ONE_BIT), with_sign(cosine if odd else sine, quarter)
