@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,7 @@ from flowrt.errors import GraphError
 from flowrt.kernels.direct import CHANGES_WORD, READERS, TAKING, WAITING, WRITING
 from flowrt.spec import Spec
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
+T = TypeVar("T")
 Name: TypeAlias = tuple[str, str]
 
 
@@ -48,25 +46,6 @@ class _Request:
     held: bool = False
 
 
-class _Turn:
-    """The mutex, and the word that tells direct calls that someone has it."""
-
-    __slots__ = ("_mutex", "_words")
-
-    def __init__(self, words: Any) -> None:
-        self._mutex, self._words = threading.Lock(), words
-
-    def __enter__(self) -> None:
-        self._mutex.acquire()
-        self._words[TAKING] = 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._words[TAKING] = 0
-        self._mutex.release()
-
-
 class Variables:
     """All variables of a task. ``words`` are what direct calls look at: see `kernels.direct`."""
 
@@ -74,8 +53,8 @@ class Variables:
         self._task = task
         self._slots: dict[Name, Slot] = {}
         self._waiting: list[_Request] = []
+        self._mutex = threading.Lock()
         self.words = (ctypes.c_int64 * 3)()
-        self._turn = _Turn(self.words)
 
     @property
     def changes(self) -> int:
@@ -84,12 +63,12 @@ class Variables:
 
     def inventory(self) -> dict[Name, Spec]:
         """The variables that have a value."""
-        with self._turn:
+        with self._mutex:
             return {name: slot.spec for name, slot in self._slots.items() if slot.value is not None}
 
     def declare(self, name: Name, spec: Spec) -> None:
         """Make room for a variable; one that exists must have the same spec."""
-        with self._turn:
+        with self._mutex:
             slot = self._slots.setdefault(name, Slot(spec))
             if slot.value is None:
                 slot.spec = spec
@@ -98,11 +77,13 @@ class Variables:
 
     def reset(self, container: str | None) -> None:
         """Forget the variables of a container, or of all."""
-        with self._turn:
-            for name, slot in self._slots.items():
-                if container is None or name[0] == container:
-                    slot.value = None
-            self.words[CHANGES_WORD] += 1
+        self._alone(self._forget, container)
+
+    def _forget(self, container: str | None) -> None:
+        for name, slot in self._slots.items():
+            if container is None or name[0] == container:
+                slot.value = None
+        self.words[CHANGES_WORD] += 1
 
     def find(self, name: Name, spec: Spec) -> np.ndarray[Any, Any] | None:
         """A held variable's memory, None if it has no value yet; raises `GraphError` where it is not of ``spec``.
@@ -127,10 +108,11 @@ class Variables:
 
     def begin(self, name: Name, value: np.ndarray[Any, Any]) -> None:
         """Give a variable that is held to be written its first memory."""
-        with self._turn:
-            slot = self._slots[name]
-            slot.spec, slot.value = Spec(value.dtype, value.shape), value
-            self.words[CHANGES_WORD] += 1
+        self._alone(self._put, self._slots[name], value)
+
+    def _put(self, slot: Slot, value: np.ndarray[Any, Any]) -> None:
+        slot.spec, slot.value = Spec(value.dtype, value.shape), value
+        self.words[CHANGES_WORD] += 1
 
     def _mismatch(self, name: Name, have: Spec, want: Spec) -> GraphError:
         return GraphError(
@@ -140,19 +122,19 @@ class Variables:
 
     def try_hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> bool:
         """Take the variables if that needs no waiting."""
-        with self._turn:
-            return self._take(reads, writes, before=None)
+        return self._alone(self._take, reads, writes, None)
 
     def release(self, reads: Iterable[Name], writes: Iterable[Name]) -> None:
         """Give back what `try_hold` took."""
-        with self._turn:
-            self._mark(reads, writes, -1)
-            self._grant()
+        self._alone(self._give_back, reads, writes)
+
+    def _give_back(self, reads: Iterable[Name], writes: Iterable[Name]) -> None:
+        self._mark(reads, writes, -1)
+        self._grant()
 
     def grant(self) -> None:
         """Give those who wait what a direct call has given back."""
-        with self._turn:
-            self._grant()
+        self._alone(self._grant)
 
     def marks(self, name: Name) -> Any:
         """The words that say who holds a variable."""
@@ -163,24 +145,35 @@ class Variables:
         """Hold the variables inside the block, waiting for their present holders first."""
         loop = asyncio.get_running_loop()
         request = _Request(reads, writes, loop, loop.create_future())
-        with self._turn:
-            request.held = self._take(reads, writes, before=None)
-            if not request.held:
-                self._wait(request)
+        self._alone(self._ask, request)
         try:
             if not request.held:
                 await request.granted
             yield
         finally:
-            self._end(request)
+            self._alone(self._end, request)
+
+    def _ask(self, request: _Request) -> None:
+        request.held = self._take(request.reads, request.writes, None)
+        if not request.held:
+            self._waiting.append(request)
+            self.words[WAITING] = len(self._waiting)
 
     def _end(self, request: _Request) -> None:
-        with self._turn:
-            if not request.held:
-                self._done_waiting(request)
-                self._grant()
-                return
-        self.release(request.reads, request.writes)
+        if request.held:
+            self._give_back(request.reads, request.writes)
+        else:
+            self._done_waiting(request)
+            self._grant()
+
+    def _alone(self, change: Callable[..., T], *arguments: Any) -> T:
+        """Change something while nobody else does, direct calls included."""
+        with self._mutex:
+            self.words[TAKING] = 1
+            try:
+                return change(*arguments)
+            finally:
+                self.words[TAKING] = 0
 
     def _take(self, reads: frozenset[Name], writes: frozenset[Name], before: _Request | None) -> bool:
         """Take everything if it is free and nobody who asked earlier wants it."""
@@ -206,17 +199,13 @@ class Variables:
             if name in slots:
                 slots[name].marks[WRITING] += change
 
-    def _wait(self, request: _Request) -> None:
-        self._waiting.append(request)
-        self.words[WAITING] = len(self._waiting)
-
     def _done_waiting(self, request: _Request) -> None:
         self._waiting.remove(request)
         self.words[WAITING] = len(self._waiting)
 
     def _grant(self) -> None:
         for request in list(self._waiting):
-            if self._take(request.reads, request.writes, before=request):
+            if self._take(request.reads, request.writes, request):
                 self._done_waiting(request)
                 request.held = True
                 request.loop.call_soon_threadsafe(_wake, request.granted)
