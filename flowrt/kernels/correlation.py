@@ -14,7 +14,18 @@ from typing import Any
 
 from flowrt.kernels.micro import START_BIAS, START_ZERO, Geometry
 from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.slabs import Roles, dense, forward, reached, seen_by_earlier, slabs, steps_of, to_input
+from flowrt.kernels.slabs import (
+    Roles,
+    channels_apart,
+    dense,
+    forward,
+    reached,
+    seen_by_earlier,
+    slabs,
+    steps_of,
+    tiled_steps,
+    to_input,
+)
 from flowrt.kernels.table import Call, jitable
 from flowrt.spec import Spec
 
@@ -31,8 +42,7 @@ class Correlated:
 
     def packing(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The first step: a panel of filters is a unit."""
-        _, panels = self._panels(inputs, outputs, attrs)
-        return self._call(inputs, outputs, attrs, attrs["groups"] * panels)
+        return self._call(inputs, outputs, attrs, self._panels(inputs, outputs, attrs)[1])
 
     def places(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: some rows of places of some images, in one phase, are a unit."""
@@ -48,7 +58,7 @@ class Correlated:
         """The packed filters."""
         filters = inputs[1].concrete
         terms, panels = self._panels(inputs, outputs, attrs)
-        columns = attrs["groups"] * panels * self.geometry.columns(outputs[0].dtype)
+        columns = panels * self.geometry.columns(outputs[0].dtype)
         return (Spec(outputs[0].dtype, (filters[0] * filters[1] * terms * columns,)),)
 
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
@@ -65,7 +75,8 @@ class Correlated:
         else:
             seen = ((rows - 1) * down + high + 1) * (max(width - 1, 0) * across + broad + 1)
         dtype, geometry = outputs[0].dtype, self.geometry
-        slab = Spec(dtype, (images * seen * channels,))
+        beyond = geometry.columns(dtype)  # what a panel may read beside the last place's channels
+        slab = Spec(dtype, (images * seen * channels + beyond,))
         edge = Spec(dtype, (geometry.columns(dtype),))
         table = Spec("int64", (table_size(geometry, max(images * rows * width, 1)),))
         reached = Spec("int64", (2 * tall,)), Spec("int64", (2 * wide,)), Spec("int64", (2 * tall * wide,))
@@ -75,14 +86,17 @@ class Correlated:
         x, filters, _ = self._roles(inputs, outputs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
         floor = (int(attrs["activation"] == "relu"),) if "activation" in attrs else ()
-        words = *steps_of(x, filters, attrs), *self._blocks(inputs, outputs, attrs), *floor
+        words = *tiled_steps(x, filters, attrs), *self._blocks(inputs, outputs, attrs), *floor
         return Call(dense((*inputs, *outputs, *extra)), words, units)
 
     def _panels(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int]:
-        """Terms of a tap, and column panels, both per group."""
-        depth, wide = inputs[1].concrete[2], inputs[1].concrete[3] // attrs["groups"]
-        terms, columns = (wide, depth) if self.inverse else (depth, wide)
-        return terms, -(-columns // self.geometry.columns(outputs[0].dtype))
+        """Terms of a tap in a group, and column panels of all groups."""
+        wide, groups = self.geometry.columns(outputs[0].dtype), attrs["groups"]
+        if channels_apart(inputs[1], groups):
+            return 1, -(-groups // wide)
+        depth, share = inputs[1].concrete[2], inputs[1].concrete[3] // groups
+        terms, columns = (share, depth) if self.inverse else (depth, share)
+        return terms, groups * -(-columns // wide)
 
     def _blocks(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int]:
         """Images and rows of places of a unit."""
@@ -104,10 +118,12 @@ def filter_packing(geometry: Geometry, inverse: bool) -> Callable[..., None]:
     @jitable
     def pack_filters(filters: Any, packed: Any, down_taps: Any, across_taps: Any, steps: Any, units: Any) -> None:
         tall, wide, depth, outputs = filters.shape
-        size, share = filters.itemsize, outputs // steps[6]
+        alone, groups = steps[6] == 0, max(steps[6], 1)
+        size, share = filters.itemsize, outputs // groups
         columns = full // size
-        terms, count = (share, depth) if inverse else (depth, share)
-        step, across = (1, outputs) if inverse else (outputs, 1)
+        turned = inverse and not alone
+        terms, count = (share, depth) if turned else (depth, share)
+        step, across = (1, outputs) if turned else (outputs, 1)
         panels = (count + columns - 1) // columns
         for unit in range(units[0], units[1]):
             group, first = unit // panels, unit % panels * columns
@@ -115,7 +131,7 @@ def filter_packing(geometry: Geometry, inverse: bool) -> Callable[..., None]:
             for phase in range(steps[0] * steps[1] if inverse else 1):
                 rows = reached(tall, steps[0], steps[2], steps[4], phase // steps[1], inverse, down_taps)
                 over = reached(wide, steps[1], steps[3], steps[5], phase % steps[1], inverse, across_taps)
-                target = (before * steps[6] * panels + unit * rows * over) * terms * columns
+                target = (before * groups * panels + unit * rows * over) * terms * columns
                 for i in range(rows):
                     for j in range(over):
                         source = (down_taps[2 * i] * wide + across_taps[2 * j]) * depth * outputs
@@ -131,7 +147,7 @@ def filter_packing(geometry: Geometry, inverse: bool) -> Callable[..., None]:
 @cache
 def correlating(geometry: Geometry, inverse: bool) -> Callable[..., None]:
     """The helper that computes the units [begin, end) of a convolution from packed filters."""
-    band, fill_slab = banding(geometry), slabs(geometry)
+    band, band_apart, fill_slab = banding(geometry), banding(geometry, apart=True), slabs(geometry)
     full = geometry.vectors * geometry.width
 
     @jitable
@@ -148,10 +164,10 @@ def correlating(geometry: Geometry, inverse: bool) -> Callable[..., None]:
         units: Any,
     ) -> None:
         slab, edge, table, down_taps, across_taps, taps, stage, places = memory
-        size, groups = y.itemsize, steps[6]
+        size, alone, groups = y.itemsize, steps[6] == 0, max(steps[6], 1)
         window, columns = (filters.shape[0], filters.shape[1]), full // size
         channels, outputs = source.shape[3], y.shape[3]
-        terms, count = channels // groups, outputs // groups
+        terms, count = 1 if alone else channels // groups, outputs // groups
         panels = (count + columns - 1) // columns
         stride = (1, 1) if inverse else (steps[0], steps[1])
         apart = (steps[0], steps[1]) if inverse else (1, 1)
@@ -177,6 +193,7 @@ def correlating(geometry: Geometry, inverse: bool) -> Callable[..., None]:
             sees = (sees[0], (across - 1) * stride[1] + broad + 1)
             inside = at[0] >= 0 and at[0] + sees[0] <= source.shape[1] and left >= 0
             inside = inside and left + sees[1] <= source.shape[2]
+            inside = inside and (not alone or channels % columns == 0)  # else a panel reads beside the last place
             if inside:
                 row, whole = source.shape[2] * channels, source.shape[1] * source.shape[2] * channels
                 a = address(source) + (image * whole + at[0] * row + left * channels) * size
@@ -194,7 +211,7 @@ def correlating(geometry: Geometry, inverse: bool) -> Callable[..., None]:
                         r += 1
             repeat_last(table, r)
             # side by side in the slab, the taps of a row are one
-            joined = groups == 1 and broad == wide - 1
+            joined = groups == 1 and not alone and broad == wide - 1
             runs, depth = (1, wide * terms) if joined else (wide, terms)
             for i in range(tall):
                 for j in range(runs):
@@ -210,9 +227,13 @@ def correlating(geometry: Geometry, inverse: bool) -> Callable[..., None]:
                     start = START_BIAS
                     for d in range(over):
                         edge[d] = bias[group * count + j + d]
-                where = (a + group * terms * size, address(packed) + b * size, c + (group * count + j) * size)
+                mine = j if alone else group * terms
+                where = (a + mine * size, address(packed) + b * size, c + (group * count + j) * size)
                 reach, how = (tall * runs, depth, 1, columns), (start, address(edge), floor)
-                band(source, where, table, r, taps, reach, over, stage, places, how)
+                if alone:
+                    band_apart(source, where, table, r, taps, reach, over, stage, places, how)
+                else:
+                    band(source, where, table, r, taps, reach, over, stage, places, how)
 
     return correlate
 

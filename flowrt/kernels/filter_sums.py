@@ -12,7 +12,7 @@ from typing import Any
 
 from flowrt.kernels.micro import START_STORED, Geometry
 from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.slabs import dense, slabs, steps_of, to_filters
+from flowrt.kernels.slabs import channels_apart, dense, slabs, steps_of, tiled_steps, to_filters
 from flowrt.kernels.table import Call, View, jitable
 from flowrt.spec import Spec
 
@@ -29,7 +29,7 @@ class Summed:
     def terms(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The first step: each part's sums."""
         panels = self._panels(outputs, attrs)
-        return self._call(inputs, outputs, attrs, self._parts(inputs, outputs, attrs) * attrs["groups"] * panels)
+        return self._call(inputs, outputs, attrs, self._parts(inputs, outputs, attrs) * panels)
 
     def total(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: the sums of all parts."""
@@ -48,7 +48,8 @@ class Summed:
         (images, rows), width, geometry = self._blocks(dy), max(dy.concrete[2], 1), self.geometry
         height = (rows - 1) * down + (tall - 1) * spread_down + 1
         seen = images * height * ((width - 1) * across + (wide - 1) * spread_across + 1)
-        slab = Spec(dy.dtype, (seen * x.concrete[3],))
+        beyond = geometry.columns(dy.dtype)  # what a panel may read beside the last place's channels
+        slab = Spec(dy.dtype, (seen * x.concrete[3] + beyond,))
         panel = Spec(dy.dtype, (images * rows * width * geometry.columns(dy.dtype),))
         table = Spec("int64", (table_size(geometry, tall * wide * depth),))
         return (slab, panel, table, Spec("int64", (2 * images * rows,)), *stage(geometry, dy.dtype))
@@ -56,15 +57,17 @@ class Summed:
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
         x, filters, dy = to_filters(inputs, outputs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        words = (*steps_of(x, filters, attrs), *self._blocks(dy))
+        words = (*tiled_steps(x, filters, attrs), *self._blocks(dy))
         return Call(dense((*inputs, *outputs, *extra)), words, units)
 
     def _panels(self, outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> int:
-        share: int = outputs[0].concrete[3] // attrs["groups"]
-        return -(-share // self.geometry.columns(outputs[0].dtype))
+        """Column panels of all groups."""
+        groups: int = 1 if channels_apart(outputs[0], attrs["groups"]) else attrs["groups"]
+        share: int = outputs[0].concrete[3] // groups
+        return groups * -(-share // self.geometry.columns(outputs[0].dtype))
 
     def _parts(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> int:
-        panels: int = max(attrs["groups"] * self._panels(outputs, attrs), 1)
+        panels = max(self._panels(outputs, attrs), 1)
         return max(min(-(-UNITS // panels), inputs[1].concrete[0]), 1)
 
     def _blocks(self, dy: Spec) -> tuple[int, int]:
@@ -79,7 +82,8 @@ class Summed:
 @cache
 def summing(geometry: Geometry) -> Callable[..., None]:
     """The helper that computes the units [begin, end) of the filters' gradient: some panels of some parts."""
-    band, fill_slab, pack = banding(geometry), slabs(geometry), packing(geometry)
+    band, band_apart = banding(geometry), banding(geometry, apart=True)
+    fill_slab, pack = slabs(geometry), packing(geometry)
     full = geometry.vectors * geometry.width
 
     @jitable
@@ -97,12 +101,14 @@ def summing(geometry: Geometry) -> Callable[..., None]:
     @jitable
     def sum_terms(x: Any, dy: Any, window: Any, parts: Any, memory: Any, steps: Any, blocks: Any, units: Any) -> None:
         slab, panel, table, taps, stage, places = memory
-        size, groups, outputs, channels = x.itemsize, steps[6], dy.shape[3], x.shape[3]
+        alone, groups = steps[6] == 0, max(steps[6], 1)
+        size, outputs, channels = x.itemsize, dy.shape[3], x.shape[3]
         columns, share, count = full // size, outputs // groups, window[0] * window[1] * window[2]
         panels = groups * ((share + columns - 1) // columns)
         height, width = (window[0] - 1) * steps[2] + 1, (dy.shape[2] - 1) * steps[1] + (window[1] - 1) * steps[3] + 1
         padded = steps[4] > 0 or steps[5] > 0 or width - steps[5] > x.shape[2]
         padded = padded or (dy.shape[1] - 1) * steps[0] + height - steps[4] > x.shape[1]
+        padded = padded or (alone and channels % columns != 0)  # else a panel reads beside the last place
         row = (width if padded else x.shape[2]) * channels
         down, over = (dy.shape[1] + blocks[1] - 1) // blocks[1], (dy.shape[0] + blocks[0] - 1) // blocks[0]
         total = over * down if dy.shape[2] > 0 and count > 0 else 0
@@ -133,9 +139,13 @@ def summing(geometry: Geometry) -> Callable[..., None]:
                     for i in range(rows):
                         tap = n * rows + i
                         taps[2 * tap], taps[2 * tap + 1] = n * whole + i * steps[0] * row, tap * dy.shape[2] * columns
-                where, how = (a + group * window[2] * size, address(panel), c), (START_STORED, 0, 0)
+                mine = beside if alone else group * window[2]
+                where, how = (a + mine * size, address(panel), c), (START_STORED, 0, 0)
                 reach = (images * rows, dy.shape[2], steps[1] * channels, columns)
-                band(x, where, table, count, taps, reach, wide, stage, places, how)
+                if alone:
+                    band_apart(x, where, table, count, taps, reach, wide, stage, places, how)
+                else:
+                    band(x, where, table, count, taps, reach, wide, stage, places, how)
 
     return sum_terms
 

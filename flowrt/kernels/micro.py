@@ -97,6 +97,12 @@ def tile(rows: int, vectors: int, width: int) -> Callable[..., None]:
 
 
 @cache
+def beside(rows: int, vectors: int, width: int) -> Callable[..., None]:
+    """`tile` where every column has a left operand of its own: ``a[.. + j]`` stands for ``a[..]``."""
+    return _stub("beside", rows, vectors, width)
+
+
+@cache
 def dots(rows: int, vectors: int, width: int) -> Callable[..., None]:
     """``dots(like, (a, b, step, c, across, start, depth))``: a vector times ``rows`` others.
 

@@ -86,15 +86,15 @@ def panelling(geometry: Geometry) -> Callable[..., None]:
 
 
 @cache
-def banding(geometry: Geometry) -> Callable[..., None]:
+def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
     """``band(like, (a, b, c), table, count, taps, reach, columns, stage, places, how)``: one column panel.
 
     Computes ``count`` rows as `micro.tile` says it; ``reach`` is (taps, depth, a_step, b_step), ``how`` (start, bias,
-    floor). Of each row of the result ``columns`` entries count.
+    floor). Of each row of the result ``columns`` entries count. Columns ``apart`` are as `micro.beside` has them.
     """
     most, fewer, full = geometry.rows, geometry.fewer, geometry.vectors * geometry.width
-    large = micro.tile(most, geometry.vectors, geometry.width)
-    small = micro.tile(fewer, geometry.vectors, geometry.width)
+    tile = micro.beside if apart else micro.tile
+    large, small = (tile(rows, geometry.vectors, geometry.width) for rows in (most, fewer))
     move = micro.move()
 
     @jitable

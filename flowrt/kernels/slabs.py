@@ -41,6 +41,17 @@ def steps_of(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> tuple[int, ...
     return (down.stride, across.stride, down.dilation, across.dilation, *before, attrs["groups"])
 
 
+def tiled_steps(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    """`steps_of` for register tiles: no groups where every channel has a filter of its own, side by side."""
+    *steps, groups = steps_of(x, filters, attrs)
+    return (*steps, 0 if channels_apart(filters, groups) else groups)
+
+
+def channels_apart(filters: Spec, groups: int) -> bool:
+    """Whether every channel of the images makes one of the result."""
+    return groups > 1 and filters.concrete[2:] == (1, groups)
+
+
 def dense(specs: Sequence[Spec]) -> tuple[View, ...]:
     return tuple(View.dense(spec.concrete) for spec in specs)
 

@@ -150,8 +150,10 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         with code.steps(depth, [zero, zero], [a_step, b_step]) as (ap, bp):
             vectors = [code.load(code.at(right, bp, v * lanes)) for v in range(stub.vectors)]
             for r in range(stub.rows):
-                factor = code.broadcast(code.at(here[r], ap))
+                place = code.at(here[r], ap)
+                shared = code.broadcast(place) if stub.kind == "tile" else None
                 for v in range(stub.vectors):
+                    factor = shared or code.load(code.at(place, v * lanes))
                     builder.store(code.multiply_add(factor, vectors[v], builder.load(sums[r][v])), sums[r][v])
     with builder.if_then(stored):
         begin(lambda r, v: builder.fadd(builder.load(sums[r][v]), code.load(code.at(out(r), v * lanes))))
@@ -245,6 +247,7 @@ def _move(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
 
 _EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many words each takes
     "tile": (13, _tile),
+    "beside": (13, _tile),
     "dots": (7, _dots),
     "copy": (5, _copy),
     "transpose": (4, _transpose),
