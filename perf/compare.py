@@ -272,9 +272,12 @@ def command(peer: str, variant: str, case: Case, threads: int, *more: str) -> li
 
 
 def environment() -> dict[str, str]:
-    """The sides' environment: this flowrt, and no setting that makes OpenBLAS slow."""
+    """The sides' environment: this flowrt, no setting that makes OpenBLAS slow, none that keeps Python's bytecode off
+    the disk: the peers' is there since they were installed.
+    """
     path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    left_out = ("OPENBLAS_CORETYPE", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**kept, "PYTHONPATH": path}
 
 

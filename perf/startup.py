@@ -1,8 +1,9 @@
-"""What starting costs: processes that import NumPy, import flowrt, and do a first training step with warm caches.
+"""What starting costs: processes that import NumPy, import flowrt, do a first training step, or are a cluster's node.
 
 The step is that of an MLP, 784-256-128-10, with momentum, on a batch of 128. Wall seconds from the start of the process
-to its end, and its CPU seconds, which other work on the machine disturbs less: medians with their spread. The bundle of
-standard kernels is built first, if there is none.
+to its end, a node's to the line that says it is ready; and CPU seconds, which other work on the machine disturbs less:
+medians with their spread. Caches are warm: the bundle of standard kernels is built first, if there is none, and Python
+may keep bytecode.
 
     python perf/startup.py
 """
@@ -37,20 +38,46 @@ with fr.BlockingSession(graph) as session:
     images, labels = rng.standard_normal((128, 784)).astype(np.float32), rng.integers(0, 10, 128).astype(np.int32)
     first, _ = step(images, labels)
 assert 1 < first < 4, first
-assert "numba" not in __import__("sys").modules
+assert not {"numba", "llvmlite"} & set(__import__("sys").modules)
 """
+NODE = ("-m", "flowrt.worker", "--job", "worker", "--task", "0", "--bind", "127.0.0.1:0", "--die-with-parent")
 PROGRAMS = {"python": "pass", "numpy": "import numpy", "flowrt": "import flowrt", "first step": FIRST_STEP}
 
 
 def spent(program: str) -> tuple[float, float]:
     """(wall, CPU) seconds of a process that runs ``program``."""
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", program])
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment())
+    return ended(process, began, None)
+
+
+def spent_by_node() -> tuple[float, float]:
+    """(wall, CPU) seconds of a node until it says that it is ready; CPU seconds are all it spends."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *NODE], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        line = process.stdout.readline()
+        ready = time.perf_counter()
+        assert line, "the node ended before it was ready"
+        process.terminate()
+        return ended(process, began, ready)
+
+
+def ended(process: subprocess.Popen[str], began: float, ready: float | None) -> tuple[float, float]:
     _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - began
+    wall = (ready or time.perf_counter()) - began
     process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, program
+    assert process.returncode == 0, process.args
     return wall, usage.ru_utime + usage.ru_stime
+
+
+def environment() -> dict[str, str]:
+    """This process's, but that Python keeps the bytecode of what it compiles, as it does for installed packages."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
@@ -64,13 +91,14 @@ def main() -> None:
     arguments = parser.parse_args()
     subprocess.run([sys.executable, "-m", "flowrt.kernels", "build"], check=True, stdout=subprocess.DEVNULL)
     for program in PROGRAMS.values():
-        subprocess.run(
-            [sys.executable, "-c", program.partition("assert")[0]], check=True
-        )  # what is kept on disk is there
-    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in PROGRAMS}
+        command = [sys.executable, "-c", program.partition("assert")[0]]
+        subprocess.run(command, env=environment(), check=True)  # what is kept on disk is there
+    spent_by_node()
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in (*PROGRAMS, "node ready")}
     for _ in range(arguments.repeat):  # interleaved, so that what else runs disturbs all alike
         for name, program in PROGRAMS.items():
             runs[name].append(spent(program))
+        runs["node ready"].append(spent_by_node())
     results = {
         name: {"wall": summary([wall for wall, _ in pairs]), "CPU": summary([cpu for _, cpu in pairs])}
         for name, pairs in runs.items()
@@ -79,7 +107,7 @@ def main() -> None:
         print(json.dumps({"machine": this_machine.describe(), "seconds": results}))
         return
     print(this_machine.describe())
-    print("from the start of a process to its end, seconds: median (least to most)")
+    print("from the start of a process to its end, or to being ready, seconds: median (least to most)")
     for name, row in results.items():
         shown = [f"{what} {r['median']:.3f} ({r['least']:.3f} to {r['most']:.3f})" for what, r in row.items()]
         print(f"{name:11} {'   '.join(shown)}")

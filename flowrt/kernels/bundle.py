@@ -22,8 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flowrt.kernels.elf import Unlinkable
-from flowrt.kernels.linking import Image, Part, Words, link
+from flowrt.kernels.image import Image, Part, Words
 from flowrt.kernels.loading import PAGE, map_file
 from flowrt.kernels.surroundings import identity
 
@@ -134,6 +133,9 @@ def write_bundle(path: Path, names: Mapping[str, str], objects: Mapping[str, byt
 
 def _linked(objects: Mapping[str, bytes]) -> tuple[Image, dict[str, bytes]]:
     """The image of all that can be linked, and what cannot."""
+    from flowrt.kernels.elf import Unlinkable
+    from flowrt.kernels.linking import link
+
     others: dict[str, bytes] = {}
     for symbol, code in objects.items():
         try:

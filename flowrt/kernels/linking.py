@@ -1,10 +1,7 @@
-"""From relocatable objects to an image: code that runs wherever it is mapped, once a few words are filled in.
+"""From relocatable objects to an `image`.
 
-Law: pure. An image is what entries need of their objects, one object after another; then stubs, by which code calls
-what other libraries have; then, from a page of their own on, the only *words* that differ between processes: addresses
-in other libraries, and in the image itself. Everything else is relative to its own place, and so is the same in all
-processes. What asks for more (memory to write to, an absolute address in code) raises `Unlinkable`, as does a
-relocation that is not known here.
+Law: pure. What an image has room for is linked; what asks for more (memory to write to, an absolute address in code)
+raises `Unlinkable`, as does a relocation that is not known here.
 """
 
 from __future__ import annotations
@@ -15,39 +12,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from flowrt.kernels.elf import AARCH64, WRITABLE, X86_64, Object, Relocation, Unlinkable, read_object
+from flowrt.kernels.image import Image, Part, Words
 
 Site: TypeAlias = "tuple[int, int]"  # an object and one of its sections
 Target: TypeAlias = "str | tuple[Site, int]"  # what another library has, or a place in a section
 
 CODE_ALIGNMENT = 64
 _CONSTANTS = ".data.rel.ro"  # written when it is loaded and never after, whatever its flags say
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One object of an image: its entry, and where its code begins and ends."""
-
-    entry: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """The words of an image, by offset: to hold the address of what is named, or that of an offset in the image."""
-
-    outside: tuple[tuple[int, str], ...] = ()
-    own: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """``body`` is to be mapped as it is, at a multiple of 4 KiB at least; from ``tail`` on it is all parts' own."""
-
-    body: bytes
-    parts: Mapping[str, Part]
-    tail: int
-    words: Words
 
 
 def link(objects: Mapping[str, bytes], page: int) -> Image:

@@ -13,11 +13,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import InternalError
-from flowrt.kernels.elf import Unlinkable
-from flowrt.kernels.linking import link
 
 if TYPE_CHECKING:
-    from flowrt.kernels.linking import Image, Words
+    from flowrt.kernels.image import Image, Words
 
 PAGE = mmap.PAGESIZE
 _FAILED = ctypes.c_void_p(-1).value
@@ -26,6 +24,9 @@ _WRITTEN, _RUN = mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ | mmap.PROT_EX
 
 def load_object(symbol: str, code: bytes) -> int:
     """The address of the entry ``symbol`` of an object, which is now part of this process."""
+    from flowrt.kernels.elf import Unlinkable  # which, like the linker, a process with a bundle does without
+    from flowrt.kernels.linking import link
+
     try:
         image = link({symbol: code}, 8)
     except Unlinkable:
