@@ -14,6 +14,7 @@ from flowrt.kernels.table import Call, View, host_only, jitable, kernel
 from flowrt.spec import Spec, normal_axes
 
 PIECE = 64  # of a bag's rows, which are asked for before they are added up
+LONG = 32  # bytes of a row that are worth a call to move them
 PARTS = 16  # into which the rows that are added to are cut
 
 
@@ -43,6 +44,25 @@ def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
             out[np.uint64(j), 0] = 0 if at == ABSENT else entry
 
 
+@jitable
+def take_rows(x: Any, indices: Any, y: Any, begin: int, end: int) -> int:
+    """`take` along the first axis, moving whole rows; answers the run's status."""
+    size, nbytes = x.shape[1], x.shape[2] * x.itemsize
+    source, target = x.ctypes.data, y.ctypes.data + begin * nbytes
+    for j in range(begin, end):
+        fetch(x, (source + np.int64(indices[np.uint64(min(j + AHEAD, end - 1))]) * nbytes, nbytes))
+        at = np.int64(indices[np.uint64(j)])
+        at = at + size if at < 0 and at != ABSENT else at
+        if at >= 0 and at < size:
+            move_bytes(x, (source + at * nbytes, target, nbytes))
+        elif at == ABSENT:
+            y[0, j] = 0
+        else:
+            return OUT_OF_RANGE
+        target += nbytes
+    return 0
+
+
 @kernel("take", layout=_taking)
 def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
     size = x.shape[1]
@@ -54,10 +74,11 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
                 return
         take_entries(x, indices, y, begin, end)
         return
-    nbytes, first = x.shape[2] * x.itemsize, x.ctypes.data
+    if x.shape[0] == 1 and x.shape[2] * x.itemsize >= LONG:
+        if take_rows(x, indices, y, begin, end) != 0:
+            run[0] = OUT_OF_RANGE
+        return
     for j in range(begin, end):
-        if x.shape[0] == 1:
-            fetch(x, (first + np.int64(indices[min(j + AHEAD, end - 1)]) * nbytes, nbytes))
         at = np.int64(indices[j])
         if at == ABSENT:
             for i in range(x.shape[0]):
@@ -68,7 +89,9 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
             return
         at = at + size if at < 0 else at
         for i in range(x.shape[0]):
-            move_bytes(x, (x[i, at].ctypes.data, y[i, j].ctypes.data, nbytes))
+            target, source = y[i, j], x[i, at]
+            for k in range(target.size):
+                target[k] = source[k]
 
 
 def _numbers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
@@ -86,22 +109,24 @@ def _bagging(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str
 @kernel("bag", layout=_bagging, local=_numbers)
 def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: int, end: int, run: Any) -> None:
     size, columns = x.shape
-    first, nbytes = x.ctypes.data, columns * x.itemsize
+    first, nbytes, last = x.ctypes.data, columns * x.itemsize, end * many - 1
     for b in range(begin, end):
         out = y[b]
         for start in range(b * many, max(b * many + many, b * many + 1), PIECE):
-            count = 0
+            count = np.uint64(0)
             for j in range(start, min(start + PIECE, b * many + many)):
-                fetch(x, (first + np.int64(indices[min(j + AHEAD, end * many - 1)]) * nbytes, nbytes))
-                at = np.int64(indices[j])
+                fetch(x, (first + np.int64(indices[np.uint64(min(j + AHEAD, last))]) * nbytes, nbytes))
+                at = np.int64(indices[np.uint64(j)])
                 if at == ABSENT:
                     continue
-                if at < -size or at >= size:
+                at = at + size if at < 0 else at
+                if at < 0 or at >= size:
                     run[0] = OUT_OF_RANGE
                     return
-                rows[count] = at + size if at < 0 else at
-                count += 1
-            add_rows_by_int64(x, (first, columns, rows.ctypes.data, count, out.ctypes.data, columns, start - b * many))
+                rows[count] = at
+                count += np.uint64(1)
+            words = (first, columns, rows.ctypes.data, np.int64(count), out.ctypes.data, columns, start - b * many)
+            add_rows_by_int64(x, words)
         if mean != 0:
             for k in range(columns):
                 out[k] /= many

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from flowrt.kernels.micro import Stub
     from flowrt.kernels.tile import _Code
 
-LINE, MOST_LINES = 64, 16  # what follows a row's first kilobyte, the machine asks for by itself
+LINE = 64  # bytes; what follows a row's first two lines, the machine asks for by itself
 _WORD, _LANE, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 _ZERO = ir.Constant(_WORD, 0)
 
@@ -20,13 +20,10 @@ _ZERO = ir.Constant(_WORD, 0)
 def _asking(to_write: int) -> Callable[[_Code, Stub, Sequence[Any]], None]:
     def ask(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         builder, (address, nbytes) = code.builder, words
-        lines = builder.udiv(builder.add(nbytes, ir.Constant(_WORD, LINE - 1)), ir.Constant(_WORD, LINE))
-        many = builder.icmp_unsigned(">", lines, ir.Constant(_WORD, MOST_LINES))
-        lines = builder.select(many, ir.Constant(_WORD, MOST_LINES), lines)
-        with code.steps(lines, [address], [ir.Constant(_WORD, LINE)]) as (place,):
-            _prefetch(code, place, to_write)
-        last = builder.sub(builder.add(address, nbytes), ir.Constant(_WORD, 1))  # rows may begin amid a line
-        _prefetch(code, last, to_write)
+        last = builder.sub(builder.add(address, nbytes), ir.Constant(_WORD, 1))
+        second = builder.add(address, ir.Constant(_WORD, LINE))
+        _prefetch(code, address, to_write)
+        _prefetch(code, builder.select(builder.icmp_unsigned("<", second, last), second, last), to_write)
 
     return ask
 

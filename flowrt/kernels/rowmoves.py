@@ -29,10 +29,10 @@ def _row_stub(kind: str, rows: int = 1, vectors: int = 1, width: int = WIDTH) ->
 
 
 fetch = _row_stub("fetch")
-"""``fetch(like, (address, nbytes))`` asks for the first kilobyte of a row that is going to be read."""
+"""``fetch(like, (address, nbytes))`` asks for the beginning of a row that is going to be read."""
 
 claim = _row_stub("claim")
-"""``claim(like, (address, nbytes))`` asks for the first kilobyte of a row that is going to be written too."""
+"""``claim(like, (address, nbytes))`` asks for the beginning of a row that is going to be written too."""
 
 move_bytes = _row_stub("move_bytes")
 """``move_bytes(like, (source, target, nbytes))`` copies what does not overlap."""
