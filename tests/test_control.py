@@ -14,6 +14,8 @@ import flowrt as fr
 import flowrt.passes
 from flowrt.device import Device
 from flowrt.passes.lower import lower
+from flowrt.sched.scalar_loops import apply_scalar_loop
+from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 DEVICE = Device.parse("/job:local/task:0/device:cpu:0")
@@ -411,3 +413,40 @@ async def test_a_cluster_runs_loops_on_its_nodes() -> None:
             got = await session.run([i, total, squares], {n: 5})
     assert (int(got[0]), int(got[1])) == (5, 10)
     np.testing.assert_array_equal(got[2], [0, 5, 12, 24])
+
+
+async def test_branches_of_scalars_are_chosen_turn_by_turn(options: fr.Options) -> None:
+    def collatz(n: int) -> tuple[int, int]:
+        turns, most = 0, n
+        while n != 1:
+            n = n // 2 if n % 2 == 0 else 3 * n + 1
+            turns, most = turns + 1, max(turns, most, n)
+        return turns, most
+
+    def turn(x: Any, turns: Any, most: Any) -> Any:
+        def odd() -> Any:
+            up = 3 * x + 1
+            return fr.cond(up > most, lambda: (up, up), lambda: (up, most))
+
+        x, most = fr.cond(fr.equal(x % 2, 0), lambda: (x // 2, most), odd)
+        return x, turns + 1, most
+
+    with fr.Graph() as graph:
+        n = fr.placeholder("int32", ())
+        _, turns, most = fr.while_loop(lambda x, turns, most: fr.not_equal(x, 1), turn, (n, np.int32(0), n))
+    for start in (1, 2, 7, 27):
+        got = await run(graph, [turns, most], {n: np.int32(start)}, options)
+        assert tuple(map(int, got)) == collatz(start)
+
+
+def test_a_loop_with_branches_of_scalars_alone_is_one_kernel() -> None:
+    def turn(x: Any, t: Any) -> Any:
+        return fr.cond(x > 1.0, lambda: x * 0.5, lambda: fr.sqrt(x) + t), t + 1
+
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", ())
+        last, _ = fr.while_loop(lambda x, t: t < 9, turn, (x, np.float32(0)))
+    (node,) = [node for node in graph.nodes if node.op.name == "loop"]
+    specs = [Spec(t.dtype, t.shape) for t in node.inputs]
+    assert apply_scalar_loop(specs, [Spec(t.dtype, t.shape) for t in node.outputs], node.attrs) is not None
+    assert last.shape == ()

@@ -1,7 +1,8 @@
 """Which loops are of scalars alone, and the one launch that each comes to.
 
 Law: pure. A loop is one where all it carries, scans by the row, stacks and captures are scalars, and its condition and
-body are made of elementwise ops, constants and what passes scalars on.
+body are made of elementwise ops, constants, what passes scalars on, and branches of such: both are computed, since
+nothing in them can fail, and one is chosen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from flowrt.kernels.expression import Expression, express, is_scalar_function
 from flowrt.kernels.launch import Application
 from flowrt.kernels.scalar_loop import ScalarLoopStep, ScalarProgram
 from flowrt.kernels.table import ALIASES, View, broadcast, find_kernel
+from flowrt.sched.structured import COND
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
@@ -70,20 +72,42 @@ class _Walk:
     numbers: dict[int, Any] = field(default_factory=dict)
     constants: list[np.ndarray[Any, Any]] = field(default_factory=list)
     members: list[tuple[str, tuple[Any, ...], Any]] = field(default_factory=list)
+    specs: Sequence[Spec] = ()
+
+    def __post_init__(self) -> None:
+        self.specs = self.body.value_specs()
 
     def walk(self) -> bool:
         """Follow the body; False where something in it is not of scalars."""
-        value = len(self.body.feeds)
-        self.numbers = {i: ("input", i) for i in range(value)}
-        return all(self._node(node, value + i) for i, node in self._numbered())
+        self.numbers = {i: ("input", i) for i in range(len(self.body.feeds))}
+        return self._follow() and len(self.members) <= MOST_MEMBERS
 
-    def _numbered(self) -> list[tuple[int, PlanNode]]:
-        if any(len(node.outputs) != 1 for node in self.body.nodes):
-            return [(0, node) for node in self.body.nodes]
-        return list(enumerate(self.body.nodes))
+    def _follow(self) -> bool:
+        return all(map(self._node, self.body.nodes, self.body.value_starts()))
+
+    def _branch(self, node: PlanNode, value: int) -> bool:
+        """Both branches, and a choice for each of their answers."""
+        pred, *captured = (self.numbers.get(v) for v in node.inputs)
+        if pred is None or None in captured:
+            return False
+        answers = []
+        for name in ("if_true", "if_false"):
+            taken: Any = node.attrs[name]
+            inside = _Walk(taken, dict(enumerate(captured)), self.constants, self.members)
+            if not inside._follow():
+                return False
+            answers.append([inside.numbers[v] for v in taken.fetches])
+        for number, (output, one, other) in enumerate(zip(node.outputs, *answers, strict=True), value):
+            self.numbers[number] = ("member", len(self.members))
+            self.members.append(("where", (pred, one, other), output.dtype))
+        return True
 
     def _node(self, node: PlanNode, value: int) -> bool:
-        if len(node.outputs) != 1 or node.outputs[0].dims != ():
+        if any(output.dims != () for output in node.outputs):
+            return False
+        if node.op == COND:
+            return self._branch(node, value)
+        if len(node.outputs) != 1:
             return False
         if node.op == "constant":
             self.numbers[value] = ("constant", len(self.constants))
@@ -103,9 +127,7 @@ class _Walk:
     def _dtype(self, value: int) -> Any:
         if value not in self.numbers:
             return None
-        if value < len(self.body.feeds):
-            return self.body.feeds[value].spec.dtype
-        return self.body.nodes[value - len(self.body.feeds)].outputs[0].dtype
+        return self.specs[value].dtype
 
     def expression(self, inputs: Sequence[Any], before: int, constants: Sequence[Any]) -> Expression:
         """The expression, whose inputs are ``inputs`` and then all ``constants``; its own are after ``before``."""
