@@ -25,7 +25,7 @@ from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
-from flowrt.sched.single import read_variable, runner_for, write_variable
+from flowrt.sched.single import NodeRunner, read_variable, runner_for, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import Action, Unit, action_of, connect, find_units
 from flowrt.spec import Spec, spec_of
@@ -336,6 +336,12 @@ class _Run:
 
     def _compute_inline(self, activation: int, unit: Unit) -> bool:
         inputs, executor, variables = self._inputs(activation), self.executor, self.host.variables
+        runner = executor.runners[unit.nodes[0]] if unit.region is None else None
+        if isinstance(runner, NodeRunner) and (ready := runner.known(inputs)) is not None:
+            if ready.expected_seconds > INLINE_SECONDS:
+                return False
+            self._complete(activation, runner.run(ready, inputs, self.words))
+            return True
         if not executor.is_short(unit, inputs):
             return False
         if not (unit.reads or unit.writes):

@@ -48,6 +48,10 @@ class _Ready:
     fastest: float = math.inf
     fresh: tuple[tuple[tuple[int, ...], Any], ...] = ()  # shape and dtype of each output, then of the scratch
 
+    @property
+    def expected_seconds(self) -> float:
+        return corrected(self.guess, self.fastest)
+
 
 class NodeRunner:
     """Computes one synchronous node of a plan. May be called from any thread."""
@@ -66,9 +70,7 @@ class NodeRunner:
         if self._constant is not None:
             return 0.0
         ready = self._known.get(self._key(inputs))
-        if ready is None:
-            return math.inf
-        return corrected(ready.guess, ready.fastest)
+        return math.inf if ready is None else ready.expected_seconds
 
     def took(self, inputs: Sequence[Array], seconds: float) -> None:
         """Learn from a whole call that took so long, compilation included if there was any."""
@@ -83,7 +85,15 @@ class NodeRunner:
         """
         if self._constant is not None:
             return self._constant
-        ready = self._ready(inputs)
+        return self.run(self._ready(inputs), inputs, run)
+
+    def known(self, inputs: Sequence[Array]) -> _Ready | None:
+        """What `run` computes inputs like these with, if there were such before and nothing better since."""
+        found = self._known.get(self._key(inputs))
+        return None if found is None or (found.prepared is not None and _is_outdated(found.prepared)) else found
+
+    def run(self, ready: _Ready, inputs: Sequence[Array], run: Array) -> Sequence[Array]:
+        """The outputs; see `__call__`."""
         if ready.prepared is None:
             return [inputs[0].reshape(ready.outputs[0].concrete)] if ready.outputs else ()
         if run[STATUS]:
@@ -93,6 +103,8 @@ class NodeRunner:
             arrays = [self._memory.empty(shape, dtype) for shape, dtype in ready.fresh]
         except ResourceError as error:
             raise ResourceError(f"{self.node.where()}: {error}") from error
+        except MemoryError as error:
+            raise ResourceError(f"{self.node.where()}: out of memory: {error}") from error
         ready.prepared.run(address(words), [address(a) for a in (*inputs, *arrays)])
         _check_status(self.node, words)
         return arrays[: len(ready.outputs)]

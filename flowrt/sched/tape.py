@@ -19,7 +19,7 @@ import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.background import are_ready, submit
-from flowrt.kernels.direct import Room, available
+from flowrt.kernels.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
 from flowrt.kernels.store import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
@@ -48,6 +48,8 @@ _BYTES = np.dtype(np.uint8)
 """What another thread writes to the status of a run's words to stop the tapes of that run."""
 
 _byte_of: Any = ctypes.c_char.from_buffer
+_word_at = ctypes.c_int64.from_address
+_arrays_are_known = available()
 _address_of = ctypes.addressof
 
 SPAN, WORDS, BASES = 0, 2, 2 + RUN_WORDS  # where a room's cells hold what
@@ -59,11 +61,10 @@ def _loop(name: str) -> Any:
 
 
 def address(array: Array) -> int:
-    """The address of a C-contiguous array. ``ctypes.data`` is right too, but five times as slow."""
-    try:
-        return _address_of(_byte_of(array))
-    except (TypeError, ValueError, BufferError):  # read-only, or without a byte
-        return int(array.ctypes.data)
+    """Where an array's entries begin. ``ctypes.data`` is right too, but five times as slow, ten times if read-only."""
+    if _arrays_are_known:
+        return _word_at(id(array) + ARRAY_DATA).value
+    return int(array.ctypes.data)
 
 
 def corrected(guess: float, fastest: float) -> float:
