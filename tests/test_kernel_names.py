@@ -28,11 +28,12 @@ KERNELS = Path(flowrt.kernels.__file__).parent
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder of the test's own."""
+    """A cache folder of the test's own, without a bundle that knows symbols by names."""
     monkeypatch.setenv("FLOWRT_CACHE", str(tmp_path))
-    symbol_of.cache_clear()
+    forget()
     yield tmp_path
-    symbol_of.cache_clear()
+    monkeypatch.undo()
+    forget()
 
 
 def forget() -> None:
@@ -78,7 +79,9 @@ DECIDED_BY = {
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_a_symbol_changes_with_each_file_that_decides_its_code(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_symbol_changes_with_each_file_that_decides_its_code(
+    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = Path.read_bytes
     forget()
     before, edited = ASKED[what](), ""
