@@ -237,7 +237,7 @@ _NESTED = {
     )
     for kind in ("loop", "cond")
 }
-SCALAR_LOOP_FILES = ("scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py")
+SCALAR_LOOP_FILES = ("scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py")
 PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values())
 
 
