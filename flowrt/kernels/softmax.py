@@ -88,6 +88,16 @@ def largest_in_columns(x: Any, o: int, start: int, width: int, tops: Any) -> Any
 
 
 @jitable
+def over_columns(columns: Any, x: Any, y: Any, tops: Any, totals: Any, begin: int, end: int) -> None:
+    """Compute the units from ``begin`` to ``end``, which are columns, as many at a time as ``totals`` has room for."""
+    at, inner = begin, x.shape[2]
+    while at < end:
+        width = min(min(inner - at % inner, end - at), totals.size)
+        columns(x, y, at // inner, at % inner, width, tops, totals)
+        at += width
+
+
+@jitable
 def less_largest(row: Any, out: Any) -> None:
     """Put the entries of a row, less the largest of them, into ``out``: of its type, in which none wraps."""
     top = largest_in(row, out)
@@ -104,12 +114,14 @@ def powers_by(exp: Any) -> Callable[..., Any]:
     return jitable(powers_of)
 
 
-def softmax_by(exp: Any) -> Callable[..., Any]:
-    """The kernel of softmax, given the exponential."""
+def columns_by(exp: Any) -> Callable[..., Any]:
+    def exponentials(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> Any:
+        """Put the exponentials of some columns, less the largest of each, into ``y``, and their sums into ``totals``.
 
-    def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
+        The answer is which of the rows of ``tops`` holds the largest.
+        """
         turn = largest_in_columns(x, o, start, width, tops)
-        top, scale = tops[turn], tops[1 - turn]
+        top = tops[turn]
         for t in range(width):
             totals[t] = 0.0
         for j in range(x.shape[1]):
@@ -119,6 +131,18 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
                 out[at] = exp(y.dtype.type(row[at]) - top[t])
             for t in range(width):
                 totals[t] += out[np.uint64(start + t)]
+        return turn
+
+    return jitable(exponentials)
+
+
+def softmax_by(exp: Any) -> Callable[..., Any]:
+    """The kernel of softmax, given the exponential."""
+    exponentials = columns_by(exp)
+
+    @jitable
+    def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
+        scale = tops[1 - exponentials(x, y, o, start, width, tops, totals)]
         for t in range(width):
             scale[t] = 1.0 / totals[t]
         for j in range(x.shape[1]):
@@ -126,47 +150,35 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
             for t in range(width):
                 out[np.uint64(start + t)] *= scale[t]
 
-    some, powers_of = jitable(columns), powers_by(exp)
+    powers_of = powers_by(exp)
 
     def softmax(x: Any, y: Any, tops: Any, totals: Any, last: int, begin: int, end: int) -> None:
         if x.size == 0:
             return
-        if last != 0:
-            for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
-                stop = min(first + max(ENTRIES // x.shape[2], 1), end)
-                for i in range(first, stop):
-                    less_largest(x[i, 0], y[i, 0])
-                powers_of(y[first, 0], (stop - first) * x.shape[2])
-                for i in range(first, stop):
-                    out = y[i, 0]
-                    scale = y.dtype.type(1.0 / sum_of(out, 0, out.size))
-                    for j in range(out.size):
-                        out[j] *= scale
+        if last == 0:
+            over_columns(columns, x, y, tops, totals, begin, end)
             return
-        at, inner = begin, x.shape[2]
-        while at < end:
-            width = min(min(inner - at % inner, end - at), totals.size)
-            some(x, y, at // inner, at % inner, width, tops, totals)
-            at += width
+        for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
+            stop = min(first + max(ENTRIES // x.shape[2], 1), end)
+            for i in range(first, stop):
+                less_largest(x[i, 0], y[i, 0])
+            powers_of(y[first, 0], (stop - first) * x.shape[2])
+            for i in range(first, stop):
+                out = y[i, 0]
+                scale = y.dtype.type(1.0 / sum_of(out, 0, out.size))
+                for j in range(out.size):
+                    out[j] *= scale
 
     return softmax
 
 
 def log_softmax_by(exp: Any) -> Callable[..., Any]:
-    powers_of = powers_by(exp)
+    exponentials, powers_of = columns_by(exp), powers_by(exp)
 
+    @jitable
     def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
-        turn = largest_in_columns(x, o, start, width, tops)
+        turn = exponentials(x, y, o, start, width, tops, totals)
         top, rest = tops[turn], tops[1 - turn]
-        for t in range(width):
-            totals[t] = 0.0
-        for j in range(x.shape[1]):
-            row, out = x[o, j], y[o, j]
-            for t in range(width):
-                at = np.uint64(start + t)
-                out[at] = exp(y.dtype.type(row[at]) - top[t])
-            for t in range(width):
-                totals[t] += out[np.uint64(start + t)]
         for t in range(width):
             rest[t] = math.log(totals[t])
         for j in range(x.shape[1]):
@@ -175,31 +187,25 @@ def log_softmax_by(exp: Any) -> Callable[..., Any]:
                 at = np.uint64(start + t)
                 out[at] = (y.dtype.type(row[at]) - top[t]) - rest[t]
 
-    some = jitable(columns)
-
     def log_softmax(x: Any, y: Any, tops: Any, totals: Any, room: Any, last: int, begin: int, end: int) -> None:
         if x.size == 0:
             return
-        if last != 0:
-            for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
-                stop = min(first + max(ENTRIES // x.shape[2], 1), end)
-                for i in range(first, stop):
-                    out, start = y[i, 0], (i - first) * x.shape[2]
-                    less_largest(x[i, 0], out)
-                    for j in range(out.size):
-                        room[np.uint64(start + j)] = out[j]
-                powers_of(room, (stop - first) * x.shape[2])
-                for i in range(first, stop):
-                    out = y[i, 0]
-                    rest = y.dtype.type(math.log(sum_of(room, (i - first) * out.size, out.size)))
-                    for j in range(out.size):
-                        out[j] -= rest
+        if last == 0:
+            over_columns(columns, x, y, tops, totals, begin, end)
             return
-        at, inner = begin, x.shape[2]
-        while at < end:
-            width = min(min(inner - at % inner, end - at), totals.size)
-            some(x, y, at // inner, at % inner, width, tops, totals)
-            at += width
+        for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
+            stop = min(first + max(ENTRIES // x.shape[2], 1), end)
+            for i in range(first, stop):
+                out, start = y[i, 0], (i - first) * x.shape[2]
+                less_largest(x[i, 0], out)
+                for j in range(out.size):
+                    room[np.uint64(start + j)] = out[j]
+            powers_of(room, (stop - first) * x.shape[2])
+            for i in range(first, stop):
+                out = y[i, 0]
+                rest = y.dtype.type(math.log(sum_of(room, (i - first) * out.size, out.size)))
+                for j in range(out.size):
+                    out[j] -= rest
 
     return log_softmax
 
