@@ -57,6 +57,12 @@ def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
 
 
 @jitable
+def inside(first: int, count: int, size: int) -> Any:
+    """The first of ``count`` places from ``first`` on that is within ``size``, and the end of those that are."""
+    return max(first, 0), min(first + count, size)
+
+
+@jitable
 def larger_or_nan(x: Any, y: Any) -> Any:
     return x if (x > y) | (x != x) else y
 
@@ -95,9 +101,9 @@ def max_pool2d(
 ) -> None:
     for line in range(begin, end):
         n, i = line // y.shape[1], line % y.shape[1]
-        first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
+        first_h, last_h = inside(i * down - top, rows, x.shape[1])
         for j in range(y.shape[2]):
-            first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
+            first_w, last_w = inside(j * across - left, columns, x.shape[2])
             fours = ((last_h - first_h + 1) // 2) * ((last_w - first_w + 1) // 2)
             for h in range(first_h, last_h, 2):
                 upper, lower = x[n, h], x[n, min(h + 1, last_h - 1)]
@@ -215,9 +221,9 @@ def max_pool2d_spread(
         if not tiled:
             dx[n] = 0
         for i in range(dy.shape[1]):
-            hs = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
+            hs = inside(i * down - top, rows, x.shape[1])
             for j in range(dy.shape[2]):
-                ws = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
+                ws = inside(j * across - left, columns, x.shape[2])
                 found = at[find_largest(x, n, hs, ws, best, at)]
                 width, slopes = ws[1] - ws[0], dy[n, i, j]
                 for h in range(hs[0], hs[1]):
@@ -246,9 +252,9 @@ def max_pool2d_pick(
 ) -> None:
     for n in range(begin, end):
         for i in range(y.shape[1]):
-            hs = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
+            hs = inside(i * down - top, rows, x.shape[1])
             for j in range(y.shape[2]):
-                ws = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
+                ws = inside(j * across - left, columns, x.shape[2])
                 found = at[find_largest(x, n, hs, ws, best, at)]
                 width, out = ws[1] - ws[0], y[n, i, j]
                 out[:] = 0
@@ -258,22 +264,44 @@ def max_pool2d_pick(
                         out[k] += here[k] if found[k] == np.int32(number) else y.dtype.type(0)
 
 
+@jitable
+def add_two(a: Any, b: Any, out: Any, first: bool) -> None:
+    """Add two entries per channel to ``out``, or put their sum there if they are the first."""
+    kind = out.dtype.type
+    if first:
+        for k in range(out.size):
+            out[k] = kind(a[k]) + kind(b[k])
+    else:
+        for k in range(out.size):
+            out[k] += kind(a[k]) + kind(b[k])
+
+
+@jitable
+def add_one(a: Any, out: Any, first: bool) -> None:
+    if first:
+        for k in range(out.size):
+            out[k] = a[k]
+    else:
+        for k in range(out.size):
+            out[k] += out.dtype.type(a[k])
+
+
 @kernel("avg_pool2d", layout=_lines)
 def avg_pool2d(
     x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int, begin: int, end: int
 ) -> None:
     for line in range(begin, end):
         n, i = line // y.shape[1], line % y.shape[1]
-        first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, x.shape[1])
+        first_h, last_h = inside(i * down - top, rows, x.shape[1])
         for j in range(y.shape[2]):
-            first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, x.shape[2])
+            first_w, last_w = inside(j * across - left, columns, x.shape[2])
             out, count = y[n, i, j], y.dtype.type((last_h - first_h) * (last_w - first_w))
-            out[:] = 0
             for h in range(first_h, last_h):
-                for w in range(first_w, last_w):
-                    here = x[n, h, w]
-                    for k in range(out.size):
-                        out[k] += here[k]
+                line = x[n, h]
+                for w in range(first_w, last_w - 1, 2):
+                    add_two(line[w], line[w + 1], out, h == first_h and w == first_w)
+                if (last_w - first_w) % 2 != 0:
+                    add_one(line[last_w - 1], out, h == first_h and last_w - first_w == 1)
             for k in range(out.size):
                 out[k] /= count
 
@@ -303,9 +331,9 @@ def avg_pool2d_spread(
         if not tiled:
             dx[n] = 0
         for i in range(dy.shape[1]):
-            first_h, last_h = max(i * down - top, 0), min(i * down - top + rows, dx.shape[1])
+            first_h, last_h = inside(i * down - top, rows, dx.shape[1])
             for j in range(dy.shape[2]):
-                first_w, last_w = max(j * across - left, 0), min(j * across - left + columns, dx.shape[2])
+                first_w, last_w = inside(j * across - left, columns, dx.shape[2])
                 slopes, count = dy[n, i, j], dx.dtype.type((last_h - first_h) * (last_w - first_w))
                 for h in range(first_h, last_h):
                     for w in range(first_w, last_w):
