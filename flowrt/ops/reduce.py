@@ -175,10 +175,10 @@ def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
 def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """The logarithm of the sum of ``exp(x)`` over ``axis``, without overflow; of integers in float64."""
     x = astype(x, as_float(described(x)).dtype)
-    top = max(x, axis, keepdims)
+    top = max(x, axis, True)
     top = stop_gradient(where(isfinite(top), top, 0))
-    total = sum(exp(subtract(x, spread(top, shape_of(x), axis, keepdims))), axis, keepdims)
-    return add(log(total), top)
+    total = sum(exp(subtract(x, top)), axis, keepdims)
+    return add(log(total), top if keepdims else sum(top, axis))  # of one entry each
 
 
 def var(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
