@@ -66,6 +66,12 @@ def curves() -> Iterator[Case]:
     for name, judge in judges.items():
         yield Case(name, name, (x,), like(x), {}, judge, True)
     yield Case("pow", "pow", (x, x), like(x), {}, np.power, True)
+    wide = x.astype(np.float64)
+    for name in ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus"):
+        yield Case(f"{name} float64", name, (wide,), like(wide), {}, judges[name], True)
+    for op, numbers in (("random_normal", {"mean": 0.0, "stddev": 1.0}), ("random_uniform", {"low": 0.0, "high": 1.0})):
+        how = {**numbers, "seed": 1, "stream": 2}
+        yield Case(op, op, (np.array(x.shape),), like(x), how, None, True)
     yield Case("add", "add", (x, x), like(x), {}, np.add, True)
 
 
@@ -120,6 +126,15 @@ def moves() -> Iterator[Case]:
     x, ids = normal(1024, 1024), RNG.integers(0, 1024, 1024).astype(np.int32)
     yield Case("copy", "copy", (x,), like(x), {}, np.copy)
     yield Case("transpose", "transpose", (x,), like(x), {"axes": None}, lambda v: np.ascontiguousarray(v.T))
+    for shape, axes in (((4096, 1024), (1, 0)), ((64, 32, 32, 64), (0, 3, 1, 2)), ((128, 96, 160), (2, 1, 0))):
+        y, turn = normal(*shape), lambda v, a=axes: np.ascontiguousarray(v.transpose(a))
+        out = Spec("float32", tuple(shape[a] for a in axes))
+        yield Case(f"transpose {shape} {axes}", "transpose", (y,), out, {"axes": axes}, turn)
+    column, size = normal(1024, 1), np.array([1024, 1024])
+    yield Case("broadcast_to", "broadcast_to", (column, size), like(x), {}, lambda v, _: np.repeat(v, 1024, 1))
+    back = {"key": ((None, None, None), (None, None, -1))}
+    yield Case("getitem [:, ::-1]", "getitem", (x,), like(x), back, lambda v: v[:, ::-1].copy())
+    yield Case("add_n", "add_n", (x, x, x), like(x), {}, lambda a, b, c: a + b + c)
     both = Spec("float32", (1024, 2048))
     yield Case("concat 1", "concat", (x, x), both, {"axis": 1}, lambda a, b: np.concatenate([a, b], 1))
     for axis in (0, 1):
