@@ -324,6 +324,20 @@ def test_parts_are_copied_where_their_rows_are_not_whole(build: Callable[..., An
     assert (["getitem", "exp"] in ops(plan_of(build, (4, 6)))) == read
 
 
+def test_what_is_repeated_for_groups_alone_is_read_where_it_lies() -> None:
+    def loss(x: Any, y: Any) -> Any:
+        made = fr.mean(fr.square(x - y))
+        return [made, *fr.gradients(made, [x])]
+
+    found = plan_of(loss, (None, 3), (None, 3))
+    (group,) = (members(node) for node in found.nodes if "spread" in members(node))
+    assert group[0] == "spread"
+    assert "multiply" in group
+    repeated = plan_of(lambda x, b: fr.tanh(fr.broadcast_to(b, (4, 3)) + x), (4, 3), (3,))
+    assert ops(repeated) == [["broadcast_to", "add", "tanh"]]
+    assert ["broadcast_to"] in ops(plan_of(lambda b: fr.matmul(fr.broadcast_to(b, (3, 3)), b[:, None]), (3,)))
+
+
 def test_parts_that_tile_a_tensor_are_put_side_by_side() -> None:
     def gradient(*uses: Callable[[Any], Any]) -> list[list[str]]:
         def build(x: Any) -> Any:

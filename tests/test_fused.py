@@ -462,6 +462,41 @@ def test_a_fed_size_of_one_is_right_too() -> None:
             np.testing.assert_allclose(session.run(z, {x: a, y: b}), np.exp(a) * 2 + b, rtol=1e-6)
 
 
+@pytest.mark.parametrize("tapes", [True, False], ids=["tape", "machine"])
+def test_slopes_of_means_are_repeated_to_what_a_step_is_fed(tapes: bool) -> None:
+    """The shape to repeat to is a value, and no other operand may have it: here a row is added to each fed row."""
+    with fr.Graph() as graph:
+        x, y = fr.placeholder(F4, (None, 3)), fr.placeholder(F4, (None, 3))
+        slopes = fr.gradients(fr.mean(fr.square(x * y) + x), [x, y])
+    with fr.BlockingSession(graph, options=Options(tapes=tapes, threads=1)) as session:
+        for _ in range(2):
+            for rows in ((4, 4), (1, 4), (4, 1), (2, 2), (1, 1)):
+                a, b = (np.linspace(-1, 1, 3 * n, dtype=F4).reshape(n, 3) for n in rows)
+                count = 3 * max(rows)
+                da = (2 * a * b * b + 1 + np.zeros_like(a * b)) / count
+                db = 2 * a * b * a / count
+                judge = [d.sum(0, keepdims=True) if n == 1 else d for d, n in zip((da, db), rows, strict=True)]
+                for found, other in zip(session.run(slopes, {x: a, y: b}), judge, strict=True):
+                    np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-6, err_msg=str(rows))
+            assert wait_compiled(120)
+
+
+REPEATED = (
+    ("spread", (0, 2), F4, (("axis", 1), ("keepdims", False))),
+    ("broadcast_to", (1, 2), F4, ()),
+    ("multiply", (3, 4), F4, ()),
+    ("exp", (5,), F4, ()),
+)
+
+
+def test_what_is_repeated_is_read_where_it_lies() -> None:
+    x, y, shape = np.linspace(-1, 1, 6, dtype=F4), np.linspace(0, 1, 5, dtype=F4), np.array([6, 5])
+    application = compiled([x, y, shape], REPEATED, (6,))
+    assert application.scratch == ()
+    (found,) = run(application, [x, y, shape], [np.empty((6, 5), F4)])
+    np.testing.assert_allclose(found, np.exp(x[:, None] * y), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [fr.optim.Momentum(0.1, 0.9), fr.optim.Adam(0.1), fr.optim.AdaGrad(0.1), fr.optim.RMSProp(0.1, momentum=0.5)],

@@ -15,7 +15,7 @@ from flowrt.graph import Graph, Tensor, control_dependencies, device
 from flowrt.op import Op
 from flowrt.ops.elementwise import add, multiply, negative
 from flowrt.ops.flow import group, identity, switch
-from flowrt.ops.source import constant, full, placeholder, shape_of
+from flowrt.ops.source import constant, full, full_like, placeholder, shape_of
 from flowrt.ops.state import FIFOQueue, Variable
 from flowrt.passes import Compiled, Transfer, compile_step
 from flowrt.passes.fold_constants import fold_constants
@@ -160,6 +160,17 @@ def test_a_known_shape_is_a_constant_although_its_tensor_is_not() -> None:
         a, b = shape_of(x), shape_of(unknown)
     step = fold([a, b], [x, unknown])
     assert [node.op.name for node in step.nodes.values()] == ["constant", "shape_of"]
+
+
+def test_what_takes_only_the_shape_of_a_tensor_does_not_wait_for_it() -> None:
+    """As the slope of a loss, which would hold up the way back until the loss is known."""
+    with Graph():
+        x, unknown = placeholder("float32", (2, 3)), placeholder("float32", (None,))
+        a, b = full_like(negative(x), 2.0, name="a"), full_like(unknown, 2.0, name="b")
+    step = fold([a, b], [x, unknown])
+    np.testing.assert_array_equal(named(step, "a").attrs["value"], np.full((2, 3), 2.0, np.float32))
+    assert [node.op.name for node in step.nodes.values() if node.name in "ab"] == ["constant", "full_like"]
+    assert all(node.op.name != "negative" for node in step.nodes.values())
 
 
 def truncate(x: Spec) -> Spec:

@@ -3,8 +3,8 @@
 Law: what is compiled depends on the members, the dtypes and along which operands rows repeat, never on sizes. A program
 that is not compiled yet is ordered, not waited for. Members whose shapes differ in a step are computed one by one.
 
-Parts of tensors are read where they lie. Sums and means of what a program computes are added up in stretches of
-elements, whose number follows from the sizes alone; a second launch adds up the stretches.
+Parts and repetitions of tensors are read where they lie. Sums and means of what a program computes are added up in
+stretches of elements, whose number follows from the sizes alone; a second launch adds up the stretches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...
 Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 
 FOLDS = frozenset({"sum", "mean"})
-VIEW = "getitem"
+PART, REPEATS = "getitem", frozenset({"spread", "broadcast_to"})
+VIEWS = REPEATS | {PART}
 STRETCH, STRETCHES = 1 << 14, 32  # elements that are worth a unit of work, and how many units are enough
 
 WORTH_BYTES = 4096
@@ -58,7 +59,9 @@ def _specs(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
     """The specs of all values of a program."""
     specs = list(inputs)
     for op, operands, dtype, attrs in members:
-        if op == VIEW:
+        if op in REPEATS:
+            specs.append(Spec(dtype, specs[operands[1]].value))
+        elif op == PART:
             steps = index_steps(dict(attrs)["key"], specs[operands[0]].concrete)
             specs.append(Spec(dtype, [step.count for step in steps if step.kept]))
         elif op in FOLDS:
@@ -88,7 +91,7 @@ def _whole(
     """The program as one step, whose last operands are sums of stretches; None where its members' shapes differ."""
     first = len(inputs)
     ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if ops[n] not in FOLDS and ops[n] != VIEW]
+    entrywise = [n for n in ops if ops[n] not in FOLDS | VIEWS]
     folded = [n for n in results if ops.get(n) in FOLDS]
     if not entrywise or len(set(folded)) < len(folded):
         return None
@@ -96,7 +99,7 @@ def _whole(
     if any(specs[n].concrete != shape for n in (*entrywise, *(members[n - first][1][0] for n in folded))):
         return None
     read = {n for at in entrywise for n in members[at - first][1]}.union(results)
-    sources = [n for n in range(len(specs)) if n in read and (n < first or ops[n] == VIEW)]
+    sources = [n for n in range(len(specs)) if n in read and (n < first or ops[n] in VIEWS)]
     plain, number = _plain([(n, members[n - first]) for n in entrywise], sources)
     folds = tuple(number[members[n - first][1][0]] for n in folded)
     dense = [(at, n) for at, n in enumerate(results, first) if n not in folded]
@@ -119,11 +122,16 @@ def _whole(
 
 
 def _source(specs: Sequence[Spec], members: Sequence[Member], first: int, n: int) -> View:
-    """How the launch sees an input, or a part of one."""
+    """How the launch sees an input, a part of one, or one repeated."""
     if n < first:
         return View.dense(specs[n].concrete)
-    _, operands, _, attrs = members[n - first]
-    return part(View.dense(specs[operands[0]].concrete), dict(attrs)["key"])
+    op, operands, _, attrs = members[n - first]
+    taken, shape = View.dense(specs[operands[0]].concrete), specs[n].concrete
+    if op == PART:
+        return part(taken, dict(attrs)["key"])
+    if op == "spread":
+        taken = taken.reshape(_kept(shape, _axes(specs[n], attrs)))
+    return taken.broadcast_to(shape)
 
 
 def _plain(entrywise: Sequence[tuple[int, Member]], sources: Sequence[int]) -> tuple[Plain, dict[int, int]]:

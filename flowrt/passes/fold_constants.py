@@ -10,7 +10,7 @@ import numpy as np
 
 from flowrt.errors import FlowrtError, InternalError
 from flowrt.op import Attr, Op, lookup
-from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
+from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
 from flowrt.spec import Spec, spec_of, value_known
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -21,6 +21,8 @@ LARGEST = 1 << 16
 
 STRUCTURAL = frozenset({"switch", "merge", "enter", "exit", "next_iteration"})
 """Which of their inputs is alive, and when, is a matter of the step."""
+ONLY_SHAPE = frozenset({"full_like"})
+"""Of their first input they take the shape."""
 BODIES = frozenset({"loop", "cond"})
 """How long they would take is not known: a loop of constants may never end, and a step can be cancelled."""
 
@@ -78,10 +80,14 @@ def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | 
         return _frozen(np.array(spec.value, spec.dtype).reshape(spec.concrete))
     if evaluate is None or not spec.known or spec.nbytes > largest:
         return None
-    if any(source == FED or source not in constants for source, _ in node.inputs):
+    known = [constants.get(source) for source, _ in node.inputs]
+    if node.op.name in ONLY_SHAPE:
+        known[0] = np.broadcast_to(spec.dtype.type(0), spec.concrete)
+    given = [value for value in known if value is not None]
+    if len(given) < len(known):
         return None
     try:
-        found = evaluate(node.op, [constants[source] for source, _ in node.inputs], node.attrs)[0]
+        found = evaluate(node.op, given, node.attrs)[0]
     except FlowrtError:
         return None
     if not spec.accepts(found.dtype, found.shape):

@@ -1,7 +1,8 @@
-"""Parts of tensors that a fused node reads where they lie, rather than copies of them; and parts put side by side.
+"""Parts and repetitions that a fused node reads where they lie, rather than copies of them; and parts side by side.
 
-Law: a part is read in place where only members of groups read it, its entries along the last axis lie side by side, and
-nothing waits for it to be made. What it is a part of was there before, so that no group waits for more than it did.
+Law: a tensor is read in place where only members of groups read it, its entries along the last axis lie side by side or
+are one, and nothing waits for it to be made. What it is made of was there before, so that no group waits for more than
+it did.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from flowrt.device import Device
 
 PART, PUT = "getitem", "place"
+REPEATS = frozenset({"spread", "broadcast_to"})
 WHOLE = (None, None, None)
 
 
@@ -28,18 +30,24 @@ WHOLE = (None, None, None)
 def find_views(
     step: Step, placement: Mapping[int, Device], users: Mapping[int, Collection[int]], members: Collection[int]
 ) -> frozenset[int]:
-    """The parts that only members of groups read, each on its group's device."""
+    """What of parts and repetitions only members of groups read, each on its group's device."""
     awaited = {c for node in step.nodes.values() for c in (*node.control, *node.after)} | set(step.targets)
     return frozenset(
         node.id
         for node in step.nodes.values()
-        if node.op.name == PART
+        if _is_view(step, node)
         and node.id not in awaited
         and not (node.control or node.after)
         and users[node.id]
         and all(user in members and placement[user] == placement[node.id] for user in users[node.id])
-        and _lies_in_rows(node.attrs["key"], step.spec(node.inputs[0]).dims)
     )
+
+
+def _is_view(step: Step, node: StepNode) -> bool:
+    dims = [step.spec(ref).dims for ref in node.inputs]
+    if node.op.name in REPEATS:
+        return dims[0] is not None and node.outputs[0].dims is not None
+    return node.op.name == PART and _lies_in_rows(node.attrs["key"], dims[0])
 
 
 def _lies_in_rows(key: Any, dims: Sequence[int | None] | None) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.op import lookup
 from flowrt.spec import Spec, value_known
@@ -101,6 +101,9 @@ def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region
 
 def size_operands(node: PlanNode) -> Iterator[int]:
     """Positions of the inputs of ``node`` whose values decide its outputs' sizes."""
+    if node.op == "fused":
+        yield from sorted(_shapes_in(node.attrs["members"], len(node.inputs)))
+        return
     position = 0
     tensors = [p for p in lookup(node.op).parameters if p.tensor and p.name not in node.attrs.get("_none", ())]
     names = {p.name for p in tensors}
@@ -110,6 +113,15 @@ def size_operands(node: PlanNode) -> Iterator[int]:
         if parameter.name in decisive:
             yield from range(position, position + count)
         position += count
+
+
+def _shapes_in(members: Sequence[Any], inputs: int) -> set[int]:
+    """The inputs of a program whose values are the shapes that others are repeated to."""
+    found: set[int] = set()
+    for op, operands, _, _ in members:
+        names = [parameter.name for parameter in lookup(op).parameters if parameter.tensor]
+        found.update(n for name, n in zip(names, operands, strict=False) if name in SIZES and n < inputs)
+    return found
 
 
 class _Edges:
