@@ -1,7 +1,7 @@
 """The gradient of a convolution for its filters, on register tiles: a row per tap and channel, a term per place.
 
 It is summed in parts, which a last step adds up. How many depends on the shapes alone, so that results do not depend on
-the number of threads. A unit is a column panel of a part: it walks through the part's images slab by slab.
+the number of threads. A unit is some column panels of a part: it walks through the part's images slab by slab.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Summed:
 
     def terms(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The first step: each part's sums."""
-        panels = self._panels(outputs, attrs)
-        return self._call(inputs, outputs, attrs, self._parts(inputs, outputs, attrs) * panels)
+        panels, parts = self._panels(outputs, attrs), self._parts(inputs, outputs, attrs)
+        return self._call(inputs, outputs, attrs, parts * -(-panels // together(panels, parts)))
 
     def total(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: the sums of all parts."""
@@ -67,7 +67,7 @@ class Summed:
         return groups * -(-share // self.geometry.columns(outputs[0].dtype))
 
     def _parts(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> int:
-        panels = max(self._panels(outputs, attrs), 1)
+        panels = 1 if channels_apart(outputs[0], attrs["groups"]) else max(self._panels(outputs, attrs), 1)
         return max(min(-(-UNITS // panels), inputs[1].concrete[0]), 1)
 
     def _blocks(self, dy: Spec) -> tuple[int, int]:
@@ -77,6 +77,19 @@ class Summed:
             return max(min(TERMS // max(height * width, 1), batch), 1), max(height, 1)
         rows = max(min(TERMS // width, height), 1)
         return 1, -(-height // -(-height // rows))
+
+
+@jitable
+def together(panels: int, parts: int) -> int:
+    """How many column panels a unit sums: they share the slabs, but there should be some units."""
+    return max(panels * parts // UNITS, 1)
+
+
+@jitable
+def panel_of(number: int, panels: int, share: int, columns: int) -> tuple[int, int]:
+    """A panel's first column and how many it has, where every group has so many panels and a share of columns."""
+    group, j = number // panels, number % panels * columns
+    return group * share + j, min(columns, share - j)
 
 
 @cache
@@ -114,15 +127,16 @@ def summing(geometry: Geometry) -> Callable[..., None]:
         total = over * down if dy.shape[2] > 0 and count > 0 else 0
         if total > 0:
             fill(table, window, steps, row, channels, outputs)
+        shared = together(panels, parts.shape[0])
+        shares = (panels + shared - 1) // shared
         for unit in range(units[0], units[1]):
-            part, number = unit // panels, unit % panels
-            group, j = number // (panels // groups), number % (panels // groups) * columns
-            wide = min(columns, share - j)
-            beside = group * share + j
-            for t in range(count):
-                for d in range(wide):
-                    parts[part, t * outputs + beside + d] = 0
-            c = address(parts) + (part * count * outputs + beside) * size
+            part, begin = unit // shares, unit % shares * shared
+            end = min(begin + shared, panels)
+            for number in range(begin, end):
+                beside, wide = panel_of(number, panels // groups, share, columns)
+                for t in range(count):
+                    for d in range(wide):
+                        parts[part, t * outputs + beside + d] = 0
             for piece in range(part * total // parts.shape[0], (part + 1) * total // parts.shape[0]):
                 image, top = piece // down * blocks[0], piece % down * blocks[1]
                 images, rows = min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top)
@@ -133,19 +147,23 @@ def summing(geometry: Geometry) -> Callable[..., None]:
                 else:
                     whole = x.shape[1] * row
                     a = address(x) + (image * whole + first * row - steps[5] * channels) * size
-                source = address(dy) + ((image * dy.shape[1] + top) * dy.shape[2] * outputs + beside) * size
-                pack(x, source, outputs, 1, images * rows * dy.shape[2], wide, address(panel))
                 for n in range(images):
                     for i in range(rows):
                         tap = n * rows + i
                         taps[2 * tap], taps[2 * tap + 1] = n * whole + i * steps[0] * row, tap * dy.shape[2] * columns
-                mine = beside if alone else group * window[2]
-                where, how = (a + mine * size, address(panel), c), (START_STORED, 0, 0)
-                reach = (images * rows, dy.shape[2], steps[1] * channels, columns)
-                if alone:
-                    band_apart(x, where, table, count, taps, reach, wide, stage, places, how)
-                else:
-                    band(x, where, table, count, taps, reach, wide, stage, places, how)
+                source = address(dy) + (image * dy.shape[1] + top) * dy.shape[2] * outputs * size
+                reach, how = (images * rows, dy.shape[2], steps[1] * channels, columns), (START_STORED, 0, 0)
+                for number in range(begin, end):
+                    beside, wide = panel_of(number, panels // groups, share, columns)
+                    here = source + beside * size
+                    pack(x, here, outputs, 1, images * rows * dy.shape[2], wide, address(panel))
+                    c = address(parts) + (part * count * outputs + beside) * size
+                    mine = beside if alone else beside // share * window[2]
+                    where = (a + mine * size, address(panel), c)
+                    if alone:
+                        band_apart(x, where, table, count, taps, reach, wide, stage, places, how)
+                    else:
+                        band(x, where, table, count, taps, reach, wide, stage, places, how)
 
     return sum_terms
 
