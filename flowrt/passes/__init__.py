@@ -16,6 +16,7 @@ from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.contract import WITH_BIAS, contract
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
+from flowrt.passes.hasten import hasten
 from flowrt.passes.lower import lower
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.order_state import order_state
@@ -123,6 +124,8 @@ def compile_step(
         step, where = fuse(step, placement, fusible, regions=regions)
         made = sum(node.op.name == "fused" for node in step.nodes.values())
         report("fuse", groups=made, members=members - len(step.nodes) + made)
+    if optimize:
+        step = hasten(step)
     parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     names = {node.name: str(placement[node.id]) for node in placed.nodes.values()}

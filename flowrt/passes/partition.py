@@ -79,7 +79,8 @@ class _Cut:
         self._step, self._home, self._client = step, home, client
         self._device = dict(placement)
         self._nodes: dict[int, StepNode] = {}
-        self._place: dict[int, tuple[int, int, int]] = {}  # creation order, with what was put in beside its cause
+        self._order = {FED: -1} | {i: place for place, i in enumerate(step.nodes)}
+        self._place: dict[int, tuple[int, int, int]] = {}  # the step's order, with what was put in beside its cause
         self._arrived: dict[tuple[Ref, Device], Ref] = {}
         self._told: dict[tuple[tuple[int, ...], str], int] = {}
         self._fed: list[list[Transfer]] = [[] for _ in step.feeds]
@@ -93,7 +94,7 @@ class _Cut:
         inputs = tuple(self._bring(ref, device, node.id) for ref in node.inputs)
         control = self._wait(node.control, device, node.id)
         control += [source for source in node.after if self._device[source] == device]
-        self._place[node.id] = (node.id, 0, 0)
+        self._place[node.id] = (self._order[node.id], 0, 0)
         self._nodes[node.id] = replace(node, inputs=inputs, control=tuple(dict.fromkeys(control)), after=())
 
     def answer(self, ref: Ref) -> Transfer | int:
@@ -202,7 +203,8 @@ class _Cut:
         outputs = op.infer([self._spec(ref) for ref in inputs], attrs)
         self._nodes[made] = StepNode(made, op, name, inputs, outputs, attrs, control, site, after)
         self._device[made] = device
-        self._place[made] = (self._place[place[0]][0] if place[0] in self._place else place[0], place[1], made)
+        beside = self._place[place[0]][0] if place[0] in self._place else self._order[place[0]]
+        self._place[made] = (beside, place[1], made)
         return made
 
     def _new_edge(self) -> int:
