@@ -318,6 +318,7 @@ MISFITS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "form": (lambda x: fr.while_loop(lambda a, b: a < b, lambda a, b: a, (x, x)), "must have the same form"),
     "condition": (lambda x: fr.while_loop(lambda y: y, lambda y: y, x), "a bool scalar, got float32"),
     "constant condition": (lambda x: fr.while_loop(lambda y: y != 1, lambda y: y, x), "fr.equal and fr.not_equal"),
+    "constant choice": (lambda x: fr.cond(x == 1, lambda: x, lambda: -x), "fr.equal and fr.not_equal"),
     "random": (
         lambda x: fr.while_loop(lambda y: y < 1, lambda y: y + fr.random.normal(()), x),
         "would draw the same in every turn",

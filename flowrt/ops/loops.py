@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from flowrt.spec import Shape
 
 
+_COMPARE = "compare tensors with fr.equal and fr.not_equal, for == and != tell whether they are one and the same"
+
+
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
     """What ``true_fn()`` answers where the bool scalar ``pred`` holds, else what ``false_fn()`` does.
 
@@ -40,6 +43,10 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, 
     if graph is None:
         return true_fn() if bool(decides) else false_fn()
     with located(f"cond {name!r}" if name else "cond"):
+        if isinstance(pred, bool):
+            raise SpecError(
+                f"pred is Python's {pred}, decided before the graph runs: choose with Python's if, or {_COMPARE}"
+            )
         label = name or "cond"
         first = trace(graph, f"{label}/true", true_fn, Structure(tuple), ())
         second = trace(graph, f"{label}/false", false_fn, Structure(tuple), ())
@@ -265,8 +272,7 @@ def _condition(test: Traced) -> Tensor:
         raise SpecError(f"the condition of a loop answers one bool scalar, got {_shape_of(test)}")
     if not isinstance(test.answers[0], Tensor):
         raise SpecError(
-            f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries; compare tensors with "
-            "fr.equal and fr.not_equal, for == and != tell whether they are one and the same"
+            f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries; {_COMPARE}"
         )
     return test.answers[0]
 
