@@ -381,6 +381,7 @@ def current_graph(what: str) -> Graph:
 
 
 def current_scope() -> Scope:
+    """The scope that nodes are built in here and now."""
     return _scope.get()
 
 

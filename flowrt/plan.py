@@ -68,10 +68,12 @@ class Plan:
 
 
 def spec_to_data(spec: Spec) -> dict[str, Any]:
+    """A spec as the codec takes it."""
     return {"dtype": spec.dtype.name, "shape": spec.dims, "value": spec.value}
 
 
 def spec_from_data(data: Any) -> Spec:
+    """The spec that `spec_to_data` made ``data`` of."""
     return Spec(data["dtype"], data["shape"], data["value"])
 
 

@@ -124,6 +124,7 @@ class Spec:
 
 
 def replace_value(spec: Spec, value: Value) -> Spec:
+    """``spec`` with another known value."""
     return Spec(spec.dtype, spec.dims, value)
 
 

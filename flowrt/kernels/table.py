@@ -268,6 +268,7 @@ def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel | None:
 
 
 def require_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel:
+    """The kernel of ``op`` on ``device`` for these dtypes; raises `GraphError` naming the devices that have one."""
     found = find_kernel(op, device, dtypes)
     if found is None:
         has = sorted({kind for name, kind in KERNELS if name == op}) or ["no device"]

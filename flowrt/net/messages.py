@@ -57,6 +57,8 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
+    """Answered by a `Pong` of the same number, so that a silent node is noticed."""
+
     number: int
 
 
@@ -126,6 +128,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
+    """The answer to a `Ping`."""
+
     number: int
 
 
@@ -173,12 +177,16 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Value:
+    """What was pulled."""
+
     request: int
     value: Array
 
 
 @dataclass(frozen=True, slots=True)
 class DeadValue:
+    """What was pulled is dead: the branch that makes it was not taken."""
+
     request: int
 
 
