@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,23 +23,6 @@ def computed_on(kind: str) -> set[str]:
 
 
 ON_CPU, ON_CUDA = computed_on("cpu"), computed_on("cuda")
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def world() -> dict[str, Any]:
-    """What `cuda_world` found. It is a process of its own: the simulator is chosen before Numba is imported."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "cuda_world.py")],
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
-        capture_output=True,
-        text=True,
-        timeout=580,  # with nothing compiled yet
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def test_every_op_with_a_cpu_kernel_has_a_twin_or_says_it_is_for_hosts_only() -> None:
@@ -57,23 +35,23 @@ def test_what_proves_the_pairing_has_twins() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_twins_compute_what_cpu_kernels_do(world: dict[str, Any]) -> None:
-    assert world["differences"] == []
+def test_twins_compute_what_cpu_kernels_do(simulated: dict[str, Any]) -> None:
+    assert simulated["differences"] == []
 
 
 @pytest.mark.timeout(600)
-def test_every_twin_was_compared(world: dict[str, Any]) -> None:
-    assert set(world["compared"]) == ON_CUDA - {COPY_OP, FILL_OP}  # which pieces are made of
+def test_every_twin_was_compared(simulated: dict[str, Any]) -> None:
+    assert set(simulated["compared"]) == ON_CUDA - {COPY_OP, FILL_OP}  # which pieces are made of
 
 
 @pytest.mark.timeout(600)
-def test_more_work_than_threads_is_looped_over(world: dict[str, Any]) -> None:
-    assert world["long"] == {"add": 0.0, "fill": 0.0, "sum": 0.0, "matmul": 0.0, "random_normal": 0.0}
+def test_more_work_than_threads_is_looped_over(simulated: dict[str, Any]) -> None:
+    assert simulated["long"] == {"add": 0.0, "fill": 0.0, "sum": 0.0, "matmul": 0.0, "random_normal": 0.0}
 
 
 @pytest.mark.timeout(600)
-def test_what_does_not_run_there_says_so(world: dict[str, Any]) -> None:
-    assert "no cuda kernel for softmax" in world["refused"]
+def test_what_does_not_run_there_says_so(simulated: dict[str, Any]) -> None:
+    assert "no cuda kernel for softmax" in simulated["refused"]
 
 
 def test_outside_a_kernel_the_name_cuda_says_so() -> None:
