@@ -78,14 +78,20 @@ def test_a_group_may_end_in_sums_and_means() -> None:
     assert ["where", "sum"] in [sorted(group, reverse=True) for group in found] or ["where", "sum"] in found
 
 
+def test_sums_stand_apart_from_functions_that_cost_more() -> None:
+    assert ops(plan_of(lambda x: fr.sum(fr.exp(x) * 2.0), (4, 3))) == [["exp", "multiply"], ["sum"]]
+    found = ops(plan_of(lambda x: [fr.sum(x * 2.0 + 1.0), fr.exp(x * 2.0 + 1.0)], (4, 3)))
+    assert not any({"exp", "sum"} <= set(group) for group in found)
+
+
 def test_what_takes_a_sum_is_of_another_group() -> None:
     """As in a softmax: what is divided by the sum is known only when all of it has been added up."""
 
     def build(x: Any) -> Any:
-        e = fr.exp(x * 2.0)
+        e = fr.square(x * 2.0)
         return e / fr.sum(e)
 
-    assert ops(plan_of(build, (4, 3))) == [["multiply", "exp", "sum"], ["divide"]]
+    assert ops(plan_of(build, (4, 3))) == [["multiply", "square", "sum"], ["divide"]]
 
 
 def test_sizes_only_a_step_knows_do_not_matter() -> None:

@@ -35,6 +35,9 @@ Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
 MAX_MEMBERS = 64
 MAX_INPUTS = 20  # each is a stream of memory of its own
 
+COSTLY = frozenset({"exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "softplus", "erf", "pow"})
+"""Sums are held in float64, which halves the vectors of all that is computed beside them: these would feel it."""
+
 BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side
 
 
@@ -179,6 +182,9 @@ class _Grouping:
     def _fits(self, i: int, groups: Sequence[_Group]) -> bool:
         key = self._keys.get(i)
         if key is None or any(group.key != key for group in groups) or self._waits_for_fold(i):
+            return False
+        together = [i, *(member for group in groups for member in group.members)]
+        if any(n in self._folds for n in together) and any(self._step.nodes[n].op.name in COSTLY for n in together):
             return False
         members = 1 + sum(len(group.members) for group in groups)
         return members <= MAX_MEMBERS and len(self._inputs(i, groups)) <= MAX_INPUTS
