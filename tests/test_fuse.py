@@ -219,6 +219,12 @@ def test_additions_that_another_write_may_come_between_stay_additions() -> None:
 
     assert ops(plan_of(alone, (3, 3)))[-1] == ["assign_add"]  # nothing to fuse it with
 
+    def spread(x: Any) -> Any:
+        v = fr.Variable(np.ones((3, 3), np.float32))
+        return [v.assign_add(fr.broadcast_to(fr.matmul(x, x)[:1], (3, 3)))]
+
+    assert ops(plan_of(spread, (3, 3)))[-1] == ["assign_add"]  # but a view, which is nobody's reason
+
 
 def test_one_node_computes_all_of_an_optimisers_update() -> None:
     """Where what is computed once for all entries, and is no part of it, is in the way."""

@@ -271,9 +271,7 @@ def _condition(test: Traced) -> Tensor:
     if len(test.answers) != 1 or test.form != LEAF:
         raise SpecError(f"the condition of a loop answers one bool scalar, got {_shape_of(test)}")
     if not isinstance(test.answers[0], Tensor):
-        raise SpecError(
-            f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries; {_COMPARE}"
-        )
+        raise SpecError(f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries; {_COMPARE}")
     return test.answers[0]
 
 

@@ -66,8 +66,9 @@ def fuse(
     sources = {number: a.write.id for a in additions for number in (a.number, a.read.id)}
     where = {**{number: placement[source] for number, source in sources.items()}, **placement}
     behind = {**{number: behind[source] for number, source in sources.items()}, **behind}
-    groups = _Grouping(wide, _keys(wide, where, behind, fusible)).groups()
-    made = _rewritten(wide, [group.members for group in groups], where, first)
+    groups = [group.members for group in _Grouping(wide, _keys(wide, where, behind, fusible)).groups()]
+    groups = [members for members in groups if min(members) < first]  # a sum by itself is put back
+    made = _rewritten(wide, groups, where, first)
     return put_back(made, additions), where
 
 
