@@ -3,7 +3,7 @@
 Runs flowrt's side of a workload of compare.py, and then its largest tape with the clock read around every launch.
 GB/s is of the bytes that a launch touches, by the operands it declares; what lies in a cache is touched faster.
 
-    python perf/launches.py W3 [--top 20] [--batch 128] [--threads 1]
+    python perf/launches.py W3 [--top 20] [--batch 128]
 """
 
 from __future__ import annotations
@@ -17,30 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "sides"))
 
-import flowrt_side
 import harness
 import machine as this_machine
 import numpy as np
+from flowrt_side import WORKLOADS
 
 from flowrt.kernels import direct
 from flowrt.kernels.background import wait_compiled
 from flowrt.sched.tape import Tape
-
-WORKLOADS = {
-    name: getattr(flowrt_side, function)
-    for name, function in {
-        "W1": "dispatch",
-        "W3": "mlp",
-        "W4": "cnn",
-        "W5": "lstm",
-        "W7": "embedding",
-        "normed": "normed",
-        "residual": "residual",
-        "gru": "gru",
-        "power": "power",
-        "many_rows": "many_rows",
-    }.items()
-}
 
 
 def timed(tape: Tape, step: Any, repeat: int) -> np.ndarray[Any, Any]:
@@ -63,12 +47,11 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--top", type=int, default=20)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=1, help="of the session; launches are timed on one")
     parser.add_argument("--repeat", type=int, default=30)
     a = parser.parse_args()
     print(this_machine.describe())
     direct.available = lambda: False  # type: ignore[assignment]  # or the tape's own loop would not be asked
-    side = WORKLOADS[a.workload](harness.Settings(a.workload, "", a.threads, a.batch, "chain"))
+    side = WORKLOADS[a.workload](harness.Settings(a.workload, "", 1, a.batch, "chain"))
     began = time.perf_counter()
     for _ in range(3):
         side.step()

@@ -207,20 +207,20 @@ def many_rows(a: Settings) -> Side:
     return _trained(a, loss_of, values, fr.optim.Adam(h.ADAM_RATE), lambda: next(pending, None) or next(batches))
 
 
+WORKLOADS = {
+    "W1": dispatch,
+    "W2": overhead,
+    "W3": mlp,
+    "W4": cnn,
+    "W5": lstm,
+    "W5b": loop,
+    "W7": embedding,
+    "normed": normed,
+    "residual": residual,
+    "gru": gru,
+    "power": power,
+    "many_rows": many_rows,
+}
+
 if __name__ == "__main__":
-    h.main(
-        {
-            "W1": dispatch,
-            "W2": overhead,
-            "W3": mlp,
-            "W4": cnn,
-            "W5": lstm,
-            "W5b": loop,
-            "W7": embedding,
-            "normed": normed,
-            "residual": residual,
-            "gru": gru,
-            "power": power,
-            "many_rows": many_rows,
-        }
-    )
+    h.main(WORKLOADS)
