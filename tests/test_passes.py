@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from step_world import CLIENT, CLUSTER, CPU, DEAD, LOCAL, RandomGraph, evaluate, everywhere, meaning, run_plans
+from pass_world import compiled, named, names
+from step_world import CLIENT, CLUSTER, DEAD, LOCAL, RandomGraph, evaluate, everywhere, meaning, run_plans
 
 from flowrt.errors import FeedError, GraphError, PlacementError, SpecError
 from flowrt.graph import Graph, Tensor, control_dependencies, device
 from flowrt.op import Op
 from flowrt.ops.elementwise import add, multiply, negative
-from flowrt.ops.flow import group, identity, switch
+from flowrt.ops.flow import switch
 from flowrt.ops.source import constant, full, full_like, placeholder, shape_of
-from flowrt.ops.state import FIFOQueue, Variable
-from flowrt.passes import Compiled, Transfer, compile_step
+from flowrt.ops.state import Variable
+from flowrt.passes import Compiled, compile_step
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.merge_common import merge_common
-from flowrt.passes.order_state import order_state
 from flowrt.passes.prune import prune
 from flowrt.passes.step import FED, Step
 from flowrt.plan import plan_from_data, plan_to_data
@@ -28,20 +27,6 @@ from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.device import Device
-
-
-def names(step: Step) -> list[str]:
-    return [node.name for node in step.nodes.values()]
-
-
-def named(step: Step, name: str) -> Any:
-    return next(node for node in step.nodes.values() if node.name == name)
-
-
-def compiled(fetches: list[Any], targets: Any = (), feeds: Any = (), **options: Any) -> Compiled:
-    graph = (fetches + list(targets))[0].graph
-    settings: dict[str, Any] = {"devices": [CPU], "default": CPU, "supports": everywhere} | options
-    return compile_step(graph, fetches, targets, feeds, **settings)
 
 
 # ── prune ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,209 +214,49 @@ def test_what_cannot_be_evaluated_stays_and_fails_in_the_step() -> None:
     assert named(fold_constants(prune(graph, [y], [], []), refuse), "y").op.name == "negative"
 
 
-# ── order_state ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── everything, on random graphs ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def ordered(fetches: list[Any], targets: Any) -> Step:
-    graph = (fetches + list(targets))[0].graph
-    return order_state(prune(graph, fetches, targets, []))
+def _compile(world: RandomGraph, devices: Any, client: str | None, optimize: bool) -> Compiled:
+    return compile_step(
+        world.graph,
+        world.fetches,
+        world.targets,
+        list(world.feeds),
+        devices=devices,
+        default=devices[0],
+        supports=everywhere,
+        evaluate=evaluate,
+        optimize=optimize,
+        client=client,
+    )
 
 
-def test_a_write_waits_for_the_read_and_for_its_users() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        write = v.assign([2.0])
-        y = negative(v, name="y")
-    step = ordered([y], [write])
-    node, read = step.nodes[write.index], v.__tensor__().op.index
-    assert (node.control, node.after) == ((read,), (y.op.index,))
-    assert list(step.nodes).index(y.op.index) < list(step.nodes).index(write.index)
+def _same(a: Any, b: Any) -> bool:
+    return a is b if a is DEAD or b is DEAD else bool(np.array_equal(a, b))
 
 
-def test_a_user_behind_the_write_does_not_hold_it_up() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        write = v.assign([2.0])
-        with control_dependencies([write]):
-            y = negative(v, name="y")
-    step = ordered([y], [write])
-    assert step.nodes[write.index].after == ()
+def _agree(seed: int, devices: tuple[Device, ...], client: str | None) -> bool:
+    """Whether the plans of one random graph compute what it means; False where its placement has no answer."""
+    world = RandomGraph(seed, devices)
+    want, state = meaning(world.graph, world.fetches, world.targets, world.feeds, world.initial)
+    for optimize in (True, False):
+        try:
+            result = _compile(world, devices, client, optimize)
+        except PlacementError:
+            return False  # random colocation may contradict random devices
+        got, after = run_plans(result, list(world.feeds.values()), world.initial, random.Random(seed))
+        assert all(_same(a, b) for a, b in zip(want, got, strict=True)), f"seed {seed}, optimize={optimize}"
+        assert all(_same(state[name], after[name]) for name in state), f"seed {seed}, optimize={optimize}"
+    return True
 
 
-def test_a_user_that_may_be_dead_does_not_kill_the_write() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        pred = v.read()[0] > 0
-        with control_dependencies([pred]):
-            write = v.assign([2.0])
-        y = negative(switch(v, pred)[1], name="y")
-        also = add(v, y, name="also")
-    step = ordered([also], [write])
-    assert set(step.nodes[write.index].after) == {also.op.inputs[1].op.inputs[0].op.index}
-
-
-def test_writes_that_nothing_orders_are_refused_with_both_lines() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        first = v.assign([2.0], name="first")
-        second = v.assign_add([2.0], name="second")
-    with pytest.raises(GraphError, match=r"'first' \(.*py:\d+\) and .* 'second' \(.*py:\d+\) .*control_dependencies"):
-        ordered([], [first, second])
-
-
-def test_additions_need_no_order() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        writes = [v.assign_add([2.0]), v.assign_sub([1.0]), v.assign_add([3.0])]
-    assert len(ordered([], writes).nodes) > 3
-
-
-def test_writes_may_be_ordered_through_other_nodes() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        first = v.assign([2.0])
-        with control_dependencies([first]):
-            middle = identity(constant([5.0]))
-        second = v.assign(middle)
-    assert list(ordered([], [second]).nodes)[-1] == second.index
-
-
-def test_a_fresh_read_beside_a_write_must_be_ordered() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        write = v.assign([2.0])
-        read = v.read(name="loose")
-        with control_dependencies([write]):
-            good = v.read()
-        before = v.assign(multiply(v.read(), 2.0))
-    with pytest.raises(GraphError, match=r"read_variable 'loose' .* may see the variable before or after assign"):
-        ordered([read], [write])
-    assert ordered([good], [write]).nodes
-    assert ordered([], [before]).nodes
-
-
-def test_writes_on_two_sides_of_a_switch_exclude_each_other() -> None:
-    with Graph():
-        v = Variable([1.0], name="v")
-        pred = v.read()[0] > 0
-        low, high = switch(constant([1.0]), pred)
-        with control_dependencies([pred]):
-            writes = [v.assign(low), v.assign(high)]
-            same_side = v.assign(negative(high))
-    assert ordered([], writes).nodes
-    with pytest.raises(GraphError, match="in an order that nothing decides"):
-        ordered([], [writes[1], same_side])
-
-
-def test_queues_are_not_variables() -> None:
-    with Graph():
-        queue = FIFOQueue(3, "float32", ())
-        both = [queue.enqueue(1.0), queue.enqueue(2.0)]
-    assert ordered([], both).nodes
-
-
-# ── partition ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def ops(result: Compiled, task: str) -> Counter[str]:
-    return Counter(node.op for node in result.plans[task].nodes)
-
-
-def test_a_local_step_is_one_plan_with_feeds_and_fetches_in_order() -> None:
-    with Graph():
-        x, y = placeholder("float32", (2,), name="x"), placeholder("float32", (2,), name="y")
-        z = add(x, y, name="z")
-    result = compiled([z, x, z], feeds=[y, x])
-    plan = result.plans["/job:local/task:0"]
-    assert [feed.name for feed in plan.feeds] == ["y", "x"]
-    assert [(node.op, node.inputs, node.device) for node in plan.nodes] == [("add", (1, 0), "cpu:0")]
-    assert (plan.fetches, result.client) == ((2, 1, 2), None)
-    assert result.placement == {"z": str(CPU)}
-
-
-def test_another_device_of_the_same_task_gets_a_value_once() -> None:
-    with Graph():
-        x = placeholder("float32", (2,), name="x")
-        with device("cpu:1"):
-            y = add(negative(x), x, name="y")
-    result = compiled([y], feeds=[x], devices=LOCAL)
-    plan = result.plans["/job:local/task:0"]
-    assert Counter(node.op for node in plan.nodes) == {"send": 1, "recv": 1, "negative": 1, "add": 1}
-    send, recv = (next(n for n in plan.nodes if n.op == op) for op in ("send", "recv"))
-    assert (send.device, recv.device, send.attrs["edge"]) == ("cpu:0", "cpu:1", recv.attrs["edge"])
-    assert send.attrs["peer"] == recv.attrs["peer"] == "/job:local/task:0"
-
-
-def test_a_tensor_crosses_once_per_destination_however_many_want_it() -> None:
-    with Graph():
-        with device("/job:ps"):
-            v = Variable(np.zeros(3000, np.float32), name="v")
-        with device("/job:worker/task:0"):
-            a, b = negative(v, name="a"), add(v, 1.0, name="b")
-        with device("/job:worker/task:1"):
-            c = negative(v, name="c")
-    result = compiled([a, b, c], devices=CLUSTER, default=CLUSTER[0], client=CLIENT)
-    assert ops(result, "/job:ps/task:0") == {"read_variable": 1, "send": 2}
-    assert ops(result, "/job:worker/task:0") == {"recv": 1, "negative": 1, "add": 1, "constant": 1, "send": 2}
-    assert ops(result, "/job:worker/task:1") == {"recv": 1, "negative": 1, "send": 1}
-
-
-def test_the_client_sends_feeds_where_they_are_wanted_and_answers_fed_fetches_itself() -> None:
-    with Graph():
-        x, unused = placeholder("float32", (2,), name="x"), placeholder("float32", (2,), name="unused")
-        with device("/job:worker/task:0"):
-            a = negative(x, name="a")
-        with device("/job:worker/task:1"):
-            b = negative(x, name="b")
-    result = compiled([a, b, x, a], feeds=[x, unused], devices=CLUSTER, default=CLUSTER[0], client=CLIENT)
-    assert result.client is not None
-    assert [sorted(t.task for t in transfers) for transfers in result.client.feeds] == [
-        ["/job:worker/task:0", "/job:worker/task:1"],
-        [],
-    ]
-    first, second, fed, again = result.client.fetches
-    assert isinstance(first, Transfer)
-    assert isinstance(second, Transfer)
-    assert (first.task, second.task, fed, again) == ("/job:worker/task:0", "/job:worker/task:1", 0, first)
-    assert sorted(result.plans) == ["/job:worker/task:0", "/job:worker/task:1"]
-    assert all(not plan.feeds and not plan.fetches for plan in result.plans.values())
-    peers = {n.attrs["peer"] for plan in result.plans.values() for n in plan.nodes if n.op in ("send", "recv")}
-    assert peers == {CLIENT}
-
-
-def test_a_small_constant_is_repeated_rather_than_sent() -> None:
-    with Graph():
-        with device("/job:ps"):
-            small, large = constant(np.zeros(4), name="small"), constant(np.zeros(1000), name="large")
-        with device("/job:worker/task:0"):
-            a, b = negative(small), negative(large)
-    result = compiled([a, b], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
-    assert ops(result, "/job:ps/task:0") == {"constant": 1, "send": 1}
-    assert ops(result, "/job:worker/task:0") == {"constant": 1, "recv": 1, "negative": 2, "send": 2}
-
-
-def test_order_across_tasks_is_one_token_per_task() -> None:
-    with Graph():
-        with device("/job:ps"):
-            writes = [Variable([0.0], name=f"v{i}").assign([1.0]) for i in range(3)]
-        with device("/job:worker/task:1"):
-            done = group(*writes, name="done")
-    result = compiled([], [done], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
-    assert ops(result, "/job:ps/task:0") == {"constant": 4, "assign": 3, "send": 1}
-    assert ops(result, "/job:worker/task:1") == {"recv": 1, "no_op": 1}
-    token = next(node for node in result.plans["/job:ps/task:0"].nodes if node.name.endswith("/done"))
-    assert len(token.control) == 3
-
-
-def test_order_for_memory_does_not_cross_devices() -> None:
-    with Graph():
-        with device("/job:ps"):
-            v = Variable(np.zeros(3000, np.float32), name="v")
-            write = v.assign(np.ones(3000, np.float32))
-        with device("/job:worker/task:0"):
-            y = negative(v, name="y")
-    result = compiled([y], [write], devices=CLUSTER, default=CLUSTER[0], client=CLIENT)
-    assert ops(result, "/job:ps/task:0") == {"read_variable": 1, "send": 1, "constant": 1, "assign": 1}
+@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize(("devices", "client"), [(LOCAL, None), (CLUSTER, CLIENT)], ids=["local", "cluster"])
+def test_plans_compute_what_the_graph_means(devices: Any, client: str | None, block: int) -> None:
+    seeds = range(100 * block, 100 * (block + 1))
+    print("seeds", seeds)
+    assert sum(_agree(seed, devices, client) for seed in seeds) >= 50
 
 
 def test_plans_survive_the_wire_and_edges_are_unique() -> None:
@@ -479,48 +304,3 @@ def test_a_long_chain_compiles_without_recursion() -> None:
     plan = compiled([y], [write], feeds=[x]).plans["/job:local/task:0"]
     assert len(plan.nodes) == 5002
     assert len(plan.nodes[-1].control) == 5000 - 1 + 1
-
-
-# ── everything, on random graphs ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def _compile(world: RandomGraph, devices: Any, client: str | None, optimize: bool) -> Compiled:
-    return compile_step(
-        world.graph,
-        world.fetches,
-        world.targets,
-        list(world.feeds),
-        devices=devices,
-        default=devices[0],
-        supports=everywhere,
-        evaluate=evaluate,
-        optimize=optimize,
-        client=client,
-    )
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b if a is DEAD or b is DEAD else bool(np.array_equal(a, b))
-
-
-def _agree(seed: int, devices: tuple[Device, ...], client: str | None) -> bool:
-    """Whether the plans of one random graph compute what it means; False where its placement has no answer."""
-    world = RandomGraph(seed, devices)
-    want, state = meaning(world.graph, world.fetches, world.targets, world.feeds, world.initial)
-    for optimize in (True, False):
-        try:
-            result = _compile(world, devices, client, optimize)
-        except PlacementError:
-            return False  # random colocation may contradict random devices
-        got, after = run_plans(result, list(world.feeds.values()), world.initial, random.Random(seed))
-        assert all(_same(a, b) for a, b in zip(want, got, strict=True)), f"seed {seed}, optimize={optimize}"
-        assert all(_same(state[name], after[name]) for name in state), f"seed {seed}, optimize={optimize}"
-    return True
-
-
-@pytest.mark.parametrize("block", range(4))
-@pytest.mark.parametrize(("devices", "client"), [(LOCAL, None), (CLUSTER, CLIENT)], ids=["local", "cluster"])
-def test_plans_compute_what_the_graph_means(devices: Any, client: str | None, block: int) -> None:
-    seeds = range(100 * block, 100 * (block + 1))
-    print("seeds", seeds)
-    assert sum(_agree(seed, devices, client) for seed in seeds) >= 50

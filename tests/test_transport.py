@@ -1,147 +1,29 @@
-"""Connections over real sockets on loopback, on asyncio's loop and uvloop: who gets in, what arrives, how it ends."""
+"""Connections over real sockets on loopback, on asyncio's loop and uvloop: what arrives, how it ends, who waits."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import multiprocessing
-import os
-import socket
-import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 import uvloop
 from wire_messages import same
+from wire_world import MIB, QUICK, TOKEN, echo, on_both_loops, outcome, pair, stranger, wire
 
 from flowrt.errors import (
-    AuthenticationError,
     BrokenStream,
     ClosedError,
-    FlowrtError,
     InternalError,
     NodeLost,
-    ResourceError,
     SpecError,
-    VersionMismatch,
 )
 from flowrt.net import connection as connection_module
-from flowrt.net.frames import WINDOW, frame
-from flowrt.net.tokens import load_token, new_token, save_token
-from flowrt.net.transport import Bounds, Connection, Server, connect, serve
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-TOKEN = "secret-of-the-tests"
-HEAD = "\r\n".join(
-    (
-        "GET /flowrt HTTP/1.1",
-        "Host: 127.0.0.1",
-        "Upgrade: flowrt/1",
-        "Connection: Upgrade",
-        f"Authorization: Bearer {TOKEN}",
-    )
-)
-QUICK = Bounds(grace=0.2, stall=0.2)
-MIB = 1 << 20
-
-
-def sockets() -> int:
-    """Open sockets of this process. (uvloop keeps a /dev/null for itself.)"""
-    found = 0
-    for descriptor in os.listdir("/dev/fd"):
-        with suppress(OSError):
-            found += stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode)
-    return found
-
-
-def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
-    """Run an async test on each loop, and fail it if a task or a descriptor outlives it."""
-
-    async def bounded() -> None:
-        before = sockets()
-        async with asyncio.timeout(30):
-            await test()
-        gc.collect()
-        for _ in range(5):  # what was closed gets the turns it needs to end
-            await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert sockets() == before
-
-    @pytest.mark.parametrize("loop", LOOPS)
-    def run(loop: str) -> None:
-        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-            runner.run(bounded())
-
-    run.__doc__ = test.__doc__
-    return run
-
-
-async def echo(connection: Connection) -> None:
-    async for message in connection:
-        await connection.send(message)
-
-
-@asynccontextmanager
-async def pair(bounds: Bounds | None = None) -> AsyncIterator[tuple[Connection, Connection]]:
-    """Both ends of one connection: the client's, the server's."""
-    ends: asyncio.Queue[Connection] = asyncio.Queue()
-
-    async def hand_out(connection: Connection) -> None:
-        await ends.put(connection)
-        await asyncio.Event().wait()  # until the server is left
-
-    async with (
-        serve("127.0.0.1", 0, TOKEN, hand_out, bounds=bounds) as server,
-        await connect("127.0.0.1", server.port, TOKEN, bounds=bounds) as client,
-    ):
-        yield client, await ends.get()
-
-
-async def ask(port: int, head: bytes) -> bytes:
-    """What the port answers to ``head``, until it closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(head)
-        return await reader.read()
-    except ConnectionResetError:
-        return b"reset"
-    finally:
-        writer.close()
-
-
-@asynccontextmanager
-async def stranger(server: Server, *, hello: bool = True) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
-    """An authenticated peer that says what a test makes it say."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(f"{HEAD}\r\n\r\n".encode())
-    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
-    if hello:
-        writer.write(wire({}))
-        assert await reader.readexactly(len(wire({}))) == wire({})
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-
-
-def wire(message: Any) -> bytes:
-    return b"".join(bytes(piece) for piece in frame(message))
-
-
-async def outcome(work: Awaitable[Any]) -> Any:
-    """What ``work`` returns, or the error it raises."""
-    try:
-        return await work
-    except FlowrtError as error:
-        return error
-
+from flowrt.net.frames import WINDOW
+from flowrt.net.transport import Bounds, Connection, connect, serve
 
 # ── what arrives ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,143 +111,6 @@ async def test_an_illegal_message_is_refused_and_the_stream_lives() -> None:
             await client.send({1: 2})
         await client.send("next")
         assert await server.receive() == "next"
-
-
-# ── who gets in ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-STRANGERS = {
-    "no token": (HEAD.split("\r\nAuth")[0], 401),
-    "wrong token": (HEAD + "x", 401),
-    "token in another scheme": (HEAD.replace("Bearer ", "Basic "), 401),
-    "token that is not ASCII": (HEAD.replace(TOKEN, "\xe9\xff"), 401),
-    "Origin": (HEAD + "\r\nOrigin: http://127.0.0.1", 403),
-    "foreign Host": (HEAD.replace("Host: 127.0.0.1", "Host: evil.example"), 403),
-    "another path": (HEAD.replace("/flowrt ", "/other "), 404),
-    "another version": (HEAD.replace("flowrt/1", "flowrt/2"), 426),
-    "no upgrade": (HEAD.replace("Upgrade: flowrt/1", "X: y"), 426),
-    "another method": (HEAD.replace("GET", "POST"), 400),
-    "garbage": ("\x16\x03\x01\x02\x00\x01", 400),
-    "broken HTTP": ("GET \x00\x01 ", 400),
-    "large head": (HEAD + "\r\nX: " + "y" * 9000, 431),
-    "many headers": (HEAD + "\r\nX: y" * 2000, 431),
-}
-
-
-@on_both_loops
-async def test_strangers_are_refused_with_the_reason_and_reach_nothing() -> None:
-    reached: list[Connection] = []
-    decode, msgpack.unpackb = msgpack.unpackb, lambda *args, **options: reached.append(args[0])
-
-    async def reach(connection: Connection) -> None:
-        reached.append(connection)
-
-    try:
-        async with serve("127.0.0.1", 0, TOKEN, reach) as server:
-            for name, (head, status) in STRANGERS.items():
-                answer = await ask(server.port, head.encode("latin-1") + b"\r\n\r\n")
-                assert answer[9:12] == str(status).encode() or answer == b"reset", f"{name}: {answer!r}"
-                if len(head) < 4000:  # a head that is not read to its end may be answered by a reset
-                    assert answer != b"reset", name
-            after = await ask(server.port, f"{HEAD}\r\n\r\n".encode() + wire({}))
-            assert after.startswith(b"HTTP/1.1 400"), "bytes after the head"
-    finally:
-        msgpack.unpackb = decode
-    assert reached == []
-
-
-@on_both_loops
-async def test_an_ipv6_or_named_loopback_host_is_known() -> None:
-    async with serve("127.0.0.1", 0, TOKEN, echo) as server:
-        for host in ("localhost", "localhost:80", "[::1]:80", "127.0.0.1:1"):
-            answer = await ask(
-                server.port, (HEAD.replace("flowrt/1", "x").replace("127.0.0.1", host) + "\r\n\r\n").encode()
-            )
-            assert answer.startswith(b"HTTP/1.1 426")
-
-
-@on_both_loops
-async def test_slow_strangers_end_at_the_deadline() -> None:
-    async with serve("127.0.0.1", 0, TOKEN, echo, handshake=0.1) as server:
-        assert (await ask(server.port, b"GET /flo")).startswith(b"HTTP/1.1 408")
-        assert (await ask(server.port, b"")).startswith(b"HTTP/1.1 408")
-        async with stranger(server, hello=False) as (reader, _):
-            assert await reader.read() in (b"", bytes(4))  # it said no hello
-
-
-@on_both_loops
-async def test_a_full_server_refuses_and_has_room_again() -> None:
-    async with serve("127.0.0.1", 0, TOKEN, echo, max_connections=1) as server:
-        async with await connect("127.0.0.1", server.port, TOKEN):
-            assert server.connections == 1
-            with pytest.raises(NodeLost):
-                await connect("127.0.0.1", server.port, TOKEN)
-        async with await connect("127.0.0.1", server.port, TOKEN) as client:
-            await client.send(1)
-            assert await client.receive() == 1
-
-
-@on_both_loops
-async def test_a_client_is_told_why_it_was_refused() -> None:
-    async with serve("127.0.0.1", 0, TOKEN, echo) as server:
-        port = server.port
-        with pytest.raises(AuthenticationError, match=rf"127\.0\.0\.1:{port} refused the token"):
-            await connect("127.0.0.1", port, "wrong")
-    with pytest.raises(NodeLost, match=rf"127\.0\.0\.1:{port}: Connection refused"):
-        await connect("127.0.0.1", port, TOKEN)
-    with pytest.raises(AuthenticationError, match="new_token"):
-        await connect("127.0.0.1", port, "two\r\nlines")
-
-
-@on_both_loops
-async def test_a_client_tells_other_servers_from_nodes() -> None:
-    answers = [
-        (
-            b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: flowrt/2\r\nContent-Length: 0\r\n\r\n",
-            VersionMismatch,
-            "flowrt/2",
-        ),
-        (b"HTTP/1.1 101 Go\r\nUpgrade: other/1\r\nConnection: Upgrade\r\n\r\n", VersionMismatch, "other/1"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", BrokenStream, "status 200"),
-        (
-            b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
-            BrokenStream,
-            "status 302",
-        ),
-        (b"220 mail.example ESMTP\r\n\r\n", BrokenStream, "flowrt node"),
-        (b"", NodeLost, "127.0.0.1"),
-        (None, NodeLost, "did not answer within 0.3 s"),
-        (b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/1\r\nConnection: Upgrade\r\n\r\n", NodeLost, "closed the connection"),
-    ]
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        if script[0] is None:
-            await reader.read()
-        else:
-            writer.write(script[0])
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        for script in answers:
-            with pytest.raises(script[1], match=script[2]):
-                await connect("127.0.0.1", port, TOKEN, timeout=0.3, bounds=QUICK)
-
-
-@on_both_loops
-async def test_a_port_in_use_is_a_resource_error_that_names_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ResourceError, match=rf"127\.0\.0\.1:{port}: Address already in use"):
-            async with serve("127.0.0.1", port, TOKEN, echo):
-                pass
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1"])
-async def test_no_server_opens_without_a_token(host: str) -> None:
-    with pytest.raises(AuthenticationError, match="token"):
-        async with serve(host, 0, "", echo):
-            pass
 
 
 # ── how it ends ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -682,39 +427,3 @@ def test_a_killed_process_is_a_lost_node() -> None:
         process.join()
         ours.close()
         theirs.close()
-
-
-# ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_token_is_kept_in_a_file_that_its_owner_alone_reads(tmp_path: Path) -> None:
-    token = new_token()
-    save_token(tmp_path / "token", token)
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    assert load_token(tmp_path / "token") == token
-    assert new_token() != token
-    with pytest.raises(FileExistsError):
-        save_token(tmp_path / "token", token)
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "told"),
-    [
-        ("", 0o600, "empty"),
-        ("two\nlines", 0o600, "more than a token"),
-        ("x" * 2000, 0o600, "more than a token"),
-        ("\xe9", 0o600, "cannot read"),
-        ("good", 0o644, "chmod 600"),
-        (None, 0, "cannot read"),
-    ],
-)
-def test_a_token_file_that_is_no_secret_is_refused_by_name(
-    tmp_path: Path, text: str | None, mode: int, told: str
-) -> None:
-    path = tmp_path / "token"
-    if text is not None:
-        path.write_text(text, encoding="utf-8")
-        path.chmod(mode)
-    with pytest.raises(AuthenticationError, match=told) as caught:
-        load_token(path)
-    assert str(path) in str(caught.value)

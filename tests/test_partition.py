@@ -1,0 +1,119 @@
+"""Partitioning: a plan for each device, and what they send each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from pass_world import compiled
+from step_world import CLIENT, CLUSTER, CPU, LOCAL
+
+from flowrt.graph import Graph, device
+from flowrt.ops.elementwise import add, negative
+from flowrt.ops.flow import group
+from flowrt.ops.source import constant, placeholder
+from flowrt.ops.state import Variable
+from flowrt.passes import Compiled, Transfer
+
+# ── partition ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ops(result: Compiled, task: str) -> Counter[str]:
+    return Counter(node.op for node in result.plans[task].nodes)
+
+
+def test_a_local_step_is_one_plan_with_feeds_and_fetches_in_order() -> None:
+    with Graph():
+        x, y = placeholder("float32", (2,), name="x"), placeholder("float32", (2,), name="y")
+        z = add(x, y, name="z")
+    result = compiled([z, x, z], feeds=[y, x])
+    plan = result.plans["/job:local/task:0"]
+    assert [feed.name for feed in plan.feeds] == ["y", "x"]
+    assert [(node.op, node.inputs, node.device) for node in plan.nodes] == [("add", (1, 0), "cpu:0")]
+    assert (plan.fetches, result.client) == ((2, 1, 2), None)
+    assert result.placement == {"z": str(CPU)}
+
+
+def test_another_device_of_the_same_task_gets_a_value_once() -> None:
+    with Graph():
+        x = placeholder("float32", (2,), name="x")
+        with device("cpu:1"):
+            y = add(negative(x), x, name="y")
+    result = compiled([y], feeds=[x], devices=LOCAL)
+    plan = result.plans["/job:local/task:0"]
+    assert Counter(node.op for node in plan.nodes) == {"send": 1, "recv": 1, "negative": 1, "add": 1}
+    send, recv = (next(n for n in plan.nodes if n.op == op) for op in ("send", "recv"))
+    assert (send.device, recv.device, send.attrs["edge"]) == ("cpu:0", "cpu:1", recv.attrs["edge"])
+    assert send.attrs["peer"] == recv.attrs["peer"] == "/job:local/task:0"
+
+
+def test_a_tensor_crosses_once_per_destination_however_many_want_it() -> None:
+    with Graph():
+        with device("/job:ps"):
+            v = Variable(np.zeros(3000, np.float32), name="v")
+        with device("/job:worker/task:0"):
+            a, b = negative(v, name="a"), add(v, 1.0, name="b")
+        with device("/job:worker/task:1"):
+            c = negative(v, name="c")
+    result = compiled([a, b, c], devices=CLUSTER, default=CLUSTER[0], client=CLIENT)
+    assert ops(result, "/job:ps/task:0") == {"read_variable": 1, "send": 2}
+    assert ops(result, "/job:worker/task:0") == {"recv": 1, "negative": 1, "add": 1, "constant": 1, "send": 2}
+    assert ops(result, "/job:worker/task:1") == {"recv": 1, "negative": 1, "send": 1}
+
+
+def test_the_client_sends_feeds_where_they_are_wanted_and_answers_fed_fetches_itself() -> None:
+    with Graph():
+        x, unused = placeholder("float32", (2,), name="x"), placeholder("float32", (2,), name="unused")
+        with device("/job:worker/task:0"):
+            a = negative(x, name="a")
+        with device("/job:worker/task:1"):
+            b = negative(x, name="b")
+    result = compiled([a, b, x, a], feeds=[x, unused], devices=CLUSTER, default=CLUSTER[0], client=CLIENT)
+    assert result.client is not None
+    assert [sorted(t.task for t in transfers) for transfers in result.client.feeds] == [
+        ["/job:worker/task:0", "/job:worker/task:1"],
+        [],
+    ]
+    first, second, fed, again = result.client.fetches
+    assert isinstance(first, Transfer)
+    assert isinstance(second, Transfer)
+    assert (first.task, second.task, fed, again) == ("/job:worker/task:0", "/job:worker/task:1", 0, first)
+    assert sorted(result.plans) == ["/job:worker/task:0", "/job:worker/task:1"]
+    assert all(not plan.feeds and not plan.fetches for plan in result.plans.values())
+    peers = {n.attrs["peer"] for plan in result.plans.values() for n in plan.nodes if n.op in ("send", "recv")}
+    assert peers == {CLIENT}
+
+
+def test_a_small_constant_is_repeated_rather_than_sent() -> None:
+    with Graph():
+        with device("/job:ps"):
+            small, large = constant(np.zeros(4), name="small"), constant(np.zeros(1000), name="large")
+        with device("/job:worker/task:0"):
+            a, b = negative(small), negative(large)
+    result = compiled([a, b], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
+    assert ops(result, "/job:ps/task:0") == {"constant": 1, "send": 1}
+    assert ops(result, "/job:worker/task:0") == {"constant": 1, "recv": 1, "negative": 2, "send": 2}
+
+
+def test_order_across_tasks_is_one_token_per_task() -> None:
+    with Graph():
+        with device("/job:ps"):
+            writes = [Variable([0.0], name=f"v{i}").assign([1.0]) for i in range(3)]
+        with device("/job:worker/task:1"):
+            done = group(*writes, name="done")
+    result = compiled([], [done], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
+    assert ops(result, "/job:ps/task:0") == {"constant": 4, "assign": 3, "send": 1}
+    assert ops(result, "/job:worker/task:1") == {"recv": 1, "no_op": 1}
+    token = next(node for node in result.plans["/job:ps/task:0"].nodes if node.name.endswith("/done"))
+    assert len(token.control) == 3
+
+
+def test_order_for_memory_does_not_cross_devices() -> None:
+    with Graph():
+        with device("/job:ps"):
+            v = Variable(np.zeros(3000, np.float32), name="v")
+            write = v.assign(np.ones(3000, np.float32))
+        with device("/job:worker/task:0"):
+            y = negative(v, name="y")
+    result = compiled([y], [write], devices=CLUSTER, default=CLUSTER[0], client=CLIENT)
+    assert ops(result, "/job:ps/task:0") == {"read_variable": 1, "send": 1, "constant": 1, "assign": 1}

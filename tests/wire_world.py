@@ -1,0 +1,125 @@
+"""Peers on real sockets for the tests of connections: on both event loops, and with nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import uvloop
+
+from flowrt.errors import (
+    FlowrtError,
+)
+from flowrt.net.frames import frame
+from flowrt.net.transport import Bounds, Connection, Server, connect, serve
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+TOKEN = "secret-of-the-tests"
+HEAD = "\r\n".join(
+    (
+        "GET /flowrt HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Upgrade: flowrt/1",
+        "Connection: Upgrade",
+        f"Authorization: Bearer {TOKEN}",
+    )
+)
+QUICK = Bounds(grace=0.2, stall=0.2)
+MIB = 1 << 20
+
+
+def sockets() -> int:
+    """Open sockets of this process. (uvloop keeps a /dev/null for itself.)"""
+    found = 0
+    for descriptor in os.listdir("/dev/fd"):
+        with suppress(OSError):
+            found += stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode)
+    return found
+
+
+def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    """Run an async test on each loop, and fail it if a task or a descriptor outlives it."""
+
+    async def bounded() -> None:
+        before = sockets()
+        async with asyncio.timeout(30):
+            await test()
+        gc.collect()
+        for _ in range(5):  # what was closed gets the turns it needs to end
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert sockets() == before
+
+    @pytest.mark.parametrize("loop", LOOPS)
+    def run(loop: str) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+            runner.run(bounded())
+
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def echo(connection: Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+@asynccontextmanager
+async def pair(bounds: Bounds | None = None) -> AsyncIterator[tuple[Connection, Connection]]:
+    """Both ends of one connection: the client's, the server's."""
+    ends: asyncio.Queue[Connection] = asyncio.Queue()
+
+    async def hand_out(connection: Connection) -> None:
+        await ends.put(connection)
+        await asyncio.Event().wait()  # until the server is left
+
+    async with (
+        serve("127.0.0.1", 0, TOKEN, hand_out, bounds=bounds) as server,
+        await connect("127.0.0.1", server.port, TOKEN, bounds=bounds) as client,
+    ):
+        yield client, await ends.get()
+
+
+async def ask(port: int, head: bytes) -> bytes:
+    """What the port answers to ``head``, until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(head)
+        return await reader.read()
+    except ConnectionResetError:
+        return b"reset"
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def stranger(server: Server, *, hello: bool = True) -> AsyncIterator[tuple[asyncio.StreamReader, Any]]:
+    """An authenticated peer that says what a test makes it say."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(f"{HEAD}\r\n\r\n".encode())
+    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    if hello:
+        writer.write(wire({}))
+        assert await reader.readexactly(len(wire({}))) == wire({})
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def wire(message: Any) -> bytes:
+    return b"".join(bytes(piece) for piece in frame(message))
+
+
+async def outcome(work: Awaitable[Any]) -> Any:
+    """What ``work`` returns, or the error it raises."""
+    try:
+        return await work
+    except FlowrtError as error:
+        return error
