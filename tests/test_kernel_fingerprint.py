@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from enum import Enum
 from types import ModuleType
@@ -101,6 +102,10 @@ DIFFERENT = {
     "a class's constant": (
         fingerprint(defined("def f(x): return x * S.SCALE", S=setting(SCALE=2))),
         fingerprint(defined("def f(x): return x * S.SCALE", S=setting(SCALE=3))),
+    ),
+    "the order of a named tuple": (
+        fingerprint(defined("def f(x): return N(*x).a", N=namedtuple("N", "a b"))),
+        fingerprint(defined("def f(x): return N(*x).a", N=namedtuple("N", "b a"))),
     ),
     "a member of an enum": (
         fingerprint(defined("def f(x): return x * C.RED.value", C=Colour)),

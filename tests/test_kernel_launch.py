@@ -17,7 +17,18 @@ from numpy.lib.stride_tricks import as_strided
 import flowrt.kernels  # noqa: F401  (fills the table)
 from flowrt.errors import FlowrtError, GraphError
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, _odometer, apply_kernel, prepare, run_kernel
-from flowrt.kernels.table import Call, Form, View, elementwise, find_kernel, flat, kernel, pieces, require_kernel
+from flowrt.kernels.table import (
+    Call,
+    Form,
+    View,
+    elementwise,
+    find_kernel,
+    flat,
+    jitable,
+    kernel,
+    pieces,
+    require_kernel,
+)
 from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +56,13 @@ def tell_words(y: Any, z: Any, whole: int, half: float, other: int, run: Any) ->
     run[0] = run[1] - 7
 
 
+def tell_tuples(arrays: Any, words: Any, begin: int, end: int, run: Any) -> None:
+    """`tell_words` over one unit, by a function that names neither its arrays nor its words."""
+    y, z = arrays
+    whole, half, other = words
+    tell_words(y[begin:], z, whole, half, other, run[: 4 * end])
+
+
 def rows_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Any) -> Call:
     """Each row of the input is a unit; local memory holds one of them."""
     rows, columns = inputs[0].concrete
@@ -70,7 +88,8 @@ def kernels() -> Iterator[None]:
         kernel("test_fold", layout=flat, form=Form.FOLD)(lambda total, x: 10 * total + x)
         pieces("test_pieces", given_views, on=("cpu",))
         kernel("test_count", layout=given_views, scratch=lambda i, o, a: [Spec("int64", (1,))])(copy_and_count)
-        kernel("test_words", layout=given_views)(tell_words)
+        kernel("test_words", layout=given_views)(jitable(tell_words))
+        kernel("test_tuples", layout=given_views)(tell_tuples)
         kernel("test_rows", layout=rows_layout, local=lambda i, o, a: [Spec("int64", (i[0].concrete[1],))])(
             sum_of_squares
         )
@@ -275,11 +294,12 @@ def test_words_reach_the_kernel_as_they_are(whole: Any, half: Any, other: Any) -
     attrs = {"views": (View.dense((4,)), View.dense((2,))), "words": (whole, half, other)}
     outputs = [Spec("int64", (4,)), Spec("float64", (2,))]
     run = np.array([0, 7, -9, 0], np.int64)
-    integers, floats = run_kernel("test_words", [], outputs, attrs, run)
-    wrapped = [(int(w) + 2**63) % 2**64 - 2**63 for w in (whole, other)]
-    assert integers.tolist() == [*wrapped, 7, -9]
-    np.testing.assert_array_equal(floats, [float(half), wrapped[0] / 2])
-    assert math.copysign(1, floats[0]) == math.copysign(1, half) or half != half
+    for op in ("test_words", "test_tuples"):
+        integers, floats = run_kernel(op, [], outputs, attrs, run.copy())
+        wrapped = [(int(w) + 2**63) % 2**64 - 2**63 for w in (whole, other)]
+        assert integers.tolist() == [*wrapped, 7, -9]
+        np.testing.assert_array_equal(floats, [float(half), wrapped[0] / 2])
+        assert math.copysign(1, floats[0]) == math.copysign(1, half) or half != half
 
 
 def test_a_status_that_a_kernel_sets_fails_it() -> None:

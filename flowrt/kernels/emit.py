@@ -53,17 +53,19 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[A
     return array._getvalue()
 
 
-def _arguments(dtypes: Sequence[Any], ranks: Sequence[int], words: str, ranged: bool, run: bool) -> Any:
-    """An intrinsic (bases, block, begin, end) → the tuple of arrays, words and perhaps the range and run's words."""
+def _arguments(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> Any:
+    """An intrinsic (bases, block, begin, end) → the tuple of what the function of ``kernel`` takes."""
     arrays = [types.Array(numpy_support.from_dtype(d), r, "C") for d, r in zip(dtypes, ranks, strict=True)]
     scalars = [types.float64 if w == "f" else types.int64 for w in words]
-    tail = [types.Array(types.int64, 1, "C")] if run else []
-    answer = types.Tuple([*arrays, *scalars, *[types.intp] * (2 if ranged else 0), *tail])
+    limits = [types.intp] * (2 if kernel.takes_range else 0)
+    tail = [types.Array(types.int64, 1, "C")] if kernel.takes_run else []
+    heads = [types.Tuple(arrays), types.Tuple(scalars)] if kernel.takes_tuples else [*arrays, *scalars]
+    answer = types.Tuple([*heads, *limits, *tail])
 
     @intrinsic
     def arguments(typing_context: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            bases, block, *limits = args
+            bases, block, *range_of_units = args
             position, items = 2 * len(arrays), []
             for i, kind in enumerate(arrays):
                 dims = [_word(builder, block, position + d) for d in range(kind.ndim)]
@@ -72,7 +74,10 @@ def _arguments(dtypes: Sequence[Any], ranks: Sequence[int], words: str, ranged: 
             for i, kind in enumerate(scalars):
                 value = _word(builder, block, position + i)
                 items.append(builder.bitcast(value, ir.DoubleType()) if kind is types.float64 else value)
-            items += limits if ranged else ()
+            if kernel.takes_tuples:
+                parts = items[: len(arrays)], items[len(arrays) :]
+                items = [context.make_tuple(builder, kind, part) for kind, part in zip(heads, parts, strict=True)]
+            items += range_of_units if limits else ()
             for kind in tail:
                 address = builder.load(_pointer(builder, bases, _WORD))
                 items.append(_array(context, builder, kind, address, [ir.Constant(_WORD, RUN_WORDS)]))
@@ -149,7 +154,7 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
     bind_helpers()
     if kernel.form is Form.ARRAYS:
         body = Lowered(kernel.function)
-        arguments = _arguments(dtypes, ranks, words, kernel.takes_range, kernel.takes_run)
+        arguments = _arguments(kernel, dtypes, ranks, words)
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             body(*arguments(bases, block, begin, end))

@@ -51,7 +51,8 @@ def _describe(value: Any, seen: frozenset[Any]) -> str:
     if isinstance(value, FunctionType):
         return "recursion" if value in seen else _function(value, seen | {value})
     if isinstance(value, (ModuleType, type)):
-        return f"{getattr(value, '__module__', '')}.{value.__name__}"
+        fields = getattr(value, "_fields", ())  # of a named tuple, whose order decides what a name stands for
+        return f"{getattr(value, '__module__', '')}.{value.__name__}{fields or ''}"
     if isinstance(value, (np.ndarray, np.generic)):  # whose repr rounds and elides
         entries = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
         return f"{type(value).__name__}({value.dtype.str}, {value.shape}, {entries})"

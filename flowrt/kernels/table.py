@@ -1,7 +1,8 @@
 """The kernels flowrt knows, by op and device kind, and how each wants to see its operands.
 
 A kernel is a plain Python function over arrays, written so that Numba can compile it: inputs, outputs, scratch, local
-memory, then attribute words, in that order. Nothing here or in the families imports Numba: a node whose kernels are on
+memory, then attribute words, in that order. One whose parameters are ``arrays`` and ``words`` is given two tuples, so
+that it need not name what it passes on. Nothing here or in the families imports Numba: a node whose kernels are on
 disk never needs it. A `Call` says how the dense operands of one application are to be viewed and which words it is
 given.
 """
@@ -148,6 +149,11 @@ class Kernel:
         return (self.takes_run and not self.infallible) or raises(self.function)
 
     @property
+    def takes_tuples(self) -> bool:
+        """Whether the function takes its arrays as one tuple and its words as another."""
+        return {"arrays", "words"} <= _parameters(self.function)
+
+    @property
     def takes_range(self) -> bool:
         """Whether the function is told, after its words, which of the application's units to compute."""
         return "begin" in _parameters(self.function)
@@ -196,13 +202,14 @@ def kernel(
     """Decorator: the function computes ``op`` on device kind ``on``.
 
     It takes the inputs, the outputs (to be filled), scratch arrays, local arrays, then the words of its ``layout``;
-    parameters named ``begin`` and ``end`` after those receive the range of the Call's units to compute, and a last one
-    named ``run`` the run's words. Scratch is shared by all ranges of an application; local memory is the calling
-    thread's own and holds nothing when a range begins. The function must compile under Numba and neither raise nor
-    allocate. One that takes ``run`` and never sets its status is ``infallible``: only what cannot fail is computed
-    straight into a variable. Further steps follow in ``then``: functions of the same operands, with layouts of their
-    own, whose units are begun when those of the step before are done. Several kernels of an op may differ in the
-    ``dtypes`` they accept; the one registered last is tried first.
+    where it has parameters named ``arrays`` and ``words``, as only CPUs' may, it takes them as two tuples. Parameters
+    named ``begin`` and ``end`` after those receive the range of the Call's units to compute, and a last one named
+    ``run`` the run's words. Scratch is shared by all ranges of an application; local memory is the calling thread's own
+    and holds nothing when a range begins. The function must compile under Numba and neither raise nor allocate. One
+    that takes ``run`` and never sets its status is ``infallible``: only what cannot fail is computed straight into a
+    variable. Further steps follow in ``then``: functions of the same operands, with layouts of their own, whose units
+    are begun when those of the step before are done. Several kernels of an op may differ in the ``dtypes`` they accept;
+    the one registered last is tried first.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
