@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.correlation import Correlated, correlation, correlation_with_bias
+from flowrt.kernels.correlation import Correlated, correlation
 from flowrt.kernels.filter_sums import Summed, summation
 from flowrt.kernels.micro import Geometry, native
 from flowrt.kernels.slabs import dense, steps_of
@@ -18,17 +18,16 @@ if TYPE_CHECKING:
 
 def register(geometry: Geometry, names: Sequence[str]) -> None:
     """Enter the kernels of convolution, of its gradients for images and filters, and of it with a bias, by name."""
-    made = correlation(geometry, False), correlation(geometry, True), correlation_with_bias(geometry)
-    for name, (first, second), inverse in zip((*names[:2], names[3]), made, (False, True, False), strict=True):
+    convolution, input_grad, filter_grad, with_bias = names
+    for name, inverse, biased in ((convolution, False, False), (input_grad, True, False), (with_bias, False, True)):
+        pack, compute = correlation(geometry, inverse=inverse, biased=biased)
         laid = Correlated(geometry, inverse=inverse)
-        enter = kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=[(second, laid.places)])
-        enter(first)
+        kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=[(compute, laid.places)])(pack)
+    sum_parts, add_parts = summation(geometry)
     summed = Summed(geometry)
-    first, second = summation(geometry)
-    enter = kernel(
-        names[2], layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[(second, summed.total)]
-    )
-    enter(first)
+    kernel(
+        filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[(add_parts, summed.total)]
+    )(sum_parts)
 
 
 register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias"))

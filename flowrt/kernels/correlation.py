@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowrt.kernels.micro import START_BIAS, START_ZERO, Geometry
 from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
 from flowrt.kernels.slabs import (
     Roles,
+    Steps,
+    ceiling,
     channels_apart,
     dense,
     forward,
-    reached,
-    seen_by_earlier,
+    seen_taps,
     slabs,
     steps_of,
     tiled_steps,
@@ -85,8 +86,8 @@ class Correlated:
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
         x, filters, _ = self._roles(inputs, outputs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        floor = (int(attrs["activation"] == "relu"),) if "activation" in attrs else ()
-        words = *tiled_steps(x, filters, attrs), *self._blocks(inputs, outputs, attrs), *floor
+        floor = int(attrs.get("activation") == "relu")
+        words = *tiled_steps(x, filters, attrs), *self._blocks(inputs, outputs, attrs), floor
         return Call(dense((*inputs, *outputs, *extra)), words, units)
 
     def _panels(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int]:
@@ -110,322 +111,243 @@ class Correlated:
         return 1, min(max(places // width, 1), height)
 
 
+class Memory(NamedTuple):
+    """A thread's own memory, as `Correlated.local` says it."""
+
+    slab: Any
+    edge: Any
+    table: Any
+    down: Any
+    across: Any
+    taps: Any
+    stage: Any
+    places: Any
+
+
+class Block(NamedTuple):
+    """The places of a unit, ``down`` and ``right`` being those of its phase; the taps they see, and earlier phases."""
+
+    down: int
+    right: int
+    image: int
+    images: int
+    top: int
+    rows: int
+    columns: int
+    tall: int
+    wide: int
+    before: int
+
+
+class Sight(NamedTuple):
+    """What a block sees: where it begins, steps between rows and images, the first row and column, how far the last."""
+
+    place: int
+    row: int
+    whole: int
+    first: int
+    left: int
+    broad: int
+
+
+@jitable
+def spread_places(steps: Steps, inverse: bool) -> Any:
+    """How far the places of a phase are apart, and how far apart in the source is what neighbours see."""
+    return ((steps.down, steps.across), (1, 1)) if inverse else ((1, 1), (steps.down, steps.across))
+
+
+@jitable
+def block_of(unit: int, y: Any, window: Any, steps: Steps, blocks: Any, inverse: bool, memory: Memory) -> Block:
+    """The block that is a unit; no rows or no columns if its phase has fewer places than others."""
+    apart, _ = spread_places(steps, inverse)
+    row_blocks = ceiling(ceiling(y.shape[1], apart[0]), blocks[1])
+    count = ceiling(y.shape[0], blocks[0]) * row_blocks
+    phase, number = unit // count, unit % count
+    before = 0
+    for earlier in range(phase):
+        tall, wide = seen_taps(window, steps, earlier, inverse, memory.down, memory.across)
+        before += tall * wide
+    tall, wide = seen_taps(window, steps, phase, inverse, memory.down, memory.across)
+    down, right = phase // apart[1], phase % apart[1]
+    image, top = number // row_blocks * blocks[0], number % row_blocks * blocks[1]
+    rows = min(blocks[1], ceiling(y.shape[1] - down, apart[0]) - top)
+    columns = ceiling(y.shape[2] - right, apart[1])
+    return Block(down, right, image, min(blocks[0], y.shape[0] - image), top, max(rows, 0), columns, tall, wide, before)
+
+
+@cache
+def looking(geometry: Geometry) -> Callable[..., Sight]:
+    """``look(source, block, stride, beside, memory)``: what a block sees, copied into the slab if some is padding.
+
+    It is copied, too, if a panel of ``beside`` channels would read beside the last place.
+    """
+    fill_slab = slabs(geometry)
+
+    @jitable
+    def look(source: Any, block: Block, stride: Any, beside: int, memory: Memory) -> Sight:
+        high = broad = first = left = 0
+        if block.tall * block.wide > 0:
+            first, high = memory.down[1], memory.down[2 * block.tall - 1] - memory.down[1]
+            left, broad = memory.across[1], memory.across[2 * block.wide - 1] - memory.across[1]
+        top, channels = first + block.top * stride[0], source.shape[3]
+        height, width = (block.rows - 1) * stride[0] + high + 1, (block.columns - 1) * stride[1] + broad + 1
+        inside = top >= 0 and top + height <= source.shape[1] and left >= 0 and left + width <= source.shape[2]
+        if inside and channels % beside == 0:
+            row = source.shape[2] * channels
+            place = block.image * source.shape[1] * row + top * row + left * channels
+            return Sight(address(source) + place * source.itemsize, row, source.shape[1] * row, first, left, broad)
+        if block.tall * block.wide > 0:
+            fill_slab(source, block.image, block.images, (top, left), (height, width), memory.slab)
+        row = width * channels
+        return Sight(address(memory.slab), row, height * row, first, left, broad)
+
+    return look
+
+
+@jitable
+def list_places(table: Any, block: Block, sight: Sight, stride: Any, apart: Any, channels: int, y: Any) -> int:
+    """A row of the table for every place; how many there are."""
+    r, half = 0, table.size // 2
+    for n in range(block.images):
+        for i in range(block.rows):
+            here = (n * y.shape[1] + i * apart[0]) * y.shape[2] * y.shape[3]
+            for j in range(block.columns):
+                table[r] = n * sight.whole + i * stride[0] * sight.row + j * stride[1] * channels
+                table[half + r] = here + j * apart[1] * y.shape[3]
+                r += 1
+    repeat_last(table, r)
+    return r
+
+
+@jitable
+def list_taps(block: Block, sight: Sight, runs: int, step: int, channels: int, memory: Memory) -> None:
+    """Where every tap begins, from a place and in a panel, where it has ``step`` entries."""
+    for i in range(block.tall):
+        for j in range(runs):
+            tap = i * runs + j
+            beside = (memory.across[2 * j + 1] - sight.left) * channels
+            memory.taps[2 * tap] = (memory.down[2 * i + 1] - sight.first) * sight.row + beside
+            memory.taps[2 * tap + 1] = tap * step
+
+
 @cache
 def filter_packing(geometry: Geometry, inverse: bool) -> Callable[..., None]:
     """The helper that packs the filters' panels [begin, end), of every phase."""
     pack, full = packing(geometry), geometry.vectors * geometry.width
 
     @jitable
-    def pack_filters(filters: Any, packed: Any, down_taps: Any, across_taps: Any, steps: Any, units: Any) -> None:
-        tall, wide, depth, outputs = filters.shape
-        alone, groups = steps[6] == 0, max(steps[6], 1)
+    def pack_filters(filters: Any, packed: Any, memory: Memory, steps: Steps, units: Any) -> None:
+        _, across, depth, outputs = filters.shape
+        alone, groups = steps.groups == 0, max(steps.groups, 1)
         size, share = filters.itemsize, outputs // groups
         columns = full // size
         turned = inverse and not alone
-        terms, count = (share, depth) if turned else (depth, share)
-        step, across = (1, outputs) if turned else (outputs, 1)
-        panels = (count + columns - 1) // columns
+        terms, count, step, beside = (share, depth, 1, outputs) if turned else (depth, share, outputs, 1)
+        panels = ceiling(count, columns)
         for unit in range(units[0], units[1]):
-            group, first = unit // panels, unit % panels * columns
+            first = unit % panels * columns
+            near = address(filters) + (unit // panels * share + first * beside) * size
             before = 0
-            for phase in range(steps[0] * steps[1] if inverse else 1):
-                rows = reached(tall, steps[0], steps[2], steps[4], phase // steps[1], inverse, down_taps)
-                over = reached(wide, steps[1], steps[3], steps[5], phase % steps[1], inverse, across_taps)
-                target = (before * groups * panels + unit * rows * over) * terms * columns
-                for i in range(rows):
-                    for j in range(over):
-                        source = (down_taps[2 * i] * wide + across_taps[2 * j]) * depth * outputs
-                        source += group * share + first * across
-                        place = address(packed) + (target + (i * over + j) * terms * columns) * size
-                        near = address(filters) + source * size
-                        pack(filters, near, step, across, terms, min(columns, count - first), place)
-                before += rows * over
+            for phase in range(steps.down * steps.across if inverse else 1):
+                tall, wide = seen_taps(filters.shape, steps, phase, inverse, memory.down, memory.across)
+                target = address(packed) + (before * groups * panels + unit * tall * wide) * terms * columns * size
+                for tap in range(tall * wide):
+                    i, j = memory.down[2 * (tap // wide)], memory.across[2 * (tap % wide)]
+                    here, there = (i * across + j) * depth * outputs, tap * terms * columns
+                    place = target + there * size
+                    pack(filters, near + here * size, step, beside, terms, min(columns, count - first), place)
+                before += tall * wide
 
     return pack_filters
 
 
 @cache
-def correlating(geometry: Geometry, inverse: bool) -> Callable[..., None]:
+def meeting_panels(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
+    """``meet(operands, block, place, rows, runs, steps, memory, floor)``: a block's places, all panels of all groups.
+
+    ``operands`` are the source, the packed filters, the bias and the result; ``runs`` how many stretches of taps every
+    row of the window has, and their terms.
+    """
+    band, band_apart = banding(geometry), banding(geometry, apart=True)
+    full, start = geometry.vectors * geometry.width, START_BIAS if biased else START_ZERO
+
+    @jitable
+    def meet(
+        operands: Any, block: Block, place: int, rows: int, runs: Any, steps: Steps, memory: Memory, floor: int
+    ) -> None:
+        source, packed, bias, y = operands
+        size, alone, groups = y.itemsize, steps.groups == 0, max(steps.groups, 1)
+        columns, outputs, terms = full // size, y.shape[3], 1 if alone else source.shape[3] // groups
+        share, taps, (apart, _) = outputs // groups, block.tall * block.wide, spread_places(steps, inverse)
+        panels = ceiling(share, columns)
+        corner = (block.image * y.shape[1] + block.top * apart[0] + block.down) * y.shape[2] + block.right
+        reach, how = (block.tall * runs[0], runs[1], 1, columns), (start, address(memory.edge), floor)
+        for number in range(groups * panels):
+            group, j = number // panels, number % panels * columns
+            over, column = min(columns, share - j), group * share + j
+            if biased:
+                for d in range(over):
+                    memory.edge[d] = bias[column + d]
+            a = place + (column if alone else group * terms) * size
+            b = address(packed) + (block.before * groups * panels + number * taps) * terms * columns * size
+            where = a, b, address(y) + (corner * outputs + column) * size
+            memory_of_band = memory.stage, memory.places
+            if alone:
+                band_apart(source, where, memory.table, rows, memory.taps, reach, over, *memory_of_band, how)
+            else:
+                band(source, where, memory.table, rows, memory.taps, reach, over, *memory_of_band, how)
+
+    return meet
+
+
+@cache
+def correlating(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
     """The helper that computes the units [begin, end) of a convolution from packed filters."""
-    band, band_apart, fill_slab = banding(geometry), banding(geometry, apart=True), slabs(geometry)
+    look, meet = looking(geometry), meeting_panels(geometry, inverse, biased)
     full = geometry.vectors * geometry.width
 
     @jitable
     def correlate(
-        source: Any,
-        filters: Any,
-        bias: Any,
-        floor: int,
-        y: Any,
-        packed: Any,
-        memory: Any,
-        steps: Any,
-        blocks: Any,
-        units: Any,
+        operands: Any, window: Any, memory: Memory, steps: Steps, blocks: Any, floor: int, units: Any
     ) -> None:
-        slab, edge, table, down_taps, across_taps, taps, stage, places = memory
-        size, alone, groups = y.itemsize, steps[6] == 0, max(steps[6], 1)
-        window, columns = (filters.shape[0], filters.shape[1]), full // size
-        channels, outputs = source.shape[3], y.shape[3]
-        terms, count = 1 if alone else channels // groups, outputs // groups
-        panels = (count + columns - 1) // columns
-        stride = (1, 1) if inverse else (steps[0], steps[1])
-        apart = (steps[0], steps[1]) if inverse else (1, 1)
-        height, half = (y.shape[1] + apart[0] - 1) // apart[0], table.size // 2
-        image_blocks, row_blocks = (y.shape[0] + blocks[0] - 1) // blocks[0], (height + blocks[1] - 1) // blocks[1]
+        source, _, _, y = operands
+        alone, channels, columns = steps.groups == 0, source.shape[3], full // y.itemsize
+        apart, stride = spread_places(steps, inverse)
         for unit in range(units[0], units[1]):
-            phase, block = unit // (image_blocks * row_blocks), unit % (image_blocks * row_blocks)
-            down, right = phase // apart[1], phase % apart[1]
-            before = seen_by_earlier(window, steps, phase, down_taps, across_taps) if inverse else 0
-            tall = reached(window[0], steps[0], steps[2], steps[4], down, inverse, down_taps)
-            wide = reached(window[1], steps[1], steps[3], steps[5], right, inverse, across_taps)
-            image, top = block // row_blocks * blocks[0], block % row_blocks * blocks[1]
-            images = min(blocks[0], y.shape[0] - image)
-            rows = min(blocks[1], (y.shape[1] - down + apart[0] - 1) // apart[0] - top)
-            across = (y.shape[2] - right + apart[1] - 1) // apart[1]
-            if rows <= 0 or across <= 0:
+            block = block_of(unit, y, window, steps, blocks, inverse, memory)
+            if block.rows == 0 or block.columns == 0:
                 continue
-            high = broad = first = left = 0
-            if tall > 0 and wide > 0:
-                first, high = down_taps[1], down_taps[2 * tall - 1] - down_taps[1]
-                left, broad = across_taps[1], across_taps[2 * wide - 1] - across_taps[1]
-            at, sees = (first + top * stride[0], left), ((rows - 1) * stride[0] + high + 1, 0)
-            sees = (sees[0], (across - 1) * stride[1] + broad + 1)
-            inside = at[0] >= 0 and at[0] + sees[0] <= source.shape[1] and left >= 0
-            inside = inside and left + sees[1] <= source.shape[2]
-            inside = inside and (not alone or channels % columns == 0)  # else a panel reads beside the last place
-            if inside:
-                row, whole = source.shape[2] * channels, source.shape[1] * source.shape[2] * channels
-                a = address(source) + (image * whole + at[0] * row + left * channels) * size
-            else:
-                row, whole, a = sees[1] * channels, sees[0] * sees[1] * channels, address(slab)
-                if tall * wide > 0:
-                    fill_slab(source, image, images, at, sees, slab)
-            r = 0
-            for n in range(images):
-                for i in range(rows):
-                    here = (n * y.shape[1] + i * apart[0]) * y.shape[2] * outputs
-                    for j in range(across):
-                        table[r] = n * whole + i * stride[0] * row + j * stride[1] * channels
-                        table[half + r] = here + j * apart[1] * outputs
-                        r += 1
-            repeat_last(table, r)
+            sight = look(source, block, stride, columns if alone else 1, memory)
+            rows = list_places(memory.table, block, sight, stride, apart, channels, y)
+            terms = 1 if alone else channels // max(steps.groups, 1)
             # side by side in the slab, the taps of a row are one
-            joined = groups == 1 and not alone and broad == wide - 1
-            runs, depth = (1, wide * terms) if joined else (wide, terms)
-            for i in range(tall):
-                for j in range(runs):
-                    tap, lower = i * runs + j, down_taps[2 * i + 1] - first
-                    taps[2 * tap] = lower * row + (across_taps[2 * j + 1] - left) * channels
-                    taps[2 * tap + 1] = tap * depth * columns
-            c = address(y) + (((image * y.shape[1] + down + top * apart[0]) * y.shape[2] + right) * outputs) * size
-            for number in range(groups * panels):
-                group, j = number // panels, number % panels * columns
-                b = (before * groups * panels + number * tall * wide) * terms * columns
-                start, over = START_ZERO, min(columns, count - j)
-                if bias.size > 0:
-                    start = START_BIAS
-                    for d in range(over):
-                        edge[d] = bias[group * count + j + d]
-                mine = j if alone else group * terms
-                where = (a + mine * size, address(packed) + b * size, c + (group * count + j) * size)
-                reach, how = (tall * runs, depth, 1, columns), (start, address(edge), floor)
-                if alone:
-                    band_apart(source, where, table, r, taps, reach, over, stage, places, how)
-                else:
-                    band(source, where, table, r, taps, reach, over, stage, places, how)
+            joined = steps.groups == 1 and block.wide > 0 and sight.broad == block.wide - 1
+            runs = (1, block.wide * terms) if joined else (block.wide, terms)
+            list_taps(block, sight, runs[0], runs[1] * columns, channels, memory)
+            meet(operands, block, sight.place, rows, runs, steps, memory, floor)
 
     return correlate
 
 
 @cache
-def correlation(geometry: Geometry, inverse: bool) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two steps of a convolution (or of its gradient for the images, which is told the shape of those)."""
-    pack_filters, correlate = filter_packing(geometry, inverse), correlating(geometry, inverse)
+def correlation(
+    geometry: Geometry, *, inverse: bool = False, biased: bool = False
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The two steps of a convolution, with a bias perhaps, or of its gradient for the images, as `Correlated` has them.
 
-    def pack(
-        x: Any,
-        filters: Any,
-        y: Any,
-        packed: Any,
-        slab: Any,
-        edge: Any,
-        table: Any,
-        down_taps: Any,
-        across_taps: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        steps = (down, across, spread_down, spread_across, top, left, groups)
-        pack_filters(filters, packed, down_taps, across_taps, steps, (begin, end))
+    That gradient's third operand is the shape of the images; a bias is the third one of the convolution.
+    """
+    pack_filters, correlate = filter_packing(geometry, inverse), correlating(geometry, inverse, biased)
+    own = -len(Memory._fields)
+    packed, result = own - 1, own - 2
+    bias = 2 if biased else own + 1  # without one, the memory for a panel's biases stands for it
 
-    def compute(
-        x: Any,
-        filters: Any,
-        y: Any,
-        packed: Any,
-        slab: Any,
-        edge: Any,
-        table: Any,
-        down_taps: Any,
-        across_taps: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        steps = (down, across, spread_down, spread_across, top, left, groups)
-        memory = (slab, edge, table, down_taps, across_taps, taps, stage, places)
-        correlate(x, filters, edge[:0], 0, y, packed, memory, steps, (images, rows), (begin, end))
+    def pack(arrays: Any, words: Any, begin: int, end: int) -> None:
+        pack_filters(arrays[1], arrays[packed], Memory(*arrays[own:]), Steps(*words[:-3]), (begin, end))
 
-    def pack_for_shape(
-        x: Any,
-        filters: Any,
-        shape: Any,
-        y: Any,
-        packed: Any,
-        slab: Any,
-        edge: Any,
-        table: Any,
-        down_taps: Any,
-        across_taps: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        steps = (down, across, spread_down, spread_across, top, left, groups)
-        pack_filters(filters, packed, down_taps, across_taps, steps, (begin, end))
-
-    def compute_for_shape(
-        x: Any,
-        filters: Any,
-        shape: Any,
-        y: Any,
-        packed: Any,
-        slab: Any,
-        edge: Any,
-        table: Any,
-        down_taps: Any,
-        across_taps: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        steps = (down, across, spread_down, spread_across, top, left, groups)
-        memory = (slab, edge, table, down_taps, across_taps, taps, stage, places)
-        correlate(x, filters, edge[:0], 0, y, packed, memory, steps, (images, rows), (begin, end))
-
-    return (pack_for_shape, compute_for_shape) if inverse else (pack, compute)
-
-
-@cache
-def correlation_with_bias(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two steps of a convolution added to a bias, without what is negative if ``floor`` is not 0."""
-    pack_filters, correlate = filter_packing(geometry, False), correlating(geometry, False)
-
-    def pack(
-        x: Any,
-        filters: Any,
-        bias: Any,
-        y: Any,
-        packed: Any,
-        slab: Any,
-        edge: Any,
-        table: Any,
-        down_taps: Any,
-        across_taps: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        floor: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        steps = (down, across, spread_down, spread_across, top, left, groups)
-        pack_filters(filters, packed, down_taps, across_taps, steps, (begin, end))
-
-    def compute(
-        x: Any,
-        filters: Any,
-        bias: Any,
-        y: Any,
-        packed: Any,
-        slab: Any,
-        edge: Any,
-        table: Any,
-        down_taps: Any,
-        across_taps: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        floor: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        steps = (down, across, spread_down, spread_across, top, left, groups)
-        memory = (slab, edge, table, down_taps, across_taps, taps, stage, places)
-        correlate(x, filters, bias, floor, y, packed, memory, steps, (images, rows), (begin, end))
+    def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
+        operands = arrays[0], arrays[packed], arrays[bias], arrays[result]
+        memory, steps = Memory(*arrays[own:]), Steps(*words[:-3])
+        correlate(operands, arrays[1].shape, memory, steps, words[-3:-1], words[-1], (begin, end))
 
     return pack, compute

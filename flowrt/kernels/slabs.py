@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowrt.kernels.panels import address, duplicating
 from flowrt.kernels.table import View, jitable
@@ -16,6 +16,19 @@ from flowrt.spec import Spec, sliding
 
 if TYPE_CHECKING:
     from flowrt.kernels.micro import Geometry
+
+
+class Steps(NamedTuple):
+    """How a window goes over images. No ``groups``: every channel has a filter of its own, side by side."""
+
+    down: int
+    across: int
+    spread_down: int
+    spread_across: int
+    top: int
+    left: int
+    groups: int
+
 
 Roles = Callable[[Sequence[Spec], Sequence[Spec]], tuple[Spec, Spec, Spec]]
 
@@ -33,18 +46,18 @@ def to_filters(inputs: Sequence[Spec], outputs: Sequence[Spec]) -> tuple[Spec, S
     return inputs[0], outputs[0], inputs[1]
 
 
-def steps_of(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> tuple[int, ...]:
+def steps_of(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> Steps:
     """Strides, dilations and padding, each vertical and horizontal, and the number of groups."""
     sizes, window = x.concrete[1:3], filters.concrete[:2]
     down, across = sliding(sizes, window, attrs["strides"], attrs["dilations"], attrs["padding"])
     before = down.before or 0, across.before or 0
-    return (down.stride, across.stride, down.dilation, across.dilation, *before, attrs["groups"])
+    return Steps(down.stride, across.stride, down.dilation, across.dilation, *before, attrs["groups"])
 
 
-def tiled_steps(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> tuple[int, ...]:
-    """`steps_of` for register tiles: no groups where every channel has a filter of its own, side by side."""
-    *steps, groups = steps_of(x, filters, attrs)
-    return (*steps, 0 if channels_apart(filters, groups) else groups)
+def tiled_steps(x: Spec, filters: Spec, attrs: Mapping[str, Any]) -> Steps:
+    """`steps_of` for register tiles: no groups where every channel has a filter of its own."""
+    steps = steps_of(x, filters, attrs)
+    return steps._replace(groups=0) if channels_apart(filters, steps.groups) else steps
 
 
 def channels_apart(filters: Spec, groups: int) -> bool:
@@ -73,13 +86,18 @@ def reached(window: int, stride: int, spread: int, before: int, phase: int, inve
 
 
 @jitable
-def seen_by_earlier(window: Any, steps: Any, phase: int, down_taps: Any, across_taps: Any) -> int:
-    """How many taps the phases before ``phase`` see together."""
-    total = 0
-    for p in range(phase):
-        tall = reached(window[0], steps[0], steps[2], steps[4], p // steps[1], True, down_taps)
-        total += tall * reached(window[1], steps[1], steps[3], steps[5], p % steps[1], True, across_taps)
-    return total
+def seen_taps(window: Any, steps: Steps, phase: int, inverse: bool, down_taps: Any, across_taps: Any) -> Any:
+    """How many taps of a column and of a row of the window places of a phase see; both are listed as `reached` does."""
+    down, right = phase // steps.across, phase % steps.across
+    tall = reached(window[0], steps.down, steps.spread_down, steps.top, down, inverse, down_taps)
+    wide = reached(window[1], steps.across, steps.spread_across, steps.left, right, inverse, across_taps)
+    return tall, wide
+
+
+@jitable
+def ceiling(whole: int, part: int) -> int:
+    """How many parts of a size make up the whole."""
+    return (whole + part - 1) // part
 
 
 @cache
