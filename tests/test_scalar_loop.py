@@ -126,3 +126,15 @@ def test_an_order_that_cannot_be_read_is_answered(request_: str) -> None:
 def test_another_processs_kernels_are_not_taken_for_these(missing: str) -> None:
     (order,) = application().orders
     assert carry_out("flowrt_scalar_loop_other", order.request) == "the parent's kernels differ from these"
+
+
+async def test_a_loop_that_writes_nothing_between_its_turns_sees_that_it_is_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "was_tried", lambda symbol: True)  # so that its one kernel is compiled at once
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", ())
+        halved = fr.while_loop(lambda y: y > 0.0, lambda y: y * 0.5, x)
+    async with fr.Session(graph, options=fr.Options(threads=1)) as session:
+        with pytest.raises(fr.StepTimeout):
+            await session.run(halved, {x: np.float32(np.inf)}, timeout=0.05)

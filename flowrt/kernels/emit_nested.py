@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from flowrt.kernels import nested
 from flowrt.kernels.abi import pointer
 from flowrt.kernels.emit import RUN_WORDS, call_entry, object_code, set_word, word_at
-from flowrt.kernels.loops import claim, leave, run_turn
+from flowrt.kernels.loops import claim, leave, load, run_turn
 from flowrt.kernels.lowering import Lowered
 
 _BYTE = ir.IntType(8)
@@ -74,8 +74,9 @@ def _address(bases: int, block: int, at: int) -> int:
 
 @Lowered
 def stopped(bases: int) -> bool:
+    """Whether a launch failed or others want an end: looked at anew even in a loop that writes nothing."""
     run = word_at(bases, 0)
-    return bool(word_at(run, 0) != 0 or word_at(word_at(run, RUN_WORDS - 1), 0) != 0)
+    return bool(load(run, 0) != 0 or load(word_at(run, RUN_WORDS - 1), 0) != 0)
 
 
 @Lowered

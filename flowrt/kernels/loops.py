@@ -37,7 +37,9 @@ def _word(builder: Any, address: Any, position: Any) -> Any:
 
 
 @intrinsic
-def _load(typing_context: Any, address: Any, position: Any) -> Any:
+def load(typing_context: Any, address: Any, position: Any) -> Any:
+    """What a word holds now that others may change: read anew each time, and before whatever follows."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_word(builder, *args), "seq_cst", 8)
 
@@ -125,7 +127,7 @@ def _now() -> Any:
 @Lowered
 def _recruit(board: int, wanted: int) -> Any:
     """Take up to ``wanted`` helpers from the sleepers' count."""
-    many = _load(board, at.ASLEEP)
+    many = load(board, at.ASLEEP)
     while many > 0:
         taken = min(many, wanted)
         seen = _replace(board, at.ASLEEP, many, many - taken)
@@ -156,14 +158,14 @@ def _offer(board: int, slot: int, share: int, task: int) -> None:
     for chunk in range(chunks):
         _store(share, offered + chunk, task + 1)
     waiting = first + chunks - taken
-    if waiting > 1 and _load(board, at.ASLEEP) > 0:
+    if waiting > 1 and load(board, at.ASLEEP) > 0:
         _wake(board, waiting - 1)
 
 
 @Lowered
 def _take(slot: int) -> Any:
     """The ticket with which a chunk of the slot was taken; -1 where none is offered."""
-    ticket = _load(slot, 0)
+    ticket = load(slot, 0)
     while (ticket & at.COUNT_MASK) != ((ticket >> at.COUNT_BITS) & at.COUNT_MASK):
         seen = _replace(slot, 0, ticket, ticket + 1)
         if seen == ticket:
@@ -190,7 +192,7 @@ def _run_launch(share: int, words: int, launch: int, begin: int, end: int) -> No
     if times != 0:
         _add(times, launch, _now() - began)
     status, others = word_at(words, 0), word_at(words, RUN_WORDS - 1)
-    if status != 0 or _load(others, 0) != 0:
+    if status != 0 or load(others, 0) != 0:
         _least(share, at.FAILED, (launch << at.STATUS_BITS) | (status & 0xFFFFFFFF))
 
 
@@ -204,7 +206,7 @@ def _run_task(share: int, words: int, entry: int, chunk: int) -> None:
         return
     for launch in range(first, stop):
         _run_launch(share, words, launch, 0, word_at(nodes, at.NODE_WORDS * launch + 2))
-        if _load(share, at.FAILED) != at.NOTHING_FAILED:
+        if load(share, at.FAILED) != at.NOTHING_FAILED:
             return
 
 
@@ -214,10 +216,10 @@ def _may_run(share: int, left: int, chunks: int) -> Any:
 
     Whoever comes first decides for the launch, by whether something has failed until then.
     """
-    healthy = _load(share, at.FAILED) == at.NOTHING_FAILED
+    healthy = load(share, at.FAILED) == at.NOTHING_FAILED
     if chunks == 1:
         return healthy
-    state = _load(share, left)
+    state = load(share, left)
     while state < _SKIPPED:
         seen = _replace(share, left, state, state | (_DECIDED if healthy else _SKIPPED))
         if seen == state:
@@ -233,7 +235,7 @@ def _pick(board: int, share: int, begun: int, chunks: int, lane: int) -> Any:
         return 0
     if chunks > at.MOST_PLACES:
         return _add(share, begun, 1)
-    first, state = chunks * lane // word_at(board, at.THREADS), _load(share, begun)
+    first, state = chunks * lane // word_at(board, at.THREADS), load(share, begun)
     while True:
         chunk = first
         while (state >> chunk) & 1:
@@ -249,10 +251,10 @@ def _run_chunk(board: int, slot: int, share: int, words: int, ticket: int, lane:
     """Run the chunk that ``lane`` took with ``ticket``, and offer what has waited for it alone."""
     tasks = word_at(share, at.TASK_COUNT)
     place = at.COUNTERS_END + at.TASK_COUNTERS * tasks + (ticket & at.COUNT_MASK)
-    task = _load(share, place) - 1
+    task = load(share, place) - 1
     while task < 0:  # whoever offers it has yet to write it down
         _pause()
-        task = _load(share, place) - 1
+        task = load(share, place) - 1
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
     counters = at.COUNTERS_END + at.TASK_COUNTERS * task
     chunks, left = word_at(entry, at.TASK_CHUNKS), counters + at.LEFT
@@ -279,7 +281,7 @@ def _run_own(board: int, slot: int, share: int, words: int, task: int) -> None:
     """Run a task that is the caller's own."""
     entry = word_at(share, at.TASKS) + 8 * at.TASK_WORDS * task
     _store(share, at.OWN, 0)
-    if _load(share, at.FAILED) == at.NOTHING_FAILED:
+    if load(share, at.FAILED) == at.NOTHING_FAILED:
         _run_task(share, words, entry, 0)
     _offer_followers(board, slot, share, entry)
     _add(share, at.FINISHED, 1)
@@ -321,7 +323,7 @@ def _free_slot(board: int) -> Any:
     """A slot that is this run's from now on; 0 where others have them all."""
     for number in range(word_at(board, at.SLOTS)):
         slot = board + 8 * (at.SLOT + at.SLOT_WORDS * number)
-        if _load(slot, at.TAKEN) == 0 and _replace(slot, at.TAKEN, 0, 1) == 0:
+        if load(slot, at.TAKEN) == 0 and _replace(slot, at.TAKEN, 0, 1) == 0:
             return slot
     return 0
 
@@ -339,13 +341,13 @@ def _run_shared(board: int, slot: int, share: int) -> None:
         if word_at(tasks, at.TASK_WORDS * task + at.TASK_WAITS) == 0:
             _offer(board, slot, share, task)
     spins = 0
-    while _load(share, at.FINISHED) != total:
+    while load(share, at.FINISHED) != total:
         ticket = _take(slot)
         if ticket >= 0:
             _run_chunk(board, slot, share, words, ticket, 0)
             spins = 0
             continue
-        own = _load(share, at.OWN)
+        own = load(share, at.OWN)
         if own != 0:
             _run_own(board, slot, share, words, own - 1)
             spins = 0
@@ -412,10 +414,10 @@ def leave(share: int, slot: int, turns: int) -> None:
 def _anything(board: int) -> Any:
     """Whether a helper has a reason to stay awake."""
     for number in range(word_at(board, at.SLOTS)):
-        ticket = _load(board, at.SLOT + at.SLOT_WORDS * number)
+        ticket = load(board, at.SLOT + at.SLOT_WORDS * number)
         if (ticket & at.COUNT_MASK) != ((ticket >> at.COUNT_BITS) & at.COUNT_MASK):
             return True
-    return _load(board, at.CLOSED) != 0
+    return load(board, at.CLOSED) != 0
 
 
 @Lowered
@@ -424,7 +426,7 @@ def _sleep(board: int) -> None:
     if _anything(board) and _recruit(board, 1) == 1:
         return  # else someone has counted on this helper, and its byte is under way
     buffer = board + 8 * (at.BYTES + 63)
-    while _read(word_at(board, at.READ_END), buffer, 1) < 0 and _load(board, at.CLOSED) == 0:
+    while _read(word_at(board, at.READ_END), buffer, 1) < 0 and load(board, at.CLOSED) == 0:
         _yield()  # a signal came between
 
 
@@ -432,10 +434,10 @@ def _help(board: int, lane: int, unused: int, unused_too: int) -> None:
     """A helper's life: ``lane`` counts the crew's from 1; the callers are the others."""
     slots, threads = word_at(board, at.SLOTS), word_at(board, at.THREADS)
     number, spins, since, words, known, known_slot = lane % slots, 0, 0, 0, -1, -1
-    while _load(board, at.CLOSED) == 0:
+    while load(board, at.CLOSED) == 0:
         slot = board + 8 * (at.SLOT + at.SLOT_WORDS * number)
         ticket = -1
-        if lane + _load(board, at.CALLERS) <= threads:  # never more at work than threads
+        if lane + load(board, at.CALLERS) <= threads:  # never more at work than threads
             ticket = _take(slot)
         if ticket >= 0:
             share, turn = word_at(slot, at.SHARE), ticket >> (2 * at.COUNT_BITS)
