@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowrt.kernels.micro import START_STORED, Geometry
 from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.slabs import channels_apart, dense, slabs, steps_of, tiled_steps, to_filters
+from flowrt.kernels.slabs import Steps, ceiling, channels_apart, dense, slabs, steps_of, tiled_steps, to_filters
 from flowrt.kernels.table import Call, View, jitable
 from flowrt.spec import Spec
 
@@ -92,78 +92,154 @@ def panel_of(number: int, panels: int, share: int, columns: int) -> tuple[int, i
     return group * share + j, min(columns, share - j)
 
 
+class Memory(NamedTuple):
+    """A thread's own memory, as `Summed.local` says it."""
+
+    slab: Any
+    panel: Any
+    table: Any
+    taps: Any
+    stage: Any
+    places: Any
+
+
+class Sight(NamedTuple):
+    """What a piece of the images sees: steps between its rows and images, and where it begins."""
+
+    row: int
+    whole: int
+    place: int
+
+
+@jitable
+def seen_sizes(dy: Any, window: Any, steps: Steps, rows: int) -> Any:
+    """Height and width of what so many rows of places see."""
+    height = (rows - 1) * steps.down + (window[0] - 1) * steps.spread_down + 1
+    return height, (dy.shape[2] - 1) * steps.across + (window[1] - 1) * steps.spread_across + 1
+
+
 @cache
-def summing(geometry: Geometry) -> Callable[..., None]:
-    """The helper that computes the units [begin, end) of the filters' gradient: some panels of some parts."""
-    band, band_apart = banding(geometry), banding(geometry, apart=True)
-    fill_slab, pack = slabs(geometry), packing(geometry)
+def looking(geometry: Geometry) -> Callable[..., Any]:
+    """``look(x, dy, window, piece, steps, padded, slab)``: what some rows of places of some images see.
+
+    ``piece`` is the first image and row, how many images and rows; if it is ``padded`` all of it is copied.
+    """
+    fill_slab = slabs(geometry)
+
+    @jitable
+    def look(x: Any, dy: Any, window: Any, piece: Any, steps: Steps, padded: bool, slab: Any) -> Sight:
+        image, top, images, rows = piece
+        first, channels = top * steps.down - steps.top, x.shape[3]
+        if padded:
+            height, width = seen_sizes(dy, window, steps, rows)
+            fill_slab(x, image, images, (first, -steps.left), (height, width), slab)
+            return Sight(width * channels, height * width * channels, address(slab))
+        row = x.shape[2] * channels
+        place = (image * x.shape[1] + first) * row - steps.left * channels
+        return Sight(row, x.shape[1] * row, address(x) + place * x.itemsize)
+
+    return look
+
+
+@jitable
+def reaches_beyond(x: Any, dy: Any, window: Any, steps: Steps, columns: int) -> bool:
+    """Whether windows see padding, or panels of channels apart would read beside the last place."""
+    height, width = seen_sizes(dy, window, steps, dy.shape[1])
+    padded = steps.top > 0 or steps.left > 0 or width - steps.left > x.shape[2] or height - steps.top > x.shape[1]
+    return padded or (steps.groups == 0 and x.shape[3] % columns != 0)
+
+
+@jitable
+def list_filters(table: Any, window: Any, steps: Steps, row: int, channels: int, outputs: int) -> None:
+    """A row of the table for every tap and channel."""
+    half, at = table.size // 2, 0
+    for i in range(window[0]):
+        for j in range(window[1]):
+            for d in range(window[2]):
+                table[at] = i * steps.spread_down * row + j * steps.spread_across * channels + d
+                table[half + at] = at * outputs
+                at += 1
+    repeat_last(table, at)
+
+
+@jitable
+def clear_columns(parts: Any, part: int, outputs: int, first: int, count: int) -> None:
+    """Let some columns of a part's sums be zeros."""
+    for t in range(0, parts.shape[1], outputs):
+        for d in range(first, first + count):
+            parts[part, t + d] = 0
+
+
+@cache
+def meeting_panels(geometry: Geometry) -> Callable[..., None]:
+    """``meet(x, dy, sums, window, piece, sight, panels, steps, memory)``: a piece's terms of some column panels' sums.
+
+    ``sums`` is where a part's are, ``panels`` the first panel, the one behind the last, and how many a group has.
+    """
+    band, band_apart, pack = banding(geometry), banding(geometry, apart=True), packing(geometry)
     full = geometry.vectors * geometry.width
 
     @jitable
-    def fill(table: Any, window: Any, steps: Any, row: int, channels: int, outputs: int) -> None:
-        """A row of the table for every tap and channel."""
-        half, at = table.size // 2, 0
-        for i in range(window[0]):
-            for j in range(window[1]):
-                for d in range(window[2]):
-                    table[at] = i * steps[2] * row + j * steps[3] * channels + d
-                    table[half + at] = at * outputs
-                    at += 1
-        repeat_last(table, at)
+    def meet(
+        x: Any, dy: Any, sums: int, window: Any, piece: Any, sight: Any, panels: Any, steps: Steps, memory: Memory
+    ) -> None:
+        image, top, images, rows = piece
+        size, alone, outputs, width = x.itemsize, steps.groups == 0, dy.shape[3], dy.shape[2]
+        columns, share, taps = full // size, outputs // max(steps.groups, 1), memory.taps
+        for n in range(images):
+            for i in range(rows):
+                tap = n * rows + i
+                taps[2 * tap] = n * sight.whole + i * steps.down * sight.row
+                taps[2 * tap + 1] = tap * width * columns
+        source = address(dy) + (image * dy.shape[1] + top) * width * outputs * size
+        reach = images * rows, width, steps.across * x.shape[3], columns
+        count, panel, how = window[0] * window[1] * window[2], address(memory.panel), (START_STORED, 0, 0)
+        for number in range(panels[0], panels[1]):
+            beside, wide = panel_of(number, panels[2], share, columns)
+            pack(x, source + beside * size, outputs, 1, images * rows * width, wide, panel)
+            mine = beside if alone else beside // share * window[2]
+            where = sight.place + mine * size, panel, sums + beside * size
+            if alone:
+                band_apart(x, where, memory.table, count, taps, reach, wide, memory.stage, memory.places, how)
+            else:
+                band(x, where, memory.table, count, taps, reach, wide, memory.stage, memory.places, how)
+
+    return meet
+
+
+@cache
+def summing(geometry: Geometry) -> Callable[..., None]:
+    """The helper that computes the units [begin, end) of the filters' gradient: some panels of some parts."""
+    look, meet, full = looking(geometry), meeting_panels(geometry), geometry.vectors * geometry.width
 
     @jitable
-    def sum_terms(x: Any, dy: Any, window: Any, parts: Any, memory: Any, steps: Any, blocks: Any, units: Any) -> None:
-        slab, panel, table, taps, stage, places = memory
-        alone, groups = steps[6] == 0, max(steps[6], 1)
-        size, outputs, channels = x.itemsize, dy.shape[3], x.shape[3]
-        columns, share, count = full // size, outputs // groups, window[0] * window[1] * window[2]
-        panels = groups * ((share + columns - 1) // columns)
-        height, width = (window[0] - 1) * steps[2] + 1, (dy.shape[2] - 1) * steps[1] + (window[1] - 1) * steps[3] + 1
-        padded = steps[4] > 0 or steps[5] > 0 or width - steps[5] > x.shape[2]
-        padded = padded or (dy.shape[1] - 1) * steps[0] + height - steps[4] > x.shape[1]
-        padded = padded or (alone and channels % columns != 0)  # else a panel reads beside the last place
-        row = (width if padded else x.shape[2]) * channels
-        down, over = (dy.shape[1] + blocks[1] - 1) // blocks[1], (dy.shape[0] + blocks[0] - 1) // blocks[0]
-        total = over * down if dy.shape[2] > 0 and count > 0 else 0
+    def sum_terms(
+        x: Any, dy: Any, window: Any, parts: Any, memory: Memory, steps: Steps, blocks: Any, units: Any
+    ) -> None:
+        outputs, columns = dy.shape[3], full // x.itemsize
+        groups, divided = max(steps.groups, 1), parts.shape[0]
+        share = outputs // groups
+        each = ceiling(share, columns)
+        panels = groups * each
+        down = ceiling(dy.shape[1], blocks[1])
+        total = ceiling(dy.shape[0], blocks[0]) * down if parts.shape[1] * dy.shape[2] > 0 else 0
+        padded = reaches_beyond(x, dy, window, steps, columns)
+        shared = together(panels, divided)
+        shares = ceiling(panels, shared)
+        row = (seen_sizes(dy, window, steps, 1)[1] if padded else x.shape[2]) * x.shape[3]
         if total > 0:
-            fill(table, window, steps, row, channels, outputs)
-        shared = together(panels, parts.shape[0])
-        shares = (panels + shared - 1) // shared
+            list_filters(memory.table, window, steps, row, x.shape[3], outputs)
         for unit in range(units[0], units[1]):
             part, begin = unit // shares, unit % shares * shared
             end = min(begin + shared, panels)
             for number in range(begin, end):
-                beside, wide = panel_of(number, panels // groups, share, columns)
-                for t in range(count):
-                    for d in range(wide):
-                        parts[part, t * outputs + beside + d] = 0
-            for piece in range(part * total // parts.shape[0], (part + 1) * total // parts.shape[0]):
-                image, top = piece // down * blocks[0], piece % down * blocks[1]
-                images, rows = min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top)
-                first, seen = top * steps[0] - steps[4], (rows - 1) * steps[0] + height
-                a, whole = address(slab), seen * row
-                if padded:
-                    fill_slab(x, image, images, (first, -steps[5]), (seen, width), slab)
-                else:
-                    whole = x.shape[1] * row
-                    a = address(x) + (image * whole + first * row - steps[5] * channels) * size
-                for n in range(images):
-                    for i in range(rows):
-                        tap = n * rows + i
-                        taps[2 * tap], taps[2 * tap + 1] = n * whole + i * steps[0] * row, tap * dy.shape[2] * columns
-                source = address(dy) + (image * dy.shape[1] + top) * dy.shape[2] * outputs * size
-                reach, how = (images * rows, dy.shape[2], steps[1] * channels, columns), (START_STORED, 0, 0)
-                for number in range(begin, end):
-                    beside, wide = panel_of(number, panels // groups, share, columns)
-                    here = source + beside * size
-                    pack(x, here, outputs, 1, images * rows * dy.shape[2], wide, address(panel))
-                    c = address(parts) + (part * count * outputs + beside) * size
-                    mine = beside if alone else beside // share * window[2]
-                    where = (a + mine * size, address(panel), c)
-                    if alone:
-                        band_apart(x, where, table, count, taps, reach, wide, stage, places, how)
-                    else:
-                        band(x, where, table, count, taps, reach, wide, stage, places, how)
+                clear_columns(parts, part, outputs, *panel_of(number, each, share, columns))
+            sums = address(parts) + part * parts.shape[1] * x.itemsize
+            for number in range(part * total // divided, (part + 1) * total // divided):
+                image, top = number // down * blocks[0], number % down * blocks[1]
+                piece = image, top, min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top)
+                sight = look(x, dy, window, piece, steps, padded, memory.slab)
+                meet(x, dy, sums, window, piece, sight, (begin, end, each), steps, memory)
 
     return sum_terms
 
@@ -172,59 +248,15 @@ def summing(geometry: Geometry) -> Callable[..., None]:
 def summation(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None]]:
     """The two steps of the gradient for the filters."""
     sum_terms = summing(geometry)
+    own = -len(Memory._fields)
 
-    def compute(
-        x: Any,
-        dy: Any,
-        shape: Any,
-        y: Any,
-        parts: Any,
-        slab: Any,
-        panel: Any,
-        table: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        steps = (down, across, spread_down, spread_across, top, left, groups)
-        memory, window = (slab, panel, table, taps, stage, places), (y.shape[0], y.shape[1], y.shape[2])
-        sum_terms(x, dy, window, parts, memory, steps, (images, rows), (begin, end))
+    def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
+        x, dy, _, y, parts = arrays[:own]
+        memory, steps, window = Memory(*arrays[own:]), Steps(*words[:-2]), (y.shape[0], y.shape[1], y.shape[2])
+        sum_terms(x, dy, window, parts, memory, steps, words[-2:], (begin, end))
 
-    def total(
-        x: Any,
-        dy: Any,
-        shape: Any,
-        y: Any,
-        parts: Any,
-        slab: Any,
-        panel: Any,
-        table: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        down: int,
-        across: int,
-        spread_down: int,
-        spread_across: int,
-        top: int,
-        left: int,
-        groups: int,
-        images: int,
-        rows: int,
-        begin: int,
-        end: int,
-    ) -> None:
+    def total(arrays: Any, words: Any, begin: int, end: int) -> None:
+        y, parts = arrays[3], arrays[4]
         for i in range(begin, end):
             y[i] = parts[0, i]
         for part in range(1, parts.shape[0]):
