@@ -9,6 +9,7 @@ import numpy as np
 from example import Example, normal
 
 import flowrt as fr
+from flowrt.ops import flow
 from flowrt.spec import Spec
 
 
@@ -69,6 +70,14 @@ CONTROL: Sequence[Example] = [
     Example("exit", fr.exit, (normal(2),), specs=(Spec("float32", (2,)),)),
     Example("next_iteration", fr.next_iteration, (normal(2),), specs=(Spec("float32", (2,)),)),
     Example("loop_cond", fr.loop_cond, (np.array(True),), lambda pred: pred),
+    Example("no_rows", lambda: flow.no_rows(dtype="int8", shape=(2,)), specs=(Spec("int8", (None, 2)),)),
+    Example("append_row", flow.append_row, (normal(3, 2), normal(2)), specs=(Spec("float32", (None, 2)),)),
+    Example(
+        "stack_rows",
+        lambda rows, n: flow.stack_rows(rows, n, reverse=False),
+        (normal(3, 2), np.int64(4)),
+        specs=(Spec("float32", (None, 2)),),
+    ),
     Example("loop", powers, (normal(2, 3) / 2, normal(3) / 2), powers_by_hand, margin=1e-5),
     Example("loop", running, (normal(2), normal(4, 2), normal(2)), running_by_hand, note="scan"),
     Example(

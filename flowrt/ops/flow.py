@@ -138,6 +138,34 @@ def loop_cond(pred: Spec) -> Spec:
 
 
 @no_gradient
+@op
+def no_rows(*, dtype: DType, shape: Any) -> Spec:
+    """A stack of rows of that dtype and shape, without any; put in where loops are taken apart."""
+    return Spec(dtype, None if shape is None else (None, *shape))
+
+
+@no_gradient
+@op
+def append_row(rows: Spec, row: Spec) -> Spec:
+    """The stack ``rows`` and, after them, ``row``; put in where loops are taken apart."""
+    return _any_number(rows)
+
+
+@no_gradient
+@op
+def stack_rows(rows: Spec, length: Spec, *, reverse: bool) -> Spec:
+    """A stack as a tensor of ``length`` rows, zeros behind those there are; from the last to the first in ``reverse``.
+
+    Put in where loops are taken apart.
+    """
+    return _any_number(rows)
+
+
+def _any_number(rows: Spec) -> Spec:
+    return Spec(rows.dtype, None if rows.dims is None else (None, *rows.dims[1:]))
+
+
+@no_gradient
 @op(effect=True)
 def send(x: Spec, *, edge: int, peer: str) -> None:
     """Hand ``x`` to whoever receives ``edge`` on ``peer``; put in where a graph is split over devices."""

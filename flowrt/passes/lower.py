@@ -179,14 +179,15 @@ class _LoopLowering:
         self.parallel = 1 if _writes_variables(attrs["body"], attrs["cond"]) else attrs["parallel_iterations"]
         self.count = inputs[0] if counted else None
         self.first = list(inputs[counted : counted + carried])
-        self.rows = [self._enter_rows(v) for v in inputs[counted + carried : counted + carried + scanned]]
+        self.scanned = inputs[counted + carried : counted + carried + scanned]
+        self.rows = [self._enter_rows(v) for v in self.scanned]
         self.captured = [self._enter(v, constant=True) for v in inputs[counted + carried + scanned :]]
-        self.length = node.outputs[carried + 1].dims[0] if len(node.outputs) > carried + 1 else None  # type: ignore[index]
+        self._stack_specs = node.outputs[carried + 1 :]
 
     def outputs(self) -> list[Value]:
         low, node, attrs = self.lowering, self.node, self.attrs
         most = self._most()
-        stacks = [self._empty(spec) for spec in node.outputs[self.carried + 1 :]]
+        stacks = [self._no_rows(spec) for spec in self._stack_specs]
         first = [low._constant(node, np.int64(0), node.control), *self.first, *stacks]
         entered = [self._enter(value) for value in first]
         specs = [Spec("int64", ()), *node.outputs[: self.carried], *(low.specs[v] for v in stacks)]
@@ -205,9 +206,14 @@ class _LoopLowering:
         sides = [low._put(node, "switch", [value, pred]) for value in merged]
         self._go_around(merges, [side[1] for side in sides], most)
         exits = [low._one(node, "exit", side[0]) for side in sides]
+        length = self._length() or exits[0]
+        whole = [
+            low._one(node, "stack_rows", rows, length, reverse=self.attrs["reverse"])
+            for rows in exits[1 + self.carried :]
+        ]
         # what waits for the loop waits for the counter's exit, which comes last
         exits[0] = low._one(node, "identity", exits[0])
-        return [*exits[1 : 1 + self.carried], exits[0], *exits[1 + self.carried :]]
+        return [*exits[1 : 1 + self.carried], exits[0], *whole]
 
     def _go_around(self, merges: Sequence[int], inside: Sequence[Value], most: Value | None) -> None:
         """Build the body, and lead its answers back into the merges."""
@@ -221,12 +227,13 @@ class _LoopLowering:
         rows = [low._one(node, "take", value, row, axis=0) for value in self.rows]
         answers, effects = low._inline(self.attrs["body"], [*inside[1 : 1 + carried], *rows, *self.captured], place)
         stacks = [
-            self._push(stack, answer, row, place)
+            low._one(node, "append_row", stack, answer)
             for stack, answer in zip(inside[1 + carried :], answers[carried:], strict=True)
         ]
         following = low._one(node, "add", turn, one, control=effects)
-        for merge, value in zip(merges, [following, *answers[:carried], *stacks], strict=True):
-            back = low._one(node, "next_iteration", low._alive(node, value, place))
+        carried_on = [low._alive(node, value, place) for value in (following, *answers[:carried])]
+        for merge, value in zip(merges, [*carried_on, *stacks], strict=True):
+            back = low._one(node, "next_iteration", value)
             draft = low.made[merge]
             draft.inputs.append(back)
             draft.node = replace(draft.node, attrs={"_many": 2})
@@ -261,28 +268,20 @@ class _LoopLowering:
             most = bound if most is None else low._one(node, "minimum", most, bound)
         return most
 
-    def _empty(self, stack: Spec) -> Value:
-        """A stack as it begins: all its rows at zero where their number is known, else without a row."""
-        if stack.dims is None or None in stack.dims[1:]:
-            raise GraphError(f"{self.node.where()}: cannot stack {stack}, whose rows are of no known shape, one by one")
-        shape = tuple(0 if n is None else n for n in stack.dims)
-        value = self.lowering._constant(self.node, np.zeros(shape, stack.dtype), self.node.control)
-        self.lowering.specs[value] = stack
-        draft = self.lowering.made[-1]
-        draft.node = replace(draft.node, outputs=(Spec(stack.dtype, shape),))
-        return value
+    def _no_rows(self, stack: Spec) -> Value:
+        """A stack as it begins."""
+        shape = None if stack.dims is None else stack.dims[1:]
+        return self.lowering._one(self.node, "no_rows", control=self.node.control, dtype=stack.dtype.name, shape=shape)
 
-    def _push(self, stack: Value, answer: Value, row: Value, place: _Place) -> Value:
-        """The stack with ``answer`` in its ``row``."""
-        low, node = self.lowering, self.node
-        spec = low.specs[answer]
-        fresh = low._one(node, "expand_dims", answer, axis=0)
-        if self.length is None:
-            pair = [fresh, stack] if self.attrs["reverse"] else [stack, fresh]
-            return low._put(node, "concat", pair, {"axis": 0, "_many": 2})[0]
-        numbers = np.arange(self.length).reshape(-1, *[1] * len(spec.shape))
-        here = low._one(node, "equal", low._constant(node, numbers, place.pivot), row)
-        return low._one(node, "where", here, fresh, stack)
+    def _length(self) -> Value | None:
+        """How long the stacks are, outside the frame, where anything but the number of turns says so."""
+        low, node, length = self.lowering, self.node, self._stack_specs[0].shape[0] if self._stack_specs else None
+        if length is not None:
+            return low._constant(node, np.int64(length), node.control)
+        if not self.scanned or not self._stack_specs:
+            return None
+        sizes = low._one(node, "shape_of", self.scanned[0])
+        return low._one(node, "take", sizes, low._constant(node, np.int64(0), [low._last]), axis=0)
 
 
 def _writes_variables(*bodies: Plan | None) -> bool:

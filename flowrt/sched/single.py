@@ -22,7 +22,7 @@ from flowrt.op import lookup
 from flowrt.plan import Plan
 from flowrt.sched.cost import predict
 from flowrt.sched.regions import ROW_WRITES, resource_of, resources_of, size_operands, variable_spec
-from flowrt.sched.structured import STRUCTURED, interpret
+from flowrt.sched.structured import STACKING, STRUCTURED, Rows, interpret
 from flowrt.sched.tape import address, corrected
 from flowrt.spec import Spec, spec_of
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PREPARED_PER_NODE = 64
+ROW_SECONDS, COPIED_PER_SECOND = 2e-7, 4e9  # what stacking a row takes, whatever its size, and bytes a second
 
 UPDATES: dict[str, Callable[..., Any]] = {"assign_add": np.add, "assign_sub": np.subtract}
 
@@ -179,8 +180,44 @@ class StructuredRunner:
         return [np.ascontiguousarray(a).reshape(a.shape) for a in made]
 
 
-def runner_for(node: PlanNode, memory: Memory) -> NodeRunner | StructuredRunner:
+class StackRunner:
+    """Computes a node whose values are `Rows`, or that makes a tensor of them."""
+
+    def __init__(self, node: PlanNode, memory: Memory) -> None:
+        self.node = node
+        self._memory = memory
+
+    def expected_seconds(self, inputs: Sequence[Any]) -> float:
+        """What copying all rows takes; adding one copies nothing."""
+        if self.node.op != "stack_rows":
+            return 0.0
+        rows: Rows = inputs[0]
+        return rows.count * (ROW_SECONDS + (rows.shared[0].nbytes if rows.count else 0) / COPIED_PER_SECOND)
+
+    def took(self, inputs: Sequence[Any], seconds: float) -> None:
+        """Nothing to learn: the next stack may be longer."""
+
+    def __call__(self, inputs: Sequence[Any], run: Array) -> Sequence[Any]:
+        """The outputs; raises `ResourceError` where there is no room for them, `SpecError` where rows differ."""
+        match self.node.op:
+            case "no_rows":
+                return (Rows(),)
+            case "append_row":
+                return (inputs[0].and_row(inputs[1]),)
+        try:
+            spec, reverse = self.node.outputs[0], self.node.attrs["reverse"]
+            return (inputs[0].stacked(spec, int(inputs[1]), reverse, self._memory.empty),)
+        except (ResourceError, SpecError) as error:
+            raise type(error)(f"{self.node.where()}: {error}") from error
+
+
+Runner: TypeAlias = "NodeRunner | StructuredRunner | StackRunner"
+
+
+def runner_for(node: PlanNode, memory: Memory) -> Runner:
     """What computes a synchronous node by itself."""
+    if node.op in STACKING:
+        return StackRunner(node, memory)
     return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory)
 
 

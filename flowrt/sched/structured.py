@@ -7,23 +7,55 @@ what it carries, reads a row of each scanned input per turn, and stacks what its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.errors import SpecError
 from flowrt.op import lookup
-from flowrt.spec import spec_of
+from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Compute: TypeAlias = "Callable[[PlanNode, Sequence[Array]], Sequence[Array]]"
+Empty: TypeAlias = "Callable[[tuple[int, ...], np.dtype[Any]], Array]"
 
 LOOP, COND = "loop", "cond"
 STATEFUL_LOOP, STATEFUL_COND = "stateful_loop", "stateful_cond"
 STRUCTURED = frozenset({LOOP, COND, STATEFUL_LOOP, STATEFUL_COND})
 PURE_STRUCTURED = frozenset({LOOP, COND})
+STACKING = frozenset({"no_rows", "append_row", "stack_rows"})
+"""Ops whose values are `Rows`, or are made of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that a loop has stacked so far. Those that come of each other share one list, as long as each is
+    followed by one: so a row more costs the same, however many there are."""
+
+    shared: list[Array] = field(default_factory=list)
+    count: int = 0
+
+    def and_row(self, row: Array) -> Rows:
+        """These rows, and ``row`` after them."""
+        shared = self.shared if len(self.shared) == self.count else self.shared[: self.count]
+        shared.append(row)
+        return Rows(shared, self.count + 1)
+
+    def stacked(self, spec: Spec, length: int, reverse: bool, empty: Empty = np.empty) -> Array:
+        """The rows as one array of that ``length``, zeros where there are none."""
+        rows = self.shared[: self.count]
+        shape = rows[0].shape if rows else tuple(n or 0 for n in spec.shape[1:])
+        if any(row.shape != shape for row in rows):
+            raise SpecError(f"its turns stack rows of different shapes: {sorted({str(list(r.shape)) for r in rows})}")
+        out = empty((length, *shape), spec.dtype)
+        for number, row in enumerate(reversed(rows) if reverse else rows):
+            out[number] = row
+        out[len(rows) :] = 0
+        return out
 
 
 def grows(node: PlanNode) -> bool:
@@ -57,7 +89,7 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
     captured = inputs[counted + carried + scanned :]
     body, cond, limit = attrs["body"], attrs["cond"], attrs["limit"]
     turns = most_turns(attrs, [len(row) for row in rows], int(inputs[0]) if counted else None)
-    stacks: list[list[Array]] = [[] for _ in body.fetches[carried:]]
+    stacks = [Rows() for _ in body.fetches[carried:]]
     done = 0
     while turns is None or done < turns:
         if cond is not None and not bool(run_body(cond, [*state, *captured], compute)[0]):
@@ -65,12 +97,11 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
         at = turns - 1 - done if attrs["reverse"] and turns is not None else done
         answers = run_body(body, [*state, *(row[at] for row in rows), *captured], compute)
         state = answers[:carried]
-        for stack, answer in zip(stacks, answers[carried:], strict=True):
-            stack.append(np.array(answer))
+        stacks = [stack.and_row(answer) for stack, answer in zip(stacks, answers[carried:], strict=True)]
         done += 1
-    length = len(rows[0]) if rows else limit
+    length = len(rows[0]) if rows else done if limit is None else limit
     specs = lookup(op).infer([spec_of(a) for a in inputs], attrs)[carried + 1 :] if stacks else ()
-    made = [_stacked(stack, spec, length, attrs["reverse"]) for stack, spec in zip(stacks, specs, strict=True)]
+    made = [stack.stacked(spec, length, attrs["reverse"]) for stack, spec in zip(stacks, specs, strict=True)]
     return (*state, np.array(done, np.int64), *made)
 
 
@@ -78,14 +109,3 @@ def most_turns(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | No
     """How many turns a loop takes at most, None where only its condition ends it."""
     bounds = [n for n in (*lengths[:1], count, attrs["limit"]) if n is not None]
     return max(min(bounds), 0) if bounds else None
-
-
-def _stacked(stack: list[Array], spec: Any, length: int | None, reverse: bool) -> Array:
-    """The rows of one stack as one array, as long as the loop could have run, zeros where it did not."""
-    shape = tuple(n or 0 for n in spec.shape[1:])
-    made = np.stack(stack[::-1] if reverse else stack) if stack else np.zeros((0, *shape), spec.dtype)
-    if length is None or length == len(made):
-        return made
-    out = np.zeros((length, *made.shape[1:]), spec.dtype)
-    out[: len(made)] = made
-    return out

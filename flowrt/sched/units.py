@@ -16,7 +16,7 @@ from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.effects import EFFECTS
 from flowrt.sched.machine import Enter, Kind, Topology
 from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resources_of
-from flowrt.sched.structured import STRUCTURED, grows
+from flowrt.sched.structured import STACKING, STRUCTURED, grows
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
@@ -62,6 +62,7 @@ class Wiring:
     fetches: tuple[int, ...]
 
 
+COMPUTED = STRUCTURED | STACKING | {"constant"}  # without a kernel of its own
 _KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
 _MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
 _ACTIONS = {"switch": Action.SWITCH, "merge": Action.MERGE, "no_op": Action.NOTHING, READ: Action.READ}
@@ -76,19 +77,21 @@ def action_of(node: PlanNode) -> Action:
         return Action.WRITE
     if node.op in EFFECTS:
         return Action.EFFECT
-    if node.op == "constant" or node.op in STRUCTURED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
+    if node.op in COMPUTED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
         return Action.COMPUTE
     raise GraphError(f"{node.where()}: no kernel of {node.op} is installed on this node")
 
 
 def is_structural(op: str) -> bool:
     """Whether the executor carries ``op`` out by itself, without a kernel."""
-    return op in _ACTIONS or op in WRITES or op in EFFECTS or op in STRUCTURED or op == "constant"
+    return op in _ACTIONS or op in WRITES or op in EFFECTS or op in COMPUTED
 
 
 def breaks_tape(node: PlanNode) -> bool:
     """Whether a node must be run by the machine itself."""
-    return grows(node) or action_of(node) in (Action.SWITCH, Action.MERGE, Action.MOVE, Action.EFFECT)
+    if grows(node) or node.op in STACKING:
+        return True
+    return action_of(node) in (Action.SWITCH, Action.MERGE, Action.MOVE, Action.EFFECT)
 
 
 def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
