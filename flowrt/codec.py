@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -24,6 +23,7 @@ import numpy as np
 
 from flowrt.errors import BrokenStream, SpecError
 from flowrt.spec import MAX_RANK, as_dtype
+from flowrt.valueclass import valueclass
 
 Message: TypeAlias = Any
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -32,7 +32,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 Allocate: TypeAlias = Callable[[np.dtype[Any], tuple[int, ...]], Array]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Limits:
     """What one message may hold; each is checked before the memory it bounds is allocated."""
 

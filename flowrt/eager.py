@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +18,7 @@ from flowrt.errors import FlowrtError, GraphError, user_site
 from flowrt.op import Attr, Op, attr_key, lookup, set_eager_builder
 from flowrt.sched.structured import STRUCTURED, interpret
 from flowrt.spec import Spec, spec_of
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Prepared
@@ -65,7 +66,7 @@ def _run(
     return tuple(made)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class _Attrs:
     """Attributes as a key of what is prepared for them."""
 

@@ -11,7 +11,8 @@ import contextlib
 import os
 import sys
 from contextvars import ContextVar
-from dataclasses import dataclass
+
+from flowrt.valueclass import valueclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(contextlib.__file__)
@@ -111,7 +112,7 @@ def _family(root: type[FlowrtError]) -> dict[str, type[FlowrtError]]:
 BY_NAME = _family(FlowrtError)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Site:
     """A line of the user's program."""
 

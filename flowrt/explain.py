@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from flowrt.sched.memory import amount
 from flowrt.sched.recording import Recording, record
 from flowrt.sched.structured import STRUCTURED
 from flowrt.sched.units import breaks_tape, find_units
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.passes import Compiled
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class TapeReport:
     """One region that runs as a tape; ``memory`` says what a run of it allocates, where that is known."""
 
@@ -44,7 +44,7 @@ class TapeReport:
         return f"tape of {self.nodes} nodes on {self.device} ({self.ops}), {self.inputs} inputs; {self.memory}"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class TaskReport:
     """One task's part. ``peak_bytes`` is None where it cannot be told, for what ``left_out`` says."""
 
@@ -60,7 +60,7 @@ class TaskReport:
     places: int  # of nodes in the largest region
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Explanation:
     """The report on one compiled step: as text (`str`), as HTML (`html`, shown by notebooks), and as data."""
 

@@ -20,12 +20,13 @@ from flowrt.errors import GraphError, GraphFinalizedError, PlacementError, Site,
 from flowrt.op import REGISTRY, Attr, Op, active_builder, as_attr, as_value, building
 from flowrt.operators import Operators
 from flowrt.plan import Plan
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Scope:
     """What surrounds the code that builds nodes."""
 
@@ -165,7 +166,7 @@ class Tensor(Operators):
         raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Resource:
     """A variable or queue that nodes share by (container, name).
 

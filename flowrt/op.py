@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast, overload
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.plan import Plan
 from flowrt.spec import Spec, as_dtype
+from flowrt.valueclass import valueclass
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
 DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
@@ -228,7 +228,7 @@ def _holds_numpy(value: Any) -> bool:
     return isinstance(value, (np.ndarray, np.generic))
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Parameter:
     """One parameter of an op's signature."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from flowrt.device import Device
+from flowrt.valueclass import valueclass
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Rules:
     """Devices by node name: ``Rules({"embedding/*": "/job:ps"})``. The first glob that matches a node's name counts.
 

@@ -7,16 +7,17 @@ order of their data and control inputs; only a merge refers to what comes later,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from flowrt.errors import BrokenStream, SpecError
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class PlanNode:
     """One op to run: ``inputs`` are value ids, ``control`` node positions, ``device`` is local (``cpu:0``)."""
 
@@ -34,7 +35,7 @@ class PlanNode:
         return f"{self.op} {self.name!r} ({self.site})"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class PlanFeed:
     """A value the step is given; ``name`` and ``site`` are for errors."""
 
@@ -43,7 +44,7 @@ class PlanFeed:
     site: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Plan:
     """One task's part of a step. ``fetches`` are value ids; every node is run.
 

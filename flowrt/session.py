@@ -20,7 +20,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +49,7 @@ from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.spec import Spec
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
 from flowrt.structure import LEAF, flatten
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -65,7 +65,7 @@ PENDING = object()
 """What `CompiledStep.run_now` answers where the step cannot run at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Options:
     """How a session runs steps.
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import SpecError
+from flowrt.valueclass import valueclass
 
 Shape: TypeAlias = tuple[int | None, ...]
 Value: TypeAlias = int | tuple["Value", ...] | None
@@ -152,7 +153,7 @@ def normal_axes(axis: Any, rank: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Step:
     """What one item of an index expression does: ``count`` entries of ``axis`` from ``start``, every ``step``-th.
 
@@ -203,7 +204,7 @@ def _slice(item: Sequence[int | None], axis: int, size: int | None) -> Step:
     return Step(axis, None, step, None)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Sliding:
     """How a window slides along one axis: ``count`` places, ``stride`` apart, the first ``before`` the axis' start.
 

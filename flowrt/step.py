@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from flowrt.kernels.direct import Direct
 from flowrt.runners import Registered, Runner, compile_for
 from flowrt.sched.regions import WRITES
 from flowrt.structure import LEAF, Structure
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph
@@ -97,7 +97,7 @@ def _scalar(array: Array) -> Any:
     return array if array.ndim else array[()]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Later:
     """A run that has to be awaited: its values, checked, and its number."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flowrt.ops.slices import IndexedSlices
+from flowrt.valueclass import valueclass
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Structure:
     """The form of a nesting: a leaf, or a container of forms (``names`` are a dict's keys, or the shape of slices)."""
 

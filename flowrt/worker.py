@@ -15,7 +15,6 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
 from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
@@ -25,12 +24,13 @@ from flowrt.net.node import Node
 from flowrt.net.tokens import load_token
 from flowrt.sched.delay import Delay
 from flowrt.sched.host import Host
+from flowrt.valueclass import valueclass
 
 LAST_SECONDS = 5  # for the end of a node whose parent is gone
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Settings:
     """What a node is told when it starts."""
 

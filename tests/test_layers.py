@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
-FLOOR = ["errors", "spec", "device", "codec", "plan"]  # each may import those to its left
+FLOOR = ["valueclass", "errors", "spec", "device", "codec", "plan"]  # each may import those to its left
 FAMILIES = [
     "source",
     "elementwise",

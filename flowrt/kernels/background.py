@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowrt.kernels.store import cache_folder
+from flowrt.valueclass import valueclass
 
 LOOKED_EVERY = 0.02  # seconds between two looks at the pipe
 MAX_STARTS = 4  # of helpers that died at their work
@@ -30,7 +31,7 @@ IN_FLIGHT = 8  # orders of a few KiB, so that writing them into a pipe of 64 KiB
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Order:
     """What the helper is to compile: the symbol it will bear, and a line that says how to make it."""
 

@@ -17,7 +17,7 @@ import stat
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 from flowrt.kernels.image import Image, Part, Words
 from flowrt.kernels.loading import PAGE, map_file
 from flowrt.kernels.surroundings import identity
+from flowrt.valueclass import valueclass
 
 _MAGIC = b"flowrt kernels 2\n"
 _DIGEST = 16
@@ -32,7 +33,7 @@ _HEAD = struct.Struct(f"<{len(_MAGIC)}sQ{_DIGEST}s")
 _MOST_INDEX = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Bundle:
     """``names`` are symbols by what is asked for; ``parts`` say where an entry and its code lie from ``base`` on, and
     the code's digest; ``objects`` where an object lies in the file, and its digest.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from flowrt.kernels import micro
 from flowrt.kernels.panels import address
 from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel
+from flowrt.valueclass import valueclass
 
 COPY_OP, TURN_OP, ROWS_OP = "copy", "copy_turned", "copy_rows"
 SHORT = 32  # entries of a row that a loop over rows is better for than the elementwise entry
@@ -28,7 +28,7 @@ Axis: TypeAlias = "tuple[int, int, int]"
 """How many, and the steps from one to the next in the source and in the target."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Copy:
     """A copy as an op, the dtype it moves entries as, and the call."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +23,7 @@ import numpy as np
 
 from flowrt.kernels.launch import STATUS, STEP
 from flowrt.kernels.store import direct_address
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
@@ -82,7 +82,7 @@ READERS, WRITING = range(2)
 NO_PLAN = (np.full(RECORDS, -1, np.int64),)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Room:
     """Where a tape's run lies, how many launches it has, and what runs it: a loop, and three words to call it with."""
 
@@ -146,7 +146,7 @@ class Direct:
         return call
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Terms:
     """When and how runs of a plan take place.
 

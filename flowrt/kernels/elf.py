@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from flowrt.valueclass import valueclass
 
 _MAGIC = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, the one version
 _RELOCATABLE = 1
@@ -27,7 +28,7 @@ class Unlinkable(ValueError):
     """An object that is linked by others, if it is one at all."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Relocation:
     """What is to be put at ``offset`` of a section: a ``kind`` of expression of a symbol and an addend."""
 
@@ -37,7 +38,7 @@ class Relocation:
     addend: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Section:
     """Bytes that are one piece of memory, and what is to be changed in them."""
 
@@ -48,7 +49,7 @@ class Section:
     relocations: tuple[Relocation, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Symbol:
     """A name for a place in a section; ``section`` is None for what other libraries have."""
 
@@ -57,7 +58,7 @@ class Symbol:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Object:
     """A relocatable object of a ``machine``; relocations and symbols refer to others by number."""
 
@@ -74,7 +75,7 @@ def read_object(code: bytes) -> Object:
         raise Unlinkable(f"the object is damaged: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class _Header:
     name: int
     kind: int

@@ -7,10 +7,10 @@ A kernel calls these as plain functions; where it is compiled they become instru
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from flowrt.kernels.table import jitable
+from flowrt.valueclass import valueclass
 
 
 def add_loosely(x: Any, y: Any) -> Any:
@@ -39,7 +39,7 @@ def as_held(entry: Any, found: Any) -> Any:
     return found.dtype.type(entry)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Fold:
     """How two entries are combined: one after another, and along a row, where their order is free."""
 

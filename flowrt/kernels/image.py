@@ -8,10 +8,11 @@ libraries, and in the image itself. Everything else is relative to its own place
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from flowrt.valueclass import valueclass
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Part:
     """One object of an image: its entry, and where its code begins and ends."""
 
@@ -20,7 +21,7 @@ class Part:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Words:
     """The words of an image, by offset: to hold the address of what is named, or that of an offset in the image."""
 
@@ -28,7 +29,7 @@ class Words:
     own: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Image:
     """``body`` is to be mapped as it is, at a multiple of 4 KiB at least; from ``tail`` on it is all parts' own."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from flowrt.kernels.copies import Copy, merged, plan_copy
 from flowrt.kernels.store import Variant, entry_address
 from flowrt.kernels.table import Call, Form, Kernel, View, Word, require_kernel
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
@@ -40,7 +41,7 @@ FAILURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Operand:
     """Where an operand lies: a slot of ``bases`` and a byte offset."""
 
@@ -48,7 +49,7 @@ class Operand:
     offset: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Step:
     """One entry to call: operand numbers into the application's operands, and everything the block needs but places.
 
@@ -104,7 +105,7 @@ class Step:
         return np.array(head + _odometer(self.call.views) + [_bits(w) for w in self.call.words], np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Application:
     """An op on concrete operands: the steps that compute it, and what they need beside inputs and outputs.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from flowrt.kernels.elf import AARCH64, WRITABLE, X86_64, Object, Relocation, Unlinkable, read_object
 from flowrt.kernels.image import Image, Part, Words
+from flowrt.valueclass import valueclass
 
 Site: TypeAlias = "tuple[int, int]"  # an object and one of its sections
 Target: TypeAlias = "str | tuple[Site, int]"  # what another library has, or a place in a section
@@ -167,7 +167,7 @@ Patch: TypeAlias = Callable[[bytearray, int, int], None]
 """Change the body at a place so that it refers to a target, both by offset."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class _Machine:
     """A machine's relocations by kind: ``word`` is an address of 64 bits, ``slots`` refer to a word that holds one,
     ``calls`` may go to a stub.

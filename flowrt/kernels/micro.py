@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.surroundings import architecture, processor_features
+from flowrt.valueclass import valueclass
 
 START_ZERO, START_STORED, START_BIAS = 0, 1, 2  # what a tile adds to
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Geometry:
     """A register tile: ``rows`` by ``vectors`` of ``width`` bytes; ``fewer`` rows are for what is left of them."""
 
@@ -55,7 +55,7 @@ def native() -> Geometry:
     return NEON if architecture() == "aarch64" else SSE
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Stub:
     """What is to be put in the place of a function: a kind of code and its numbers."""
 

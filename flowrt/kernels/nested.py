@@ -18,6 +18,7 @@ import numpy as np
 
 from flowrt.kernels.store import nested_address
 from flowrt.kernels.table import Call, Kernel, View, natural
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Operand, Step
@@ -46,7 +47,7 @@ BRANCH = (
 CARRIED_WORDS, ROW_WORDS, LAUNCH_WORDS, CONSTANT_WORDS = 9, 4, 3, 2
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Inner:
     """A launch inside: its step, its operands as places among the operands of the launch around it, the sizes of these
     in bytes, and the body's node that it is part of."""
@@ -57,7 +58,7 @@ class Inner:
     node: PlanNode | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Carried:
     """One loop variable, as operand numbers: the private slots of its present and its next value, where it begins,
     where it is to end, and a place to change with that. ``fixed``: the body leaves it as it is."""
@@ -71,7 +72,7 @@ class Carried:
     fixed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Rows:
     """Something scanned or stacked: the private slot of its present row, where it lies whole, and a row's bytes."""
 

@@ -8,7 +8,6 @@ themselves and nothing is parted (`reduce`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from flowrt.kernels.launch import Application, apply_kernel
 from flowrt.kernels.table import Attrs, Call, Form, View, host_only, kernel
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.folds import Fold
@@ -96,7 +96,7 @@ def folding_together(fold: Fold, finish: Callable[..., Any]) -> Callable[..., An
     return fold_together
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Parted:
     """A reduction: how entries are combined, from what, what the result is made of, the dtype they are held in, and the
     helper that folds rows."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from functools import cache
 from typing import Any
 
@@ -34,6 +34,7 @@ from flowrt.kernels.panels import (
 )
 from flowrt.kernels.table import Call, View, jitable
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 NEAR = 3 << 16  # bytes of left rows that one panel after another meets: they leave room for panels in a second cache
 SLAB = 1 << 22  # bytes of panels that are met by rows after rows: they stay in the last cache
@@ -80,7 +81,7 @@ def _batches(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[int]]:
     return [[group[i] for group in merged] for i in range(3)]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Blocks:
     """How a product is divided: a unit's ``rows`` and ``columns``, the terms of a slab, the rows that stay near.
 

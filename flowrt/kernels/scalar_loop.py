@@ -24,6 +24,7 @@ from flowrt.kernels.expression import Expression, express
 from flowrt.kernels.nested import NestedStep
 from flowrt.kernels.store import is_compiled, is_nested_compiled, is_there, scalar_loop_address, scalar_loop_symbol
 from flowrt.kernels.table import Call, Kernel, View, natural
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Application, Operand
@@ -35,7 +36,7 @@ NONE = -1
 LIMIT, COUNT, ROWS, REVERSE, DONE, OPERANDS = 0, 1, 3, 4, 5, 7
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class ScalarProgram:
     """What a scalar loop compiles to. The expressions' inputs: carried, then (the body's) scanned, captured, constants
     (the last ``constants``).

@@ -17,7 +17,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +28,7 @@ from flowrt.kernels.fingerprint import fingerprint
 from flowrt.kernels.loading import load_object
 from flowrt.kernels.names import symbol_by_name
 from flowrt.kernels.surroundings import identity
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.scalar_loop import ScalarProgram
@@ -69,7 +69,7 @@ def _sources(names: Sequence[str]) -> bytes:
     return b"".join((here / name).read_bytes() for name in names)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Variant:
     """One of the entries a kernel is compiled to: for these dtypes, ranks (see `launch.Step`) and kinds of words."""
 
@@ -207,7 +207,7 @@ def complaint(text: str, function: Callable[..., Any]) -> tuple[str, str]:
     return where, " ".join(said[:2]) if said[0].endswith(":") else said[0]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Part:
     """An object that is no kernel: who emits it (a module's function, given these arguments and the symbol)."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +21,7 @@ import numpy as np
 from flowrt.errors import GraphError
 from flowrt.kernels.fingerprint import raises
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
@@ -30,7 +30,7 @@ Attrs: TypeAlias = Mapping[str, Any]
 Word: TypeAlias = int | float
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class View:
     """How a kernel sees a dense operand: a shape, strides and an offset, all in elements."""
 
@@ -89,7 +89,7 @@ class View:
         return View(tuple(shape), strides, offset)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Call:
     """One application of a kernel: a view per operand (inputs, outputs, scratch, local) and its attribute words.
 
@@ -117,7 +117,7 @@ class Form(Enum):
     FOLD = "fold"  # two elements to combine; the entry combines any number of vectors, one after another
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Kernel:
     """How one op is computed on one kind of device."""
 

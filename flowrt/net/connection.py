@@ -13,18 +13,18 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.codec import FRAME, Allocate, Limits, Message
 from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
 from flowrt.net.frames import GOODBYE, FrameReader, Piece, allocate_array, frame, joined, writes
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Bounds:
     """What one connection may use; times in seconds."""
 

@@ -13,7 +13,6 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from flowrt.net.messages import (
     to_data,
 )
 from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.net.transport import Connection
@@ -61,7 +61,7 @@ class Allowance:
             self.left += promised
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Store:
     """What a task's links share: where values wait, and the room for those to come.
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from flowrt.valueclass import valueclass
+
 
 class Standing(Enum):
     """What is believed of a task."""
@@ -21,7 +23,7 @@ class Standing(Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Timing:
     """In seconds: between heartbeats, and of silence until a task is suspect and lost."""
 
@@ -30,7 +32,7 @@ class Timing:
     lost: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Change:
     """A task's new standing, and why."""
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias, get_origin, get_type_hints
 
 import numpy as np
 
 from flowrt.errors import BY_NAME, BrokenStream, FlowrtError, InternalError, NodeLost, RemoteError, StepCancelled
+from flowrt.valueclass import valueclass
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -27,7 +27,7 @@ CLIENT = "/job:client/task:0"
 # ── hellos ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Drive:
     """A master's: ``epoch`` is its own, ``peers`` says where each task is: ``{task: (host, port)}``."""
 
@@ -36,7 +36,7 @@ class Drive:
     peers: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Carry:
     """Who opens a connection for tensors: a task, or the client of ``epoch``."""
 
@@ -44,7 +44,7 @@ class Carry:
     epoch: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Serve:
     """A node's, to whoever opens a connection."""
 
@@ -55,14 +55,14 @@ class Serve:
 # ── a master to a node ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Ping:
     """Answered by a `Pong` of the same number, so that a silent node is noticed."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Register:
     """Make a plan ready; answered by `Answer`. ``data`` is the packed plan."""
 
@@ -71,14 +71,14 @@ class Register:
     data: Array
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Unregister:
     """Forget a plan. Not answered."""
 
     plan: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Start:
     """Run a plan as step ``number``: answered by `Done`.
 
@@ -94,14 +94,14 @@ class Start:
     wanted: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Abort:
     """End step ``number``, begun or not. A step in progress answers `Done`."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Ask:
     """``what`` is inventory, statistics or reset (of ``container``, all if empty); answered by `Answer`."""
 
@@ -113,12 +113,12 @@ class Ask:
 # ── a node to its master ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Welcome:
     """The node obeys."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Refused:
     """The node does not obey, or not any more."""
 
@@ -126,14 +126,14 @@ class Refused:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Pong:
     """The answer to a `Ping`."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Answer:
     """To `Register` and `Ask`; ``error`` is empty if all went well."""
 
@@ -143,7 +143,7 @@ class Answer:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Done:
     """The end of a step: its ``values`` by ``edges`` (None where dead), or what went wrong."""
 
@@ -157,7 +157,7 @@ class Done:
 # ── tensors, either way ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Pull:
     """Send me the value of an edge of step (epoch, number) once it is there; at most ``room`` bytes without asking."""
 
@@ -168,14 +168,14 @@ class Pull:
     room: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Forget:
     """The pull is not wanted any more."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Value:
     """What was pulled."""
 
@@ -183,14 +183,14 @@ class Value:
     value: Array
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class DeadValue:
     """What was pulled is dead: the branch that makes it was not taken."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Offer:
     """The value is there, and larger than the room that the pull granted."""
 
@@ -198,14 +198,14 @@ class Offer:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Grant:
     """There is room for what was offered."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Fault:
     """There is no value and never will be."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.net.link import SMALL
 from flowrt.net.messages import CLIENT, consequence
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.errors import FlowrtError
@@ -34,7 +35,7 @@ class Registered:
     names: Mapping[int, str]  # what comes by each edge, for people
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Feed:
     """A fetch that is simply feed ``position``."""
 

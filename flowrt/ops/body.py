@@ -8,7 +8,7 @@ was written in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.device import ANYWHERE
@@ -17,6 +17,7 @@ from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, default_array, lookup
 from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.structure import Structure, flatten
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Traced:
     """What a function built: in which graph, from which parameters, what it answered and in which form.
 

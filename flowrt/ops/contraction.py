@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,12 +21,13 @@ from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import expand_dims, reshape, squeeze, stack, transpose
 from flowrt.ops.source import eye, shape_of
+from flowrt.valueclass import valueclass
 
 Labels: TypeAlias = tuple[str, ...]
 ELLIPSIS = "..."
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class _Term:
     """A value whose axes have names."""
 

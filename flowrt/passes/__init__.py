@@ -7,7 +7,7 @@ scheduler. Each pass is one function that answers a valid step.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from flowrt.errors import PlacementError
@@ -24,6 +24,7 @@ from flowrt.passes.partition import Client, Transfer, partition
 from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune
 from flowrt.passes.trim import trim
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Compiled", "Evaluate", "Fusible", "PassReport", "Supports", "Transfer", "compile_step"]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class PassReport:
     """What one pass did, in numbers."""
 
@@ -47,7 +48,7 @@ class PassReport:
         return f"{self.name}: " + ", ".join(f"{what} {count}" for what, count in self.counts.items())
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Compiled:
     """A step ready to run: a plan per task, the client's part (None for a step of one task), and how it came about.
 

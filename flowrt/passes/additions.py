@@ -9,11 +9,12 @@ back.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.device import Device
@@ -22,7 +23,7 @@ READ = "read_variable"
 SUMS = {"assign_add": "add", "assign_sub": "subtract"}
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Addition:
     """A write that adds, and the read of its variable whose value the sum begins with; the pass adds one if need be."""
 

@@ -8,12 +8,13 @@ and its place, and waits for all that they waited for. A step whose nodes would 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, guards_of, in_order
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.device import Device
@@ -23,7 +24,7 @@ WITH_BIAS = {"matmul": "matmul_bias", "conv2d": "conv2d_bias"}
 ACTIVATIONS = frozenset({"relu"})
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class _Chain:
     """A product, the addition of ``bias`` to it, and perhaps an activation."""
 

@@ -20,6 +20,7 @@ from flowrt.ops.body import has_effect
 from flowrt.ops.control import choose, loop, stateful_cond, stateful_loop
 from flowrt.plan import Plan, PlanNode
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.op import Attr
@@ -42,7 +43,7 @@ def lower(plan: Plan, *, everything: bool = False) -> Plan:
     return Plan(plan.task, lowering.nodes(), plan.feeds, tuple(fetches))
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class _Place:
     """Where nodes are put: the prefix of their names, what those without inputs wait for, and their device."""
 

@@ -13,6 +13,7 @@ from itertools import combinations, product
 
 from flowrt.errors import GraphError
 from flowrt.passes.step import NO_GUARDS, Guard, Step, StepNode, guards_of, in_order
+from flowrt.valueclass import valueclass
 
 READ = "read_variable"
 ADDITIONS = frozenset({"assign_add", "assign_sub", "add_rows"})
@@ -141,7 +142,7 @@ def _exclusive(pair: tuple[StepNode, StepNode], guards: Mapping[int, frozenset[G
     return any((predicate, 1 - side) in b for predicate, side in a)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class _Set:
     """Some of the marked nodes, as the bits of one integer."""
 

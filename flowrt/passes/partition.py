@@ -9,7 +9,7 @@ fetches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from flowrt.errors import PlacementError, Site
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
 from flowrt.plan import Plan, PlanFeed, PlanNode
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.device import Device
@@ -27,7 +28,7 @@ REPEATED = 1 << 12
 """A constant of at most so many bytes is repeated where it is wanted: a message costs more."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Transfer:
     """A value on its way between the client and ``task``, under the key ``edge`` of the step."""
 
@@ -35,7 +36,7 @@ class Transfer:
     task: str
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Client:
     """What the client of a step over several tasks sends and receives.
 
@@ -48,7 +49,7 @@ class Client:
     fetches: tuple[Transfer | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Parts:
     """A step in parts: a plan per task, the client's part, and how many values cross."""
 

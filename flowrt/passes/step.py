@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import GraphError, Site, SpecError
 from flowrt.graph import resources_in
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Tensor
@@ -30,7 +31,7 @@ Guard: TypeAlias = tuple[Ref, int]
 NO_GUARDS: frozenset[Guard] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepNode:
     """One op of a step. ``control`` must finish before it starts.
 
@@ -71,7 +72,7 @@ class StepNode:
         return resources_in(self.attrs)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Step:
     """What one step computes: ``nodes`` by id, in a topological order; every one of them is needed."""
 

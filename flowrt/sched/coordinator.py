@@ -14,12 +14,13 @@ takes no part in that version any more, even if it joins again, and an update th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import TypeVar
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.quorum import Policy, Quorum, Verdict
+from flowrt.valueclass import valueclass
 
 
 class Outcome(Enum):
@@ -53,7 +54,7 @@ _AT_CLOSE = {
 _AT_ABANDON = {**_AT_CLOSE, Standing.WHOLE: Outcome.ABANDONED, Standing.RUNNING: Outcome.ABANDONED}
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Receipt:
     """What became of the tower of ``replica`` at ``version``, decided at ``now`` in the caller's seconds."""
 
@@ -63,7 +64,7 @@ class Receipt:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Ledger:
     """A closed version: the replicas its set was fixed to, in replica order, and a receipt per tower begun."""
 
@@ -72,7 +73,7 @@ class Ledger:
     receipts: tuple[Receipt, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Tally:
     """How many towers of one replica ended how."""
 
@@ -83,7 +84,7 @@ class Tally:
     abandoned: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Stuck:
     """Why the open version cannot close: fewer than ``needed`` replicas are kept or may yet be."""
 
@@ -100,7 +101,7 @@ class Stuck:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class CoordinatorStatistics:
     """The open version, and how the towers of each replica have ended since the start."""
 
@@ -110,7 +111,7 @@ class CoordinatorStatistics:
     tallies: tuple[Tally, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Coordinator:
     """The one place that decides what every parameter server applies.
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.errors import GraphError
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from random import Random
@@ -25,7 +25,7 @@ _DRAWS: dict[str, tuple[int, Draw]] = {  # by distribution: how many numbers it 
 }
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Delay:
     """A distribution of seconds.
 

@@ -27,6 +27,7 @@ from flowrt.sched.regions import READ, WRITES, Name, Region, resources_of, varia
 from flowrt.sched.structured import STRUCTURED
 from flowrt.sched.units import Action, Unit, connect
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
@@ -36,7 +37,7 @@ Record: TypeAlias = Callable[[Region, Sequence[Spec]], Recording]
 BRANCHING = (Action.SWITCH, Action.MERGE, Action.MOVE)
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Footprint:
     """Bytes that one step takes: at most at one moment (``peak``), of which ``kept`` stay for the next step.
 
@@ -49,7 +50,7 @@ class Footprint:
     left_out: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Tensor:
     """A tensor of a step: its bytes, and the first and last node of its region, by place, that use its memory."""
 

@@ -6,7 +6,6 @@ Who makes a `Host` closes it. In-process sessions own a private one; ``python -m
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, GraphError
@@ -16,6 +15,7 @@ from flowrt.sched.memory import Memory
 from flowrt.sched.queues import Queue
 from flowrt.sched.rendezvous import Budget, Remote, Rendezvous, StepKey
 from flowrt.sched.variables import Name, Variables
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class RunContext:
     """What one run of a step is told beside its feeds: who it is, and what random ops derive their keys from."""
 

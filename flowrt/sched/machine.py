@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.topology import Enter, Kind, Topology
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ COMPLETED = -1  # in `pending`, beside > 0: waits for so many, 0: launched
 DOOMED = 1 << 40  # taken off `pending` at the first dead input
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Next:
     """What to do now: activations to launch, value instances to free. Its lists are reused by the next call."""
 

@@ -11,13 +11,13 @@ import math
 import threading
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import ResourceError
+from flowrt.valueclass import valueclass
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -37,7 +37,7 @@ class Keeper(Protocol):
         """Drop what is idle now."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class MemoryStatistics:
     """Bytes: ``held`` now, at most held at one moment so far (``peak``), and the ``limit``, where one was given."""
 

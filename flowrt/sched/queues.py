@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import GraphError, QueueClosedError
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Element: TypeAlias = tuple[np.ndarray[Any, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class QueueStatistics:
     """A queue at one moment."""
 

@@ -7,11 +7,12 @@ after it LATE or REPEAT. It must not know what an update is, where it is held, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
 from flowrt.errors import GraphError, InternalError
+from flowrt.valueclass import valueclass
 
 
 class Verdict(Enum):
@@ -33,7 +34,7 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class AllOf:
     """Wait for the update of every replica: synchronous training without spares.
 
@@ -46,7 +47,7 @@ class AllOf:
         return replicas
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class FirstOf:
     """Keep the first ``updates`` updates of every step and drop the rest: synchronous training with spare replicas.
 
@@ -73,7 +74,7 @@ class FirstOf:
         return self.updates
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Quorum:
     """The set of replicas that one version keeps: open, until an offer closes it.
 

@@ -31,6 +31,7 @@ from flowrt.sched.regions import READ, ROW_WRITES, WRITES, Name, Region, resourc
 from flowrt.sched.sharing import Sharing, share
 from flowrt.sched.structured import PURE_STRUCTURED
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
@@ -45,7 +46,7 @@ NO_BYTES = Spec("uint8", (0,))
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Stretch:
     """Bytes that a launch touches: from ``begin`` up to ``end`` of a slot."""
 
@@ -55,7 +56,7 @@ class Stretch:
     written: bool
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Launch:
     """One call of an entry: its operands' places and sizes, and the plan's node it is part of.
 
@@ -125,7 +126,7 @@ def record(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Recording:
     return _recorder(plan, region, inputs).recording()
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Resident:
     """A tensor that a region computes, or the scratch of a launch: made by the plan's ``node``, in memory from the
     ``first`` to the ``last`` node of the region that needs it, by place. It may share that memory with those before it.

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from flowrt.valueclass import valueclass
+
 if TYPE_CHECKING:
     from flowrt.plan import Plan
     from flowrt.sched.recording import Launch
@@ -31,7 +33,7 @@ MOST_CHUNKS = 1 << 18
 NOBODYS: Mapping[int, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Task:
     """Launches ``first`` up to ``stop``, which wait for the tasks ``after``; several ``chunks`` only of one launch.
 
@@ -45,7 +47,7 @@ class Task:
     own: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Schedule:
     """Tasks in the tape's order, and a guess of the seconds that they take."""
 

@@ -12,16 +12,17 @@ published. However late or reordered messages are, they are therefore of this ve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Generic, TypeVar
 
 from flowrt.errors import InternalError
 from flowrt.sched.quorum import Verdict
+from flowrt.valueclass import valueclass
 
 Update = TypeVar("Update")
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class ShardStatistics:
     """What one server has seen since it started: ``refused`` per replica, the others in messages or versions."""
 
@@ -33,7 +34,7 @@ class ShardStatistics:
     refused: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Shard(Generic[Update]):
     """What one parameter server holds of the current version's updates.
 

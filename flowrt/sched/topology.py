@@ -7,11 +7,12 @@ Value ids: the feeds first, then each node's outputs, in node order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ class Kind(IntEnum):
     NEXT_ITERATION = 6
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Enter:
     """Where an ENTER leads: a frame, once for its first iteration or (constant) for all of them."""
 
@@ -43,7 +44,7 @@ class Enter:
     parallel_iterations: int = 10
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Frame:
     """What each iteration of one frame starts from. Frame 0 is the step itself."""
 
@@ -61,7 +62,7 @@ class Frame:
     """Merge → data inputs that arrive in every later iteration."""
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Topology:
     """A plan's nodes and edges, checked and indexed.
 

@@ -8,7 +8,6 @@ of `flowrt.train.steps`; the protocol is `flowrt.sched.coordinator`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from flowrt.train.batches import check_names
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
 from flowrt.train.steps import StepReport, Steps
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.optim import Optimizer
@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 LossFn = Callable[[dict[str, Tensor]], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Tower:
     """One replica's step: feed ``turn`` and ``inputs``, fetch ``loss``, ``metrics`` and ``verdict``."""
 

@@ -6,7 +6,7 @@ the same order; whatever differs raises, naming both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.device import Device
@@ -15,12 +15,13 @@ from flowrt.graph import Scope, current_scope, scoped
 from flowrt.op import as_value, default_array
 from flowrt.ops.state import Variable, variables_from
 from flowrt.spec import Spec, as_dtype
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Shared:
     """A variable as a copy asked for it, and the server that keeps it."""
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flowrt.sched.coordinator import Outcome
+from flowrt.valueclass import valueclass
 
 REMEMBERED = 1024  # latencies kept per replica: the quantiles are of the newest ones
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class ReplicaStatistics:
     """How many updates of one replica ended how, and how long its finished ones took, in seconds (None: none did).
 
@@ -29,7 +30,7 @@ class ReplicaStatistics:
     p95_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class Statistics:
     """Totals over all steps of a trainer. ``lost`` names the nodes of the replicas that are gone."""
 

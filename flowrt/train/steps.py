@@ -21,6 +21,7 @@ from flowrt.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.sched.coordinator import Outcome
 from flowrt.sched.replica import OUTCOMES
 from flowrt.train.batches import Batches
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.session import Session
@@ -31,7 +32,7 @@ Array = np.ndarray[Any, Any]
 SETTLE_SECONDS = 3.0  # how long an iteration that is left waits for servers before it cancels what they do
 
 
-@dataclass(frozen=True, slots=True)
+@valueclass
 class StepReport:
     """One step of training: ``step`` updates have been applied so far, counted from 1.
 

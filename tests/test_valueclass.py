@@ -1,0 +1,82 @@
+"""Values are what a frozen, slotted dataclass would be."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+
+from flowrt.valueclass import valueclass
+
+
+def made_by(decorator: Any) -> tuple[type, type, type]:
+    """The same three classes by either decorator."""
+
+    @decorator
+    class Point:
+        x: int
+        y: float = 0.5
+        seen: int = field(default=0, compare=False)
+        secret: tuple[int, ...] = field(default=(), repr=False)
+
+        def sum(self) -> float:
+            return self.x + self.y
+
+    @decorator
+    class Nothing:
+        pass
+
+    @decorator
+    class Named:
+        name: str
+
+        def __repr__(self) -> str:
+            return f"<{self.name}>"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Named) and self.name.lower() == other.name.lower()
+
+    return Point, Nothing, Named
+
+
+BOTH = (made_by(valueclass), made_by(dataclass(frozen=True, slots=True)))
+
+
+@pytest.mark.parametrize("classes", BOTH, ids=["valueclass", "dataclass"])
+def test_a_value_compares_hashes_and_shows_its_fields(classes: tuple[Any, Any, Any]) -> None:
+    point, nothing, named = classes
+    nan = float("nan")
+    assert point(1, seen=1) == point(1, seen=2) != point(2)
+    assert point(1, nan) == point(1, nan)  # the same object, as in a tuple
+    assert hash(point(1, seen=1)) == hash(point(1, seen=2)) == hash((1, 0.5, ()))
+    assert point(1) != (1, 0.5, ())
+    assert nothing() == nothing() != point(1)
+    assert hash(nothing()) == hash(())
+    assert hash(named("a")) == hash(("a",))
+    assert named("a") == named("A")
+    assert [repr(v).rpartition("<locals>.")[2] for v in (point(1, secret=(3,)), nothing(), named("a"))] == [
+        "Point(x=1, y=0.5, seen=0)",
+        "Nothing()",
+        "<a>",
+    ]
+
+
+@pytest.mark.parametrize("classes", BOTH, ids=["valueclass", "dataclass"])
+def test_a_value_cannot_be_changed_but_copied_and_replaced(classes: tuple[Any, Any, Any]) -> None:
+    point, *_ = classes
+    made = point(1, 2.0, secret=(3,))
+    with pytest.raises(FrozenInstanceError):
+        made.x = 2
+    with pytest.raises(FrozenInstanceError):
+        del made.x
+    with pytest.raises((AttributeError, TypeError)):
+        made.other = 2
+    assert not hasattr(made, "__dict__")
+    assert copy.deepcopy(made) == copy.copy(made) == replace(made) == made
+    assert replace(made, x=3).sum() == 5.0
+    assert [f.name for f in fields(point)] == ["x", "y", "seen", "secret"]
+    match made:
+        case point(x, y):
+            assert (x, y) == (1, 2.0)
