@@ -17,6 +17,7 @@ from flowrt.kernels.scalar_loop import LOOP, ScalarLoopStep, read_program
 from flowrt.kernels.store import cache_folder, found_loop_symbol, nested_address
 from flowrt.sched.nesting import apply_structured
 from flowrt.sched.recording import record
+from flowrt.sched.scalar_loops import apply_scalar_loop
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
@@ -69,6 +70,17 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     background._state.done.clear()
     yield symbol
     assert wait_compiled(120)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int32", "int64", "uint16"])
+def test_loops_of_scalars_of_any_dtype_are_one_launch(dtype: str) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder(dtype, (), name="x")
+        fr.while_loop(lambda i, y: i < np.int32(11), lambda i, y: (i + np.int32(1), y * x + y), (np.int32(0), x))
+    node = next(n for n in graph.nodes if n.op.name == "loop")
+    made = apply_scalar_loop([t.spec for t in node.inputs], [t.spec for t in node.outputs], node.attrs)
+    assert made is not None
+    assert isinstance(made.steps[0], ScalarLoopStep)
 
 
 def test_a_loop_is_nested_until_its_kernel_is_there(missing: str) -> None:

@@ -116,18 +116,15 @@ class _Walk:
         if node.op in ALIASES:
             self.numbers[value] = self.numbers.get(node.inputs[0])
             return value in self.numbers and self.numbers[value] is not None
-        specs = [*(self._dtype(v) for v in node.inputs), node.outputs[0].dtype]
-        found = find_kernel(node.op, "cpu", specs) if None not in specs else None
+        if any(self.numbers.get(v) is None for v in node.inputs):
+            return False
+        specs = [*(self.specs[v].dtype for v in node.inputs), node.outputs[0].dtype]
+        found = find_kernel(node.op, "cpu", specs)
         if found is None or found.layout is not broadcast or not is_scalar_function(node.op, specs):
             return False
         self.numbers[value] = ("member", len(self.members))
         self.members.append((node.op, tuple(self.numbers[v] for v in node.inputs), node.outputs[0].dtype))
         return True
-
-    def _dtype(self, value: int) -> Any:
-        if value not in self.numbers:
-            return None
-        return self.specs[value].dtype
 
     def expression(self, inputs: Sequence[Any], before: int, constants: Sequence[Any]) -> Expression:
         """The expression, whose inputs are ``inputs`` and then all ``constants``; its own are after ``before``."""
