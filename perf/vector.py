@@ -62,7 +62,7 @@ def curves() -> Iterator[Case]:
     x = RNG.uniform(0.1, 3, 1 << 16).astype(np.float32)
     judges: dict[str, Any] = {name: getattr(np, name) for name in ("exp", "expm1", "log", "log1p", "tanh", "sqrt")}
     judges |= {"sigmoid": lambda v: 1 / (1 + np.exp(-v)), "softplus": lambda v: np.logaddexp(v, np.float32(0))}
-    judges |= {"erf": None, "sin": np.sin, "cos": np.cos}
+    judges |= {"erf": None, "sin": np.sin, "cos": np.cos, "tan": np.tan, "atan": np.arctan, "sinh": np.sinh}
     for name, judge in judges.items():
         yield Case(name, name, (x,), like(x), {}, judge, True)
     yield Case("pow", "pow", (x, x), like(x), {}, np.power, True)

@@ -101,6 +101,10 @@ def _curve(op: str, run: Any, reference: Any, inputs: Any = normal) -> list[Exam
     return [example for example in _unary(op, run, reference, inputs) if example.note != "scalar"]
 
 
+def _within_one(*sizes: int, seed: int = 0) -> np.ndarray:
+    return np.tanh(normal(*sizes, seed=seed))
+
+
 def _erf(x: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf, otypes=[x.dtype])(x)
 
@@ -174,6 +178,14 @@ ELEMENTWISE = [
     *_curve("log1p", fr.log1p, np.log1p, positive),
     *_curve("sin", fr.sin, np.sin),
     *_curve("cos", fr.cos, np.cos),
+    *_curve("tan", fr.tan, np.tan),
+    *_curve("asin", fr.asin, np.arcsin, _within_one),
+    *_curve("acos", fr.acos, np.arccos, _within_one),
+    *_curve("atan", fr.atan, np.arctan),
+    *_binary("atan2", fr.atan2, np.arctan2, _apart, _apart),
+    Example("atan2", fr.atan2, (integers(4), integers(4, seed=1)), np.arctan2),
+    *_curve("sinh", fr.sinh, np.sinh),
+    *_curve("cosh", fr.cosh, np.cosh),
     *_curve("erf", fr.erf, _erf),
     *_curve("ceil", fr.ceil, np.ceil),
     Example("ceil", fr.ceil, (INTS,), np.ceil),

@@ -36,6 +36,12 @@ CURVES: dict[str, tuple[Judge, float]] = {
     "softplus": (lambda x: np.logaddexp(x, 0.0), 4),
     "sin": (np.sin, 1),
     "cos": (np.cos, 1),
+    "tan": (np.tan, 1),
+    "asin": (np.arcsin, 1),
+    "acos": (np.arccos, 1),
+    "atan": (np.arctan, 1),
+    "sinh": (np.sinh, 1),
+    "cosh": (np.cosh, 1),
     "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6),
 }
 WIDE_CURVES: dict[str, tuple[Judge, float]] = {
@@ -46,6 +52,11 @@ WIDE_CURVES: dict[str, tuple[Judge, float]] = {
     "tanh": (np.tanh, 3),
     "sigmoid": (stable_sigmoid, 3),
     "softplus": (lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), 3),
+    "asin": (np.arcsin, 3),
+    "acos": (np.arccos, 2),
+    "atan": (np.arctan, 2),
+    "sinh": (np.sinh, 3),
+    "cosh": (np.cosh, 2),
 }
 SPECIAL = np.float32([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
 
@@ -135,3 +146,44 @@ def test_powers_of_all_floats_are_within_a_unit() -> None:
     rng = np.random.default_rng(10)
     print("seed 10")
     powers(every_exponent(rng, 40), rng.permutation(every_exponent(rng, 40)))
+
+
+# ── angles ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_angles_of_edges_are_as_c_defines_them(dtype: Any) -> None:
+    edges = np.array([*SPECIAL, np.finfo(dtype).max, -np.finfo(dtype).tiny, np.finfo(dtype).smallest_subnormal], dtype)
+    y, x = (part.ravel() for part in np.meshgrid(edges, edges))
+    got, want = fr.atan2(y, x), np.arctan2(y, x)
+    np.testing.assert_allclose(got, want, rtol=2 * np.finfo(dtype).eps, atol=0)
+    known = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[known]), np.signbit(want[known]))
+
+
+@pytest.mark.parametrize(("dtype", "wider", "bound"), [(np.float32, np.float64, 1), (np.float64, np.longdouble, 2)])
+def test_angles_are_within_the_bound(dtype: Any, wider: Any, bound: float) -> None:
+    rng = np.random.default_rng(12)
+    print("seed 12")
+    all_floats = every_exponent(rng, 32) if dtype == np.float32 else every_wide_exponent(rng, 6)
+    y, x = all_floats, rng.permutation(all_floats)
+    near = rng.normal(size=(2, 50_000)).astype(dtype)
+    y, x = np.concatenate([y, near[0]]), np.concatenate([x, near[1]])
+    with np.errstate(all="ignore"):
+        check(fr.atan2(y, x), np.arctan2(y.astype(wider), x.astype(wider)), bound)
+
+
+@pytest.mark.parametrize("name", ["sin", "tan", "asin", "atan", "sinh"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_zero_keeps_its_sign(name: str, dtype: Any) -> None:
+    got = getattr(fr, name)(np.array([0.0, -0.0] * 9, dtype))
+    np.testing.assert_array_equal(np.signbit(got), [False, True] * 9)
+
+
+def test_the_floats_nearest_to_quarters_of_a_turn_are_reduced_right() -> None:
+    exponents = np.arange(-20, 104)
+    near = np.concatenate([np.float32([16367173.0 * 2.0**72]), np.float32(np.ldexp(np.pi / 2, exponents))])
+    x = np.unique(np.concatenate([near, np.nextafter(near, np.float32(np.inf)), -near]))
+    check(fr.sin(x), np.sin(x.astype(np.float64)), 1)
+    check(fr.cos(x), np.cos(x.astype(np.float64)), 1)
+    check(fr.tan(x), np.tan(x.astype(np.float64)), 1)

@@ -19,6 +19,7 @@ from flowrt.kernels import (
     slices,
     softmax,
     source,
+    trigonometry,
 )
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "slices",
     "softmax",
     "source",
+    "trigonometry",
 ]

@@ -17,7 +17,6 @@ from flowrt.kernels.exponential import exp32, exp64, expm132, expm164, sigmoid32
 from flowrt.kernels.launch import FILL_OP
 from flowrt.kernels.logarithm import log1p32, log1p64, log32, log64, pow32
 from flowrt.kernels.table import Form, double, elementwise, flat, host_only, jitable, kernel, single
-from flowrt.kernels.trigonometry import cos32, sin32
 from flowrt.kernels.twin import cuda, fmod
 
 
@@ -157,10 +156,6 @@ elementwise("expm1", lambda x: expm164(x), on=("cpu",), dtypes=double)
 elementwise("log1p", lambda x: math.log1p(x))
 elementwise("log1p", lambda x: log1p32(x), on=("cpu",), dtypes=single)
 elementwise("log1p", lambda x: log1p64(x), on=("cpu",), dtypes=double)
-elementwise("sin", lambda x: math.sin(x))
-elementwise("sin", lambda x: sin32(x), on=("cpu",), dtypes=single)
-elementwise("cos", lambda x: math.cos(x))
-elementwise("cos", lambda x: cos32(x), on=("cpu",), dtypes=single)
 elementwise("erf", lambda x: math.erf(x))
 elementwise("erf", lambda x: erf32(x), on=("cpu",), dtypes=single)
 elementwise("sqrt", lambda x: math.sqrt(x))

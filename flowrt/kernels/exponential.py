@@ -167,3 +167,38 @@ def sigmoid64(x: Any) -> Any:
     """``1 / (1 + exp(-x))`` of a float64, by an exponential that is at most 1."""
     small = exp64(-abs(x))
     return (small if x < 0.0 else 1.0) / (1.0 + small)
+
+
+WIDE_SIGN = np.int64(-(2**63))
+WIDE_HIGHEST_HYPERBOLIC = 710.6  # beyond, sinh and cosh are infinite; a quarter of their exponential is not
+
+
+@jitable
+def signed_as(x: Any, other: Any) -> Any:
+    """A float64 that is not negative, with the sign of another, which zeros have too."""
+    return np.int64(np.float64(x).view(np.int64) | (np.float64(other).view(np.int64) & WIDE_SIGN)).view(np.float64)
+
+
+@jitable
+def quarter_expm1(x: Any) -> Any:
+    """A quarter of ``exp(x) - 1`` and of ``exp(x)``, for ``x`` that is not negative, where the whole may overflow."""
+    inside = WIDE_HIGHEST_HYPERBOLIC if x > WIDE_HIGHEST_HYPERBOLIC else x
+    twos = whole64(inside * WIDE_LOG2_E)
+    scale = two_to64(twos - 2.0)
+    rest = rest_less_one64(inside, twos) * scale
+    return rest + (scale - 0.25), rest + scale
+
+
+@jitable
+def sinh64(x: Any) -> Any:
+    """The hyperbolic sine of a float64, small ones too."""
+    wide = np.float64(x)
+    less, whole = quarter_expm1(abs(wide))
+    return signed_as(2.0 * (less + 0.25 * (less / whole)), wide)
+
+
+@jitable
+def cosh64(x: Any) -> Any:
+    """The hyperbolic cosine of a float64."""
+    _, whole = quarter_expm1(abs(np.float64(x)))
+    return 2.0 * (whole + 0.0625 / whole)

@@ -240,6 +240,11 @@ def double(dtypes: Sequence[Any]) -> bool:
     return bool(np.dtype(dtypes[0]) == np.float64)
 
 
+def floating(dtypes: Sequence[Any]) -> bool:
+    """Whether the first operand is float32 or float64."""
+    return bool(np.dtype(dtypes[0]).kind == "f")
+
+
 def jitable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a helper that kernels call: plain Python here, compiled with the kernel that calls it."""
     JITABLES.append(function)

@@ -235,28 +235,6 @@ def log1p_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def sin(x: Spec) -> Spec:
-    """The sine of ``x`` radians; NaN of infinities."""
-    return as_float(x)
-
-
-@sin.gradient
-def sin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (dy * cos(node.inputs[0]),)
-
-
-@op
-def cos(x: Spec) -> Spec:
-    """The cosine of ``x`` radians; NaN of infinities."""
-    return as_float(x)
-
-
-@cos.gradient
-def cos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return (negative(dy * sin(node.inputs[0])),)
-
-
-@op
 def erf(x: Spec) -> Spec:
     """The error function, 2 / sqrt(pi) times the integral of exp(-t²) from 0 to ``x``."""
     return as_float(x)

@@ -35,7 +35,10 @@ Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
 MAX_MEMBERS = 64
 MAX_INPUTS = 20  # each is a stream of memory of its own
 
-COSTLY = frozenset({"exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "sigmoid", "softplus", "erf", "pow"})
+COSTLY = frozenset(
+    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
+    | {"sigmoid", "softplus", "erf", "pow"}
+)
 """Sums are held in float64, which halves the vectors of all that is computed beside them: these would feel it."""
 
 BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side

@@ -1,0 +1,117 @@
+"""Sines, tangents, their arcs and hyperbolic kin, of corresponding entries.
+
+The rules of gradients here ignore broadcasting: the walker sums a gradient down to its input's shape.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowrt.op import op
+from flowrt.ops.elementwise import negative, rsqrt, square
+from flowrt.ops.inference import as_float, broadcast
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+
+
+@op
+def sin(x: Spec) -> Spec:
+    """The sine of ``x`` radians; NaN of infinities."""
+    return as_float(x)
+
+
+@sin.gradient
+def sin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * cos(node.inputs[0]),)
+
+
+@op
+def cos(x: Spec) -> Spec:
+    """The cosine of ``x`` radians; NaN of infinities."""
+    return as_float(x)
+
+
+@cos.gradient
+def cos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (negative(dy * sin(node.inputs[0])),)
+
+
+@op
+def tan(x: Spec) -> Spec:
+    """The tangent of ``x`` radians; NaN of infinities."""
+    return as_float(x)
+
+
+@tan.gradient
+def tan_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * (1.0 + square(node.outputs[0])),)
+
+
+@op
+def asin(x: Spec) -> Spec:
+    """The angle in radians, from -pi/2 to pi/2, whose sine is ``x``; NaN beyond -1 and 1."""
+    return as_float(x)
+
+
+@asin.gradient
+def asin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * rsqrt(1.0 - square(node.inputs[0])),)
+
+
+@op
+def acos(x: Spec) -> Spec:
+    """The angle in radians, from 0 to pi, whose cosine is ``x``; NaN beyond -1 and 1."""
+    return as_float(x)
+
+
+@acos.gradient
+def acos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (negative(dy * rsqrt(1.0 - square(node.inputs[0]))),)
+
+
+@op
+def atan(x: Spec) -> Spec:
+    """The angle in radians, from -pi/2 to pi/2, whose tangent is ``x``."""
+    return as_float(x)
+
+
+@atan.gradient
+def atan_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy / (1.0 + square(node.inputs[0])),)
+
+
+@op(promote=True)
+def atan2(y: Spec, x: Spec) -> Spec:
+    """The angle in radians, from -pi to pi, of the point (``x``, ``y``); the signs of zeros count."""
+    return as_float(Spec(y.dtype, broadcast(y, x)))
+
+
+@atan2.gradient
+def atan2_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    y, x = node.inputs
+    share = dy / (square(y) + square(x))
+    return share * x, negative(share * y)
+
+
+@op
+def sinh(x: Spec) -> Spec:
+    """The hyperbolic sine."""
+    return as_float(x)
+
+
+@sinh.gradient
+def sinh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * cosh(node.inputs[0]),)
+
+
+@op
+def cosh(x: Spec) -> Spec:
+    """The hyperbolic cosine."""
+    return as_float(x)
+
+
+@cosh.gradient
+def cosh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * sinh(node.inputs[0]),)
