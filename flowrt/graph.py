@@ -300,6 +300,10 @@ class Graph:
             return full
         return self.unique_name(f"{name}_{count}")
 
+    def turns(self) -> list[Tensor]:
+        """The numbers of the turns of the loops around what is built here, outermost first."""
+        return []
+
     def add_resource(self, resource: Resource) -> None:
         """Enter a variable or queue; an equal (container, name) twice is an error."""
         key = (resource.container, resource.name)
@@ -331,7 +335,8 @@ class Graph:
 class Subgraph(Graph):
     """The graph of a body: a part of ``outer`` that an op of it holds. What it uses of the graphs around it becomes
     one of its inputs: ``captured`` holds them, by the tensor of ``outer``. ``awaited`` are nodes of ``outer`` that
-    something inside waits for. It holds no variables or queues of its own.
+    something inside waits for. ``turn`` is the input that says which turn it is, where it is that of a loop. It holds
+    no variables or queues of its own.
     """
 
     def __init__(self, outer: Graph) -> None:
@@ -340,6 +345,7 @@ class Subgraph(Graph):
         self.device = current_scope().device
         self.captured: dict[Tensor, Tensor] = {}
         self.awaited: dict[Node, None] = {}
+        self.turn: Tensor | None = None
 
     def lies_in(self, other: Any) -> bool:
         """Whether ``other`` is a graph around this one."""
@@ -354,6 +360,11 @@ class Subgraph(Graph):
         if found is None:
             found = self.captured[outside] = self.input(outside.spec, outside.op.name)
         return found
+
+    def turns(self) -> list[Tensor]:
+        """As `Graph.turns`; those of loops around this graph are captured."""
+        around = [self.adopt(turn) for turn in self.outer.turns()]
+        return around if self.turn is None else [*around, self.turn]
 
     def input(self, spec: Spec, name: str = "input") -> Tensor:
         """A new input. Unlike a placeholder it may come with a known value."""

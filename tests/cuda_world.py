@@ -79,7 +79,7 @@ def long() -> dict[str, float]:
         "fill": differ("pad", [a], Spec("float64", (15, 13)), {"paddings": ((2, 2), (2, 2)), "value": 2.5}),
         "sum": differ("sum", [a], Spec("float64", (11,)), {"axis": 1, "keepdims": False}),
         "matmul": differ("matmul", [a, b], Spec("float64", (11, 13)), flags),
-        "random_normal": differ("random_normal", [np.int64([301])], Spec("float32", (301,)), key),
+        "random_normal": differ("random_normal", [np.int64([301]), np.int64([5])], Spec("float32", (301,)), key),
     }
 
 

@@ -319,10 +319,6 @@ MISFITS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "condition": (lambda x: fr.while_loop(lambda y: y, lambda y: y, x), "a bool scalar, got float32"),
     "constant condition": (lambda x: fr.while_loop(lambda y: y != 1, lambda y: y, x), "fr.equal and fr.not_equal"),
     "constant choice": (lambda x: fr.cond(x == 1, lambda: x, lambda: -x), "fr.equal and fr.not_equal"),
-    "random": (
-        lambda x: fr.while_loop(lambda y: y < 1, lambda y: y + fr.random.normal(()), x),
-        "would draw the same in every turn",
-    ),
     "branches": (lambda x: fr.cond(x > 0, lambda: (x, x), lambda: x), "must be alike"),
     "branch dtypes": (lambda x: fr.cond(x > 0, lambda: x, lambda: fr.astype(x, "int32")), "give them one dtype"),
     "pred": (lambda x: fr.cond(x, lambda: x, lambda: x), "bool scalar, got float32"),

@@ -39,7 +39,7 @@ def test_the_generator_makes_the_published_words(counter: str, key: str, expecte
 def sample(tensor: Tensor, seed: int = 0, step: int = 0) -> np.ndarray[Any, Any]:
     """What the random tensor is at a step of a run with ``seed``."""
     run = np.array([0, step, seed, 0], np.int64)
-    (array,) = eager.evaluate(tensor.op.op, [np.int64(tensor.shape)], tensor.op.attrs, run)
+    (array,) = eager.evaluate(tensor.op.op, [np.int64(tensor.shape), np.zeros(0, np.int64)], tensor.op.attrs, run)
     return array
 
 
@@ -133,7 +133,10 @@ def test_blocks_side_by_side_are_what_each_is_by_itself(name: str, dtype: str, m
     got = sample(tensor)
     monkeypatch.setattr(Prepared, "run", in_ranges(np.random.default_rng(6)))
     np.testing.assert_array_equal(sample(tensor), got)
-    want, key = np.empty(size, dtype), tensor_key(1, 9, tensor.op.attrs["stream"], np.zeros(4, np.int64))
+    want, key = (
+        np.empty(size, dtype),
+        tensor_key(np.zeros(0, np.int64), 1, 9, tensor.op.attrs["stream"], np.zeros(4, np.int64)),
+    )
     with np.errstate(over="ignore"):
         for block in range(-(-size // lanes(want))):
             (fill_normal if name == "normal" else fill_uniform)(want, block, *numbers, key)

@@ -1,6 +1,7 @@
 """Random numbers by Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 
-A key and a counter make four words of 32 bits. A tensor's own key is what (seed, stream, step) makes; its entries are
+A key and a counter make four words of 32 bits. A tensor's own key is what (seed, stream, step) makes, and then each
+turn of the loops around it; its entries are
 blocks counted from 0, so each is computed without those before it, and devices agree. What the words become is computed
 in float64 and rounded once. A CPU computes many blocks at a time, side by side, each step of the way a loop of vectors.
 """
@@ -42,11 +43,15 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
 
 
 @jitable
-def tensor_key(given: int, seed: int, stream: int, run: Any) -> Any:
-    """Four words of a tensor's own, from the op's seed (or, where none is ``given``, the run's), stream and step."""
+def tensor_key(turns: Any, given: int, seed: int, stream: int, run: Any) -> Any:
+    """Four words of a tensor's own, from the op's seed (the run's, where none is ``given``), stream, step and turns."""
     root, step = np.uint64((seed if given else run[2]) & POSITIVE), np.uint64(run[1] & POSITIVE)
     name = np.uint64(stream & POSITIVE)
-    return philox(name & LOW, name >> HALF, step & LOW, step >> HALF, root & LOW, root >> HALF)
+    key = philox(name & LOW, name >> HALF, step & LOW, step >> HALF, root & LOW, root >> HALF)
+    for number in range(turns.size):
+        turn = np.uint64(turns[number])
+        key = philox(turn & LOW, turn >> HALF, key[2], key[3], key[0], key[1])
+    return key
 
 
 @jitable
@@ -99,7 +104,7 @@ def _sampling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[st
     seed = attrs["seed"]
     numbers = [float(attrs[name]) for name in ("low", "high", "mean", "stddev") if name in attrs]
     words = (*numbers, int(seed is not None), seed or 0, attrs["stream"])
-    return Call((View.dense((inputs[0].size,)), View.dense((outputs[0].size,))), words)
+    return Call(tuple(View.dense((spec.size,)) for spec in (*inputs, *outputs)), words)
 
 
 def _lanes(dtype: Any) -> int:
@@ -149,10 +154,10 @@ def put_blocks(numbers: Any, y: Any, first: int, many: int) -> None:
 
 @kernel("random_normal", layout=_side_by_side, local=_room, infallible=True)
 def random_normal(
-    shape: Any, y: Any, words: Any, numbers: Any, mean: float, stddev: float, given: int, seed: int, stream: int,
-    begin: int, end: int, run: Any,
+    shape: Any, turns: Any, y: Any, words: Any, numbers: Any, mean: float, stddev: float, given: int, seed: int,
+    stream: int, begin: int, end: int, run: Any,
 ) -> None:  # fmt: skip
-    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
     for first in range(begin, end, BLOCKS):
         count = min(BLOCKS, end - first)
         make_words(words, first, count, key)
@@ -171,19 +176,19 @@ def random_normal(
 
 @kernel("random_normal", "cuda", layout=_sampling)
 def random_normal_on_cuda(
-    shape: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, run: Any
+    shape: Any, turns: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, run: Any
 ) -> None:
-    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
     for block in range(cuda.grid(1), (y.size + many - 1) // many, cuda.gridsize(1)):
         fill_normal(y, block, mean, stddev, key)
 
 
 @kernel("random_uniform", layout=_side_by_side, local=_room, infallible=True)
 def random_uniform(
-    shape: Any, y: Any, words: Any, numbers: Any, low: float, high: float, given: int, seed: int, stream: int,
-    begin: int, end: int, run: Any,
+    shape: Any, turns: Any, y: Any, words: Any, numbers: Any, low: float, high: float, given: int, seed: int,
+    stream: int, begin: int, end: int, run: Any,
 ) -> None:  # fmt: skip
-    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
     least, limit = y.dtype.type(low), y.dtype.type(high)
     for first in range(begin, end, BLOCKS):
         count = min(BLOCKS, end - first)
@@ -201,8 +206,8 @@ def random_uniform(
 
 @kernel("random_uniform", "cuda", layout=_sampling)
 def random_uniform_on_cuda(
-    shape: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, run: Any
+    shape: Any, turns: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, run: Any
 ) -> None:
-    key, many = tensor_key(given, seed, stream, run), lanes(y)
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
     for block in range(cuda.grid(1), (y.size + many - 1) // many, cuda.gridsize(1)):
         fill_uniform(y, block, low, high, key)

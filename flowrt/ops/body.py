@@ -16,13 +16,16 @@ from flowrt.errors import GraphError, Site, SpecError, carried_site, user_site
 from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, default_array, lookup
 from flowrt.plan import Plan, PlanFeed, PlanNode
+from flowrt.spec import Spec
 from flowrt.structure import Structure, flatten
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph
     from flowrt.op import Attr, Op
-    from flowrt.spec import Spec
+
+
+TURN = Spec("int64", ())
 
 
 @valueclass
@@ -40,20 +43,36 @@ class Traced:
     kept: tuple[bool, ...]
 
 
-def trace(outer: Graph, name: str, function: Callable[..., Any], form: Structure, specs: Sequence[Spec]) -> Traced:
+def trace(
+    outer: Graph,
+    name: str,
+    function: Callable[..., Any],
+    form: Structure,
+    specs: Sequence[Spec],
+    *,
+    turns: bool = False,
+) -> Traced:
     """Build ``function`` in a graph inside ``outer``, on parameters of ``specs`` in the nesting ``form``.
 
-    ``form`` is the form of the list of arguments. Answers that are numbers or arrays are left as they are.
+    ``form`` is the form of the list of arguments. Answers that are numbers or arrays are left as they are. Where it
+    ``turns``, the graph has an input for the number of the turn.
     """
     graph = Subgraph(outer)
     inside = replace(current_scope(), prefix=f"{outer.unique_name(name)}/", control=(), colocate=())
     with building(graph), scoped(inside):
         parameters = tuple(graph.input(spec.without_value(), "variable") for spec in specs)
+        graph.turn = graph.input(TURN, "turn") if turns else None
         answer = function(*form.rebuild(parameters))
         found, leaves = flatten(answer)
         kept = tuple(leaf is not None and not isinstance(leaf, Node) for leaf in leaves)
         answers = tuple(graph.adopt(as_value(leaf)) for leaf, keep in zip(leaves, kept, strict=True) if keep)
     return Traced(graph, parameters, found, answers, kept)
+
+
+def asks_for_turn(traced: Traced) -> bool:
+    """Whether anything in the body, or in bodies inside it, wants to know which turn it is."""
+    turn = traced.graph.turn
+    return turn is not None and any(turn in node.inputs for node in traced.graph.nodes)
 
 
 def capture(traced: Iterable[Traced]) -> list[Tensor]:

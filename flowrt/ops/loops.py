@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import GraphError, SpecError, user_site
-from flowrt.graph import Graph, Node, Tensor, control_dependencies
-from flowrt.op import active_builder, as_value, common_dtype, located
+from flowrt.errors import SpecError, user_site
+from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_scope, scoped
+from flowrt.op import active_builder, as_value, building, common_dtype, located
 from flowrt.ops.ahead import products_ahead
-from flowrt.ops.body import Traced, as_tensor, awaited, capture, changes_state, close, trace
+from flowrt.ops.body import TURN, Traced, as_tensor, asks_for_turn, awaited, capture, changes_state, close, trace
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
-from flowrt.ops.elementwise import astype
+from flowrt.ops.elementwise import add, astype
 from flowrt.ops.source import constant
 from flowrt.spec import Spec, as_shape
 from flowrt.structure import LEAF, Structure, flatten
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
     from flowrt.spec import Shape
 
 
@@ -186,19 +185,24 @@ def _build_loop(
     start, invariants, form = carry
     forms = (form,) if rows_form is None else (form, rows_form)
     rows = [row_of(t.spec) for t in scanned]
-    traced = trace(graph, f"{name}/body", body_fn, Structure(tuple, (), forms), [*invariants, *rows])
+    traced = trace(graph, f"{name}/body", body_fn, Structure(tuple, (), forms), [*invariants, *rows], turns=True)
     test = None
     if cond_fn is not None:
-        test = trace(graph, f"{name}/cond", cond_fn, Structure(tuple, (), (form,)), invariants)
+        test = trace(graph, f"{name}/cond", cond_fn, Structure(tuple, (), (form,)), invariants, turns=True)
     both = [traced] if test is None else [traced, test]
     answers, ys_form = _loop_answers(traced, form, invariants, stacks=rows_form is not None)
     ahead = products_ahead(traced, answers, dict(zip(traced.parameters[len(start) :], scanned, strict=True)))
     traced = replace(traced, parameters=(*traced.parameters, *ahead))
     scanned = [*scanned, *ahead.values()]
+    states = len(start)
+    if any(map(asks_for_turn, both)):
+        both = [_told_the_turn(one, states) for one in both]
+        start = [*start, graph.constant(np.asarray(0, TURN.dtype))]
+        answers[states:states] = [_next_turn(traced, name)]
+        traced, test = both[0], None if test is None else both[1]
     captured = capture(both)
     body = close(traced, answers, captured)
     condition = None if test is None else close(test, [_condition(test)], captured)
-    _refuse_random(body, condition)
     made = stateful_loop if changes_state(body, condition) else loop
     with control_dependencies(awaited(both)):
         outputs = made(
@@ -216,7 +220,20 @@ def _build_loop(
     found = outputs if isinstance(outputs, tuple) else (outputs,)
     left = iter(found[len(start) + 1 :])
     ys = None if ys_form is None else ys_form.rebuild([next(left) if keep else None for keep in _ys_kept(traced, form)])
-    return form.rebuild(found[: len(start)]), ys
+    return form.rebuild(found[:states]), ys
+
+
+def _told_the_turn(traced: Traced, states: int) -> Traced:
+    """A body that takes the number of its turn behind the ``states`` that it is given by the program."""
+    turn = traced.graph.turn
+    assert turn is not None
+    return replace(traced, parameters=(*traced.parameters[:states], turn, *traced.parameters[states:]))
+
+
+def _next_turn(traced: Traced, name: str) -> Tensor:
+    with building(traced.graph), scoped(replace(current_scope(), prefix=f"{name}/body/", control=())):
+        following: Tensor = add(traced.graph.turn, np.ones((), TURN.dtype), name="next_turn")
+    return following
 
 
 def _loop_answers(
@@ -273,17 +290,6 @@ def _condition(test: Traced) -> Tensor:
     if not isinstance(test.answers[0], Tensor):
         raise SpecError(f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries; {_COMPARE}")
     return test.answers[0]
-
-
-def _refuse_random(*bodies: Plan | None) -> None:
-    """A random op draws once per step and name: in a loop every turn would draw the same."""
-    for body in bodies:
-        for node in () if body is None else body.nodes:
-            if node.op.startswith("random_"):
-                raise GraphError(
-                    f"{node.where()}: a random op inside a loop would draw the same in every turn; draw for all turns "
-                    "outside, and scan over what was drawn"
-                )
 
 
 def _common_kinds(first: Traced, second: Traced) -> list[Any]:

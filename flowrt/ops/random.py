@@ -1,8 +1,9 @@
 """Random tensors, the same on every device: counter-based, so a value is a function of its key and its position.
 
-The key is (seed, stream, step). The seed is the op's own, else its graph's, else the session's; the stream is a hash of
-the name the op has in its graph; the step is the run's counter. The generator is Philox4x32-10 (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", SC'11).
+The key is (seed, stream, step, turns). The seed is the op's own, else its graph's, else the session's; the stream is a
+hash of the name the op has in its graph; the step is the run's counter; the turns are the numbers of those of the loops
+around the op, outermost first: an input like any other, so it does not matter who runs the loop. The generator is
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import hashlib
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowrt.errors import SpecError
 from flowrt.graph import Graph
-from flowrt.op import as_value, builder_for, located, no_gradient, op
+from flowrt.op import as_value, builder_for, frozen, located, no_gradient, op
 from flowrt.ops.inference import filled
+from flowrt.ops.shape import expand_dims, stack
 
 if TYPE_CHECKING:
     from flowrt.op import DType
@@ -23,10 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["normal", "uniform"]
 
 _MASK = (1 << 63) - 1
+_NO_TURNS = frozen(np.zeros(0, np.int64))
 _eager_streams = itertools.count()
 
 
-def _sampled(dtype: str, shape: Spec) -> Spec:
+def _sampled(dtype: str, shape: Spec, turns: Spec) -> Spec:
+    if turns.dtype != np.int64 or (turns.dims is not None and turns.rank != 1):
+        raise SpecError(f"the turns of the loops around random numbers are a vector of int64, got {turns}")
     out = filled(dtype, shape)
     if out.dtype.kind != "f":
         raise SpecError(f"random numbers are floats, got dtype {out.dtype}; use astype on the result")
@@ -36,21 +43,33 @@ def _sampled(dtype: str, shape: Spec) -> Spec:
 @no_gradient
 @op(stateful=True)
 def random_normal(
-    shape: Spec, mean: float, stddev: float, dtype: DType = "float32", seed: int | None = None, stream: int = 0
+    shape: Spec,
+    turns: Spec,
+    mean: float,
+    stddev: float,
+    dtype: DType = "float32",
+    seed: int | None = None,
+    stream: int = 0,
 ) -> Spec:
     """Samples of the normal distribution; see `normal`."""
-    return _sampled(dtype, shape)
+    return _sampled(dtype, shape, turns)
 
 
 @no_gradient
 @op(stateful=True)
 def random_uniform(
-    shape: Spec, low: float, high: float, dtype: DType = "float32", seed: int | None = None, stream: int = 0
+    shape: Spec,
+    turns: Spec,
+    low: float,
+    high: float,
+    dtype: DType = "float32",
+    seed: int | None = None,
+    stream: int = 0,
 ) -> Spec:
     """Samples of the uniform distribution; see `uniform`."""
     if not low <= high:
         raise SpecError(f"low must not be above high, got {low} and {high}")
-    return _sampled(dtype, shape)
+    return _sampled(dtype, shape, turns)
 
 
 @located("normal")
@@ -63,12 +82,13 @@ def normal(
     *,
     name: str | None = None,
 ) -> Any:
-    """Samples of the normal distribution, new ones at every step; ``mean`` and ``stddev`` are numbers.
+    """Samples of the normal distribution, new ones at every step, and in a loop at every turn.
 
+    ``mean`` and ``stddev`` are numbers.
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
-    seed, stream = _key("random_normal", shape, seed, name)
-    return random_normal(shape, _number("mean", mean), _number("stddev", stddev), dtype, seed, stream, name=name)
+    seed, stream, turns = _key("random_normal", shape, seed, name)
+    return random_normal(shape, turns, _number("mean", mean), _number("stddev", stddev), dtype, seed, stream, name=name)
 
 
 @located("uniform")
@@ -81,12 +101,12 @@ def uniform(
     *,
     name: str | None = None,
 ) -> Any:
-    """Samples from ``low`` up to ``high``, which is left out; new ones at every step.
+    """Samples from ``low`` up to ``high``, which is left out; new ones at every step, and in a loop at every turn.
 
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.
     """
-    seed, stream = _key("random_uniform", shape, seed, name)
-    return random_uniform(shape, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
+    seed, stream, turns = _key("random_uniform", shape, seed, name)
+    return random_uniform(shape, turns, _number("low", low), _number("high", high), dtype, seed, stream, name=name)
 
 
 def _number(what: str, value: Any) -> float:
@@ -96,13 +116,20 @@ def _number(what: str, value: Any) -> float:
         raise SpecError(f"{what} is a number, not {value!r}; scale and shift the result for a tensor") from None
 
 
-def _key(op_name: str, shape: Any, seed: int | None, name: str | None) -> tuple[int | None, int]:
-    """The seed and the stream for an op about to be built."""
+def _key(op_name: str, shape: Any, seed: int | None, name: str | None) -> tuple[int | None, int, Any]:
+    """The seed, the stream and the turns for an op about to be built."""
     items = shape if isinstance(shape, (tuple, list)) else [shape]
     builder = builder_for([as_value(item) for item in items])
     if not isinstance(builder, Graph):
-        return (None, next(_eager_streams)) if seed is None else (int(seed) & _MASK, 0)
+        return (None, next(_eager_streams), _NO_TURNS) if seed is None else (int(seed) & _MASK, 0, _NO_TURNS)
     seed = builder.seed if seed is None else int(seed)
     unique = builder.unique_name(f"{name or op_name}#stream")  # numbered as the nodes' names are, and apart from them
     digest = hashlib.blake2b(unique.encode(), digest_size=8).digest()
-    return None if seed is None else seed & _MASK, int.from_bytes(digest, "little") & _MASK
+    return None if seed is None else seed & _MASK, int.from_bytes(digest, "little") & _MASK, _turns(builder)
+
+
+def _turns(graph: Graph) -> Any:
+    turns = graph.turns()
+    if len(turns) < 2:
+        return expand_dims(turns[0], 0) if turns else _NO_TURNS
+    return stack(turns)
