@@ -117,6 +117,7 @@ class Application:
     local: tuple[Spec, ...] = ()
     slots: int = 0  # of the bases, that it sets itself; operands behind all others
     orders: tuple[Order, ...] = ()  # what, once it is compiled, serves better than these steps
+    longest_seconds: float = 0.0  # a guess of what its loops may come to whose turns only values count
 
 
 def _floating(word: Word) -> bool:

@@ -18,7 +18,7 @@ from flowrt.kernels.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.scalar_loop import sooner
 from flowrt.kernels.table import View
 from flowrt.sched.regions import Region
-from flowrt.sched.scalar_loops import apply_scalar_loop
+from flowrt.sched.scalar_loops import apply_scalar_loop, longest_seconds
 from flowrt.sched.structured import COND
 from flowrt.spec import Spec
 
@@ -80,6 +80,8 @@ class _Nest:
     arena_bytes: int = 0
     local_bytes: int = 0
     used: int = 0
+    predicted: float = 0.0
+    longest: float = 0.0
     orders: tuple[Order, ...] = ()
     constants: list[tuple[int, np.ndarray[Any, Any]]] = field(default_factory=list)
 
@@ -146,6 +148,7 @@ class _Nest:
             "turn": self._slot(),
         }
         self.scratch = [Spec("bool", ()), *(Spec(s.dtype, s.shape) for s in held)]
+        self.longest = longest_seconds(self.attrs, facts["rows"], self.predicted, self.longest)
         return self._finish("loop", (cond, body), (pred, 0) if cond or self.attrs["cond"] else (-1, 0), facts)
 
     def _finish(
@@ -156,7 +159,8 @@ class _Nest:
         views = tuple(View.dense((spec.size,)) for spec in (*self.inputs, *self.outputs, *scratch))
         constants, trace = tuple(self.constants), self._slot()
         step = NestedStep(kind, operands, len(self.inputs), views, spans, pred, constants, trace=trace, **facts)
-        return Application((step,), scratch, (Spec(BYTE, (self.local_bytes,)),), self.used, self.orders)
+        local = (Spec(BYTE, (self.local_bytes,)),)
+        return Application((step,), scratch, local, self.used, self.orders, self.longest)
 
     # Bodies
 
@@ -173,6 +177,8 @@ class _Nest:
         made = self.record(body, whole(body, self.device), specs)
         self.arena_bytes = max(self.arena_bytes, made.arena_bytes)
         self.local_bytes = max(self.local_bytes, made.local_bytes)
+        self.predicted += made.predicted_seconds
+        self.longest += made.longest_seconds
         self.orders += made.orders
         fresh = [target for target, output in zip(targets, made.outputs, strict=True) if output.fresh]
         constants = [self._constant(array) for array in made.constants]

@@ -106,6 +106,7 @@ class Recording:
     slots: int  # of the bases, behind the constants, that launches set themselves
     value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
     predicted_seconds: float
+    longest_seconds: float  # a guess of what its loops may come to whose turns values count; infinite without a limit
     orders: tuple[Order, ...] = ()  # what, once it is compiled, makes a better recording
 
     @property
@@ -228,6 +229,7 @@ class _Recorder:
     value_bytes: int = 0
     cost: Cost = field(default_factory=Cost)
     orders: list[Order] = field(default_factory=list)
+    longest: float = 0.0
 
     # Where values lie
 
@@ -351,6 +353,7 @@ class _Recorder:
         self.pending += [_Pending(step, storages, sizes, position, control, seconds) for step in application.steps]
         self.cost.add(op, specs, len(application.steps))
         self.orders += application.orders
+        self.longest += application.longest_seconds
 
     def recording(self) -> Recording:
         offsets, total = lay_out([(s.spec.nbytes, s.first, s.last) for s in self.arena])
@@ -376,5 +379,6 @@ class _Recorder:
             slots=len(self.private),
             value_bytes=self.value_bytes,
             predicted_seconds=self.cost.seconds,
+            longest_seconds=self.longest,
             orders=tuple(dict.fromkeys(self.orders)),
         )

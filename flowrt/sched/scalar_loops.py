@@ -7,6 +7,7 @@ nothing in them can fail, and one is chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,13 @@ from flowrt.kernels.expression import Expression, express, is_scalar_function
 from flowrt.kernels.launch import Application
 from flowrt.kernels.scalar_loop import ScalarLoopStep, ScalarProgram
 from flowrt.kernels.table import ALIASES, View, broadcast, find_kernel
-from flowrt.sched.structured import COND
+from flowrt.sched.structured import COND, most_turns
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
     from flowrt.spec import Spec
 
+SECONDS_PER_MEMBER = 2e-9
 MOST_MEMBERS = 256
 """A longer body is worth its launches, and would take long to compile."""
 
@@ -44,6 +46,8 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
         return None
     program, constants = made
     first, count = len(inputs), len(inputs) + len(outputs)
+    turns = rows[0].concrete[0] if rows else None
+    longest = longest_seconds(attrs, turns, members * SECONDS_PER_MEMBER, 0.0)
     step = ScalarLoopStep(
         program,
         tuple(range(count)),
@@ -58,10 +62,22 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
         done=first + carried,
         limit=attrs["limit"],
         count=0 if counted else None,
-        rows=rows[0].concrete[0] if rows else None,
+        rows=turns,
         reverse=attrs["reverse"],
     )
-    return Application((step,), ())
+    return Application((step,), (), longest_seconds=longest)
+
+
+def longest_seconds(attrs: Mapping[str, Any], rows: int | None, turn: float, longest: float) -> float:
+    """What a loop may come to, beside what it is predicted to, whose turns take ``turn`` and at most ``longest``.
+
+    Zero where the turns of it and of all loops inside are as many in every run; infinite where there is no telling.
+    """
+    varies = attrs["counted"] or attrs["cond"] is not None
+    if not varies and not longest:
+        return 0.0
+    most = most_turns(attrs, [] if rows is None else [rows], None)
+    return math.inf if most is None else most * max(turn, longest)
 
 
 @dataclass(slots=True)

@@ -99,8 +99,9 @@ class Tape:
     """A region for inputs of one set of specs, compiled. Runs on any number of threads at once.
 
     ``variables`` names what a run needs besides its inputs, in order; ``predicted_seconds`` is a rough guess of one
-    run, ``expected_seconds`` a better one, infinite before the first; ``passes_on`` says whether some outputs are
-    inputs or constants as they are. At most ``spare`` rooms are kept between runs.
+    run, ``expected_seconds`` a better one, infinite before the first, and for a loop that may turn as often as it
+    likes, however short it was so far; ``passes_on`` says whether some outputs are inputs or constants as they are. At
+    most ``spare`` rooms are kept between runs.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Tape:
     def took(self, seconds: float) -> None:
         """Learn from a whole run that took so long."""
         self._fastest = min(self._fastest, seconds)
-        self.expected_seconds = corrected(self.predicted_seconds, self._fastest)
+        self.expected_seconds = max(corrected(self.predicted_seconds, self._fastest), self.recording.longest_seconds)
 
     def _compile(self) -> None:
         launches = self.recording.launches
