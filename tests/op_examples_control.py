@@ -73,6 +73,12 @@ CONTROL: Sequence[Example] = [
     Example("no_rows", lambda: flow.no_rows(dtype="int8", shape=(2,)), specs=(Spec("int8", (None, 2)),)),
     Example("append_row", flow.append_row, (normal(3, 2), normal(2)), specs=(Spec("float32", (None, 2)),)),
     Example(
+        "append_rows",
+        flow.append_rows,
+        (normal(3, 2), normal(4, 2), np.int64(2)),
+        specs=(Spec("float32", (None, 2)),),
+    ),
+    Example(
         "stack_rows",
         lambda rows, n: flow.stack_rows(rows, n, reverse=False),
         (normal(3, 2), np.int64(4)),

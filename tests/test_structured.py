@@ -18,7 +18,7 @@ PAIR = Spec("int64", (None, 2))
 def rows_of(*numbers: int) -> Rows:
     rows = Rows()
     for number in numbers:
-        rows = rows.and_row(np.array([number, -number]))
+        rows = rows.and_rows([np.array([number, -number])])
     return rows
 
 
@@ -35,19 +35,19 @@ def test_no_rows_become_an_array_of_their_shape() -> None:
 
 def test_rows_that_follow_each_other_share_one_list() -> None:
     rows = rows_of(1, 2)
-    assert rows.and_row(np.array([3, -3])).shared is rows.shared
+    assert rows.and_rows([np.array([3, -3])]).shared is rows.shared
 
 
 def test_rows_followed_by_two_different_ones_keep_them_apart() -> None:
     rows = rows_of(1)
-    one, other = rows.and_row(np.array([2, -2])), rows.and_row(np.array([3, -3]))
+    one, other = rows.and_rows([np.array([2, -2])]), rows.and_rows([np.array([3, -3])])
     np.testing.assert_array_equal(rows.stacked(PAIR, 1, False)[:, 0], [1])
     np.testing.assert_array_equal(one.stacked(PAIR, 2, False)[:, 0], [1, 2])
     np.testing.assert_array_equal(other.stacked(PAIR, 2, False)[:, 0], [1, 3])
 
 
 def test_rows_of_different_shapes_are_no_array() -> None:
-    rows = Rows().and_row(np.zeros(2)).and_row(np.zeros(1))
+    rows = Rows().and_rows([np.zeros(2)]).and_rows([np.zeros(1)])
     with pytest.raises(SpecError, match=r"different shapes: \['\[1\]', '\[2\]'\]"):
         rows.stacked(Spec("float64", None), 2, False)
 

@@ -153,6 +153,13 @@ def append_row(rows: Spec, row: Spec) -> Spec:
 
 @no_gradient
 @op
+def append_rows(rows: Spec, more: Spec, count: Spec) -> Spec:
+    """The stack ``rows`` and, after them, the first ``count`` rows of ``more``; put in where loops are taken apart."""
+    return _any_number(rows)
+
+
+@no_gradient
+@op
 def stack_rows(rows: Spec, length: Spec, *, reverse: bool) -> Spec:
     """A stack as a tensor of ``length`` rows, zeros behind those there are; from the last to the first in ``reverse``.
 

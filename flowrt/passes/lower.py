@@ -8,7 +8,7 @@ with their branch and turn, and effects run in the order of their body. See Yu e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,14 +29,20 @@ PURE = frozenset({loop.name, choose.name})
 STATEFUL = frozenset({stateful_loop.name, stateful_cond.name})
 LOOPS = frozenset({loop.name, stateful_loop.name})
 VARIABLE_WRITES = ("assign", "scatter")
+STRETCH_TURNS, STRETCH_BYTES = 256, 4 << 20
+"""The most turns of a stretch, and the most memory of its rows: filling what is not used costs as much as a turn of the
+machine, tens of microseconds an op."""
 
 Value: TypeAlias = int  # of the plan in the making: a feed, or (node, output) in the order of `_Lowering.made`
 
 
 def lower(plan: Plan, *, everything: bool = False) -> Plan:
-    """``plan`` without loops and branches that have effects, or, if ``everything``, without any."""
+    """``plan`` without loops and branches that have effects, or, if ``everything``, without any.
+
+    Loops whose condition alone says how many rows they stack are left in stretches that have a bound.
+    """
     kinds = STATEFUL | PURE if everything else STATEFUL
-    if not any(node.op in kinds for node in plan.nodes):
+    if not any(node.op in kinds or _in_stretches(node) for node in plan.nodes):
         return plan
     lowering = _Lowering(kinds, [feed.spec for feed in plan.feeds])
     fetches = lowering.inline(plan, list(range(len(plan.feeds))), _Place("", (), ""))
@@ -118,10 +124,11 @@ class _Lowering:
         for node in body.nodes:
             taken = [values[v] for v in node.inputs]
             control = tuple(positions[n] for n in node.control)
-            if node.op in self.kinds or not (node.inputs or control):
+            taken_apart = node.op in self.kinds or _in_stretches(node)
+            if taken_apart or not (node.inputs or control):
                 control = tuple(dict.fromkeys((*control, *place.pivot)))
             here = replace(node, name=place.prefix + node.name, device=place.device or node.device, control=control)
-            if node.op in self.kinds:
+            if taken_apart:
                 values += self._loop(here, taken) if node.op in LOOPS else self._cond(here, taken)
             else:
                 first = len(self.specs)
@@ -167,7 +174,48 @@ class _Lowering:
     # Loops
 
     def _loop(self, node: PlanNode, inputs: Sequence[Value]) -> list[Value]:
-        return _LoopLowering(self, node, inputs).outputs()
+        if node.op in LOOPS and node.op in self.kinds:
+            return _LoopLowering(self, node, inputs).outputs()
+        return _Stretches(self, node, inputs).outputs()
+
+    def enter(self, node: PlanNode, value: Value, parallel: int, *, constant: bool = False) -> Value:
+        """``value`` inside the frame of ``node``."""
+        attrs: dict[str, Attr] = {"frame": node.name, "is_constant": constant, "parallel_iterations": parallel}
+        return self._put(node, "enter", [value], attrs, node.control)[0]
+
+    def frame(
+        self,
+        node: PlanNode,
+        parallel: int,
+        first: Sequence[Value],
+        specs: Sequence[Spec],
+        goes_on: Callable[[Sequence[Value], int], Value],
+        turn: Callable[[Sequence[Value], _Place], Sequence[Value]],
+    ) -> list[Value]:
+        """What goes around, beginning with ``first``, as it leaves the frame; ``specs`` are those of any turn.
+
+        ``goes_on`` says of what has come around, and the node it came by, whether there is another turn; ``turn`` makes
+        of that what goes around next, in a place that lives and dies with the turn.
+        """
+        entered = [self.enter(node, value, parallel) for value in first]
+        merged = [self._merge(node, [value], spec) for value, spec in zip(entered, specs, strict=True)]
+        merges = list(range(len(self.made) - len(merged), len(self.made)))
+        pred = self._one(node, "loop_cond", goes_on(merged, merges[0]))
+        sides = [self._put(node, "switch", [value, pred]) for value in merged]
+        inside = [side[1] for side in sides]
+        inside[0] = self._one(node, "identity", inside[0])
+        place = _Place(f"{node.name}/", (self._last,), node.device)
+        for merge, value in zip(merges, turn(inside, place), strict=True):
+            back = self._one(node, "next_iteration", value)
+            draft = self.made[merge]
+            draft.inputs.append(back)
+            draft.node = replace(draft.node, attrs={"_many": 2})
+        return [self._one(node, "exit", side[0]) for side in sides]
+
+    def no_rows(self, node: PlanNode, stack: Spec) -> Value:
+        """A stack as it begins."""
+        shape = None if stack.dims is None else stack.dims[1:]
+        return self._one(node, "no_rows", control=node.control, dtype=stack.dtype.name, shape=shape)
 
 
 class _LoopLowering:
@@ -182,31 +230,16 @@ class _LoopLowering:
         self.first = list(inputs[counted : counted + carried])
         self.scanned = inputs[counted + carried : counted + carried + scanned]
         self.rows = [self._enter_rows(v) for v in self.scanned]
-        self.captured = [self._enter(v, constant=True) for v in inputs[counted + carried + scanned :]]
+        self.captured = [self._constant(v) for v in inputs[counted + carried + scanned :]]
         self._stack_specs = node.outputs[carried + 1 :]
+        self.most = self._most()
 
     def outputs(self) -> list[Value]:
-        low, node, attrs = self.lowering, self.node, self.attrs
-        most = self._most()
-        stacks = [self._no_rows(spec) for spec in self._stack_specs]
+        low, node = self.lowering, self.node
+        stacks = [low.no_rows(node, spec) for spec in self._stack_specs]
         first = [low._constant(node, np.int64(0), node.control), *self.first, *stacks]
-        entered = [self._enter(value) for value in first]
         specs = [Spec("int64", ()), *node.outputs[: self.carried], *(low.specs[v] for v in stacks)]
-        merged = [low._merge(node, [value], spec) for value, spec in zip(entered, specs, strict=True)]
-        merges = list(range(len(low.made) - len(merged), len(low.made)))
-        turn, state = merged[0], merged[1 : 1 + self.carried]
-        pred = None if most is None else low._one(node, "less", turn, most)
-        if attrs["cond"] is not None:
-            place = _Place(f"{node.name}/", (merges[0],), node.device)
-            (goes_on,), _ = low._inline(attrs["cond"], [*state, *self.captured], place)
-            goes_on = low._alive(node, goes_on, place)
-            pred = goes_on if pred is None else low._one(node, "logical_and", pred, goes_on)
-        if pred is None:
-            raise GraphError(f"{node.where()}: nothing ends this loop")
-        pred = low._one(node, "loop_cond", pred)
-        sides = [low._put(node, "switch", [value, pred]) for value in merged]
-        self._go_around(merges, [side[1] for side in sides], most)
-        exits = [low._one(node, "exit", side[0]) for side in sides]
+        exits = low.frame(node, self.parallel, first, specs, self._goes_on, self._turn)
         length = self._length() or exits[0]
         whole = [
             low._one(node, "stack_rows", rows, length, reverse=self.attrs["reverse"])
@@ -216,15 +249,25 @@ class _LoopLowering:
         exits[0] = low._one(node, "identity", exits[0])
         return [*exits[1 : 1 + self.carried], exits[0], *whole]
 
-    def _go_around(self, merges: Sequence[int], inside: Sequence[Value], most: Value | None) -> None:
-        """Build the body, and lead its answers back into the merges."""
+    def _goes_on(self, merged: Sequence[Value], pivot: int) -> Value:
+        low, node = self.lowering, self.node
+        pred = None if self.most is None else low._one(node, "less", merged[0], self.most)
+        if self.attrs["cond"] is not None:
+            place = _Place(f"{node.name}/", (pivot,), node.device)
+            (goes_on,), _ = low._inline(self.attrs["cond"], [*merged[1 : 1 + self.carried], *self.captured], place)
+            goes_on = low._alive(node, goes_on, place)
+            pred = goes_on if pred is None else low._one(node, "logical_and", pred, goes_on)
+        if pred is None:
+            raise GraphError(f"{node.where()}: nothing ends this loop")
+        return pred
+
+    def _turn(self, inside: Sequence[Value], place: _Place) -> list[Value]:
         low, node, carried = self.lowering, self.node, self.carried
-        turn = low._one(node, "identity", inside[0])
-        place = _Place(f"{node.name}/", (low._last,), node.device)
+        turn = inside[0]
         one = low._constant(node, np.int64(1), place.pivot)
         row = turn
-        if self.attrs["reverse"] and most is not None:
-            row = low._one(node, "subtract", low._one(node, "subtract", most, one), turn)
+        if self.attrs["reverse"] and self.most is not None:
+            row = low._one(node, "subtract", low._one(node, "subtract", self.most, one), turn)
         rows = [low._one(node, "take", value, row, axis=0) for value in self.rows]
         answers, effects = low._inline(self.attrs["body"], [*inside[1 : 1 + carried], *rows, *self.captured], place)
         stacks = [
@@ -232,23 +275,17 @@ class _LoopLowering:
             for stack, answer in zip(inside[1 + carried :], answers[carried:], strict=True)
         ]
         following = low._one(node, "add", turn, one, control=effects)
-        carried_on = [low._alive(node, value, place) for value in (following, *answers[:carried])]
-        for merge, value in zip(merges, [*carried_on, *stacks], strict=True):
-            back = low._one(node, "next_iteration", value)
-            draft = low.made[merge]
-            draft.inputs.append(back)
-            draft.node = replace(draft.node, attrs={"_many": 2})
+        return [*(low._alive(node, value, place) for value in (following, *answers[:carried])), *stacks]
 
-    def _enter(self, value: Value, constant: bool = False) -> Value:
-        attrs = {"frame": self.node.name, "is_constant": constant, "parallel_iterations": self.parallel}
-        return self.lowering._put(self.node, "enter", [value], attrs, self.node.control)[0]
+    def _constant(self, value: Value) -> Value:
+        return self.lowering.enter(self.node, value, self.parallel, constant=True)
 
     def _enter_rows(self, value: Value) -> Value:
         """What is scanned, of a length that inference need not know: of nothing it would find no row to be taken."""
         low = self.lowering
         spec = low.specs[value]
         low.specs[value] = spec if spec.dims is None else Spec(spec.dtype, (None, *spec.dims[1:]))
-        entered = self._enter(value, constant=True)
+        entered = self._constant(value)
         low.specs[value] = spec
         return entered
 
@@ -257,22 +294,17 @@ class _LoopLowering:
         low, node = self.lowering, self.node
         bounds: list[Value] = []
         if self.attrs["limit"] is not None:
-            bounds.append(self._enter(low._constant(node, np.int64(self.attrs["limit"]), node.control), constant=True))
+            bounds.append(self._constant(low._constant(node, np.int64(self.attrs["limit"]), node.control)))
         if self.rows:
             sizes = low._one(node, "shape_of", self.rows[0])
             zero = low._constant(node, np.int64(0), [low._last])
             bounds.append(low._one(node, "take", sizes, zero, axis=0))
         if self.count is not None:
-            bounds.append(self._enter(self.count, constant=True))
+            bounds.append(self._constant(self.count))
         most = None
         for bound in bounds:
             most = bound if most is None else low._one(node, "minimum", most, bound)
         return most
-
-    def _no_rows(self, stack: Spec) -> Value:
-        """A stack as it begins."""
-        shape = None if stack.dims is None else stack.dims[1:]
-        return self.lowering._one(self.node, "no_rows", control=self.node.control, dtype=stack.dtype.name, shape=shape)
 
     def _length(self) -> Value | None:
         """How long the stacks are, outside the frame, where anything but the number of turns says so."""
@@ -283,6 +315,56 @@ class _LoopLowering:
             return None
         sizes = low._one(node, "shape_of", self.scanned[0])
         return low._one(node, "take", sizes, low._constant(node, np.int64(0), [low._last]), axis=0)
+
+
+class _Stretches:
+    """A loop that stacks rows and that only its condition ends, in stretches of a bounded number of turns.
+
+    Each stretch is a loop whose sizes are known, which a tape can run; the machine puts their rows behind one another.
+    """
+
+    def __init__(self, lowering: _Lowering, node: PlanNode, inputs: Sequence[Value]) -> None:
+        self.lowering, self.node, self.carried = lowering, node, int(node.attrs["carried"])
+        self.first = inputs[: self.carried]
+        self.captured = [lowering.enter(node, v, 1, constant=True) for v in inputs[self.carried :]]
+        self.turns = stretch_turns(node.outputs[self.carried + 1 :])
+
+    def outputs(self) -> list[Value]:
+        low, node = self.lowering, self.node
+        stacks = [low.no_rows(node, spec) for spec in node.outputs[self.carried + 1 :]]
+        beginning = [low._constant(node, np.int64(0), node.control), low._constant(node, np.True_, node.control)]
+        first = [*beginning, *self.first, *stacks]
+        specs = [Spec("int64", ()), Spec("bool", ()), *node.outputs[: self.carried], *(low.specs[v] for v in stacks)]
+        exits = low.frame(node, 1, first, specs, lambda merged, _: merged[1], self._turn)
+        whole = [low._one(node, "stack_rows", rows, exits[0], reverse=False) for rows in exits[2 + self.carried :]]
+        done = low._one(node, "identity", exits[0])  # what waits for the loop waits for this, which comes last
+        return [*exits[2 : 2 + self.carried], done, *whole]
+
+    def _turn(self, inside: Sequence[Value], place: _Place) -> list[Value]:
+        low, node, carried = self.lowering, self.node, self.carried
+        attrs: dict[str, Attr] = {**node.attrs, "limit": self.turns}
+        answers = low._put(node, node.op, [*inside[2 : 2 + carried], *self.captured], attrs, place.pivot)
+        done, rows = answers[carried], answers[carried + 1 :]
+        more = low._one(node, "equal", done, low._constant(node, np.int64(self.turns), place.pivot))
+        stacks = [
+            low._one(node, "append_rows", stack, made, done)
+            for stack, made in zip(inside[2 + carried :], rows, strict=True)
+        ]
+        return [low._one(node, "add", inside[0], done), more, *answers[:carried], *stacks]
+
+
+def stretch_turns(stacks: Sequence[Spec]) -> int:
+    """How many turns a stretch has: enough for the machine's part to be small, and no more memory than that takes."""
+    rows = [Spec(s.dtype, s.shape[1:]).nbytes for s in stacks if s.dims is not None and None not in s.dims[1:]]
+    return min(max(STRETCH_BYTES // max(sum(rows), 1), 1), STRETCH_TURNS)
+
+
+def _in_stretches(node: PlanNode) -> bool:
+    """Whether a loop stacks rows and its condition alone says how many."""
+    if node.op != loop.name or any(node.attrs[name] for name in ("limit", "scanned", "counted")):
+        return False
+    body: Any = node.attrs["body"]
+    return len(body.fetches) > int(node.attrs["carried"])
 
 
 def _writes_variables(*bodies: Plan | None) -> bool:

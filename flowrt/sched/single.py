@@ -203,7 +203,9 @@ class StackRunner:
             case "no_rows":
                 return (Rows(),)
             case "append_row":
-                return (inputs[0].and_row(inputs[1]),)
+                return (inputs[0].and_rows(inputs[1:]),)
+            case "append_rows":
+                return (inputs[0].and_rows(inputs[1][: int(inputs[2])]),)
         try:
             spec, reverse = self.node.outputs[0], self.node.attrs["reverse"]
             return (inputs[0].stacked(spec, int(inputs[1]), reverse, self._memory.empty),)

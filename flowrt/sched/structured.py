@@ -27,7 +27,7 @@ LOOP, COND = "loop", "cond"
 STATEFUL_LOOP, STATEFUL_COND = "stateful_loop", "stateful_cond"
 STRUCTURED = frozenset({LOOP, COND, STATEFUL_LOOP, STATEFUL_COND})
 PURE_STRUCTURED = frozenset({LOOP, COND})
-STACKING = frozenset({"no_rows", "append_row", "stack_rows"})
+STACKING = frozenset({"no_rows", "append_row", "append_rows", "stack_rows"})
 """Ops whose values are `Rows`, or are made of them."""
 
 
@@ -39,11 +39,11 @@ class Rows:
     shared: list[Array] = field(default_factory=list)
     count: int = 0
 
-    def and_row(self, row: Array) -> Rows:
-        """These rows, and ``row`` after them."""
+    def and_rows(self, rows: Sequence[Array]) -> Rows:
+        """These rows, and ``rows`` after them."""
         shared = self.shared if len(self.shared) == self.count else self.shared[: self.count]
-        shared.append(row)
-        return Rows(shared, self.count + 1)
+        shared.extend(rows)
+        return Rows(shared, self.count + len(rows))
 
     def stacked(self, spec: Spec, length: int, reverse: bool, empty: Empty = np.empty) -> Array:
         """The rows as one array of that ``length``, zeros where there are none."""
@@ -97,7 +97,7 @@ def _run_loop(op: str, inputs: Sequence[Array], attrs: Mapping[str, Any], comput
         at = turns - 1 - done if attrs["reverse"] and turns is not None else done
         answers = run_body(body, [*state, *(row[at] for row in rows), *captured], compute)
         state = answers[:carried]
-        stacks = [stack.and_row(answer) for stack, answer in zip(stacks, answers[carried:], strict=True)]
+        stacks = [stack.and_rows([answer]) for stack, answer in zip(stacks, answers[carried:], strict=True)]
         done += 1
     length = len(rows[0]) if rows else done if limit is None else limit
     specs = lookup(op).infer([spec_of(a) for a in inputs], attrs)[carried + 1 :] if stacks else ()
