@@ -11,10 +11,17 @@ from example import Example, bools, integers, normal
 
 import flowrt.ops as fr
 from flowrt.ops import index, linalg, nn, recurrent, slices
+from flowrt.ops.moments import standardize, sums_about
 from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
 CUBE = normal(3, 4, 5)
+COLUMNS = normal(4, 1, seed=1), normal(4, 1, seed=2), normal(4, 1, seed=3)
+
+
+def _summed_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    kept = (1,) * (x.ndim - len(shape)) + shape
+    return x.sum(tuple(i for i, n in enumerate(kept) if n == 1), keepdims=True).reshape(shape)
 
 
 def _scattered(updates: np.ndarray, indices: np.ndarray, size: tuple[int, ...], axis: int) -> np.ndarray:
@@ -451,8 +458,39 @@ NN = [
             (normal(0, 3), -1, False, "no-rows"),
         ]
     ],
+    *[
+        Example(
+            "moments",
+            lambda x, a=axis, k=kept: nn.moments(x, a, k),
+            (x,),
+            lambda x, a=axis, k=kept: (x.mean(a, keepdims=k), x.var(a, keepdims=k)),
+            margin=1e-5,
+            note=note,
+        )
+        for x, axis, kept, note in [
+            (CUBE, None, False, "all"),
+            (CUBE, -1, True, "last"),
+            (CUBE, (0, 2), False, "middle"),
+            (CUBE, 1, True, "columns"),
+            (normal(6, 3), 0, False, "narrow"),
+            (integers(4, 3), 0, False, "integers"),
+            (normal(3, 0), 0, False, "no-columns"),
+        ]
+    ],
+    Example("standardize", standardize, (CUBE, *COLUMNS), lambda x, m, f, o: (x - m) * f + o),
+    Example("standardize", standardize, (CUBE, *COLUMNS[:2], np.float32(2)), lambda x, m, f, o: (x - m) * f + o),
+    *[
+        Example(
+            "sums_about",
+            sums_about,
+            (x, normal(*x.shape, seed=1), normal(*shape, seed=2)),
+            lambda x, w, m: (_summed_to(w, m.shape), _summed_to(w * (x - m), m.shape)),
+            margin=1e-5,
+        )
+        for x, shape in [(CUBE, (5,)), (CUBE, (3, 1, 1)), (CUBE, (4, 1)), (normal(6, 3), (1, 3)), (normal(0, 3), (3,))]
+    ],
     Example(
-        "rsqrt",
+        "standardize",
         fr.nn.batch_norm,
         (normal(4, 3, 2, 5), normal(5, seed=1), normal(5, seed=2)),
         lambda x, scale, offset: _normalised(x, (0, 1, 2), scale, offset),
@@ -460,7 +498,7 @@ NN = [
         note="batch_norm",
     ),
     Example(
-        "rsqrt",
+        "standardize",
         lambda x, scale, offset: fr.nn.batch_norm(x, scale, offset, axis=(0, -1)),
         (CUBE, normal(4, seed=1), normal(4, seed=2)),
         lambda x, scale, offset: _normalised(x, (0, 2), scale[:, None], offset[:, None]),

@@ -41,7 +41,7 @@ def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
     return out
 
 
-def _form(shape: Shape, axes: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+def five_sizes(shape: Shape, axes: Sequence[int]) -> tuple[tuple[int, ...], bool]:
     """The five sizes of the form, and whether the last is reduced."""
     groups = _groups(shape, axes)
     last_reduced = groups[-1][0]
@@ -72,12 +72,12 @@ def _call(sizes: tuple[int, ...], last: bool, ignored: Sequence[Spec]) -> Call:
     return Call((*views, View.dense((2, _columns(sizes, last)))), (int(last),), math.prod(results))
 
 
-def _form_of(inputs: Sequence[Spec], attrs: Attrs) -> tuple[tuple[int, ...], bool]:
-    return _form(inputs[0].concrete, _axes(inputs, attrs))
+def form_of(inputs: Sequence[Spec], attrs: Attrs) -> tuple[tuple[int, ...], bool]:
+    return five_sizes(inputs[0].concrete, _axes(inputs, attrs))
 
 
 def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    return _call(*_form_of(inputs, attrs), ())
+    return _call(*form_of(inputs, attrs), ())
 
 
 def _columns(sizes: tuple[int, ...], last: bool) -> int:
@@ -87,7 +87,7 @@ def _columns(sizes: tuple[int, ...], last: bool) -> int:
 
 def _local(wide: Callable[[np.dtype[Any]], Any]) -> Any:
     def local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        columns = _columns(*_form_of(inputs, attrs))
+        columns = _columns(*form_of(inputs, attrs))
         return [Spec(wide(inputs[0].dtype), (2, columns))]
 
     return local
@@ -261,7 +261,7 @@ def _register(
     finish: Any = as_it_is,
 ) -> None:
     whole = reduction(fold, start, finish), _layout, _local(wide)
-    register_parted(op, whole, _form_of, Parted(fold, start, finish, wide, row_fold(fold)))
+    register_parted(op, whole, form_of, Parted(fold, start, finish, wide, row_fold(fold)))
     kernel(op, "cuda", layout=_layout, local=_local(wide))(reduction_on_cuda(on_cuda, start, finish))
 
 
@@ -428,12 +428,12 @@ def _summed_axes(x: Spec, y: Spec) -> tuple[int, ...]:
 
 
 def _sum_to_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    form = _form(inputs[0].concrete, _summed_axes(inputs[0], outputs[0]))
+    form = five_sizes(inputs[0].concrete, _summed_axes(inputs[0], outputs[0]))
     return _call(*form, inputs[1:])
 
 
 def _sum_to_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    columns = _columns(*_form(inputs[0].concrete, _summed_axes(inputs[0], outputs[0])))
+    columns = _columns(*five_sizes(inputs[0].concrete, _summed_axes(inputs[0], outputs[0])))
     return [Spec(_sum_dtype(inputs[0].dtype), (2, columns))]
 
 

@@ -28,10 +28,11 @@ from flowrt.ops.elementwise import (
 )
 from flowrt.ops.index import take
 from flowrt.ops.inference import described
+from flowrt.ops.moments import moments, standardize
 from flowrt.ops.reduce import mean
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.slices import ABSENT
-from flowrt.ops.source import shape_of
+from flowrt.ops.source import shape_of, zeros_like
 from flowrt.spec import Spec, normal_axes
 
 
@@ -54,14 +55,13 @@ def batch_norm(
     count, not one less. Ioffe and Szegedy, "Batch normalization", ICML 2015.
     """
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
-    middle = mean(x, axes)
-    centred = subtract(x, expand_dims(middle, axes))
-    variance = mean(square(centred), axes)
+    middle, variance = moments(x, axes)
     factor = rsqrt(add(variance, epsilon))
     if scale is not None:
         factor = multiply(factor, scale)
-    y = multiply(centred, expand_dims(factor, axes))
-    return (y if offset is None else add(y, expand_dims(offset, axes))), middle, variance
+    start = zeros_like(middle) if offset is None else offset
+    y = standardize(x, *(expand_dims(each, axes) for each in (middle, factor, start)))
+    return y, middle, variance
 
 
 def layer_norm(x: Any, scale: Any = None, offset: Any = None, axis: Any = -1, epsilon: float = 1e-5) -> Any:

@@ -15,6 +15,7 @@ from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
 from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding_lookup, layer_norm
 from flowrt.ops.linalg import check_bias
+from flowrt.ops.moments import moments
 from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
@@ -38,6 +39,7 @@ __all__ = [
     "log_softmax",
     "lstm",
     "max_pool2d",
+    "moments",
     "relu",
     "sigmoid",
     "sigmoid_cross_entropy",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
 
 
-def _reduced(x: Spec, axis: Any, keepdims: bool) -> Shape | None:
+def reduced(x: Spec, axis: Any, keepdims: bool) -> Shape | None:
     """The shape of ``x`` without the axes it is reduced over."""
     if x.dims is None:
         return () if axis is None and not keepdims else None
@@ -59,7 +59,7 @@ def _needs_entries(what: str, x: Spec, axis: Any) -> None:
 @op
 def sum(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
     """The sum over ``axis``; small integers and bools are summed in 64 bits. Of no entries: 0."""
-    return Spec(_wide(x.dtype), _reduced(x, axis, keepdims))
+    return Spec(_wide(x.dtype), reduced(x, axis, keepdims))
 
 
 @sum.gradient
@@ -70,24 +70,29 @@ def sum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op
 def mean(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
     """The mean over ``axis``; of integers in float64. Of no entries: NaN."""
-    return Spec(as_float(x).dtype, _reduced(x, axis, keepdims))
+    return Spec(as_float(x).dtype, reduced(x, axis, keepdims))
 
 
 @mean.gradient
 def mean_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (_spread_like(dy / count_each(node, dy.dtype), node),)
+
+
+def count_each(node: Node, dtype: Any) -> Any:
+    """How many entries come to one result of a reduction, 1 at least: a number, or a tensor where sizes are open."""
     x, y = node.inputs[0], node.outputs[0]
     axes = () if x.spec.dims is None else normal_axes(node.attrs["axis"], x.spec.rank)
     sizes = [n for a in axes if (n := x.spec.shape[a]) is not None]
     if x.spec.dims is not None and len(sizes) == len(axes):
-        return (_spread_like(dy / float(builtins.max(math.prod(sizes), 1)), node),)
-    return (_spread_like(dy / astype(divide(size(x), size(y)), dy.dtype), node),)
+        return float(builtins.max(math.prod(sizes), 1))
+    return astype(divide(size(x), size(y)), dtype)
 
 
 @op
 def max(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
     """The largest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("maximum", x, axis)
-    return Spec(x.dtype, _reduced(x, axis, keepdims))
+    return Spec(x.dtype, reduced(x, axis, keepdims))
 
 
 @max.gradient
@@ -99,7 +104,7 @@ def max_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 def min(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
     """The smallest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("minimum", x, axis)
-    return Spec(x.dtype, _reduced(x, axis, keepdims))
+    return Spec(x.dtype, reduced(x, axis, keepdims))
 
 
 @min.gradient
@@ -116,7 +121,7 @@ def _shared_by_the_equal(node: Node, dy: Tensor) -> Any:
 @op
 def prod(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
     """The product over ``axis``; small integers and bools are multiplied in 64 bits. Of no entries: 1."""
-    out = Spec(_wide(x.dtype), _reduced(x, axis, keepdims))
+    out = Spec(_wide(x.dtype), reduced(x, axis, keepdims))
     return carry(out, _known_product, x) if out.dims == () else out
 
 
@@ -141,14 +146,14 @@ def prod_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op
 def any(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
     """Whether any entry over ``axis`` is true (not zero)."""
-    return Spec("bool", _reduced(x, axis, keepdims))
+    return Spec("bool", reduced(x, axis, keepdims))
 
 
 @no_gradient
 @op
 def all(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
     """Whether every entry over ``axis`` is true (not zero)."""
-    return Spec("bool", _reduced(x, axis, keepdims))
+    return Spec("bool", reduced(x, axis, keepdims))
 
 
 @no_gradient
@@ -169,7 +174,7 @@ def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
     if axis is not None and not isinstance(axis, int):
         raise SpecError(f"axis must be one axis or None, got {axis}")
     _needs_entries("position of an extreme", x, axis)
-    return Spec("int64", _reduced(x, axis, keepdims))
+    return Spec("int64", reduced(x, axis, keepdims))
 
 
 def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
@@ -221,7 +226,7 @@ def spread(y: Spec, shape: Spec, axis: Any = None, keepdims: bool = False) -> Sp
 
 
 def _check_spread(y: Spec, out: Spec, axis: Any, keepdims: bool) -> None:
-    left = _reduced(out, axis, keepdims)
+    left = reduced(out, axis, keepdims)
     if (
         left is None
         or len(left) != y.rank
@@ -246,13 +251,13 @@ def broadcast_to(x: Spec, shape: Spec) -> Spec:
     out = filled(x.dtype, shape)
     if x.dims is None or out.dims is None:
         return out
-    dims = _onto(x.shape, out.shape)
+    dims = onto(x.shape, out.shape)
     if dims is None:
         raise SpecError(f"{x} does not broadcast to {out}; its sizes must be 1 or equal, from the right")
     return out.with_shape(dims)
 
 
-def _onto(small: Shape, large: Shape) -> Shape | None:
+def onto(small: Shape, large: Shape) -> Shape | None:
     """``large``, to which ``small`` broadcasts, as far as both tell it; None where it does not."""
     if len(small) > len(large):
         return None
@@ -273,7 +278,7 @@ def sum_to(x: Spec, shape: Spec) -> Spec:
     out = filled(x.dtype, shape)
     if x.dims is None or out.dims is None:
         return out
-    if _onto(out.shape, x.shape) is None:
+    if onto(out.shape, x.shape) is None:
         raise SpecError(f"{x} cannot be summed to {out}; its sizes must be 1 or equal, from the right")
     return out
 
