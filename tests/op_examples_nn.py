@@ -561,8 +561,14 @@ NN = [
     Example(
         "class_cross_entropy_slope",
         nn.class_cross_entropy_slope,
-        (LOGITS, CLASSES),
-        lambda x, i: _softmax(x) - _hot(i, 4),
+        (LOGITS, CLASSES, normal(2, 3, seed=9)),
+        lambda x, i, dy: dy[..., None] * (_softmax(x) - _hot(i, 4)),
+    ),
+    Example(
+        "cross_entropy_slope",
+        nn.cross_entropy_slope,
+        (LOGITS, normal(2, 3, 4, seed=8), normal(2, 3, seed=9)),
+        lambda x, w, dy: dy[..., None] * (_softmax(x) * w.sum(-1, keepdims=True) - w),
     ),
     Example("cross_entropy", fr.nn.softmax_cross_entropy, (LOGITS, _softmax(normal(2, 3, 4, seed=7))), _of_weights),
     Example("cross_entropy", fr.nn.softmax_cross_entropy, (LOGITS, _hot(CLASSES, 4, "int32")), _of_weights, note="int"),

@@ -138,9 +138,10 @@ def test_an_index_out_of_range_fails_the_step(indices: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_label_that_is_no_class_fails_the_step(label: int) -> None:
-    for op in (fr.nn.softmax_cross_entropy, nn.class_cross_entropy_slope):
+    labels = np.int64([0, label])
+    for op, also in ((fr.nn.softmax_cross_entropy, ()), (nn.class_cross_entropy_slope, (X[:, 0],))):
         with pytest.raises(FlowrtError, match="a label is not among the classes"):
-            op(X, np.int64([0, label]))
+            op(X, labels, *also)
 
 
 def test_open_shapes_are_taken_and_what_is_known_is_inferred() -> None:

@@ -93,9 +93,15 @@ def scalar_entry(function: Callable[..., Any], inputs: int) -> Any:
             first, second = a[place(block, i, 0, 4, a.itemsize)], b[place(block, i, 1, 4, b.itemsize)]
             y[place(block, i, 3, 4, y.itemsize)] = scalar(first, second, c[place(block, i, 2, 4, c.itemsize)])
 
-    entries = {1: of_one, 2: of_two, 3: of_three}
+    def of_four(block: Any, count: int, a: Any, b: Any, c: Any, d: Any, y: Any) -> None:
+        for i in range(cuda.grid(1), count, cuda.gridsize(1)):
+            first, second = a[place(block, i, 0, 5, a.itemsize)], b[place(block, i, 1, 5, b.itemsize)]
+            third, fourth = c[place(block, i, 2, 5, c.itemsize)], d[place(block, i, 3, 5, d.itemsize)]
+            y[place(block, i, 4, 5, y.itemsize)] = scalar(first, second, third, fourth)
+
+    entries = {1: of_one, 2: of_two, 3: of_three, 4: of_four}
     if inputs not in entries:
-        raise GraphError(f"a scalar expression on CUDA takes 1 to 3 inputs, not {inputs}; split it")
+        raise GraphError(f"a scalar expression on CUDA takes 1 to 4 inputs, not {inputs}; split it")
     return cuda.jit(entries[inputs])
 
 

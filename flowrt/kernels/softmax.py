@@ -260,10 +260,18 @@ def class_cross_entropy_by(exp: Any) -> Callable[..., Any]:
     return class_cross_entropy
 
 
+@jitable
+def scale_powers(row: Any, by: Any) -> Any:
+    """Divide a row of exponentials by their sum, and multiply it."""
+    scale = row.dtype.type(by / sum_of(row, 0, row.size))
+    for j in range(row.size):
+        row[j] *= scale
+
+
 def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
     powers_of = powers_by(exp)
 
-    def class_cross_entropy_slope(logits: Any, labels: Any, y: Any, begin: int, end: int, run: Any) -> None:
+    def class_cross_entropy_slope(logits: Any, labels: Any, dy: Any, y: Any, begin: int, end: int, run: Any) -> None:
         classes = logits.shape[1]
         many = max(ENTRIES // max(classes, 1), 1)
         for first in range(begin, end, many):
@@ -274,13 +282,30 @@ def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
                 less_largest(logits[i], y[i])
             powers_of(y[first], (stop - first) * classes)
             for i in range(first, stop):
-                out = y[i]
-                scale = y.dtype.type(1.0 / sum_of(out, 0, classes))
-                for j in range(classes):
-                    out[j] *= scale
-                out[int(labels[i])] -= 1
+                scale_powers(y[i], dy[i])
+                y[i, int(labels[i])] -= dy[i]
 
     return class_cross_entropy_slope
+
+
+def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
+    powers_of = powers_by(exp)
+
+    def cross_entropy_slope(logits: Any, labels: Any, dy: Any, y: Any, begin: int, end: int) -> None:
+        classes = logits.shape[1]
+        many = max(ENTRIES // max(classes, 1), 1)
+        for first in range(begin, end if classes > 0 else begin, many):
+            stop = min(first + many, end)
+            for i in range(first, stop):
+                less_largest(logits[i], y[i])
+            powers_of(y[first], (stop - first) * classes)
+            for i in range(first, stop):
+                out, weights, each = y[i], labels[i], dy[i]
+                scale_powers(out, each * sum_of(weights, 0, classes))
+                for j in range(classes):
+                    out[j] -= each * weights[j]
+
+    return cross_entropy_slope
 
 
 def cross_entropy_by(exp: Any) -> Callable[..., Any]:
@@ -316,5 +341,7 @@ for _dtypes, _exp in ((None, math.exp), (single, exp32)):
     )
     kernel("class_cross_entropy_slope", layout=_examples, dtypes=_dtypes)(class_cross_entropy_slope_by(_exp))
     kernel("cross_entropy", layout=_examples_with_room, local=_powers, dtypes=_dtypes)(cross_entropy_by(_exp))
+    kernel("cross_entropy_slope", layout=_examples, dtypes=_dtypes)(cross_entropy_slope_by(_exp))
 
-host_only("softmax", "log_softmax", "class_cross_entropy", "class_cross_entropy_slope", "cross_entropy")
+host_only("softmax", "log_softmax", "class_cross_entropy", "class_cross_entropy_slope")
+host_only("cross_entropy", "cross_entropy_slope")

@@ -19,7 +19,7 @@ from flowrt.ops.moments import moments
 from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
-from flowrt.ops.source import shape_of
+from flowrt.ops.source import ones_like, shape_of
 from flowrt.spec import Shape, Spec, normal_axes, pair, sliding
 
 if TYPE_CHECKING:
@@ -327,19 +327,28 @@ def class_cross_entropy(logits: Spec, labels: Spec) -> Spec:
 
 @class_cross_entropy.gradient
 def class_cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return expand_dims(dy, -1) * class_cross_entropy_slope(*node.inputs), None
+    return class_cross_entropy_slope(*node.inputs, dy), None
 
 
 @op
-def class_cross_entropy_slope(logits: Spec, labels: Spec) -> Spec:
-    """The derivative of `class_cross_entropy` by each logit: the softmax, less 1 at the label."""
+def class_cross_entropy_slope(logits: Spec, labels: Spec, dy: Spec) -> Spec:
+    """The gradient of `class_cross_entropy` for the logits: the softmax, less 1 at the label, times ``dy``."""
     examples = _check_classes(logits, labels)
-    return Spec(logits.dtype, logits.dims if examples is None or logits.dims is None else (*examples, logits.dims[-1]))
+    return Spec(logits.dtype, _slope(logits, Spec(dy.dtype, examples), dy))
+
+
+def _slope(logits: Spec, examples: Spec, dy: Spec) -> Shape | None:
+    """The shape of a gradient for the logits, given that of the losses of the examples."""
+    dims = [d for d in (None if logits.dims is None else logits.shape[:-1], examples.dims, dy.dims) if d is not None]
+    found = merged(dims, [logits, examples, dy]) if dims else None
+    return None if found is None or logits.dims is None else (*found, logits.dims[-1])
 
 
 @class_cross_entropy_slope.gradient
-def class_cross_entropy_slope_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return _softmax_slope(softmax(node.inputs[0]), dy, -1), None
+def class_cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
+    logits, labels, dy = node.inputs
+    each = class_cross_entropy_slope(logits, labels, ones_like(dy))
+    return _softmax_slope(softmax(logits), d, -1) * expand_dims(dy, -1), None, sum(d * each, -1)
 
 
 @op(promote=True)
@@ -353,8 +362,23 @@ def cross_entropy(logits: Spec, labels: Spec) -> Spec:
 @cross_entropy.gradient
 def cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     logits, labels = node.inputs
-    each = expand_dims(dy, -1)
-    return each * (softmax(logits) * sum(labels, -1, True) - labels), negative(each * log_softmax(logits))
+    return cross_entropy_slope(logits, labels, dy), negative(expand_dims(dy, -1) * log_softmax(logits))
+
+
+@op(promote=True)
+def cross_entropy_slope(logits: Spec, labels: Spec, dy: Spec) -> Spec:
+    """The gradient of `cross_entropy` for the logits: the softmax times the labels' sum, less these, times ``dy``."""
+    _check_logits(logits)
+    whole = Spec(logits.dtype, merged([logits.dims, labels.dims], [logits, labels]))
+    return Spec(logits.dtype, _slope(whole, dy, dy))
+
+
+@cross_entropy_slope.gradient
+def cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
+    logits, labels, dy = node.inputs
+    likely, each, weight = softmax(logits), expand_dims(dy, -1), sum(labels, -1, True)
+    dlogits = _softmax_slope(likely, d, -1) * (each * weight)
+    return dlogits, each * (sum(d * likely, -1, True) - d), sum(d * (likely * weight - labels), -1)
 
 
 def sigmoid_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) -> Any:
