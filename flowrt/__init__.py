@@ -25,6 +25,7 @@ if _sys.platform == "win32":
 
 from flowrt import eager as _eager  # noqa: F401  (ops on plain arrays)
 from flowrt import ops, optim, placement
+from flowrt.blocking import BlockingSession
 from flowrt.errors import (
     AuthenticationError,
     BrokenStream,
@@ -50,28 +51,23 @@ from flowrt.errors import (
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
 from flowrt.graph import Node as Operation
+from flowrt.kernels.table import kernel
 from flowrt.op import no_gradient, op
 from flowrt.ops import *  # noqa: F403
 from flowrt.ops import nn, random
+from flowrt.session import Options, Session
 from flowrt.spec import Spec
 
 if _TYPE_CHECKING:
     from flowrt import train
-    from flowrt.blocking import BlockingSession
     from flowrt.checkpoint import Checkpoints
     from flowrt.cluster import ClusterSpec, LocalCluster
-    from flowrt.kernels.table import kernel
-    from flowrt.session import Options, Session
 
 # What not every program needs is imported where it is first used, so that `import flowrt` stays short.
 _LATER = {
-    "BlockingSession": "flowrt.blocking",
     "Checkpoints": "flowrt.checkpoint",
     "ClusterSpec": "flowrt.cluster",
     "LocalCluster": "flowrt.cluster",
-    "Options": "flowrt.session",
-    "Session": "flowrt.session",
-    "kernel": "flowrt.kernels.table",
     "train": "flowrt.train",
 }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from flowrt.errors import FeedError, GraphError, InternalError, QueueClosedError
+from flowrt.op import REGISTRY
 from flowrt.plan import PlanNode
 from flowrt.sched.host import Host, RunContext
 from flowrt.spec import Spec
@@ -26,6 +27,20 @@ Handler: TypeAlias = Callable[[Host, RunContext, PlanNode, "Sequence[Any]"], Awa
 T = TypeVar("T")
 
 EFFECTS: dict[str, Handler] = {}
+
+
+def is_effect(op: str) -> bool:
+    """Whether ``op`` waits, as its signature says."""
+    return op in REGISTRY and REGISTRY[op].effect
+
+
+def handler_of(node: PlanNode) -> Handler:
+    """Who carries out an effect."""
+    if node.op not in EFFECTS:
+        import flowrt.sched.replica  # noqa: F401 - those of replicated training, which few programs need
+    if node.op not in EFFECTS:
+        raise GraphError(f"{node.where()}: nothing carries out {node.op} on this node")
+    return EFFECTS[node.op]
 
 
 def effect(handler: Handler) -> Handler:

@@ -19,7 +19,7 @@ import numpy as np
 from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.direct import Numbers, direct_plan
-from flowrt.sched.effects import EFFECTS
+from flowrt.sched.effects import handler_of
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.memory import amount
@@ -361,7 +361,7 @@ class _Run:
         outputs: Outputs
         if unit.action is Action.EFFECT:
             node = self.executor.plan.nodes[unit.nodes[0]]
-            outputs = await EFFECTS[node.op](self.host, self.context, node, inputs)
+            outputs = await handler_of(node)(self.host, self.context, node, inputs)
         else:
             async with self.host.variables.hold(unit.reads, unit.writes):
                 work = self.executor.carry_out_timed

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import flowrt.sched.replica  # noqa: F401  (adds its ops to EFFECTS)
 from flowrt.errors import GraphError
 from flowrt.kernels.table import ALIASES, KERNELS
-from flowrt.sched.effects import EFFECTS
+from flowrt.sched.effects import is_effect
 from flowrt.sched.machine import Enter, Kind, Topology
 from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resources_of
 from flowrt.sched.structured import STACKING, STRUCTURED, grows
@@ -75,7 +74,7 @@ def action_of(node: PlanNode) -> Action:
         return _ACTIONS[node.op]
     if node.op in WRITES:
         return Action.WRITE
-    if node.op in EFFECTS:
+    if is_effect(node.op):
         return Action.EFFECT
     if node.op in COMPUTED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
         return Action.COMPUTE
@@ -84,7 +83,7 @@ def action_of(node: PlanNode) -> Action:
 
 def is_structural(op: str) -> bool:
     """Whether the executor carries ``op`` out by itself, without a kernel."""
-    return op in _ACTIONS or op in WRITES or op in EFFECTS or op in COMPUTED
+    return op in _ACTIONS or op in WRITES or is_effect(op) or op in COMPUTED
 
 
 def breaks_tape(node: PlanNode) -> bool:
