@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrt.kernels.copies import COPY_OP, ROWS_OP, TURN_OP, plan_copy
+from flowrt.kernels.copies import BOX_OP, COPY_OP, ROWS_OP, TURN_OP, plan_box, plan_copy
 from flowrt.kernels.launch import run_kernel
 from flowrt.kernels.table import View
 from flowrt.spec import Spec
@@ -81,3 +81,45 @@ def test_a_copy_is_planned_the_same_whatever_order_axes_of_one_come_in() -> None
             assert moved.op == TURN_OP
             assert moved.dtype == np.uint16
             assert moved.call.words[:5] == (30, 1, 20, 20, 30)
+
+
+# ── boxes in the midst of a filling ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float32", "int64"])
+def test_boxes_are_copied_and_filled_around(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    print("seed 4")
+    for _ in range(60):
+        shape = tuple(rng.choice([1, 2, 3, 17, 40], rng.integers(1, 6)).tolist())
+        paddings = tuple((int(a), int(b)) for a, b in rng.choice([0, 0, 1, 5], (len(shape), 2)))
+        x, value = numbered(dtype, *shape), float(rng.choice([0, 1]))
+        want = np.pad(x, paddings, constant_values=np.array(value).astype(dtype))
+        if want.size < 1 << 18:
+            (y,) = run_kernel("pad", [x], [Spec(dtype, want.shape)], {"paddings": paddings, "value": value})
+            np.testing.assert_array_equal(y, want)
+
+
+def test_a_box_is_any_part_of_neighbours() -> None:
+    rng = np.random.default_rng(5)
+    print("seed 5")
+    for _ in range(60):
+        shape = tuple(rng.choice([1, 3, 17, 40], rng.integers(1, 5)).tolist())
+        spans = [sorted(rng.integers(0, n + 1, 2).tolist()) for n in shape]
+        step = int(rng.choice([1, 1, 2]))
+        key = tuple((a, b, step if i == 0 else None) for i, (a, b) in enumerate(spans))
+        want = np.zeros(shape, np.float32)
+        part = want[tuple(slice(*k) for k in key)]
+        part[...] = x = numbered("float32", *part.shape) + 1
+        (y,) = run_kernel("place", [x, np.array(shape)], [Spec("float32", shape)], {"key": key})
+        np.testing.assert_array_equal(y, want)
+
+
+def test_only_wide_boxes_are_copied_so_and_the_rows_are_shared_out() -> None:
+    image, f32 = View.dense((2, 8, 8, 5)), np.dtype(np.float32)
+    made = plan_box(image, View.dense((2, 10, 10, 5)).window((0, 1, 1, 0), image.shape), 1000, 0.5, f32)
+    assert made is not None
+    assert (made.op, made.call.units) == (BOX_OP, 20)
+    assert plan_box(View.dense((50, 1)), View.dense((50, 3)).window((0, 1), (50, 1)), 150, 0.0, f32) is None
+    backwards = View.dense((50, 40)).window((49, 0), (25, 40), (-1, 1))
+    assert plan_box(View.dense((25, 40)), backwards, 2000, 0.0, f32) is None

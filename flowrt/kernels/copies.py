@@ -1,9 +1,10 @@
 """Which entry copies a view of one operand to a window of another, and the entries for what a plain loop is bad at.
 
-Law: pure planning, then three loops. Axes that lie behind one another in both views count as one. What is left of
+Law: pure planning, then the loops. Axes that lie behind one another in both views count as one. What is left of
 them decides: where the source's neighbours are not the target's, squares that fit a machine's registers are turned
-around; where rows are short, repeated or backwards, they are copied row by row; all else is elementwise. Entries are
-moved as unsigned integers of their size, whatever they mean.
+around; where rows are short, repeated or backwards, they are copied row by row; all else is elementwise. What is put in
+the midst of a filling is copied while the filling is written. Entries are moved as unsigned integers of their size,
+whatever they mean.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from flowrt.kernels.panels import address
 from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel
 from flowrt.valueclass import valueclass
 
-COPY_OP, TURN_OP, ROWS_OP = "copy", "copy_turned", "copy_rows"
+COPY_OP, TURN_OP, ROWS_OP, BOX_OP = "copy", "copy_turned", "copy_rows", "copy_box"
 SHORT = 32  # entries of a row that a loop over rows is better for than the elementwise entry
+LONG = 1024  # the same of rows whose entries are neighbours
 BAND, COLUMNS = 64, 256  # rows and columns of the target that are one unit of work: lines of cache are read whole
 OUTER = 3  # axes around the two that a loop is over
+LEVELS = 4  # axes of a box, those merged that have nothing around them
+NARROW = 24  # entries of a filled row below which a fill and a copy are quicker
 
 Axis: TypeAlias = "tuple[int, int, int]"
 """How many, and the steps from one to the next in the source and in the target."""
@@ -64,7 +68,7 @@ def plan_copy(source: View, target: View, dtype: np.dtype[Any]) -> Copy:
     if rows and columns >= lanes and across != 0:
         bands = -(-axes[rows][0] // BAND) * -(-columns // COLUMNS)
         return _over(TURN_OP, moved, source, target, axes, rows, bands)
-    if across in (0, -1) or (len(axes) > 1 and columns < SHORT):
+    if across in (0, -1) or (len(axes) > 1 and columns < (LONG if across == 1 else SHORT)):
         most = max(range(1, len(axes)), key=lambda i: axes[i][0], default=0)
         return _over(ROWS_OP, moved, source, target, axes, most, axes[most][0] if most else 1)
     return plain
@@ -83,6 +87,34 @@ def _over(
         words += axis
     views = tuple(View((1,), (1,), view.offset) for view in (source, target))
     return Copy(op, dtype, Call(views, tuple(words), outer * units))
+
+
+def plan_box(source: View, target: View, size: int, value: Any, dtype: np.dtype[Any]) -> Copy | None:
+    """How to copy ``source`` to a box within ``size`` entries and ``value`` around it, in one go.
+
+    None where that is not all there is to it, or would be slow.
+    """
+    axes = merged((source, target))
+    if source.size == 0 or not source.contiguous:
+        return None
+    if not axes or axes[0][1][1] != 1:
+        axes.insert(0, (1, (1, 1)))
+    steps = [strides[1] for _, strides in axes] + [size]
+    words: list[int] = []
+    for (many, _), step, above in zip(axes, steps, steps[1:], strict=False):
+        if step <= 0 or above % step:
+            return None
+        whole, before = above // step, target.offset // step % (above // step)
+        if before + many > whole:
+            return None
+        words += [whole, before, many]
+    if len(axes) > LEVELS or words[0] < NARROW:
+        return None
+    moved = np.dtype(f"uint{8 * dtype.itemsize}")
+    bits = int(np.array([value]).astype(dtype).view(f"int{8 * dtype.itemsize}")[0])
+    words += [1, 0, 1] * (LEVELS - len(axes))
+    views = View.dense((source.size,)), View.dense((size,))
+    return Copy(BOX_OP, moved, Call(views, (bits, *words), size // words[0]))
 
 
 def turned_width(itemsize: int) -> int:
@@ -140,6 +172,9 @@ def copy_row(x: Any, y: Any, source: int, target: int, columns: int, across: int
         value = x[source]
         for j in range(columns):
             y[np.uint64(target + j)] = value
+    elif across == 1:
+        for j in range(columns):
+            y[np.uint64(target + j)] = x[np.uint64(source + j)]
     elif across == -1:
         for j in range(columns):
             y[np.uint64(target + j)] = x[np.uint64(source - j)]
@@ -170,6 +205,33 @@ def copy_rows(
         place += many
 
 
+@jitable
+def fill_up(y: Any, begin: int, end: int, value: int) -> None:
+    for i in range(begin, end):
+        y[np.uint64(i)] = value
+
+
+def copy_box(
+    x: Any, y: Any, value: int, whole: int, before: int, columns: int, n: int, down: int, rows: int,
+    m: int, under: int, some: int, k: int, behind: int, others: int, begin: int, end: int,
+) -> None:  # fmt: skip
+    """Units are rows of the target; what lies between two of the source's is filled at once."""
+    place, filled = begin, begin * whole
+    while place < end:
+        first, outer = place % n, place // n
+        stop = min(n, first + end - place)
+        i, j = outer % m - under, outer // m - behind
+        if 0 <= i < some and 0 <= j < others:
+            for row in range(max(first, down), min(stop, down + rows)):
+                source, target = ((j * some + i) * rows + row - down) * columns, (outer * n + row) * whole + before
+                fill_up(y, filled, target, value)
+                for c in range(columns):
+                    y[np.uint64(target + c)] = x[np.uint64(source + c)]
+                filled = target + columns
+        place += stop - first
+    fill_up(y, filled, end * whole, value)
+
+
 def _alone(dtype: Any) -> Callable[[Sequence[Any]], bool]:
     return lambda dtypes: np.dtype(dtypes[0]) == dtype
 
@@ -182,4 +244,5 @@ elementwise(COPY_OP, lambda x: x)
 for _dtype in (np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)):
     kernel(TURN_OP, layout=_planned, dtypes=_alone(_dtype))(turning(turned_width(_dtype.itemsize)))
 kernel(ROWS_OP, layout=_planned)(copy_rows)
-host_only(TURN_OP, ROWS_OP)
+kernel(BOX_OP, layout=_planned)(copy_box)
+host_only(TURN_OP, ROWS_OP, BOX_OP)

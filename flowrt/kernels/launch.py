@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrt.errors import FlowrtError
 from flowrt.kernels.copies import COPY_OP as COPY_OP
-from flowrt.kernels.copies import Copy, merged, plan_copy
+from flowrt.kernels.copies import Copy, merged, plan_box, plan_copy
 from flowrt.kernels.store import Variant, entry_address
 from flowrt.kernels.table import Call, Form, Kernel, View, Word, require_kernel
 from flowrt.spec import Spec
@@ -181,6 +181,10 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
         word = call.words[0]
         exact = dtype.kind in "biu" and not _floating(word)  # a float64 holds no more than 53 bits of an integer
         value = (int(word) if exact else float(word),)
+        if device == "cpu" and len(call.views) == 2:
+            box = plan_box(*call.views, output.size, value[0], dtype)
+            if box is not None:
+                return [_planned(box, 0, target, device)]
         fill = require_kernel(FILL_OP, device, [dtype])
         steps.append(Step(fill, (target,), (dtype,), Call((View.dense((output.size,)),), value, output.size), 0))
     for i in range(len(call.views) // 2):
@@ -192,6 +196,10 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
 
 def _copy(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> Step:
     plan = plan_copy(view, other, dtype) if device == "cpu" else Copy(COPY_OP, dtype, Call((view, other)))
+    return _planned(plan, source, target, device)
+
+
+def _planned(plan: Copy, source: int, target: int, device: str) -> Step:
     dtypes = (plan.dtype, plan.dtype)
     return Step(require_kernel(plan.op, device, dtypes), (source, target), dtypes, plan.call, 1)
 
