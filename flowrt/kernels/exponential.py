@@ -2,7 +2,8 @@
 
 Each scales a polynomial by powers of two. The bounds, in units in the last place of the result and over all finite
 floats, are the law of `tests/test_elementary.py`: 2 for each float32 function here, 3 for each float64 one. NaN stays
-NaN, both infinities go to the limit, and results below the normal floats lose digits but are not cut to zero.
+NaN, both infinities go to the limit, and results below the normal floats lose digits but are not cut to zero, except
+by `fading32`.
 
 An integer is rounded off by adding a number so large that its last bit counts ones: below that sum's bits it stands
 ready to become an exponent, and NaN passes where a conversion to an integer would not be defined.
@@ -21,6 +22,7 @@ LOG2_E = np.float32(1.44269504088896341)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 ROUNDER, ROUNDER_BITS = np.float32(1.5 * 2**23), np.int32(0x4B400000)
 BIAS, MANTISSA, SINGLE_BIT = np.int32(127), np.int32(23), np.int32(1)
+FADED = np.float32(-87.3)  # e to that power is just above 2**-126
 LOWEST, HIGHEST = np.float32(-104), np.float32(89)  # beyond, the result is 0 or infinite
 FLAT = np.float32(25)  # beyond, expm1 rounds to -1, and expm1 + 2 to expm1
 # (exp(r) - 1 - r) / r**2 for abs(r) <= log(2) / 2, with the least relative error of exp(r) - 1
@@ -59,6 +61,14 @@ def exp32(x: Any) -> Any:
     exponent = np.int32(bits32(rounded) - ROUNDER_BITS)
     half = np.int32(exponent >> SINGLE_BIT)  # in two factors: 2**128 and 2**-149 are no normal float32
     return found * two_to(half) * two_to(np.int32(exponent - half))
+
+
+@jitable
+def fading32(x: Any) -> Any:
+    """e to the power of a float32 that is 0 at most; exactly 0 where that is no normal float."""
+    rounded = x * LOG2_E + ROUNDER
+    found = (rest_less_one(x, rounded - ROUNDER) + ONE) * two_to(np.int32(bits32(rounded) - ROUNDER_BITS))
+    return ZERO if x < FADED else found
 
 
 @jitable

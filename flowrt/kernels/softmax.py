@@ -1,8 +1,8 @@
 """Softmax and the losses made of it, row by row; along another axis than the last, a block of columns at a time.
 
 Rows are taken as many at a time as stay in a core's nearest cache, and their exponentials in one loop over all of
-them: a loop over the ten entries of one row would hardly vectorise. Sums of exponentials are held in float64. Of
-float32 the exponential is the one that vectorises.
+them: a loop over the ten entries of one row would hardly vectorise. Of float32 the exponential is the one that
+vectorises, for numbers that are 0 at most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.exponential import exp32
+from flowrt.kernels.exponential import fading32
 from flowrt.kernels.folds import add_loosely, larger_loosely
 from flowrt.kernels.index import around
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel, single
@@ -23,6 +23,7 @@ from flowrt.spec import Spec
 NOT_A_CLASS = 3  # of launch.FAILURES
 COLUMNS = 1024  # at a time, as in `reduce`
 ENTRIES = 2048  # of rows at a time
+STRETCH = 256  # entries whose sum may be held in their own type
 
 
 def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -66,10 +67,13 @@ def largest_in(row: Any, kind: Any) -> Any:
 
 @jitable
 def sum_of(row: Any, start: int, count: int) -> Any:
-    """The sum of ``count`` entries from ``start`` on, in float64."""
+    """The sum of ``count`` entries from ``start`` on: short stretches in their own type, these in float64."""
     total = 0.0
-    for j in range(count):
-        total = add_loosely(total, np.float64(row[np.uint64(start + j)]))
+    for low in range(start, start + count, STRETCH):
+        some = row.dtype.type(0)
+        for j in range(low, min(low + STRETCH, start + count)):
+            some = add_loosely(some, row[np.uint64(j)])
+        total += some
     return total
 
 
@@ -308,6 +312,20 @@ def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
     return cross_entropy_slope
 
 
+@jitable
+def cost_of(row: Any, weights: Any, top: Any, rest: Any) -> Any:
+    """The sum of each weight times what lies between its entry and ``rest`` above ``top``, added up as in `sum_of`."""
+    total, zero = 0.0, row.dtype.type(0)
+    for low in range(0, row.size, STRETCH):
+        some = zero
+        for j in range(low, min(low + STRETCH, row.size)):
+            at = np.uint64(j)
+            cost = weights[at] * (rest - (row[at] - top))
+            some = add_loosely(some, cost if weights[at] != 0 else zero)  # of the impossible ask nothing
+        total += some
+    return total
+
+
 def cross_entropy_by(exp: Any) -> Callable[..., Any]:
     powers_of = powers_by(exp)
 
@@ -323,17 +341,13 @@ def cross_entropy_by(exp: Any) -> Callable[..., Any]:
                     room[np.uint64(start + j)] = row[j] - top
             powers_of(room, (stop - first) * classes)
             for i in range(first, stop):
-                row, weights, entropy = logits[i], labels[i], 0.0
-                rest, top = math.log(sum_of(room, (i - first) * classes, classes)), y[i]
-                for j in range(classes):
-                    cost = weights[j] * (rest - (row[j] - top))
-                    entropy = add_loosely(entropy, cost if weights[j] != 0 else 0.0)  # of the impossible ask nothing
-                y[i] = entropy
+                rest = y.dtype.type(math.log(sum_of(room, (i - first) * classes, classes)))
+                y[i] = cost_of(logits[i], labels[i], y[i], rest)
 
     return cross_entropy
 
 
-for _dtypes, _exp in ((None, math.exp), (single, exp32)):
+for _dtypes, _exp in ((None, math.exp), (single, fading32)):
     kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp))
     kernel("log_softmax", layout=_along_with_room, local=_memory_with_room, dtypes=_dtypes)(log_softmax_by(_exp))
     kernel("class_cross_entropy", layout=_examples_with_room, local=_powers, dtypes=_dtypes)(
