@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError
+from flowrt.ops.fused import parts_of
 from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
 from flowrt.sched.memory import amount
 from flowrt.sched.recording import Recording, record
@@ -150,7 +151,7 @@ def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, predict: 
         f"{len(plan.nodes)} nodes, {len(plan.feeds)} feeds, {len(plan.fetches)} fetches",
         tuple(_tape(plan, region, feeds) for region in regions),
         (*missing, *(f"broken by {node.where()}, which the machine runs: {_why(node)}" for node in broken)),
-        tuple(_fusion(node) for node in plan.nodes if node.op == "fused"),
+        tuple(_fusion(node) for node in plan.nodes if node.op in ("fused", "with_epilogue")),
         None if found.left_out else held + found.peak,
         held,
         found.left_out,
@@ -179,7 +180,7 @@ def _why(node: PlanNode) -> str:
 
 
 def _fusion(node: PlanNode) -> str:
-    members = Counter(member[0] for member in node.attrs["members"])
+    members = Counter(parts_of(node.op, node.attrs))
     return f"{node.where()}: {', '.join(f'{op} x{count}' for op, count in members.items())}"
 
 

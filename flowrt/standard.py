@@ -18,6 +18,7 @@ from flowrt.eager import evaluate
 from flowrt.errors import FlowrtError
 from flowrt.graph import Graph, Tensor
 from flowrt.initial import initial_waves
+from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.fused import ordered_variant
 from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.op import as_value, lookup
@@ -29,6 +30,7 @@ from flowrt.sched.units import find_units
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
+    from flowrt.kernels.launch import AnyStep
     from flowrt.kernels.store import Variant
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
@@ -80,7 +82,14 @@ def _steps(name: str, inputs: Sequence[Spec], attrs: dict[str, Any]) -> Iterator
         application = apply_kernel(name, inputs, outputs, attrs)
     except FlowrtError:
         return  # not for these dtypes
-    yield from (step.variant() for step in application.steps if isinstance(step, Step))
+    yield from (variant for step in application.steps for variant in _variants(step))
+
+
+def _variants(step: AnyStep) -> Iterator[Variant]:
+    if isinstance(step, EpilogueStep):
+        yield from (step.product.variant(), step.epilogue.variant())
+    elif isinstance(step, Step):
+        yield step.variant()
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -118,7 +127,7 @@ def _of_step(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Any], opti
         for unit in find_units(plan):
             if unit.region is not None:
                 recording = record(plan, unit.region, [_sized(specs[value]) for value in unit.region.inputs])
-                yield from (launch.step.variant() for launch in recording.launches if isinstance(launch.step, Step))
+                yield from (variant for launch in recording.launches for variant in _variants(launch.step))
                 yield from (ordered_variant(order.request) for order in recording.orders)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from example import Example, bools, integers, normal, positive
 from op_examples_control import CONTROL
-from op_examples_fused import FUSED
+from op_examples_fused import EPILOGUES, FUSED
 from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
 from op_examples_replica import REPLICA
 
@@ -515,6 +515,7 @@ EXAMPLES: Sequence[Example] = [
     *LSTM,
     *LINALG,
     *FUSED,
+    *EPILOGUES,
     *NN,
     *RANDOM,
     *STATE,

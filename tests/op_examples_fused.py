@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from example import Example, bools, integers, normal
 
-from flowrt.ops.fused import fused
+from flowrt.ops.fused import fused, with_epilogue
 
 PRODUCT = (("multiply", (0, 1), "float32", ()), ("exp", (2,), "float32", ()))
 CHOICE = (
@@ -36,5 +39,47 @@ FUSED = [
         (normal(0, 3),),
         lambda x: (x, x, x),
         note="empty",
+    ),
+]
+
+
+def _layer(kept: bool, epilogue: Any, taken: tuple[int, ...]) -> Callable[..., Any]:
+    """A product and what goes over its entries."""
+    product = ("matmul", 2, (("transpose_a", False), ("transpose_b", True)))
+    return lambda *values: with_epilogue(list(values), product=product, epilogue=epilogue, taken=taken, kept=kept)
+
+
+EPILOGUES = [
+    Example(
+        "with_epilogue",
+        _layer(False, ("tanh", ()), (-1,)),
+        (normal(2, 5, 3), normal(4, 3, seed=1)),
+        lambda a, b: np.tanh(a @ b.T),
+        note="alone",
+    ),
+    Example(
+        "with_epilogue",
+        _layer(True, ("fused", (("_many", 3), ("members", CHOICE), ("results", (5, 6)))), (2, 3, -1)),
+        (normal(5, 3), normal(4, 3, seed=1), bools(5, 1), integers(1, 4)),
+        lambda a, b, c, n: (
+            a @ b.T,
+            np.where(c, np.float32(n) + a @ b.T, a @ b.T),
+            np.where(c, np.float32(n) + a @ b.T, a @ b.T) < n,
+        ),
+        note="kept",
+    ),
+    Example(
+        "with_epilogue",
+        _layer(False, ("multiply", ()), (-1, 2)),
+        (normal(0, 3), normal(4, 3, seed=1), normal(0, 4)),
+        lambda a, b, c: (a @ b.T) * c,
+        note="empty",
+    ),
+    Example(
+        "with_epilogue",
+        _layer(False, ("subtract", ()), (-1, -1)),
+        (normal(3, 2), normal(1, 2, seed=1)),
+        lambda a, b: a @ b.T - a @ b.T,
+        note="twice",
     ),
 ]

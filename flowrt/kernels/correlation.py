@@ -9,6 +9,7 @@ gradient with turned filters, phase by phase.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -50,10 +51,14 @@ class Correlated:
         x, filters, _ = self._roles(inputs, outputs)
         down, across, *_ = steps_of(x, filters, attrs)
         images, rows = self._blocks(inputs, outputs, attrs)
-        batch, height, _, _ = outputs[0].concrete
+        batch, height, width, channels = outputs[0].concrete
         phases = down * across if self.inverse else 1
-        height = -(-height // down) if self.inverse else height
-        return self._call(inputs, outputs, attrs, phases * -(-batch // images) * -(-height // rows))
+        tall = -(-height // down) if self.inverse else height
+        call = self._call(inputs, outputs, attrs, phases * -(-batch // images) * -(-tall // rows))
+        if phases > 1:
+            return call
+        row = width * channels
+        return replace(call, rows=(height, row, rows) if images == 1 else (batch * height, row, images * height))
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The packed filters."""

@@ -3,6 +3,10 @@
 Law: what is compiled depends on the members, the dtypes and along which operands rows repeat, never on sizes. A program
 that is not compiled yet is ordered, not waited for. Members whose shapes differ in a step are computed one by one.
 
+What goes over a product's entries becomes part of its launch where its units make whole rows: to call it for parts of
+rows would cost more than the caches give. A product that others want, too (a gradient, say), is the first result, else
+it lies where the last result will.
+
 Parts and repetitions of tensors are read where they lie. Sums and means of what a program computes are added up in
 stretches of elements, whose number follows from the sizes alone; a second launch adds up the stretches.
 """
@@ -20,6 +24,7 @@ import numpy as np
 
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
+from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.expression import express
 from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel
 from flowrt.kernels.shape import part
@@ -44,7 +49,7 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     """The application of the program ``attrs["members"]``, which answers the values ``attrs["results"]``."""
     members, results = attrs["members"], attrs["results"]
     specs = _specs(inputs, members)
-    parts = _Parts(len(inputs), len(outputs))
+    parts = Parts(len(inputs), len(outputs))
     whole = _whole(inputs, specs, members, results, device)
     if whole is not None and is_compiled(whole.variant()):
         return _in_one(parts, whole, specs, members, results, device)
@@ -178,7 +183,7 @@ def fused_kernel(
 
 
 def _in_one(
-    parts: _Parts, whole: Step, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
+    parts: Parts, whole: Step, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
 ) -> Application:
     """The step, and what adds up the sums of its stretches."""
     parts.steps.append(whole)
@@ -220,7 +225,7 @@ def ordered_variant(request: str) -> Variant:
 # ── one launch after another ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Parts:
+class Parts:
     """Steps of other applications as they are put together: operands are inputs, outputs, scratch, then local ones."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -239,7 +244,8 @@ class _Parts:
         at = [*places, *(self.take(spec) for spec in part.scratch)]
         at += [-1 - len(self._local) - n for n in range(len(part.local))]
         self._local += part.local
-        self.steps += [replace(step, operands=tuple(at[n] for n in step.operands)) for step in part.steps]
+        steps: Sequence[Any] = part.steps
+        self.steps += [replace(step, operands=tuple(at[n] for n in step.operands)) for step in steps]
 
     def application(self) -> Application:
         end = self._first + len(self._scratch)
@@ -250,7 +256,7 @@ class _Parts:
 
 
 def _one_by_one(
-    parts: _Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
+    parts: Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
 ) -> None:
     places = _Places(parts, specs, members, results)
     for number, (op, operands, _, attrs) in enumerate(members, parts.inputs):
@@ -266,7 +272,7 @@ def _one_by_one(
 class _Places:
     """The operand that holds each value: inputs, results, then scratch, which is taken again when its value is dead."""
 
-    def __init__(self, parts: _Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> None:
+    def __init__(self, parts: Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> None:
         self._parts, self._specs, inputs = parts, specs, parts.inputs
         self._first = inputs + len(results)
         self._last: dict[int, int] = {n: at for at, (_, used, *_) in enumerate(members, inputs) for n in used}
@@ -298,4 +304,51 @@ class _Places:
                 self._free.setdefault(self._specs[value], []).append(self.of[value])
 
 
-host_only("fused")
+# ── products and what goes over their entries ────────────────────────────────────────────────────────────────────────
+
+
+@kernel("with_epilogue", form=Form.PROGRAM)
+def apply_with_epilogue(
+    inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
+) -> Application:
+    """The application of ``attrs["epilogue"]`` to what ``attrs["product"]`` makes of the first inputs."""
+    (name, count, how), (other, how_other) = attrs["product"], attrs["epilogue"]
+    taken, kept = attrs["taken"], int(attrs["kept"])
+    made = Spec(inputs[0].dtype, outputs[0].concrete)
+    product = apply_kernel(name, inputs[:count], [made], dict(how), device)
+    rest = apply_kernel(other, [inputs[n] if n >= 0 else made for n in taken], outputs[kept:], dict(how_other), device)
+    near = _goes_over_entries(rest, [i for i, n in enumerate(taken) if n < 0], len(taken))
+    parts = Parts(len(inputs), len(outputs))
+    between = len(inputs) if kept else _place(parts, made, outputs, near)
+    parts.add(product, [*range(count), between])
+    results = range(len(inputs) + kept, len(inputs) + len(outputs))
+    parts.add(rest, [*(n if n >= 0 else between for n in taken), *results])
+    return replace(_joined(parts.application()) if near else parts.application(), orders=rest.orders)
+
+
+def _place(parts: Parts, made: Spec, outputs: Sequence[Spec], near: bool) -> int:
+    """Where a product lies that nobody else wants: where a result will, if that is written entry by entry."""
+    alike = [i for i, spec in enumerate(outputs) if spec.dtype == made.dtype]
+    return parts.inputs + alike[-1] if near and alike else parts.take(made)
+
+
+def _goes_over_entries(rest: Application, products: Sequence[int], inputs: int) -> bool:
+    """Whether one launch computes it, going over the products' and the results' entries in the order of memory."""
+    step = rest.steps[0]
+    if len(rest.steps) > 1 or not isinstance(step, Step) or step.kernel.form is not Form.SCALARS:
+        return False
+    if step.kernel.expression is not None and step.kernel.expression.folds:
+        return False
+    whole = [view for n, view in zip(step.operands, step.call.views, strict=True) if n in products or n >= inputs]
+    return all(view.contiguous and view.offset == 0 for view in whole)
+
+
+def _joined(application: Application) -> Application:
+    """The last two steps as one, where the units of the one make whole rows."""
+    *steps, product, epilogue = application.steps
+    if not isinstance(product, Step) or not isinstance(epilogue, Step) or product.call.rows is None:
+        return application
+    return replace(application, steps=(*steps, EpilogueStep(product, epilogue)))
+
+
+host_only("fused", "with_epilogue")

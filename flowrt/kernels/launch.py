@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
+    from flowrt.kernels.epilogue import EpilogueStep
     from flowrt.kernels.nested import NestedStep
     from flowrt.kernels.scalar_loop import ScalarLoopStep
 
@@ -105,6 +106,9 @@ class Step:
         return np.array(head + _odometer(self.call.views) + [_bits(w) for w in self.call.words], np.int64)
 
 
+AnyStep: TypeAlias = "Step | EpilogueStep | NestedStep | ScalarLoopStep"
+
+
 @valueclass
 class Application:
     """An op on concrete operands: the steps that compute it, and what they need beside inputs and outputs.
@@ -112,7 +116,7 @@ class Application:
     ``scratch`` is shared by all threads that work at it, ``local`` is each one's own.
     """
 
-    steps: tuple[Step | NestedStep | ScalarLoopStep, ...]
+    steps: tuple[AnyStep, ...]
     scratch: tuple[Spec, ...]
     local: tuple[Spec, ...] = ()
     slots: int = 0  # of the bases, that it sets itself; operands behind all others

@@ -21,8 +21,7 @@ from flowrt.kernels.table import Call, Kernel, View, natural
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import Operand, Step
-    from flowrt.kernels.scalar_loop import ScalarLoopStep
+    from flowrt.kernels.launch import AnyStep, Operand
     from flowrt.plan import PlanNode
 
 NONE = -1
@@ -52,7 +51,7 @@ class Inner:
     """A launch inside: its step, its operands as places among the operands of the launch around it, the sizes of these
     in bytes, and the body's node that it is part of."""
 
-    step: Step | NestedStep | ScalarLoopStep
+    step: AnyStep
     places: tuple[Operand, ...]
     sizes: tuple[int, ...] = ()
     node: PlanNode | None = None

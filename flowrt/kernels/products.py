@@ -152,7 +152,8 @@ class Tiled:
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
         floor = (int(attrs["activation"] == "relu"),) if "activation" in attrs else ()
         words = *floor, int(swapped), *call.words, *(int(n) for n in astuple(blocks))
-        return Call((*views, *(View.dense(s.concrete) for s in extra)), words, units)
+        views = (*views, *(View.dense(s.concrete) for s in extra))
+        return Call(views, words, units, (m, n, blocks.rows) if blocks.columns >= n else None)
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The panels of a shared right operand, slab by slab."""

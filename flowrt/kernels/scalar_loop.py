@@ -20,6 +20,7 @@ import numpy as np
 
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
+from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.expression import Expression, express
 from flowrt.kernels.nested import NestedStep
 from flowrt.kernels.store import is_compiled, is_nested_compiled, is_there, scalar_loop_address, scalar_loop_symbol
@@ -159,6 +160,8 @@ def sooner(scalar: Application, nested: Callable[[], Application]) -> Applicatio
 def _is_compiled(step: Any) -> bool:
     if isinstance(step, NestedStep):
         return is_nested_compiled(step.kind) and all(_is_compiled(inner.step) for span in step.spans for inner in span)
+    if isinstance(step, EpilogueStep):
+        return _is_compiled(step.product) and _is_compiled(step.epilogue)
     return not isinstance(step, ScalarLoopStep) and is_compiled(step.variant())
 
 

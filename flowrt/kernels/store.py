@@ -237,8 +237,11 @@ _NESTED = {
     )
     for kind in ("loop", "cond")
 }
-SCALAR_LOOP_FILES = ("scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py")
-PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values())
+SCALAR_LOOP_FILES = (
+    *("scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py", "epilogue.py"),
+)
+_EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("emit_epilogue.py", "epilogue.py"))
+PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values(), _EPILOGUE)
 
 
 def loop_address(name: str = "alone") -> int:
@@ -254,6 +257,11 @@ def direct_address() -> int:
 def nested_address(kind: str) -> int:
     """The address of the entry that runs loops (``loop``) or branches (``cond``)."""
     return _part_address(_NESTED[kind])
+
+
+def epilogue_address() -> int:
+    """The address of the entry that runs a product's units, each with what is to be done with its results."""
+    return _part_address(_EPILOGUE)
 
 
 @cache

@@ -95,11 +95,14 @@ class Call:
 
     ``units`` is how many independent pieces of work it has: where the function takes ``begin`` and ``end``, ranges of
     them may run on several threads at once, in any order. The forms SCALARS and FOLD count elements by themselves.
+    Where each unit makes whole rows of the first output, ``rows`` says which: (m, n, so many at most) if the output is
+    seen as [any, m, n] and the units go through its matrices one by one.
     """
 
     views: tuple[View, ...]
     words: tuple[Word, ...] = ()
     units: int = 1
+    rows: tuple[int, int, int] | None = None
 
 
 Layout: TypeAlias = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Call]

@@ -7,7 +7,7 @@ numbers of those that leave.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import SpecError
@@ -41,3 +41,26 @@ def infer_members(values: Sequence[Spec], members: Sequence[FusedMember]) -> lis
             raise SpecError(f"{name} is no member of a program that makes one {dtype} of {specs}")
         specs.append(outputs[0])
     return specs
+
+
+@no_gradient
+@op
+def with_epilogue(values: Sequence[Spec], *, product: Any, epilogue: Any, taken: Any, kept: bool) -> tuple[Spec, ...]:
+    """``epilogue``, an op that goes over entries, of what ``product`` makes of the first ``values``.
+
+    ``product`` is (op, how many values it takes, attributes), ``epilogue`` (op, attributes). ``taken`` numbers the
+    values that the epilogue takes, -1 being the product. If that is ``kept`` it is the first result.
+    """
+    name, count, attrs = product
+    (made,) = lookup(name).infer(values[:count], dict(attrs))
+    other, other_attrs = epilogue
+    results = lookup(other).infer([values[n] if n >= 0 else made for n in taken], dict(other_attrs))
+    return (made, *results) if kept else results
+
+
+def parts_of(op: str, attrs: Mapping[str, Any]) -> list[str]:
+    """The ops that a node of ``op`` computes, in order."""
+    if op == "with_epilogue":
+        (product, *_), (epilogue, pairs) = attrs["product"], attrs["epilogue"]
+        return [product, *parts_of(epilogue, dict(pairs))]
+    return [member[0] for member in attrs["members"]] if op == "fused" else [op]

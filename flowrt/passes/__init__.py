@@ -14,6 +14,7 @@ from flowrt.errors import PlacementError
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.contract import WITH_BIAS, contract
+from flowrt.passes.epilogue import append_epilogues
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
 from flowrt.passes.hasten import hasten
@@ -114,7 +115,9 @@ def compile_step(
 
         def rewrite(body: Step, where: Mapping[int, Device]) -> Step:
             contracted = contract(body, where, supports)
-            return contracted if fusible is None else fuse(contracted, where, fusible, regions=False)[0]
+            if fusible is None:
+                return contracted
+            return append_epilogues(*fuse(contracted, where, fusible, regions=False), fusible)
 
         step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
         products = sum(node.op.name in WITH_BIAS.values() for node in step.nodes.values())
@@ -125,6 +128,10 @@ def compile_step(
         step, where = fuse(step, placement, fusible, regions=regions)
         made = sum(node.op.name == "fused" for node in step.nodes.values())
         report("fuse", groups=made, members=members - len(step.nodes) + made)
+        step = append_epilogues(step, where, fusible)
+        joined = sum(node.op.name == "with_epilogue" for node in step.nodes.values())
+        if joined:
+            report("append_epilogues", products=joined)
     if optimize:
         step = hasten(step)
     parts = partition(step, where, home=_home(devices, default), client=client)

@@ -62,7 +62,7 @@ def fuse(
     one, with its variables held.
     """
     step = join_parts(sums_over_axes(step), placement)
-    behind = _markers(step, placement)
+    behind = markers(step, placement)
     first = 1 + max((len(step.graph.nodes), *step.nodes))
     additions = find_additions(step, placement, behind, first) if regions else []
     wide = spell_out(step, additions)
@@ -110,7 +110,7 @@ def _scalar_op(step: Step, node: StepNode) -> tuple[str, list[Any]]:
     return ("add", dtypes[:1] * 3) if node.op.name == "add_n" else (node.op.name, dtypes)
 
 
-def _markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
+def markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
     """What each node waits for that may take its time, as the bits of one integer: effects, switches, other devices."""
     behind: dict[int, int] = {}
     bits: dict[int, int] = {}
@@ -245,7 +245,7 @@ def _rewritten(step: Step, grouped: Sequence[Sequence[int]], where: Mapping[int,
     nodes: dict[int, StepNode] = {}
     for node in step.nodes.values():
         if home.get(node.id, node.id) == node.id and node.id not in views:
-            nodes[node.id] = _moved(made.get(node.id, node), refs, home)
+            nodes[node.id] = moved(made.get(node.id, node), refs, home)
     return replace(
         step,
         nodes=in_order(nodes),
@@ -290,9 +290,9 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], numb
         inputs=inputs,
         outputs=tuple(step.nodes[i].outputs[0] for i, _ in leaving),
         attrs=attrs,
-        control=_outside((node.control for node in nodes), inside),
+        control=outside((node.control for node in nodes), inside),
         site=last.site,
-        after=_outside((node.after for node in nodes), inside),
+        after=outside((node.after for node in nodes), inside),
     )
 
 
@@ -301,11 +301,11 @@ def _member(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
     return node.op.name, operands, node.outputs[0].dtype.name, attrs
 
 
-def _outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]:
+def outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(source for sources in waits for source in sources if source not in inside))
 
 
-def _moved(node: StepNode, refs: Mapping[Ref, Ref], home: Mapping[int, int]) -> StepNode:
+def moved(node: StepNode, refs: Mapping[Ref, Ref], home: Mapping[int, int]) -> StepNode:
     """``node`` with what it takes and waits for named anew."""
     if not any(source in home for source in node.before()):
         return node

@@ -65,10 +65,10 @@ def _flops(op: str, specs: Sequence[Spec]) -> float:
         return 2 * kept.size * 4 / 6 * (x.concrete[2] + h.concrete[1]) if kept.size else 0
     if op == "lstm_steps_grad":
         return 2 * specs[0].size * specs[4].concrete[1]
-    if not op.startswith(("matmul", "conv")):
+    if not op.startswith(("matmul", "conv", "with_epilogue")):
         return 0
     sizes = [spec.size for spec in (*specs[:2], specs[-1]) if spec.dtype.kind == "f"]
     product = 2 * math.sqrt(math.prod(sizes))  # exact for matrices: sqrt(mk · kn · mn) = mkn
     return (
-        product if op.startswith("matmul") else 3 * product
+        3 * product if op.startswith("conv") else product
     )  # a window of 3 by 3 has its square root in no operand's size

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
+from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost, predict
 from flowrt.sched.lives import Lives, find_lives
@@ -35,8 +35,7 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
-    from flowrt.kernels.nested import NestedStep
-    from flowrt.kernels.scalar_loop import ScalarLoopStep
+    from flowrt.kernels.launch import AnyStep
     from flowrt.plan import Plan, PlanNode
 
 WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
@@ -64,7 +63,7 @@ class Launch:
     for, and those that an assignment waits for which this launch carries out by writing straight to the variable.
     """
 
-    step: Step | NestedStep | ScalarLoopStep
+    step: AnyStep
     places: tuple[Operand, ...]
     node: int
     sizes: tuple[int, ...] = ()
@@ -202,7 +201,7 @@ class _Storage:
 
 @dataclass(slots=True)
 class _Pending:
-    step: Step | NestedStep | ScalarLoopStep
+    step: AnyStep
     storages: list[_Storage]
     sizes: tuple[int, ...]
     node: int

@@ -19,7 +19,7 @@ for it. It has nothing behind it, so taking that set keeps every edge's sets gro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -101,15 +101,24 @@ def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region
 
 def size_operands(node: PlanNode) -> Iterator[int]:
     """Positions of the inputs of ``node`` whose values decide its outputs' sizes."""
-    if node.op == "fused":
-        yield from sorted(_shapes_in(node.attrs["members"], len(node.inputs)))
+    yield from _size_operands(node.op, node.attrs, len(node.inputs))
+
+
+def _size_operands(op: str, attrs: Mapping[str, Any], inputs: int) -> Iterator[int]:
+    if op == "fused":
+        yield from sorted(_shapes_in(attrs["members"], inputs))
+        return
+    if op == "with_epilogue":
+        (product, count, pairs), (epilogue, others), taken = attrs["product"], attrs["epilogue"], attrs["taken"]
+        yield from _size_operands(product, dict(pairs), count)
+        yield from (taken[n] for n in _size_operands(epilogue, dict(others), len(taken)) if taken[n] >= 0)
         return
     position = 0
-    tensors = [p for p in lookup(node.op).parameters if p.tensor and p.name not in node.attrs.get("_none", ())]
+    tensors = [p for p in lookup(op).parameters if p.tensor and p.name not in attrs.get("_none", ())]
     names = {p.name for p in tensors}
     decisive = SIZES | {"start"} if "stop" in names else SIZES
     for parameter in tensors:
-        count = int(node.attrs["_many"]) if parameter.many else 1
+        count = int(attrs["_many"]) if parameter.many else 1
         if parameter.name in decisive:
             yield from range(position, position + count)
         position += count

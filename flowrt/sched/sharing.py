@@ -23,9 +23,7 @@ from flowrt.kernels.table import Form, View
 from flowrt.sched.regions import READ, WRITES, Name
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import Application, Step
-    from flowrt.kernels.nested import NestedStep
-    from flowrt.kernels.scalar_loop import ScalarLoopStep
+    from flowrt.kernels.launch import AnyStep, Application
     from flowrt.sched.lives import Lives
 
 ASSIGN = "assign"
@@ -161,7 +159,7 @@ def may_overwrite(application: Application, output: int, inputs: Sequence[int]) 
     return all(_one_by_one(application.steps[written], output, operand) for operand in inputs)
 
 
-def _one_by_one(step: Step | NestedStep | ScalarLoopStep, output: int, operand: int) -> bool:
+def _one_by_one(step: AnyStep, output: int, operand: int) -> bool:
     """Whether a step writes each element of ``output`` after it has last read ``operand`` there, and nowhere else."""
     views = step.call.views
     target = views[step.operands.index(output)]

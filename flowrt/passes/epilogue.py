@@ -1,0 +1,141 @@
+"""Make one node of a product or convolution and the elementwise node that reads it, so that its results are still near.
+
+Law: a pass on a placed step whose elementwise nodes are fused. The two run on one device, under the same sides of
+switches and behind the same effects, and the one that reads comes before all else that waits for the product: then
+every edge of the step still leads onward. The node made bears the id of the reader, so that it keeps its name and
+place. Where others want the product, too (its gradient, say), it is the node's first result. What is assigned to a
+variable is left alone, since by itself it is computed in the variable's own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flowrt.op import lookup
+from flowrt.passes.fuse import Fusible, markers, moved, outside
+from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.device import Device
+    from flowrt.op import Attr
+
+PRODUCTS = frozenset({"matmul", "matmul_bias", "conv2d", "conv2d_bias", "conv2d_input_grad"})
+
+
+@valueclass
+class _Pair:
+    """A product, the node that goes over its entries, and whether others want the product."""
+
+    product: StepNode
+    reader: StepNode
+    kept: bool
+
+
+def append_epilogues(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> Step:
+    """``step`` with nodes ``with_epilogue`` for products and what is computed entry by entry of them."""
+    products = [node for node in step.nodes.values() if node.op.name in PRODUCTS]
+    if not products:
+        return step
+    place = {i: number for number, i in enumerate(step.nodes)}
+    followers, guards, behind = _followers(step), guards_of(step), markers(step, placement)
+    pairs: dict[int, _Pair] = {}  # by the reader
+    for product in products:
+        pair = _pair(step, product, followers, place, fusible, placement)
+        if pair is None:
+            continue
+        one, other = product.id, pair.reader.id
+        together = placement[one] == placement[other] and behind[one] == behind[other]
+        if together and guards.get(one, NO_GUARDS) == guards.get(other, NO_GUARDS):
+            pairs[other] = pair  # of several products the last: the others are there when it begins
+    return _rewritten(step, pairs)
+
+
+def _followers(step: Step) -> dict[int, set[int]]:
+    followers: dict[int, set[int]] = {i: set() for i in step.nodes}
+    for node in step.nodes.values():
+        for source in node.before():
+            followers[source].add(node.id)
+    return followers
+
+
+def _pair(
+    step: Step,
+    product: StepNode,
+    followers: Mapping[int, set[int]],
+    place: Mapping[int, int],
+    fusible: Fusible,
+    placement: Mapping[int, Device],
+) -> _Pair | None:
+    """What ``product`` makes with the first node that waits for it, if that goes over its entries."""
+    waiting = sorted(followers[product.id], key=place.__getitem__)
+    if not waiting:
+        return None
+    reader, made = step.nodes[waiting[0]], product.outputs[0]
+    if (product.id, 0) not in reader.inputs or made.dims is None or len(made.dims) < 2:
+        return None
+    if any(out.dims != made.dims for out in reader.outputs):
+        return None
+    dtypes = [spec.dtype for spec in (*map(step.spec, reader.inputs), *reader.outputs)]
+    if reader.op.name != "fused" and not fusible(reader.op.name, dtypes, placement[reader.id].kind or ""):
+        return None
+    if any(step.nodes[i].op.stateful for i in followers[reader.id]):
+        return None
+    wanted = any((product.id, 0) in step.nodes[i].inputs for i in waiting[1:]) or (product.id, 0) in step.fetches
+    return _Pair(product, reader, wanted)
+
+
+def _rewritten(step: Step, pairs: Mapping[int, _Pair]) -> Step:
+    if not pairs:
+        return step
+    home = {i: reader for reader, pair in pairs.items() for i in (pair.product.id, reader)}
+    refs: dict[Ref, Ref] = {(pair.product.id, 0): (reader, 0) for reader, pair in pairs.items()}
+    refs |= {(reader, i): (reader, i + 1) for reader, pair in pairs.items() if pair.kept for i in _results(pair.reader)}
+    made = {reader: _joined(pair) for reader, pair in pairs.items()}
+    left = (node for node in step.nodes.values() if home.get(node.id, node.id) == node.id)
+    nodes = {node.id: moved(made.get(node.id, node), refs, home) for node in left}
+    return replace(
+        step,
+        nodes=in_order(nodes),
+        fetches=tuple(refs.get(ref, ref) for ref in step.fetches),
+        targets=tuple(dict.fromkeys(home.get(i, i) for i in step.targets)),
+    )
+
+
+def _results(node: StepNode) -> range:
+    return range(len(node.outputs))
+
+
+def _joined(pair: _Pair) -> StepNode:
+    """The node of the two; it still waits for what they waited for, by the names those had."""
+    product, reader = pair.product, pair.reader
+    inputs = list(product.inputs)
+    taken: list[int] = []
+    for ref in reader.inputs:
+        if ref == (product.id, 0):
+            taken.append(-1)
+            continue
+        taken.append(len(inputs))
+        inputs.append(ref)
+    attrs: dict[str, Attr] = {
+        "_many": len(inputs),
+        "product": (product.op.name, len(product.inputs), _pairs(product.attrs)),
+        "epilogue": (reader.op.name, _pairs(reader.attrs)),
+        "taken": tuple(taken),
+        "kept": pair.kept,
+    }
+    return replace(
+        reader,
+        op=lookup("with_epilogue"),
+        inputs=tuple(inputs),
+        outputs=(*product.outputs, *reader.outputs) if pair.kept else reader.outputs,
+        attrs=attrs,
+        control=outside((product.control, reader.control), {product.id}),
+        after=outside((product.after, reader.after), {product.id}),
+    )
+
+
+def _pairs(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
+    return tuple(sorted(attrs.items()))

@@ -1,0 +1,154 @@
+"""Products and what goes over their entries as one node: when, in how many launches, and that it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.device import Device
+from flowrt.kernels.epilogue import EpilogueStep
+from flowrt.kernels.launch import Application, Prepared, apply_kernel
+from flowrt.ops.fused import parts_of
+from flowrt.passes import compile_step
+from flowrt.runners import fusible, supports
+from flowrt.session import Options
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan
+
+CPU = Device.parse("/job:local/task:0/device:cpu:0")
+
+
+def plan_of(build: Callable[..., Any], *shapes: Any) -> Plan:
+    with fr.Graph() as graph:
+        feeds = [fr.placeholder("float32", shape) for shape in shapes]
+        made = build(*feeds)
+    asked = list(made) if isinstance(made, (list, tuple)) else [made]
+    fetches = [t for t in asked if isinstance(t, fr.Tensor)]
+    targets = [t for t in asked if not isinstance(t, fr.Tensor)]
+    compiled = compile_step(
+        graph, fetches, targets, feeds, devices=[CPU], default=CPU, supports=supports, fusible=fusible
+    )
+    (plan,) = compiled.plans.values()
+    return plan
+
+
+def parts(plan: Plan) -> list[list[str]]:
+    """The ops of each node, but for constants."""
+    return [parts_of(node.op, node.attrs) for node in plan.nodes if node.op != "constant"]
+
+
+def test_a_layer_and_its_activation_are_one_node() -> None:
+    layer = (None, 3), (3, 4), (4,)
+    assert parts(plan_of(lambda x, w, b: fr.tanh(x @ w + b), *layer)) == [["matmul_bias", "tanh"]]
+    assert parts(plan_of(lambda x, w, b: fr.silu(x @ w + b), *layer)) == [["matmul_bias", "sigmoid", "multiply"]]
+    plan = plan_of(lambda x, k: fr.sigmoid(fr.nn.conv2d(x, k)), (2, None, 6, 4), (3, 3, 4, 5))
+    assert parts(plan) == [["conv2d", "sigmoid"]]
+    assert plan.nodes[-1].name == "sigmoid"
+
+
+def test_of_two_products_the_last_is_joined() -> None:
+    plan = plan_of(lambda x, w, h, u: fr.tanh(x @ w + h @ u), (2, 3), (3, 4), (2, 5), (5, 4))
+    assert parts(plan) == [["matmul"], ["matmul", "add", "tanh"]]
+
+
+def test_a_product_that_its_gradient_wants_is_the_first_result() -> None:
+    plan = plan_of(lambda x, w, dy: [fr.silu(x @ w), (x @ w) * dy], (2, 3), (3, 4), (2, 4))
+    (node,) = (node for node in plan.nodes if node.op == "with_epilogue")
+    assert parts_of(node.op, node.attrs)[0] == "matmul"
+    asked = plan_of(lambda x, w: [product := x @ w, fr.tanh(product)], (2, 3), (3, 4))
+    (node,) = asked.nodes
+    assert node.attrs["kept"]
+    assert asked.fetches == (2, 3)
+
+
+def test_what_is_of_another_shape_or_assigned_stays_apart() -> None:
+    assert parts(plan_of(lambda x, w, b: (x @ w) + b, (1, 3), (3, 4), (2, 4))) == [["matmul"], ["add"]]
+    assert parts(plan_of(lambda x, w: fr.max(x @ w), (2, 3), (3, 4))) == [["matmul"], ["max"]]
+
+    def assigned(x: Any, y: Any) -> Any:
+        return fr.Variable(np.zeros((3, 3), np.float32), name="v").assign(fr.exp(x @ y))
+
+    assert ["matmul"] in parts(plan_of(assigned, (3, 3), (3, 3)))
+
+
+def test_a_reader_that_waits_for_another_stays_apart() -> None:
+    def build(x: Any, w: Any) -> Any:
+        product = x @ w
+        return fr.tanh(product) * fr.max(product)
+
+    assert parts(plan_of(build, (2, 3), (3, 4))) == [["matmul"], ["max"], ["tanh", "multiply"]]
+
+
+MATMUL = ("matmul", 2, (("transpose_a", False), ("transpose_b", False)))
+CONV = ("conv2d", 2, (("dilations", 1), ("groups", 1), ("padding", "SAME"), ("strides", 1)))
+
+
+def applied(product: Any, *shapes: Any, dtype: str = "float32", kept: bool = False) -> tuple[Application, list[Spec]]:
+    """What computes the tanh of a product, and the specs of its operands."""
+    *inputs, made = (Spec(dtype, shape) for shape in shapes)
+    outputs = [made, made] if kept else [made]
+    attrs = {"_many": 2, "product": product, "epilogue": ("tanh", ()), "taken": (-1,), "kept": kept}
+    return apply_kernel("with_epilogue", inputs, outputs, attrs), [*inputs, *outputs]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("product", "shapes"),
+    [
+        (MATMUL, ((7, 5), (5, 3), (7, 3))),
+        (MATMUL, ((2, 3, 1, 5), (3, 5, 4), (2, 3, 1, 4))),
+        (MATMUL, ((300, 40), (40, 1), (300, 1))),
+        (MATMUL, ((700, 33), (33, 90), (700, 90))),
+        (MATMUL, ((2000, 600), (600, 100), (2000, 100))),
+        (CONV, ((9, 4, 5, 3), (3, 3, 3, 4), (9, 4, 5, 4))),
+        (CONV, ((2, 40, 30, 2), (3, 3, 2, 4), (2, 40, 30, 4))),
+    ],
+    ids=str,
+)
+def test_rows_by_rows_it_is_what_the_two_make_of_each_other(product: Any, shapes: Any, kept: bool) -> None:
+    application, specs = applied(product, *shapes, kept=kept)
+    rng = np.random.default_rng(len(shapes[0]))
+    given = [rng.standard_normal(spec.concrete).astype("f") for spec in specs[:2]]
+    prepared = Prepared(application, len(specs))
+    rest = [np.full(spec.concrete, np.nan, spec.dtype) for spec in specs[2:]]
+    rest += [np.zeros(spec.concrete, spec.dtype) for spec in prepared.scratch]
+    prepared.run(np.zeros(4, np.int64).ctypes.data, [array.ctypes.data for array in (*given, *rest)])
+    made = np.asarray(fr.matmul(*given) if product is MATMUL else fr.nn.conv2d(*given))
+    np.testing.assert_array_equal(rest[kept], np.asarray(fr.tanh(made)))
+    if kept:
+        np.testing.assert_array_equal(rest[0], made)
+
+
+def test_one_launch_does_both_where_units_make_whole_rows() -> None:
+    def launches(product: Any, *shapes: Any) -> list[type]:
+        return [type(step) for step in applied(product, *shapes)[0].steps]
+
+    assert launches(MATMUL, (64, 8), (8, 10), (64, 10)) == [EpilogueStep]
+    assert EpilogueStep not in launches(MATMUL, (64, 80), (80, 256), (64, 256))
+    assert launches(CONV, (2, 8, 8, 3), (3, 3, 3, 4), (2, 8, 8, 4))[-1] is EpilogueStep
+
+
+@pytest.mark.timeout(300)  # the first to run compiles the kernels
+async def test_a_training_step_is_the_same_joined_or_not() -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.standard_normal((5, 6, 6, 3)).astype("f"), rng.integers(0, 4, 5)
+    losses = []
+    for optimize in (True, False):
+        with fr.Graph() as graph:
+            x, y = fr.placeholder("float32", (None, 6, 6, 3)), fr.placeholder("int64", (None,))
+            k = fr.Variable(np.random.default_rng(1).standard_normal((3, 3, 3, 5)).astype("f"), name="k")
+            w = fr.Variable(np.random.default_rng(2).standard_normal((180, 4)).astype("f") * 0.1, name="w")
+            hidden = fr.silu(fr.nn.conv2d(x, k) + fr.Variable(np.full(5, 0.1, np.float32), name="b"))
+            logits = fr.tanh(fr.matmul(fr.reshape(hidden, (-1, 180)), w))
+            loss = fr.mean(fr.nn.softmax_cross_entropy(logits, y))
+            train = fr.optim.Momentum(0.05, 0.9).minimize(loss)
+        async with fr.Session(graph, options=Options(optimize=optimize)) as session:
+            losses.append([(await session.run([loss, train], {x: images, y: labels}))[0] for _ in range(4)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0][-1] < losses[0][0]
