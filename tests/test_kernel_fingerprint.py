@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -45,6 +46,12 @@ class OtherColour(Enum):
     RED = 2
 
 
+@dataclass(frozen=True)
+class Setting:
+    what: Any
+    scale: int = 1
+
+
 KERNEL = "def f(x, y, scale=2.0):\n    y[0] = helper(x[0]) * scale + SIZE"
 HELPER = "def f(x):\n    return x + 1.0"
 
@@ -80,6 +87,11 @@ DIFFERENT = {
     "a helper's helper": (
         kernel(helper="def f(x): return g(x)", g=defined("def f(x): return x")),
         kernel(helper="def f(x): return g(x)", g=defined("def f(x): return -x")),
+    ),
+    "a dataclass's field": (kernel(size=Setting(HELPER, 2)), kernel(size=Setting(HELPER, 3))),
+    "a function in a dataclass": (
+        kernel(size=Setting(defined("def f(x): return x"))),
+        kernel(size=Setting(defined("def f(x): return -x"))),
     ),
     "a default": (kernel(), kernel(KERNEL.replace("2.0", "2.5"))),
     "a keyword's default": (

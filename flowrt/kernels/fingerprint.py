@@ -1,6 +1,7 @@
 """Everything that decides what a kernel compiles to, as one text: its code, and all that its code refers to.
 
-Pure. Helpers and closures are followed, constants taken by value; line numbers, docstrings and comments do not count.
+Pure. Helpers and closures are followed, constants taken by value, dataclasses field by field, so that no fact that they
+gain can be left out; line numbers, docstrings and comments do not count.
 What the standard library, NumPy and Numba hold is told by their versions, which are not this file's matter.
 """
 
@@ -10,7 +11,8 @@ import dis
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,9 +26,10 @@ _HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # from Python 3.14; be
 
 
 @lru_cache(4096)
-def fingerprint(function: Callable[..., Any]) -> str:
-    """What tells ``function`` from every other that compiles to something else; equal in every process."""
-    return _describe(function, frozenset())
+def fingerprint(code: Hashable) -> str:
+    """What tells a function, or a frozen dataclass of functions and plain data, from every other that compiles to
+    something else; equal in every process."""
+    return _describe(code, frozenset())
 
 
 @lru_cache(4096)
@@ -51,8 +54,11 @@ def _describe(value: Any, seen: frozenset[Any]) -> str:
     if isinstance(value, FunctionType):
         return "recursion" if value in seen else _function(value, seen | {value})
     if isinstance(value, (ModuleType, type)):
-        fields = getattr(value, "_fields", ())  # of a named tuple, whose order decides what a name stands for
-        return f"{getattr(value, '__module__', '')}.{value.__name__}{fields or ''}"
+        names = getattr(value, "_fields", ())  # of a named tuple, whose order decides what a name stands for
+        return f"{getattr(value, '__module__', '')}.{value.__name__}{names or ''}"
+    if is_dataclass(value):
+        held = ", ".join(f"{field.name}={_describe(getattr(value, field.name), seen)}" for field in fields(value))
+        return f"{type(value).__name__}({held})"
     if isinstance(value, (np.ndarray, np.generic)):  # whose repr rounds and elides
         entries = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
         return f"{type(value).__name__}({value.dtype.str}, {value.shape}, {entries})"

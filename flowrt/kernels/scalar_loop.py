@@ -9,7 +9,6 @@ constants, a word each.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -59,19 +58,6 @@ class ScalarProgram:
         """The program as one line, by the names of its ops; see `read_program`."""
         expressions = [None if e is None else _plain(e) for e in (self.cond, self.body)]
         return json.dumps([*expressions, self.carried, self.scanned, self.constants])
-
-    def key(self) -> str:
-        """What tells it from other programs, whatever its ops mean."""
-        from flowrt.kernels.fingerprint import fingerprint
-
-        parts = [str((self.carried, self.scanned, self.constants))]
-        for expression in (self.cond, self.body):
-            if expression is None:
-                parts.append("endless")
-                continue
-            parts += [str([str(d) for d in expression.inputs]), str(expression.results)]
-            parts += [f"{fingerprint(m.function)}{m.operands}{m.dtype}" for m in expression.members]
-        return hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def read_program(text: str) -> ScalarProgram:

@@ -129,7 +129,7 @@ def found_symbol(variant: Variant) -> str:
     """The same, from all that decides the entry's content."""
     kernel, dtypes = variant.kernel, [str(d) for d in variant.dtypes]
     shape = f"|{kernel.op}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|"
-    code = _surroundings() + shape.encode() + fingerprint(kernel.function).encode()
+    code = _surroundings() + shape.encode() + fingerprint(kernel.expression or kernel.function).encode()
     name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.op)
     return f"flowrt_{name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
@@ -287,7 +287,7 @@ def scalar_loop_symbol(program: ScalarProgram) -> str:
 
 def found_loop_symbol(program: ScalarProgram) -> str:
     """The same, from all that decides the entry's content."""
-    code = _surroundings() + _sources(SCALAR_LOOP_FILES) + program.key().encode()
+    code = _surroundings() + _sources(SCALAR_LOOP_FILES) + fingerprint(program).encode()
     return f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
