@@ -19,7 +19,7 @@ from flowrt.errors import FlowrtError
 from flowrt.graph import Graph, Tensor
 from flowrt.initial import initial_waves
 from flowrt.kernels.epilogue import EpilogueStep
-from flowrt.kernels.fused import ordered_variant
+from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
@@ -128,7 +128,7 @@ def _of_step(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Any], opti
             if unit.region is not None:
                 recording = record(plan, unit.region, [_sized(specs[value]) for value in unit.region.inputs])
                 yield from (variant for launch in recording.launches for variant in _variants(launch.step))
-                yield from (ordered_variant(order.request) for order in recording.orders)
+                yield from (variant for order in recording.orders for variant in ordered_variants(order.request))
 
 
 def _sized(spec: Spec) -> Spec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numba import njit
@@ -15,6 +17,7 @@ from flowrt.kernels.expression import express
 from flowrt.kernels.fingerprint import fingerprint
 
 F4, F8, I8, B1 = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
+KINDS = ("sum", "mean", "max", "min", "prod", "any", "all")
 MEMBERS = (("add", (0, 1), F4), ("exp", (2,), F4), ("greater", (3, 0), B1), ("where", (4, 0, 3), F4))
 
 
@@ -42,13 +45,16 @@ def test_compiled_code_may_call_an_expression() -> None:
 
 
 def test_an_expression_is_told_from_another_by_what_it_computes() -> None:
-    one = express((F4, F4), MEMBERS, (4, 5)).function()
-    same = express((F4, F4), MEMBERS, (4, 5)).function()
-    swapped = express((F4, F4), (("add", (1, 0), F4), *MEMBERS[1:]), (4, 5)).function()
-    fewer = express((F4, F4), MEMBERS, (5,)).function()
-    other = express((F4, F4), (("multiply", (0, 1), F4), *MEMBERS[1:]), (4, 5)).function()
-    assert fingerprint(one) == fingerprint(same)
-    assert len({fingerprint(f) for f in (one, swapped, fewer, other)}) == 4
+    one = express((F4, F4), MEMBERS, (4, 5))
+    assert fingerprint(one) == fingerprint(replace(one))
+    others = [
+        express((F4, F4), (("add", (1, 0), F4), *MEMBERS[1:]), (4, 5)),
+        express((F4, F4), MEMBERS, (5,)),
+        express((F4, F4), (("multiply", (0, 1), F4), *MEMBERS[1:]), (4, 5)),
+        *(express((F4, F4), MEMBERS, (4, 5), "cpu", ((5, kind),)) for kind in KINDS),
+        express((F4, F4), MEMBERS, (4, 5), "cpu", ((2, "sum"),)),
+    ]
+    assert len({fingerprint(e) for e in (one, *others)}) == 1 + len(others)
 
 
 def test_what_is_not_computed_entry_by_entry_is_no_member() -> None:

@@ -12,6 +12,7 @@ import flowrt as fr
 from flowrt.device import Device
 from flowrt.ops.fused import parts_of
 from flowrt.passes import compile_step
+from flowrt.passes.fuse import MAX_FOLDS
 from flowrt.runners import fusible, supports
 
 if TYPE_CHECKING:
@@ -79,10 +80,17 @@ def test_a_group_may_end_in_sums_and_means() -> None:
     assert ["where", "sum"] in [sorted(group, reverse=True) for group in found] or ["where", "sum"] in found
 
 
-def test_sums_stand_apart_from_functions_that_cost_more() -> None:
-    assert ops(plan_of(lambda x: fr.sum(fr.exp(x) * 2.0), (4, 3))) == [["exp", "multiply"], ["sum"]]
-    found = ops(plan_of(lambda x: [fr.sum(x * 2.0 + 1.0), fr.exp(x * 2.0 + 1.0)], (4, 3)))
-    assert not any({"exp", "sum"} <= set(group) for group in found)
+def test_a_group_may_end_in_folds_of_every_kind() -> None:
+    kinds = (fr.sum, fr.mean, fr.max, fr.min, fr.prod)
+    found = ops(plan_of(lambda x: [fold(fr.exp(x) * 2.0) for fold in kinds], (4, 3)))
+    assert found == [["exp", "multiply", "sum", "mean", "max", "min", "prod"]]
+    found = ops(plan_of(lambda x: [fr.any(x * 2.0 > 1.0), fr.all(x * 2.0 > 1.0)], (4, 3)))
+    assert found == [["multiply", "greater", "any", "all"]]
+
+
+def test_folds_are_bounded() -> None:
+    found = ops(plan_of(lambda x: [fr.sum(fr.exp(x) * float(n), axis=0) for n in range(20)], (4, 3)))
+    assert max(group.count("sum") for group in found) <= MAX_FOLDS
 
 
 def test_what_takes_a_sum_is_of_another_group() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from test_fuse import plan_of
 import flowrt as fr
 from flowrt.kernels import background, fused
 from flowrt.kernels.background import Order, are_ready, submit, wait_compiled, was_tried
-from flowrt.kernels.fused import ordered_variant
+from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
 from flowrt.kernels.store import entry_address, is_compiled
 from flowrt.ops.fused import infer_members
@@ -53,10 +54,15 @@ def apply(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> Appl
     return apply_kernel("fused", specs[: len(inputs)], [specs[n] for n in results], attrs)
 
 
+def compile_orders(application: Application) -> None:
+    for order in application.orders:
+        for variant in ordered_variants(order.request):
+            entry_address(variant)
+
+
 def compiled(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> Application:
     """The application as one launch, compiled here and now."""
-    for order in apply(inputs, members, results).orders:
-        entry_address(ordered_variant(order.request))
+    compile_orders(apply(inputs, members, results))
     made = apply(inputs, members, results)
     assert len(made.steps) == 1
     return made
@@ -219,8 +225,7 @@ def test_sums_of_what_is_computed_are_those_of_the_members(shape: tuple[int, ...
     reduced = (("axis", axes), ("keepdims", False))
     members = (*FOLDED, ("sum", (5,), F4, reduced), ("mean", (4,), F4, (("axis", axes), ("keepdims", True))))
     results = (6, 4, 7)
-    for order in apply(inputs, members, results).orders:
-        entry_address(ordered_variant(order.request))
+    compile_orders(apply(inputs, members, results))
     specs = infer_members([spec_of(a) for a in inputs], members)
     apart = apply_one_by_one(inputs, members, results)
     together = apply(inputs, members, results)
@@ -237,12 +242,85 @@ def apply_one_by_one(inputs: Sequence[Array], members: Any, results: Sequence[in
         return apply(inputs, members, results)
 
 
+KINDS = {F4: ("sum", "mean", "max", "min", "prod", "any", "all"), "int32": ("sum", "max", "min", "any")}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "axes", "costly"),
+    [
+        (F4, (40, 1100), (1,), True),
+        (F4, (70, 33), (0,), True),
+        (F4, (70, 33), (0,), False),
+        (F4, (3, 7, 40), (1,), True),
+        (F4, (2000, 10), (1,), True),
+        (F4, (2000, 10), (1,), False),
+        (F4, (30, 10, 70), (0, 2), True),
+        (F4, (3, 5, 40), None, True),
+        (F4, (2, 0), None, True),
+        ("int32", (70, 33), (0,), False),
+    ],
+    ids=str,
+)
+def test_folds_of_every_kind_are_those_of_the_members(
+    dtype: str, shape: tuple[int, ...], axes: Any, costly: bool
+) -> None:
+    """Of rows long and short, of columns, of everything and of nothing; beside the values, and behind costly ones."""
+    rng = np.random.default_rng(11)
+    inputs = [rng.integers(-1, 3, size=shape).astype(dtype) for _ in range(2)]
+    if dtype == F4 and shape[0] > 3:
+        flat = inputs[0].reshape(shape[0], -1)
+        flat[1, 2], flat[2, 1], flat[3, 1], inputs[1].reshape(shape[0], -1)[3, 1] = np.nan, np.inf, -np.inf, -np.inf
+    kinds = [kind for kind in KINDS[dtype] if np.prod(shape) or kind not in ("max", "min")]
+    how = (("axis", axes), ("keepdims", False))
+    members: list[Any] = [("minimum", (0, 1), dtype, ())] + [("tanh", (2,), dtype, ())] * costly
+    value = 1 + len(members)
+    for kind in kinds:
+        made = np.asarray(getattr(fr.ops, kind)(np.ones((1, 1), dtype))).dtype.name
+        members.append((kind, (value,), made, how))
+    results = tuple(range(value, 2 + len(members)))
+    compile_orders(apply(inputs, members, results))
+    together = apply(inputs, members, results)
+    assert together.orders == ()
+    specs = infer_members([spec_of(a) for a in inputs], members)
+    found = run(together, inputs, [np.empty(specs[n].concrete, specs[n].dtype) for n in results])
+    folded = np.tanh(np.minimum(*inputs)) if costly else np.minimum(*inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        judges = [folded, *(getattr(np, kind)(folded, axis=axes) for kind in kinds)]
+    for kind, mine, judge in zip(("", *kinds), found, judges, strict=True):
+        np.testing.assert_allclose(mine, judge, rtol=1e-5, atol=1e-5, err_msg=kind)
+
+
+def awkward(seed: int, count: int) -> Array:
+    """Numbers of all sizes, which nearly cancel one another."""
+    rng = np.random.default_rng(seed)
+    values = (rng.normal(size=count) * 10.0 ** rng.uniform(-6, 6, size=count)).astype(F4)
+    values[1::2] = -values[::2][: count // 2] * (1 + rng.normal(size=count // 2) * 1e-4).astype(F4)
+    return rng.permutation(values)
+
+
+@pytest.mark.parametrize("many", [1, 9], ids=["beside", "behind"])
+@pytest.mark.parametrize("count", [31, 1000, 4099, 300_000])
+def test_sums_are_as_exact_as_sums_in_pairs(count: int, many: int) -> None:
+    """Behind, four float32 are added as they are: two roundings of half a unit in the last place of what is added."""
+    signs = tuple(("negative", (n,), F4, ()) for n in range(many))
+    members = (*signs, ("sum", (many,), F4, (("axis", None), ("keepdims", False))))
+    compile_orders(apply([np.ones(1, F4)], members, (many + 1,)))
+    for seed in range(5):
+        values = awkward(seed, count)
+        (found,) = run(apply([values], members, (many + 1,)), [values], [np.empty((), F4)])
+        exact, size = -math.fsum(values.tolist()), math.fsum(np.abs(values).tolist())
+        error = abs(float(found) - exact)
+        assert error <= 2.5 * 2.0**-24 * size, f"seed {seed}"
+        pairs = abs(float((-values).sum()) - exact)
+        assert error <= max(pairs, 2.0**-24 * size), f"seed {seed}"
+
+
 def test_sums_are_the_same_bits_however_their_units_are_shared_out() -> None:
     rng = np.random.default_rng(4)
     inputs = [np.asarray(rng.normal(size=s), F4) for s in ((700, 300), (), (700, 300))]
     members = (*FOLDED, ("sum", (5,), F4, (("axis", (0,)), ("keepdims", False))))
-    for order in apply(inputs, members, (6,)).orders:
-        entry_address(ordered_variant(order.request))
+    compile_orders(apply(inputs, members, (6,)))
     application = apply(inputs, members, (6,))
     units = application.steps[0].units
     assert units > 3
@@ -338,13 +416,13 @@ def order(number: float) -> Order:
 
 def test_the_helper_compiles_what_is_ordered(fresh_cache: Path) -> None:
     wanted = order(1)
-    assert not is_compiled(ordered_variant(wanted.request))
+    assert not is_compiled(ordered_variants(wanted.request)[0])
     submit([wanted])
     submit([wanted])
     assert wait_compiled(120)
     assert are_ready([wanted])
     assert (fresh_cache / f"{wanted.symbol}.o").exists()
-    assert is_compiled(ordered_variant(wanted.request))
+    assert is_compiled(ordered_variants(wanted.request)[0])
     assert (
         apply(
             [np.ones(3)],
@@ -384,7 +462,7 @@ def test_where_the_cache_cannot_be_written_programs_stay_unfused(
     submit([wanted])
     assert wait_compiled(120)
     assert was_tried(wanted.symbol)
-    assert not is_compiled(ordered_variant(wanted.request))
+    assert not is_compiled(ordered_variants(wanted.request)[0])
     background.close()
 
 

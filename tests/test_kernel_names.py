@@ -13,7 +13,7 @@ import flowrt.kernels
 from flowrt.kernels import bundle, micro, names, store, surroundings
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.expression import express
-from flowrt.kernels.fused import _orders, _whole, ordered_variant
+from flowrt.kernels.fused import _orders, _whole, fused_kernel, ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.kernels.names import remember, symbol_by_name
 from flowrt.kernels.scalar_loop import ScalarProgram
@@ -215,7 +215,7 @@ def test_the_helper_remembers_what_a_fused_kernel_goes_by(folder: Path, monkeypa
     forget()
     assert symbol_by_name(folder, name) == symbol
     monkeypatch.setattr(store, "fingerprint", lambda function: pytest.fail("it needs no fingerprint"))
-    assert symbol_of(ordered_variant(order.request)) == symbol
+    assert symbol_of(ordered_variants(order.request)[0]) == symbol
 
 
 def test_fused_kernels_that_differ_go_by_different_names() -> None:
@@ -223,17 +223,18 @@ def test_fused_kernels_that_differ_go_by_different_names() -> None:
     forms = [
         (("float32", "float32"), tuple(plain), (3,), ()),
         (("float32", "float32"), tuple(plain), (2, 3), ()),
-        (("float32", "float32"), tuple(plain), (3,), (3,)),
+        (("float32", "float32"), tuple(plain), (3,), ((3, "sum"),)),
+        (("float32", "float32"), tuple(plain), (3,), ((3, "mean"),)),
+        (("float32", "float32"), tuple(plain), (3,), ((3, "max"),)),
         (("float32", "float64"), tuple(plain), (3,), ()),
         (("float32", "float32"), (("add", (1, 1), "float32"), plain[1]), (3,), ()),
         (("float32", "float32"), (("subtract", (0, 1), "float32"), plain[1]), (3,), ()),
     ]
-    found = set()
-    for inputs, members, results, folds in forms:
-        kernel = flowrt.kernels.fused.fused_kernel(inputs, members, results, "cpu", folds)
-        found.add(name_of(Variant(kernel, (), (1, 1, 1), "")))
+    kernels = [fused_kernel(inputs, members, results, "cpu", folds) for inputs, members, results, folds in forms]
+    variants = [Variant(kernel, (), (1, 1, 1), "") for kernel in kernels]
+    found = {name_of(variant) for variant in variants}
     assert None not in found
-    assert len(found) == len(forms)
+    assert len(found) == len({found_symbol(variant) for variant in variants}) == len(forms)
 
 
 def test_names_are_those_of_whole_lines_in_files_that_no_one_else_may_write(folder: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.errors import FlowrtError
-from flowrt.kernels.fused import ordered_variant
+from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.names import remember
 from flowrt.kernels.scalar_loop import LOOP, read_program
 from flowrt.kernels.store import (
@@ -56,11 +56,12 @@ def carry_out(symbol: str, request: str) -> str:
 
 
 def _compile_fused(symbol: str, request: str) -> bool:
-    """Whether that symbol is what is asked for; if so, it is now compiled, and known by its name."""
-    variant = ordered_variant(request)
+    """Whether that symbol is what is asked for; if so, it and what it needs is now compiled, and known by its name."""
+    variant, *ends = ordered_variants(request)
     if found_symbol(variant) != symbol:
         return False
-    entry_address(variant)
+    for each in (*ends, variant):
+        entry_address(each)
     name = name_of(variant)
     if name is not None:
         remember(cache_folder(), name, symbol)

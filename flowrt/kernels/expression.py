@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import GraphError
+from flowrt.kernels.folds import held_dtype
 from flowrt.kernels.table import Form, find_kernel, require_kernel
 
 Function: TypeAlias = Callable[..., Any]
@@ -34,29 +35,35 @@ class Member:
 class Expression:
     """A scalar function of inputs of dtypes ``inputs``; ``results`` are the numbers of the values it answers.
 
-    ``folds`` are those of values that loops over it add up, in float64.
+    ``folds`` are those of values that loops over it fold, each with the op that says how (`folds.held_dtype`: in what).
     """
 
     inputs: tuple[np.dtype[Any], ...]
     members: tuple[Member, ...]
     results: tuple[int, ...]
-    folds: tuple[int, ...] = ()
+    folds: tuple[tuple[int, str], ...] = ()
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """The dtype of every value, by number."""
         return (*self.inputs, *(member.dtype for member in self.members))
 
+    @property
+    def held(self) -> tuple[np.dtype[Any], ...]:
+        """The dtype of what each fold comes to."""
+        dtypes = self.dtypes
+        return tuple(held_dtype(op, dtypes[n]) for n, op in self.folds)
+
     def function(self) -> Function:
-        """The expression as a Python function of scalars, which answers a tuple; what it refers to tells it apart."""
+        """The expression as a Python function of scalars, which answers a tuple: its results, then what it folds."""
         members = tuple((member.function, member.operands, member.dtype) for member in self.members)
-        results, folds = self.results, self.folds
+        asked = (*self.results, *(n for n, _ in self.folds))
 
         def apply(*values: Any) -> tuple[Any, ...]:
             known = list(values)
             for function, operands, dtype in members:
                 known.append(dtype.type(function(*[known[i] for i in operands])))
-            return tuple(known[i] for i in (*results, *folds))
+            return tuple(known[i] for i in asked)
 
         return apply
 
@@ -67,7 +74,7 @@ def express(
     members: tuple[tuple[str, tuple[int, ...], Any], ...],
     results: tuple[int, ...],
     device: str = "cpu",
-    folds: tuple[int, ...] = (),
+    folds: tuple[tuple[int, str], ...] = (),
 ) -> Expression:
     """The expression of ``members``: (op, numbers of the values it takes, dtype of its result), in order.
 
@@ -83,7 +90,7 @@ def express(
             raise GraphError(f"{op} is not computed entry by entry, so it can be no member of an expression")
         made.append(Member(found.function, operands, np.dtype(dtype), op))
         dtypes.append(np.dtype(dtype))
-    asked = (*results, *folds)
+    asked = (*results, *(n for n, _ in folds))
     if not asked or any(not 0 <= i < len(dtypes) for i in asked):
         raise GraphError(f"an expression of {len(dtypes)} values cannot answer {asked}")
     return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results, folds)

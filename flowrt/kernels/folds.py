@@ -9,8 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from flowrt.kernels.table import jitable
 from flowrt.valueclass import valueclass
+
+
+def held_dtype(op: str, dtype: Any) -> np.dtype[Any]:
+    """The dtype that op ``op`` holds what it makes of many entries in: wide enough that none of many is lost."""
+    taken: np.dtype[Any] = np.dtype(dtype)
+    match op:
+        case "max" | "min":
+            return taken
+        case "any" | "all":
+            return np.dtype(bool)
+        case "mean":
+            return np.dtype(np.float64)
+    return np.dtype({"f": "float64", "u": "uint64"}.get(taken.kind, "int64"))
 
 
 def add_loosely(x: Any, y: Any) -> Any:

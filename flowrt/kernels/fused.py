@@ -7,8 +7,8 @@ What goes over a product's entries becomes part of its launch where its units ma
 rows would cost more than the caches give. A product that others want, too (a gradient, say), is the first result, else
 it lies where the last result will.
 
-Parts and repetitions of tensors are read where they lie. Sums and means of what a program computes are added up in
-stretches of elements, whose number follows from the sizes alone; a second launch adds up the stretches.
+Parts and repetitions of tensors are read where they lie. What a program computes may be folded (summed, or the largest
+taken) in stretches of elements, whose number follows from the sizes alone; a second launch folds what they came to.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flowrt.spec import Spec, index_steps, normal_axes
 Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
 Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 
-FOLDS = frozenset({"sum", "mean"})
+FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
 PART, REPEATS = "getitem", frozenset({"spread", "broadcast_to"})
 VIEWS = REPEATS | {PART}
 STRETCH, STRETCHES = 1 << 14, 32  # elements that are worth a unit of work, and how many units are enough
@@ -51,7 +51,7 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     specs = _specs(inputs, members)
     parts = Parts(len(inputs), len(outputs))
     whole = _whole(inputs, specs, members, results, device)
-    if whole is not None and is_compiled(whole.variant()):
+    if whole is not None and all(map(is_compiled, _with_ends(whole.variant()))):
         return _in_one(parts, whole, specs, members, results, device)
     _one_by_one(parts, specs, members, results, device)
     apart = parts.application()
@@ -93,7 +93,7 @@ def _axes(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
 def _whole(
     inputs: Sequence[Spec], specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
 ) -> Step | None:
-    """The program as one step, whose last operands are sums of stretches; None where its members' shapes differ."""
+    """The program as one step, whose last operands are totals of stretches; None where its members' shapes differ."""
     first = len(inputs)
     ops = dict(enumerate((member[0] for member in members), first))
     entrywise = [n for n in ops if ops[n] not in FOLDS | VIEWS]
@@ -106,7 +106,7 @@ def _whole(
     read = {n for at in entrywise for n in members[at - first][1]}.union(results)
     sources = [n for n in range(len(specs)) if n in read and (n < first or ops[n] in VIEWS)]
     plain, number = _plain([(n, members[n - first]) for n in entrywise], sources)
-    folds = tuple(number[members[n - first][1][0]] for n in folded)
+    folds = tuple((number[members[n - first][1][0]], ops[n]) for n in folded)
     dense = [(at, n) for at, n in enumerate(results, first) if n not in folded]
     made = fused_kernel(
         tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, folds
@@ -117,11 +117,12 @@ def _whole(
     if folded:
         kept = [_kept(shape, _axes(Spec("float64", shape), members[n - first][3])) for n in folded]
         views += [View.dense(k).broadcast_to(shape) for k in kept]
-        dtypes += [np.dtype(np.float64)] * len(folded)
-        units, words = _stretches(shape, kept, [members[n - first][0] == "mean" for n in folded])
-    sums = range(first + len(results), first + len(results) + len(folded))
+        assert made.expression is not None
+        dtypes += made.expression.held
+        units, words = _stretches(shape, kept)
+    totals = range(first + len(results), first + len(results) + len(folded))
     lie = (n if n < first else members[n - first][1][0] for n in sources)
-    operands = (*lie, *(at for at, _ in dense), *sums)
+    operands = (*lie, *(at for at, _ in dense), *totals)
     step = Step(made, operands, tuple(dtypes), Call(tuple(views), words, units), len(sources))
     return step if set(step.variant().ranks) <= {0, 1} else None
 
@@ -161,21 +162,23 @@ def _kept(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(1 if i in axes else n for i, n in enumerate(shape))
 
 
-def _stretches(
-    shape: Sequence[int], kept: Sequence[Sequence[int]], means: Sequence[bool]
-) -> tuple[int, tuple[Word, ...]]:
+def _stretches(shape: Sequence[int], kept: Sequence[Sequence[int]]) -> tuple[int, tuple[Word, ...]]:
     """How many units of work there are, and the words that tell the entry about them."""
     total, sizes = math.prod(shape), [math.prod(k) for k in kept]
     length = max(STRETCH, -(-total // STRETCHES), 16 * max(sizes))
     words: list[Word] = [length, total]
-    for size, mean in zip(sizes, means, strict=True):
-        words += [size, (size / total if total else math.nan) if mean else 1.0]
+    for size in sizes:
+        words += [size, size / total if total else math.nan]
     return max(1, -(-total // length)), tuple(words)
 
 
 @lru_cache(1024)
 def fused_kernel(
-    inputs: tuple[str, ...], members: Plain, results: tuple[int, ...], device: str = "cpu", folds: tuple[int, ...] = ()
+    inputs: tuple[str, ...],
+    members: Plain,
+    results: tuple[int, ...],
+    device: str = "cpu",
+    folds: tuple[tuple[int, str], ...] = (),
 ) -> Kernel:
     """The kernel of a program on inputs of these dtypes; members are (op, operands, dtype of the result)."""
     expression = express(inputs, members, results, device, folds)
@@ -185,16 +188,21 @@ def fused_kernel(
 def _in_one(
     parts: Parts, whole: Step, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
 ) -> Application:
-    """The step, and what adds up the sums of its stretches."""
+    """The step, and what folds the totals of its stretches."""
     parts.steps.append(whole)
     first = parts.inputs
     folded = [(at, n) for at, n in enumerate(results, first) if n >= first and members[n - first][0] in FOLDS]
-    for at, n in folded:
-        sums = Spec("float64", (whole.call.units, *specs[n].concrete))
-        source = parts.take(sums)
-        part = apply_kernel("sum", [sums], [specs[n]], {"axis": 0, "keepdims": False}, device)
-        parts.add(part, [source, at])
+    for (at, n), held in zip(folded, whole.dtypes[len(whole.dtypes) - len(folded) :], strict=True):
+        totals = Spec(held, (whole.call.units, *specs[n].concrete))
+        source = parts.take(totals)
+        parts.add(_together(members[n - first][0], totals, specs[n], device), [source, at])
     return parts.application()
+
+
+def _together(op: str, totals: Spec, result: Spec, device: str = "cpu") -> Application:
+    """What makes one result of the totals of stretches; few and of any size, so each entry of it is a unit of work."""
+    by = "sum" if op == "mean" else op
+    return apply_kernel(f"{by}_at_once", [totals], [result], {"axis": 0, "keepdims": False}, device)
 
 
 # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -211,15 +219,27 @@ def _orders(whole: Step) -> tuple[Order, ...]:
     return (Order(symbol, json.dumps(what)),)
 
 
-def ordered_variant(request: str) -> Variant:
-    """The variant that an order asks for."""
+def ordered_variants(request: str) -> list[Variant]:
+    """The variants that an order asks for, the program's own first."""
     inputs, members, results, folds, pattern, words = json.loads(request)
     plain = tuple((op, tuple(operands), dtype) for op, operands, dtype in members)
-    made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple(folds))
+    made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple((n, op) for n, op in folds))
     assert made.expression is not None
     dtypes = made.expression.dtypes
-    sums = [np.dtype(np.float64)] * len(folds)
-    return Variant(made, (*dtypes[: len(inputs)], *(dtypes[n] for n in results), *sums), tuple(pattern), words)
+    operands = (*dtypes[: len(inputs)], *(dtypes[n] for n in results), *made.expression.held)
+    return _with_ends(Variant(made, operands, tuple(pattern), words))
+
+
+def _with_ends(variant: Variant) -> list[Variant]:
+    """A program's variant, and those that fold its totals."""
+    expression, found = variant.kernel.expression, [variant]
+    assert expression is not None
+    for (n, op), held in zip(expression.folds, expression.held, strict=True):
+        value = expression.dtypes[n]
+        result = value if value.kind == "f" and op not in ("any", "all") else held
+        steps = _together(op, Spec(held, (1, 1)), Spec(result, (1,))).steps
+        found += [step.variant() for step in steps if isinstance(step, Step)]
+    return found
 
 
 # ── one launch after another ─────────────────────────────────────────────────────────────────────────────────────────

@@ -4,35 +4,55 @@ After the operands the block holds: inner length, number of outer dims, product 
 stride, then per outer dim (last first) its size and a stride for each operand. Strides are in elements. The range is
 one of elements, in the order of the odometer; it may begin and end within a row.
 
-Where values are added up, the operands after the results are sums in float64, with stride 0 along what they are summed
-over, and a unit of work is a stretch of elements with sums of its own, one after another in memory. Four kinds of words
-follow then: elements of a unit, elements altogether, and for each sum its size and what it is multiplied by in the end.
-So sums do not depend on how the units are shared out.
+Where values are folded, the operands after the results are the totals, with stride 0 along what they are folded over,
+and a unit of work is a stretch of elements with totals of its own, one after another in memory. Four kinds of words
+follow then: elements of a unit, elements altogether, and for each fold its size and what the sums of a mean are
+multiplied by. So totals do not depend on how the units are shared out.
+
+Totals may be wider than values, and a loop computes all of its vectors as short as those of its widest type. Where that
+would cost more than it saves (`_is_costly`), the values of some elements are computed first, into memory that stays in
+the nearest cache, and folded by loops behind; short rows that follow one another in memory are computed together.
 
 An output may be an input's memory, entry for entry. Where an output overlaps an input otherwise, nothing is promised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np import numpy_support
 
 from flowrt.kernels.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer, word
 from flowrt.kernels.compose import Composition, Independent, infer_types
+from flowrt.kernels.emit_folds import GROUP, Folding, add_groups, add_lanes, no_lanes
 
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
 
 
-NO_SUMS: Mapping[int, Any] = MappingProxyType({})
-_DOUBLE = ir.DoubleType()
+BLOCK = 1024  # elements that are computed before their values are folded by loops behind
+CHEAP = 8  # members of one instruction or two that are computed in short vectors sooner than written down
+
+COSTLY = frozenset(
+    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
+    | {"sigmoid", "softplus", "erf", "pow"}
+)
+"""Ops of many instructions each."""
+
+
+def _is_costly(expression: Expression) -> bool:
+    """Whether an expression's values take longer to compute in short vectors than to write down and read again."""
+    dtypes = expression.dtypes
+    widens = any(
+        held.itemsize > dtypes[n].itemsize for (n, _), held in zip(expression.folds, expression.held, strict=True)
+    )
+    members = expression.members
+    return widens and (len(members) > CHEAP or any(member.op in COSTLY for member in members))
 
 
 def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
@@ -63,9 +83,15 @@ class _Loops:
         bases, block, self._begin, self._end = args
         expression = composition.expression
         self._inputs = len(expression.inputs)
-        self._folds = expression.folds
-        self._kinds = [*composition.kinds[: self._inputs], *(composition.kinds[n] for n in expression.results)]
-        self._kinds += [types.float64] * len(self._folds)
+        self._folded = [n for n, _ in expression.folds]
+        kinds = composition.kinds
+        self._folds = [
+            Folding(op, kinds[n], numpy_support.from_dtype(held))
+            for (n, op), held in zip(expression.folds, expression.held, strict=True)
+        ]
+        self._kinds = [*kinds[: self._inputs], *(kinds[n] for n in expression.results)]
+        self._first_total = len(self._kinds)
+        self._kinds += [fold.held for fold in self._folds]
         count = len(self._kinds)
         self._models = [context.data_model_manager[kind] for kind in self._kinds]
         self._starts = [
@@ -76,6 +102,14 @@ class _Loops:
         self._inner, self._outer_dims = (word(builder, block, head + i) for i in range(2))
         self._strides = [word(builder, block, head + 3 + i) for i in range(count)]
         self._table = builder.gep(pointer(builder, block, WORD), [ir.Constant(WORD, head + 3 + count)])
+        self._folds_behind = _is_costly(expression)
+        apart = [n for n in self._folded if self._folds_behind and n not in expression.results]  # not written anyway
+        self._buffers = {n: self._buffer(context.data_model_manager[kinds[n]].get_data_type()) for n in apart}
+
+    def _buffer(self, kind: Any) -> Any:
+        buffer = cgutils.alloca_once(self._builder, kind, size=BLOCK)
+        buffer.align = 64  # a store across two lines of the cache takes twice as long
+        return buffer
 
     def emit(self, pattern: Sequence[int]) -> None:
         builder = self._builder
@@ -87,38 +121,49 @@ class _Loops:
         with builder.if_else(alone) as (then, otherwise):
             with then:  # a scalar; the first element lies where the operands begin, whatever their strides
                 self._element(self._starts, [None] * self._inputs, None)
-            with otherwise, _rows_between(builder, self._begin, self._end, self._inner) as (number, first, count):
+            with otherwise, _rows_between(builder, self._begin, self._end, self._inner) as (number, first, count, _):
                 at = _outer_position(builder, self._table, self._outer_dims, number, self._starts)
                 at = [self._moved(p, first, stride) for p, stride in zip(at, self._strides, strict=True)]
                 self._rows(at, count, cases)
 
     def _units(self, steps: Sequence[Any]) -> None:
-        """Add up the units of the range, each by itself."""
+        """Fold the units of the range, each by itself."""
         builder, count = self._builder, len(self._kinds)
         behind = builder.mul(self._outer_dims, ir.Constant(WORD, count + 1))
         words = builder.gep(self._table, [behind])
         length, total = builder.load(words), builder.load(builder.gep(words, [ONE]))
+        together, strides = self._rows_together(steps) if self._folds_behind else (None, [])
         with cgutils.for_range(builder, builder.sub(self._end, self._begin)) as turn:
             unit = builder.add(self._begin, turn.index)
             begin = builder.mul(unit, length)
             end = builder.add(begin, length)
             end = builder.select(builder.icmp_signed("<", end, total), end, total)
-            own, scales = [], []
-            for number, start in enumerate(self._starts[count - len(self._folds) :]):
+            own, sizes = [], []
+            for number, (start, fold) in enumerate(zip(self._starts[self._first_total :], self._folds, strict=True)):
                 size = builder.load(builder.gep(words, [ir.Constant(WORD, 2 + 2 * number)]))
-                own.append((builder.gep(start, [builder.mul(unit, size)]), size))
-                scales.append(builder.load(builder.gep(words, [ir.Constant(WORD, 3 + 2 * number)])))
+                own.append(builder.gep(start, [builder.mul(unit, size)]))
+                sizes.append(size)
                 with cgutils.for_range(builder, size) as entry:
-                    builder.store(ir.Constant(_DOUBLE, 0.0), builder.gep(own[-1][0], [entry.index]))
-            starts = [*self._starts[: count - len(self._folds)], *(start for start, _ in own)]
-            with _rows_between(builder, begin, end, self._inner) as (row, first, here):
+                    builder.store(fold.neutral(), builder.gep(own[-1], [entry.index]))
+            starts = [*self._starts[: self._first_total], *own]
+            with _rows_between(builder, begin, end, self._inner, together) as (row, first, here, rows):
                 at = _outer_position(builder, self._table, self._outer_dims, row, starts)
-                self._row([self._moved(p, first, s) for p, s in zip(at, self._strides, strict=True)], here, steps)
-            for (start, size), scale in zip(own, scales, strict=True):
-                factor = builder.bitcast(scale, _DOUBLE)
-                with cgutils.for_range(builder, size) as entry:
-                    place = builder.gep(start, [entry.index])
-                    builder.store(builder.fmul(builder.load(place), factor), place)
+                at = [self._moved(p, first, s) for p, s in zip(at, self._strides, strict=True)]
+                if self._folds_behind:
+                    self._rows_and_folds(at, here, rows, steps, strides)
+                else:
+                    self._row(at, here, steps)
+            for number, (start, size) in enumerate(zip(own, sizes, strict=True)):
+                if self._folds[number].op == "mean":
+                    self._scale(start, size, builder.load(builder.gep(words, [ir.Constant(WORD, 3 + 2 * number)])))
+
+    def _scale(self, totals: Any, size: Any, factor: Any) -> None:
+        """Multiply so many totals by the float64 whose bits are ``factor``."""
+        builder = self._builder
+        by = builder.bitcast(factor, ir.DoubleType())
+        with cgutils.for_range(builder, size) as entry:
+            place = builder.gep(totals, [entry.index])
+            builder.store(builder.fmul(builder.load(place), by), place)
 
     def _cases(self, pattern: Sequence[int]) -> list[list[Any]]:
         """Inner strides that are constants, so that LLVM makes vectors of the elements, or one of a single element."""
@@ -144,30 +189,42 @@ class _Loops:
                 self._rows(at, count, cases[1:])
 
     def _row(self, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> None:
+        """Compute elements that lie in one row, beginning at ``at``, and fold their values."""
         independent = Independent(self._builder)
-        fixed = [self._load(i, at[i], independent) if steps[i] is ZERO else None for i in range(self._inputs)]
-        known = self._composition.emit(self._context, self._builder, fixed)  # what is the same all along the row
-        sums = self._sums(at, steps)
+        known = self._known(at, steps, independent)
+        totals = self._row_totals(at, steps)
         with independent.loop(self._builder, count) as index:
             places = [self._moved(place, index, step) for place, step in zip(at, steps, strict=True)]
-            self._element(places, known, independent, sums)
-        for place, total in sums.items():
-            self._builder.store(self._builder.load(total), at[place])
+            values = self._element(places, known, independent)
+            for number, value in enumerate(self._folded):
+                own = totals.get(number)
+                place = places[self._first_total + number] if own is None else own
+                self._combine(number, place, values[value], independent if own is None else None)
+        for number, total in totals.items():
+            self._builder.store(self._builder.load(total), at[self._first_total + number])
 
-    def _sums(self, at: Sequence[Any], steps: Sequence[Any]) -> dict[int, Any]:
-        """For each operand that sums up the whole row, a variable that LLVM keeps in registers."""
-        folded = range(len(self._kinds) - len(self._folds), len(self._kinds))
-        return {
-            i: cgutils.alloca_once_value(self._builder, self._builder.load(at[i])) for i in folded if steps[i] is ZERO
-        }
+    def _known(self, at: Sequence[Any], steps: Sequence[Any], independent: Independent) -> list[Any]:
+        """The values that are the same all along the row."""
+        fixed = [self._load(i, at[i], independent) if steps[i] is ZERO else None for i in range(self._inputs)]
+        return self._composition.emit(self._context, self._builder, fixed)
 
-    def _element(
-        self,
-        places: Sequence[Any],
-        known: Sequence[Any],
-        independent: Independent | None,
-        sums: Mapping[int, Any] = NO_SUMS,
-    ) -> None:
+    def _row_totals(self, at: Sequence[Any], steps: Sequence[Any]) -> dict[int, Any]:
+        """For each fold of the whole row, a variable that LLVM keeps in registers."""
+        builder, first = self._builder, self._first_total
+        whole = [number for number in range(len(self._folds)) if steps[first + number] is ZERO]
+        return {number: cgutils.alloca_once_value(builder, builder.load(at[first + number])) for number in whole}
+
+    def _combine(self, number: int, place: Any, value: Any, independent: Independent | None) -> None:
+        """Fold one value into the total at ``place``."""
+        held = self._builder.load(place)
+        combined = self._folds[number].combine(self._context, self._builder, held, value, independent is None)
+        stored = self._builder.store(combined, place)
+        if independent is not None:
+            independent.mark(held)
+            independent.mark(stored)
+
+    def _element(self, places: Sequence[Any], known: Sequence[Any], independent: Independent | None) -> list[Any]:
+        """Compute one element and write its results; answers all of its values."""
         values = list(known)
         for i in range(self._inputs):
             if values[i] is None:
@@ -178,18 +235,88 @@ class _Loops:
             stored = self._builder.store(self._models[i].as_data(self._builder, values[result]), places[i])
             if independent is not None:
                 independent.mark(stored)
-        for i, value in enumerate(self._folds, len(self._kinds) - len(self._folds)):
-            self._add(values[value], self._composition.kinds[value], places[i], sums.get(i), independent)
+        return values
 
-    def _add(self, value: Any, kind: Any, place: Any, total: Any, independent: Independent | None) -> None:
-        """Add a value to the row's ``total``, if that is one for all of its elements, else to the sum at ``place``."""
-        builder = self._builder
-        wide = self._context.cast(builder, value, kind, types.float64)
-        held = builder.load(place if total is None else total)
-        stored = builder.store(builder.fadd(held, wide, flags=("reassoc", "nsz")), place if total is None else total)
-        if total is None and independent is not None:
-            independent.mark(held)
-            independent.mark(stored)
+    # ── folds behind ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rows_together(self, steps: Sequence[Any]) -> tuple[Callable[[Any], Any], list[Any]]:
+        """How many rows from one on may be computed as one, since all operands but the totals go on where they end; and
+        how far the totals of one row are from the next one's.
+        """
+        builder, inner, first = self._builder, self._inner, self._first_total
+        size, most = (cgutils.alloca_once_value(builder, ONE) for _ in range(2))
+        strides = [cgutils.alloca_once_value(builder, ZERO) for _ in self._folds]
+        with builder.if_then(builder.icmp_signed(">", self._outer_dims, ZERO)):
+            builder.store(builder.load(self._table), size)
+            apart = [
+                builder.load(builder.gep(self._table, [ir.Constant(WORD, 1 + i)])) for i in range(len(self._kinds))
+            ]
+            goes_on = builder.icmp_signed(">", inner, ZERO)
+            for stride, step in zip(apart[:first], steps[:first], strict=True):
+                goes_on = builder.and_(goes_on, builder.icmp_signed("==", stride, builder.mul(inner, step)))
+            with builder.if_then(goes_on):
+                builder.store(_larger(builder, ONE, builder.udiv(ir.Constant(WORD, BLOCK), inner)), most)
+            for place, stride in zip(strides, apart[first:], strict=True):
+                builder.store(stride, place)
+        size, most, *strides = (builder.load(place) for place in (size, most, *strides))
+        return lambda row: _smaller(builder, most, builder.sub(size, builder.urem(row, size))), strides
+
+    def _rows_and_folds(
+        self, at: Sequence[Any], count: Any, rows: Any, steps: Sequence[Any], strides: Sequence[Any]
+    ) -> None:
+        """Compute so many elements that follow one another, of one row or several whole ones, and fold their values."""
+        builder, independent = self._builder, Independent(self._builder)
+        known = self._known(at, steps, independent)
+        several = builder.icmp_signed(">", rows, ONE)
+        with _blocks(builder, count) as (start, many):
+            here = [self._moved(place, start, step) for place, step in zip(at, steps, strict=True)]
+            with independent.loop(builder, many) as index:
+                places = [self._moved(place, index, step) for place, step in zip(here, steps, strict=True)]
+                values = self._element(places, known, independent)
+                for n, buffer in self._buffers.items():
+                    data = self._model_of(n).as_data(builder, values[n])
+                    independent.mark(builder.store(data, builder.gep(buffer, [index])))
+            length = builder.select(several, self._inner, many)
+            for number, stride in enumerate(strides):
+                source, step = self._written(self._folded[number], here, steps)
+                total = self._first_total + number
+                with cgutils.for_range(builder, rows) as turn:
+                    row = self._moved(source, builder.mul(turn.index, length), step)
+                    place = builder.gep(here[total], [builder.mul(turn.index, stride)])
+                    self._fold(number, row, step, length, place, steps[total])
+
+    def _written(self, value: int, here: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, Any]:
+        """Where a value was written down, and how far one is from the next."""
+        if value in self._buffers:
+            return self._buffers[value], ONE
+        result = self._inputs + self._composition.expression.results.index(value)
+        return here[result], steps[result]
+
+    def _fold(self, number: int, source: Any, step: Any, many: Any, place: Any, total_step: Any) -> None:
+        """Fold values into the total at ``place``, or each into its own from there on; float32 are added in groups."""
+        builder, fold, model = self._builder, self._folds[number], self._model_of(self._folded[number])
+        if total_step is not ZERO:
+            independent = Independent(builder)
+            with independent.loop(builder, many) as index:
+                taken = builder.load(self._moved(source, index, step))
+                independent.mark(taken)
+                own = self._moved(place, index, total_step)
+                self._combine(number, own, model.from_data(builder, taken), independent)
+            return
+        total, first = cgutils.alloca_once_value(builder, builder.load(place)), ZERO
+        if fold.adds_singles:
+            with builder.if_then(builder.icmp_signed(">=", many, GROUP)):
+                lanes = no_lanes(builder)
+                add_groups(builder, source, many, lanes)
+                builder.store(builder.fadd(builder.load(total), add_lanes(builder, lanes)), total)
+            first = builder.and_(many, builder.neg(GROUP))
+        with cgutils.for_range_slice(builder, first, many, ONE, WORD) as (index, _):
+            taken = builder.load(self._moved(source, index, step))
+            self._combine(number, total, model.from_data(builder, taken), None)
+        builder.store(builder.load(total), place)
+
+    def _model_of(self, value: int) -> Any:
+        return self._context.data_model_manager[self._composition.kinds[value]]
 
     def _load(self, operand: int, place: Any, independent: Independent | None) -> Any:
         loaded = self._builder.load(place)
@@ -204,11 +331,33 @@ class _Loops:
 
 
 @contextmanager
-def _rows_between(builder: Any, begin: Any, end: Any, inner: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _blocks(builder: Any, count: Any) -> Iterator[tuple[Any, Any]]:
+    """Emit the body for every `BLOCK` of ``count`` elements; yields the first of them and how many they are."""
+    length = ir.Constant(WORD, BLOCK)
+    blocks = builder.udiv(builder.add(count, ir.Constant(WORD, BLOCK - 1)), length)
+    with cgutils.for_range(builder, blocks) as turn:
+        start = builder.mul(turn.index, length)
+        left = builder.sub(count, start)
+        yield start, _smaller(builder, left, length)
+
+
+def _smaller(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+
+@contextmanager
+def _rows_between(
+    builder: Any, begin: Any, end: Any, inner: Any, together: Callable[[Any], Any] | None = None
+) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Emit the body as a loop over the rows of ``inner`` elements that the elements [begin, end) lie in.
 
-    Yields the row's number, the first of its elements to visit, and how many. Only a range that begins after the first
-    row costs a division.
+    Yields the row's number, the first of its elements to visit, how many, and of how many rows: more than one, all of
+    them whole, where ``together`` says that so many from this one on may be. Else only a range that begins after the
+    first row costs a division.
     """
     place = cgutils.alloca_once_value(builder, begin)  # the next element
     number = cgutils.alloca_once(builder, WORD)
@@ -228,8 +377,14 @@ def _rows_between(builder: Any, begin: Any, end: Any, inner: Any) -> Iterator[tu
     start, left = builder.load(first), builder.sub(end, builder.load(place))
     whole = builder.sub(inner, start)
     count = builder.select(builder.icmp_signed("<", left, whole), left, whole)
-    yield builder.load(number), start, count
-    builder.store(builder.add(builder.load(number), ONE), number)
+    rows = ONE
+    if together is not None:
+        most = _smaller(builder, together(builder.load(number)), builder.udiv(left, inner))
+        begun = builder.icmp_signed("!=", start, ZERO)
+        rows = builder.select(begun, ONE, _larger(builder, most, ONE))
+        count = builder.select(builder.icmp_signed(">", rows, ONE), builder.mul(rows, inner), count)
+    yield builder.load(number), start, count, rows
+    builder.store(builder.add(builder.load(number), rows), number)
     builder.store(builder.add(builder.load(place), count), place)
     builder.store(ZERO, first)
     builder.branch(check)

@@ -1,4 +1,4 @@
-"""Sums that a group of elementwise nodes may end in: which they are, and sums to a shape as sums over axes."""
+"""Folds that a group of elementwise nodes may end in: which they are, and sums to a shape as sums over axes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from flowrt.passes.step import Step, StepNode, keep_needed
 if TYPE_CHECKING:
     from flowrt.op import Attr
 
-FOLDS = frozenset({"sum", "mean"})
+FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
 
 
 def is_fold(step: Step, node: StepNode) -> bool:
-    """Whether ``node`` adds up floats, of a tensor whose rank is known."""
+    """Whether ``node`` makes one of many entries of a tensor whose rank is known."""
     if node.op.name not in FOLDS:
         return False
     taken, made = step.spec(node.inputs[0]), node.outputs[0]
-    return taken.dims is not None and made.dims is not None and taken.dtype == made.dtype and made.dtype.kind == "f"
+    if node.op.name == "prod" and made.dtype.kind in "iu":  # inference may compute with what a shape comes to
+        return False
+    return taken.dims is not None and made.dims is not None
 
 
 def sums_over_axes(step: Step) -> Step:

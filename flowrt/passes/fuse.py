@@ -34,12 +34,7 @@ Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
 
 MAX_MEMBERS = 64
 MAX_INPUTS = 20  # each is a stream of memory of its own
-
-COSTLY = frozenset(
-    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
-    | {"sigmoid", "softplus", "erf", "pow"}
-)
-"""Sums are held in float64, which halves the vectors of all that is computed beside them: these would feel it."""
+MAX_FOLDS = 8  # each holds some values in the nearest cache
 
 BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side
 
@@ -188,10 +183,8 @@ class _Grouping:
         if key is None or any(group.key != key for group in groups) or self._waits_for_fold(i):
             return False
         together = [i, *(member for group in groups for member in group.members)]
-        if any(n in self._folds for n in together) and any(self._step.nodes[n].op.name in COSTLY for n in together):
-            return False
-        members = 1 + sum(len(group.members) for group in groups)
-        return members <= MAX_MEMBERS and len(self._inputs(i, groups)) <= MAX_INPUTS
+        folds = sum(n in self._folds for n in together)
+        return len(together) <= MAX_MEMBERS and folds <= MAX_FOLDS and len(self._inputs(i, groups)) <= MAX_INPUTS
 
     def _waits_for_fold(self, i: int) -> bool:
         """Whether a node waits for what an open group adds up."""
