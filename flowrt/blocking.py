@@ -61,6 +61,8 @@ class LoopThread:
                 raise ClosedError("the session was closed meanwhile") from None
             future.cancel()
             raise
+        finally:
+            del future  # its error's frames refer to this one
         return answer
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:

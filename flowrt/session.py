@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, suppress
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -251,10 +252,12 @@ class Session:
         except (TimeoutError, StepCancelled) as error:
             if not scope.expired():
                 raise
+            clear_frames(error.__traceback__)  # the scope's own refers to the task
             raise self._why_stopped(step, timeout) from error
         finally:
             step.users -= 1
             self._running.discard(scope)
+            del scope  # it knows the task, which will know the error, whose frames refer to this one
             self._idle.set()
         if counted and step.writes and self.checkpoints is not None:
             await self.checkpoints.after_step(self)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
@@ -100,10 +101,12 @@ class Executor:
         if fetches is not None:
             return fetches
         run = _Run(self, feeds, context)
-        try:
-            await run.drive()
-        except BaseExceptionGroup as group:
-            raise _first_error(group) from None
+        failure = await run.finish()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # whose frames refer to this one
         return run.fetches()
 
     def run_now(
@@ -294,7 +297,26 @@ class _Run:
         self.ready: deque[int] = deque()
         self.woken = asyncio.Event()
 
-    async def drive(self) -> None:
+    async def finish(self) -> BaseException | None:
+        """Run to the end; answers what went wrong first.
+
+        A task group's frames hold the errors that hold those frames, and those that started a unit hold the group,
+        which knows the task that fails. They are cleared, and the error is not raised while the group is handled, which
+        it would then hold: or the run's values would stay until they are collected.
+        """
+        try:
+            await self._drive()
+        except BaseExceptionGroup as group:
+            first = _first_error(group)
+            clear_frames(group.__traceback__)
+            clear_frames(first.__traceback__)
+            return first
+        except asyncio.CancelledError as cancelled:
+            clear_frames(cancelled.__traceback__)
+            raise
+        return None
+
+    async def _drive(self) -> None:
         self._obey(self.machine.start())
         async with asyncio.TaskGroup() as group:
             while not self.machine.done:

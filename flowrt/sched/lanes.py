@@ -184,10 +184,12 @@ class _Work:
 
     def carry_out(self) -> None:
         """Make the call, in a lane."""
+        arguments, self._arguments = self._arguments, ()
         try:
-            self._answer = self._function(*self._arguments)
+            self._answer = self._function(*arguments)
         except BaseException as error:  # whoever waits is told, whatever it is
             self._error = error
+        del arguments  # who waits may be told before this thread is done
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._end)
 
@@ -207,6 +209,7 @@ class _Work:
                 cancelled = error
                 if stop is not None:
                     stop()
+        answer, self._answer = self._answer, None
         failure, self._error = self._error, None
         try:
             if cancelled is not None:
@@ -215,7 +218,7 @@ class _Work:
                 raise failure
         finally:
             del failure, cancelled  # they refer to this frame
-        return self._answer
+        return answer
 
 
 def _serve(works: SimpleQueue[_Work | None]) -> None:

@@ -232,7 +232,10 @@ class Tape:
         failed = self.failure(room) if room.cells[SPAN] < self.launches else None
         self._rooms.append(room)
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed  # whose frames refer to this one
         return self._leaving(inputs, fresh, outputs) if self.passes_on else fresh
 
     def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, Room, int]:
