@@ -400,3 +400,15 @@ async def test_a_stopped_run_begins_no_kernel() -> None:
     words[0] = CANCELLED
     with pytest.raises(StepCancelled, match="was not begun"):
         NodeRunner(negated().nodes[0], Memory())([np.float32([1, 2])], words)
+
+
+@pytest.mark.parametrize("tapes", [True, False])
+async def test_scalars_of_numpy_are_fed_as_arrays(tapes: bool) -> None:
+    scalar = Spec("float32", ())
+    node = PlanNode("negative", "n", (0,), (scalar,), {})
+    host = Host(threads=1)
+    executor = Executor(Plan("/job:local/task:0", (node,), (PlanFeed("x", scalar),), (1,)), host, tapes=tapes)
+    for number in range(3):
+        assert [a.tolist() for a in await executor.run([np.float32(number)], CONTEXT)] == [-number]
+    assert tapes == (executor.run_now([np.float32(2)], 1, 1) is not None)
+    await host.aclose()

@@ -96,6 +96,7 @@ class Executor:
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
         """Run the plan and answer its fetches. Cancelling the caller cancels the run and waits for its kernels."""
         self.host.check_open()
+        feeds = as_arrays(feeds)
         self._admit(feeds)
         fetches = await self._run_in_lane(feeds, context)
         if fetches is not None:
@@ -120,6 +121,7 @@ class Executor:
         unit = self._alone
         if unit is None or unit.region is None:
             return None
+        feeds = as_arrays(feeds)
         inputs = feeds if self._straight else [feeds[v] for v in unit.inputs]
         tape = self.tapes.made(unit.region, inputs)
         if tape is None or tape.expected_seconds > within:
@@ -268,6 +270,11 @@ def run_words(number: int, seed: int) -> Array:
     words = np.zeros(RUN_WORDS, np.int64)
     words[STEP], words[SEED] = number, seed
     return words
+
+
+def as_arrays(feeds: Sequence[Any]) -> list[Array]:
+    """The feeds as they are, but NumPy's scalars as arrays: kernels are told where an array's entries begin."""
+    return [array if isinstance(array, np.ndarray) else np.asarray(array) for array in feeds]
 
 
 def own(arrays: Sequence[Array], feeds: Sequence[Array], copy: Callable[[Array], Array] = np.array) -> list[Array]:
