@@ -417,3 +417,27 @@ def test_a_kernel_is_found_by_what_it_refers_to() -> None:
     assert answer("float64", 0.5) == [2.5, 2.5]
     kernel("test_scaled", layout=layout)(scaled(3))
     assert answer("int64", 1) == [4, 4]
+
+
+# ── Numba's settings ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def identity_with(folder: Path, **settings: str) -> str:
+    """What a process in ``folder`` with these settings takes its surroundings for."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    asked = "from flowrt.kernels.surroundings import identity; print(identity())"
+    paths = os.pathsep.join([str(Path(store.__file__).parents[2]), *filter(None, [kept.get("PYTHONPATH")])])
+    environment = {**kept, **settings, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", asked], cwd=folder, env=environment, check=True, capture_output=True)
+    return done.stdout.decode()
+
+
+def test_settings_of_numba_that_may_change_code_are_in_every_symbol(tmp_path: Path) -> None:
+    changing = ["CPU_NAME=generic", "CPU_FEATURES=+sse2", "OPT=1", "DEBUGINFO=1", "BOUNDSCHECK=1", "SLP_VECTORIZE=1"]
+    told = [identity_with(tmp_path, **{f"NUMBA_{k}": v}) for k, _, v in (s.partition("=") for s in changing)]
+    plain = identity_with(tmp_path)
+    assert len({plain, *told}) == len(changing) + 1
+    harmless = {"NUMBA_NUM_THREADS": "1", "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_ENABLE_CUDASIM": "1"}
+    assert identity_with(tmp_path, **harmless) == plain
+    (tmp_path / ".numba_config.yaml").write_text("opt: 1\n")
+    assert identity_with(tmp_path) not in {plain, *told}

@@ -1,4 +1,4 @@
-"""What every compiled object depends on beside the kernel it is of: processor, interpreter, versions of the compilers.
+"""What every compiled object depends on beside the kernel: processor, interpreter, compilers' versions and settings.
 
 Told without importing a compiler, which takes a process 40 MiB and a third of a second. Where the system does not
 describe its processors as Linux does, LLVM is asked all the same.
@@ -17,13 +17,43 @@ import numpy as np
 _DESCRIPTION = Path("/proc/cpuinfo")
 # The lines of the description that LLVM's choice of instructions follows from, on x86 and on ARM.
 _TELLING = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU variant", "CPU part", "Features")
+# Numba's settings that leave a kernel's code as it is, by how their names begin; of any other it is assumed to change.
+_HARMLESS = tuple(
+    f"NUMBA_{name}"
+    for name in (
+        "CACHE_",
+        "COLOR_SCHEME",
+        "CUDA_",
+        "DISABLE_CUDA",
+        "DISABLE_PERFORMANCE_WARNINGS",
+        "DUMP_",
+        "ENABLE_CUDASIM",
+        "NUM_THREADS",
+        "THREADING_LAYER",
+        "WARNINGS",
+    )
+)
+_SETTINGS = Path(".numba_config.yaml")  # which Numba reads too, in the folder that it is imported in
 
 
 @cache
 def identity() -> str:
     """A text that is the same where the same kernel compiles to the same object."""
     interpreter = [sys.version, sys.platform, getattr(sys.implementation, "_multiarch", ""), np.__version__]
-    return "|".join([*interpreter, _library(), _processor(), _version("numba"), _version("llvmlite")])
+    compilers = [_version("numba"), _version("llvmlite"), *_settings()]
+    return "|".join([*interpreter, _library(), _processor(), *compilers])
+
+
+def _settings() -> list[str]:
+    """What decides how Numba compiles beside what it is asked; nothing where it is left alone."""
+    found = [
+        f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NUMBA_") and not k.startswith(_HARMLESS)
+    ]
+    try:
+        found.append(_SETTINGS.read_text(errors="replace"))
+    except OSError:
+        pass
+    return found
 
 
 def architecture() -> str:
