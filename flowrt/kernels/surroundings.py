@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,13 +47,10 @@ def identity() -> str:
 
 def _settings() -> list[str]:
     """What decides how Numba compiles beside what it is asked; nothing where it is left alone."""
-    found = [
-        f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NUMBA_") and not k.startswith(_HARMLESS)
-    ]
-    try:
+    told = sorted(name for name in os.environ if name.startswith("NUMBA_") and not name.startswith(_HARMLESS))
+    found = [f"{name}={os.environ[name]}" for name in told]
+    with suppress(OSError):
         found.append(_SETTINGS.read_text(errors="replace"))
-    except OSError:
-        pass
     return found
 
 
