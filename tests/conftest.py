@@ -1,4 +1,8 @@
-"""The CUDA simulator takes a minute in a process of its own, so it starts before all tests and is asked after them."""
+"""In which order tests run, and who runs the CUDA simulator.
+
+The simulator takes a minute in a process of its own, so it starts before all tests and is asked after them. Where
+several processes share the files out, one of them begins with it and waits, while the others go on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,8 @@ import pytest
 
 HERE = Path(__file__).parent
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
+SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
+LONG = ("test_control_random", "test_replica_protocol", "test_workloads", "test_fused")  # few tests, much to do
 
 
 def _is_simulated(item: pytest.Item) -> bool:
@@ -21,13 +28,26 @@ def _is_simulated(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_is_simulated)
+    if SHARED_OUT:
+        _longest_first(items)
+    else:
+        items.sort(key=_is_simulated)
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """File by file, so that no process is left with a long one at the end."""
+    files = {item.path for item in items if _is_simulated(item)}
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in files, item.path.stem not in LONG, -tests[item.path]))
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
-    if session.config.option.collectonly or not any(map(_is_simulated, session.items)):
-        return
-    session.config.stash[SIMULATOR] = subprocess.Popen(
+    if not (SHARED_OUT or session.config.option.collectonly) and any(map(_is_simulated, session.items)):
+        _simulate(session.config)
+
+
+def _simulate(config: pytest.Config) -> None:
+    config.stash[SIMULATOR] = subprocess.Popen(
         [sys.executable, str(HERE / "cuda_world.py")],
         env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
         stdout=subprocess.PIPE,
@@ -46,6 +66,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def simulated(request: pytest.FixtureRequest) -> dict[str, Any]:
     """What `cuda_world` found. It is a process of its own: the simulator is chosen before Numba is imported."""
+    if SHARED_OUT:
+        _simulate(request.config)
     process = request.config.stash[SIMULATOR]
     out, errors = process.communicate(timeout=580)  # with nothing compiled yet
     assert process.returncode == 0, errors
