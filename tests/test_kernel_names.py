@@ -12,12 +12,12 @@ import pytest
 import flowrt.kernels
 from flowrt.kernels import bundle, micro, names, store, surroundings
 from flowrt.kernels.compiler import carry_out
-from flowrt.kernels.expression import express
 from flowrt.kernels.fused import _orders, _whole, fused_kernel, ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.kernels.names import remember, symbol_by_name
 from flowrt.kernels.scalar_loop import ScalarProgram
 from flowrt.kernels.store import MAKERS, PARTS, SCALAR_LOOP_FILES, Variant, found_symbol, name_of, symbol_of
+from flowrt.kernels.turn import make_turn
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def matmul_variant() -> Variant:
 
 
 def loop_symbol() -> str:
-    turn = express(("float32", "float32"), (("add", (0, 1), "float32"),), (2,))
-    return store.scalar_loop_symbol(ScalarProgram(None, turn, 1, 0, 1))
+    turn = make_turn(["float32", "float32"], [[("add", (0, 1), "float32")]], [2])
+    return store.scalar_loop_symbol(ScalarProgram(None, turn, (1,), (), (), (), (None,)))
 
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,155 +1,313 @@
-"""The machine code of loops of scalars: everything a turn touches is in registers.
+"""The machine code of loops of scalars: everything a turn touches is in registers, that of loops inside it, too.
 
-The run's status and the word by which others stop it are looked at every `PATIENCE` turns.
+The run's status and the word by which others stop it are looked at every `PATIENCE` turns, whichever loop takes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numba import types
+from llvmlite import ir
+from numba import typeof, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
-from flowrt.kernels.abi import WORD, pointer, word
-from flowrt.kernels.compose import composed
+from flowrt.kernels.abi import ONE, WORD, ZERO, pointer, word
+from flowrt.kernels.compose import Composition, infer_types
 from flowrt.kernels.emit import bind_helpers, object_code, set_word, word_at
 from flowrt.kernels.emit_nested import stopped
-from flowrt.kernels.scalar_loop import COUNT, DONE, LIMIT, OPERANDS, REVERSE, ROWS
+from flowrt.kernels.expression import Expression
+from flowrt.kernels.scalar_loop import COUNT, DONE, LIMIT, NONE, OPERANDS, REVERSE, ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flowrt.kernels.scalar_loop import ScalarProgram
+    from flowrt.kernels.turn import InnerLoop, Turn
 
 PATIENCE = 1 << 16
 
 
-def _place(builder: Any, bases: Any, block: Any, at: int, row: Any, kind: Any, context: Any) -> Any:
-    """A pointer to the scalar, or to the entry ``row``, of what lies at the slot and offset at word ``at``."""
-    base = builder.load(builder.gep(pointer(builder, bases, WORD), [word(builder, block, at)]))
-    start = pointer(builder, builder.add(base, word(builder, block, at + 1)), context.get_data_type(kind))
-    return builder.gep(start, [row])
+# ── typed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _loads(dtypes: Sequence[Any], at: int, constants: int = 0) -> Any:
-    """An intrinsic (bases, block, row) → the scalars at word ``at`` on, the last ``constants`` in the block itself."""
-    kinds = [numpy_support.from_dtype(np.dtype(d)) for d in dtypes]
-    answer = types.Tuple(kinds)
+@dataclass(frozen=True, slots=True)
+class _TypedTurn:
+    parts: tuple[Composition | _TypedLoop, ...]
+    results: tuple[int, ...]
+
+    @property
+    def has_loops(self) -> bool:
+        return any(isinstance(part, _TypedLoop) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _TypedLoop:
+    cond: _TypedTurn | None
+    body: _TypedTurn
+    facts: InnerLoop | None = None
+
+    @property
+    def has_loops(self) -> bool:
+        return self.body.has_loops or (self.cond is not None and self.cond.has_loops)
+
+
+def _typed(typing_context: Any, turn: Turn) -> _TypedTurn:
+    """A turn whose members Numba has typed and lowered."""
+    parts = [
+        infer_types(typing_context, part)
+        if isinstance(part, Expression)
+        else _typed_loop(typing_context, part.cond, part.body, part)
+        for part in turn.parts
+    ]
+    return _TypedTurn(tuple(parts), turn.results)
+
+
+def _typed_loop(typing_context: Any, cond: Turn | None, body: Turn, facts: InnerLoop | None = None) -> _TypedLoop:
+    return _TypedLoop(None if cond is None else _typed(typing_context, cond), _typed(typing_context, body), facts)
+
+
+# ── turns and loops, in LLVM's terms ─────────────────────────────────────────────────────────────────────────────────
+
+
+class _Emitter:
+    """Emits loops and what is in them. ``looks`` emits whether the run is to stop, as a bit.
+
+    Variables are places on the stack, which LLVM makes registers of. ``fuel`` is how many turns are left until a loop
+    looks whether it is to stop: a loop that stops leaves none, so that those around it look, too, and stop.
+    """
+
+    def __init__(self, context: Any, builder: Any, looks: Callable[[], Any]) -> None:
+        self._context, self._builder, self._looks = context, builder, looks
+        self._fuel = cgutils.alloca_once_value(builder, ZERO)
+
+    def loop(
+        self,
+        loop: _TypedLoop,
+        first: Sequence[Any],
+        most: Any,
+        inputs: Callable[[Sequence[Any], Any], list[Any]],
+        keep: Callable[[Sequence[Any], Any], None],
+    ) -> tuple[list[Any], Any]:
+        """What a loop carries last and how many turns it took: at most ``most``, where that is not below 0.
+
+        The inputs of a turn are ``inputs(what is carried, turns done)``, without the latter those of the condition;
+        ``keep(what it answers beyond what it carries, turns done)`` follows it.
+        """
+        builder = self._builder
+        state = [cgutils.alloca_once_value(builder, value) for value in first]
+        done = cgutils.alloca_once_value(builder, ZERO)
+        head, begin, turn, goes_on, over, end = (
+            builder.append_basic_block(f"loop.{name}") for name in ("head", "begin", "turn", "goes_on", "over", "end")
+        )
+        builder.branch(head)
+        builder.position_at_end(head)
+        self._refuel(begin, end)
+        before = builder.load(done)
+        until = builder.add(before, ONE if loop.has_loops else builder.load(self._fuel))
+        limited = builder.and_(builder.icmp_signed(">=", most, ZERO), builder.icmp_signed("<", most, until))
+        until = builder.select(limited, most, until)
+        builder.branch(turn)
+
+        builder.position_at_end(turn)
+        now = builder.load(done)
+        builder.cbranch(builder.icmp_signed("<", now, until), goes_on, over)
+        builder.position_at_end(goes_on)
+        values = [builder.load(place) for place in state]
+        if loop.cond is not None:
+            self._go_on_where(self.turn(loop.cond, inputs(values, None))[0], builder.sub(now, before), end)
+        answers = self.turn(loop.body, inputs(values, now))
+        for place, value in zip(state, answers[: len(state)], strict=True):
+            builder.store(value, place)
+        keep(answers[len(state) :], now)
+        builder.store(builder.add(now, ONE), done)
+        builder.branch(turn)
+
+        builder.position_at_end(over)
+        self._burn(builder.sub(now, before))
+        builder.cbranch(
+            builder.and_(builder.icmp_signed(">=", most, ZERO), builder.icmp_signed(">=", now, most)), end, head
+        )
+        builder.position_at_end(end)
+        return [builder.load(place) for place in state], builder.load(done)
+
+    def _go_on_where(self, answer: Any, taken: Any, end: Any) -> None:
+        """Go to ``end``, after so many turns, unless ``answer`` is true."""
+        builder = self._builder
+        leave, stay = builder.append_basic_block("loop.leave"), builder.append_basic_block("loop.stay")
+        builder.cbranch(answer, stay, leave)
+        builder.position_at_end(leave)
+        self._burn(taken)
+        builder.branch(end)
+        builder.position_at_end(stay)
+
+    def _burn(self, turns: Any) -> None:
+        self._builder.store(self._builder.sub(self._builder.load(self._fuel), turns), self._fuel)
+
+    def _refuel(self, begin: Any, end: Any) -> None:
+        """Go on at ``begin`` with fuel, or at ``end`` where the run is to stop."""
+        builder = self._builder
+        look, fill = builder.append_basic_block("loop.look"), builder.append_basic_block("loop.fill")
+        builder.cbranch(builder.icmp_signed(">", builder.load(self._fuel), ZERO), begin, look)
+        builder.position_at_end(look)
+        builder.cbranch(self._looks(), end, fill)
+        builder.position_at_end(fill)
+        builder.store(ir.Constant(WORD, PATIENCE), self._fuel)
+        builder.branch(begin)
+        builder.position_at_end(begin)
+
+    def turn(self, turn: _TypedTurn, inputs: Sequence[Any]) -> list[Any]:
+        """What a turn answers for ``inputs``."""
+        values = list(inputs)
+        for part in turn.parts:
+            if isinstance(part, Composition):
+                values = part.emit(self._context, self._builder, values)
+            else:
+                values += self._inside(part, values)
+        return [values[i] for i in turn.results]
+
+    def _inside(self, loop: _TypedLoop, values: Sequence[Any]) -> list[Any]:
+        """What the loop inside a turn of these values makes."""
+        facts = loop.facts
+        assert facts is not None
+        captured = [values[i] for i in facts.captured]
+        carried, done = self.loop(
+            loop, [values[i] for i in facts.first], self._most(facts, values), lambda state, row: [*state, *captured],
+            lambda rest, row: None,
+        )  # fmt: skip
+        return [*carried, done]
+
+    def _most(self, facts: InnerLoop, values: Sequence[Any]) -> Any:
+        builder = self._builder
+        most = ir.Constant(WORD, NONE if facts.limit is None else facts.limit)
+        if facts.count is not None:
+            count = values[facts.count]
+            count = builder.select(builder.icmp_signed("<", count, ZERO), ZERO, count)
+            less = builder.icmp_unsigned("<", count, most)  # no limit is more than any count
+            most = builder.select(less, count, most)
+        return most if facts.guard is None else builder.select(values[facts.guard], most, ZERO)
+
+
+# ── operands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """Operands at word ``at`` of the block and on: how many scalars each is, or each row of it; the scalars' types."""
+
+    at: int
+    widths: tuple[int, ...]
+    kinds: tuple[Any, ...]
+
+    @property
+    def behind(self) -> int:
+        return self.at + 2 * len(self.widths)
+
+    def _places(self, context: Any, builder: Any, bases: Any, block: Any, row: Any) -> list[Any]:
+        """Pointers to the scalars of the entry or row ``row``."""
+        found: list[Any] = []
+        for number, width in enumerate(self.widths):
+            slot, offset = (word(builder, block, self.at + 2 * number + i) for i in (0, 1))
+            base = builder.load(builder.gep(pointer(builder, bases, WORD), [slot]))
+            for i in range(width):
+                kind = context.get_data_type(self.kinds[len(found)])
+                start = pointer(builder, builder.add(base, offset), kind)
+                first = builder.mul(row, ir.Constant(WORD, width))
+                found.append(builder.gep(start, [builder.add(first, ir.Constant(WORD, i))]))
+        return found
+
+    def load(self, context: Any, builder: Any, bases: Any, block: Any, row: Any = ZERO) -> list[Any]:
+        places = self._places(context, builder, bases, block, row)
+        return [context.unpack_value(builder, kind, place) for kind, place in zip(self.kinds, places, strict=True)]
+
+    def store(self, context: Any, builder: Any, bases: Any, block: Any, values: Sequence[Any], row: Any = ZERO) -> None:
+        places = self._places(context, builder, bases, block, row)
+        for kind, value, place in zip(self.kinds, values, places, strict=True):
+            context.pack_value(builder, kind, value, place)
+
+
+class _Layout:
+    """Where a program's operands lie in the block."""
+
+    def __init__(self, program: ScalarProgram) -> None:
+        kinds = [numpy_support.from_dtype(dtype) for dtype in program.body.inputs]
+        answers = [numpy_support.from_dtype(dtype) for dtype in program.body.answers]
+        carried, scanned, captured = (sum(w) for w in (program.carried, program.scanned, program.captured))
+        self.constants = tuple(zip(program.constants, kinds[len(kinds) - len(program.constants) :], strict=True))
+        self.first = _Operands(OPERANDS, program.carried, tuple(kinds[:carried]))
+        self.out = _Operands(self.first.behind, program.carried, tuple(answers[:carried]))
+        self.rows = _Operands(self.out.behind, program.scanned, tuple(kinds[carried : carried + scanned]))
+        self.stacks = _Operands(self.rows.behind, program.stacked, tuple(answers[carried:]))
+        known = kinds[carried + scanned : carried + scanned + captured]
+        self.captured = _Operands(self.stacks.behind, program.captured, tuple(known))
+
+    def load_constants(self, context: Any, builder: Any, block: Any) -> list[Any]:
+        """Those that are known as they are, the others from their words of the block."""
+        found = []
+        for number, (value, kind) in enumerate(self.constants, self.captured.behind):
+            if value is not None:
+                found.append(context.get_constant(kind, value))
+                continue
+            spot = builder.gep(pointer(builder, block, WORD), [ir.Constant(WORD, number)])
+            found.append(
+                context.unpack_value(builder, kind, builder.bitcast(spot, context.get_data_type(kind).as_pointer()))
+            )
+        return found
+
+
+# ── the entry ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _runs(program: ScalarProgram) -> Any:
+    """An intrinsic (bases, block, most) → turns done, which runs a loop of that program from its operands to them."""
+    at = _Layout(program)
 
     @intrinsic
-    def load(typing_context: Any, bases: Any, block: Any, row: Any) -> Any:
+    def run(typing_context: Any, bases: Any, block: Any, most: Any) -> Any:
+        loop = _typed_loop(typing_context, program.cond, program.body)
+        looking = typeof(stopped)
+        looked = typing_context.resolve_function_type(looking, (types.intp,), {})
+
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            bases, block, row = args
-            operands = len(kinds) - constants
-            found = []
-            for i, kind in enumerate(kinds):
-                if i < operands:
-                    place = _place(builder, bases, block, at + 2 * i, row, kind, context)
-                else:
-                    words = pointer(builder, block, WORD)
-                    spot = builder.gep(words, [context.get_constant(types.intp, at + operands + i)])
-                    place = builder.bitcast(spot, context.get_data_type(kind).as_pointer())
-                found.append(context.unpack_value(builder, kind, place))
-            return context.make_tuple(builder, answer, found)
+            bases, block, most = args
+            look = context.get_function(looking, looked)
+            context.add_linking_libs(getattr(look, "libs", ()))
+            rest = at.captured.load(context, builder, bases, block) + at.load_constants(context, builder, block)
+            backwards = builder.icmp_signed("!=", word(builder, block, REVERSE), ZERO)
 
-        return answer(types.intp, types.intp, types.intp), codegen
+            def row_of(done: Any) -> Any:
+                return builder.select(backwards, builder.sub(builder.sub(most, ONE), done), done)
 
-    return load
+            def inputs(state: Sequence[Any], done: Any) -> list[Any]:
+                rows = [] if done is None else at.rows.load(context, builder, bases, block, row_of(done))
+                return [*state, *rows, *rest]
 
+            def keep(answers: Sequence[Any], done: Any) -> None:
+                at.stacks.store(context, builder, bases, block, answers, row_of(done))
 
-def _stores(dtypes: Sequence[Any], at: int) -> Any:
-    """An intrinsic (bases, block, row, values) that stores the scalars at word ``at`` on."""
-    kinds = [numpy_support.from_dtype(np.dtype(d)) for d in dtypes]
+            emitter = _Emitter(context, builder, lambda: look(builder, [bases]))
+            first = at.first.load(context, builder, bases, block)
+            state, done = emitter.loop(loop, first, most, inputs, keep)
+            at.out.store(context, builder, bases, block, state)
+            return done
 
-    @intrinsic
-    def store(typing_context: Any, bases: Any, block: Any, row: Any, values: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            bases, block, row, values = args
-            for i, value in enumerate(cgutils.unpack_tuple(builder, values) if kinds else ()):
-                place = _place(builder, bases, block, at + 2 * i, row, kinds[i], context)
-                context.pack_value(builder, kinds[i], value, place)
-            return context.get_dummy_value()
+        return types.intp(types.intp, types.intp, types.intp), codegen
 
-        return types.void(types.intp, types.intp, types.intp, values), codegen
-
-    return store
-
-
-def _splits(carried: int) -> tuple[Any, Any]:
-    """Intrinsics that answer the first ``carried`` entries of a tuple, and the others."""
-
-    def part(take: slice) -> Any:
-        @intrinsic
-        def split(typing_context: Any, values: Any) -> Any:
-            answer = types.Tuple(values.types[take])
-
-            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                items = cgutils.unpack_tuple(builder, args[0]) if len(values.types) else []
-                return context.make_tuple(builder, answer, items[take])
-
-            return answer(values), codegen
-
-        return split
-
-    return part(slice(0, carried)), part(slice(carried, None))
-
-
-@intrinsic
-def _always(typing_context: Any, values: Any) -> Any:
-    answer = types.Tuple([types.boolean])
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_tuple(builder, answer, [cgutils.true_bit])
-
-    return answer(values), codegen
+    return run
 
 
 def emit_scalar_loop(program: ScalarProgram, symbol: str) -> bytes:
     """The object code of the entry that runs loops of that program."""
     bind_helpers()
-    body, carried, scanned = program.body, program.carried, program.scanned
-    dtypes, results = body.dtypes, [body.dtypes[i] for i in body.results]
-    out = OPERANDS + 2 * carried
-    rows = out + 2 * carried
-    stacks = rows + 2 * scanned
-    rest = stacks + 2 * program.stacked
-    load_state = _loads(dtypes[:carried], OPERANDS)
-    load_rows = _loads(dtypes[carried : carried + scanned], rows)
-    load_rest = _loads(dtypes[carried + scanned : len(body.inputs)], rest, program.constants)
-    store_state, store_stacks = _stores(results[:carried], out), _stores(results[carried:], stacks)
-    first_part, last_part = _splits(carried)
-    turn = composed(body)
-    goes_on = _always if program.cond is None else composed(program.cond)
+    run = _runs(program)
 
     def entry(bases: int, block: int, begin: int, end: int) -> None:
-        limit, length, reverse = word_at(block, LIMIT), word_at(block, ROWS), word_at(block, REVERSE)
+        limit, length = word_at(block, LIMIT), word_at(block, ROWS)
         most = limit if length < 0 or 0 <= limit < length else length
         if word_at(block, COUNT) >= 0:
             count = max(word_at(word_at(bases, word_at(block, COUNT)) + word_at(block, COUNT + 1), 0), 0)
             most = count if most < 0 else min(count, most)
-        rest = load_rest(bases, block, 0)
-        state = load_state(bases, block, 0)
-        done, going = 0, True
-        while going:
-            if stopped(bases):
-                return
-            until = done + PATIENCE
-            if 0 <= most < until:
-                until = most
-                going = False
-            while done < until:
-                if not goes_on(state + rest)[0]:
-                    going = False
-                    break
-                row = most - 1 - done if reverse else done
-                answers = turn(state + load_rows(bases, block, row) + rest)
-                state = first_part(answers)
-                store_stacks(bases, block, row, last_part(answers))
-                done += 1
-        store_state(bases, block, 0, state)
-        set_word(word_at(bases, word_at(block, DONE)) + word_at(block, DONE + 1), 0, done)
+        set_word(word_at(bases, word_at(block, DONE)) + word_at(block, DONE + 1), 0, run(bases, block, most))
 
     return object_code(entry, symbol)

@@ -49,9 +49,16 @@ def _raises(value: Any, seen: frozenset[Any]) -> bool:
     return any(_raises(_follow(known[path[0]], path[1:]), seen | {value}) for path in paths)
 
 
+@lru_cache(4096)
+def _alone(function: FunctionType) -> str:
+    return _function(function, frozenset({function}))
+
+
 def _describe(value: Any, seen: frozenset[Any]) -> str:
     value = inspect.getattr_static(value, "py_func", value)  # what Numba's own decorators wrap
     if isinstance(value, FunctionType):
+        if not seen:
+            return _alone(value)  # a program has the same few functions many times
         return "recursion" if value in seen else _function(value, seen | {value})
     if isinstance(value, (ModuleType, type)):
         names = getattr(value, "_fields", ())  # of a named tuple, whose order decides what a name stands for

@@ -1,10 +1,10 @@
-"""A loop of scalars as one kernel: its condition and body are expressions, what it carries stays in registers.
+"""A loop of scalars as one kernel: its condition and body are turns, what it carries stays in registers.
 
 Law: what is compiled depends on the program, never on how long a loop runs. A program that is not compiled yet is
 ordered, not waited for, where the loop can be run by kernels that are. The block: the most turns (`limit`,
 the slot and offset of a count, the rows of what is scanned), whether backwards, where the number of turns goes; then
 slot and offset of each operand: where each carried value begins and ends, what is scanned, stacked, captured; then the
-constants, a word each.
+constants, a word each. An operand, or a row of it, is one or several scalars, side by side.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.errors import GraphError
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.epilogue import EpilogueStep
-from flowrt.kernels.expression import Expression, express
 from flowrt.kernels.nested import NestedStep
 from flowrt.kernels.store import is_compiled, is_nested_compiled, is_there, scalar_loop_address, scalar_loop_symbol
 from flowrt.kernels.table import Call, Kernel, View, natural
+from flowrt.kernels.turn import Turn, plain_turn, read_turn
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -38,44 +39,39 @@ LIMIT, COUNT, ROWS, REVERSE, DONE, OPERANDS = 0, 1, 3, 4, 5, 7
 
 @valueclass
 class ScalarProgram:
-    """What a scalar loop compiles to. The expressions' inputs: carried, then (the body's) scanned, captured, constants
-    (the last ``constants``).
+    """What a scalar loop compiles to. Its turns take the scalars carried, scanned (the body), captured, and constants.
 
-    ``body`` answers what is carried on, then what is stacked.
+    ``body`` answers what is carried on, then what is stacked. The tuples say how many scalars each operand is. Of
+    ``constants`` those that are no numbers with a point are known here, since much follows from a divisor; the others
+    are None, and in the block.
     """
 
-    cond: Expression | None
-    body: Expression
-    carried: int
-    scanned: int
-    constants: int
+    cond: Turn | None
+    body: Turn
+    carried: tuple[int, ...]
+    scanned: tuple[int, ...]
+    stacked: tuple[int, ...]
+    captured: tuple[int, ...]
+    constants: tuple[int | None, ...] = ()
 
     @property
-    def stacked(self) -> int:
-        return len(self.body.results) - self.carried
+    def is_of_single_scalars(self) -> bool:
+        """Whether every operand, or row of one, is one scalar."""
+        return {1}.issuperset((*self.carried, *self.scanned, *self.stacked, *self.captured))
 
     def text(self) -> str:
         """The program as one line, by the names of its ops; see `read_program`."""
-        expressions = [None if e is None else _plain(e) for e in (self.cond, self.body)]
-        return json.dumps([*expressions, self.carried, self.scanned, self.constants])
+        counts = (self.carried, self.scanned, self.stacked, self.captured, self.constants)
+        return json.dumps([plain_turn(self.cond), plain_turn(self.body), *counts])
 
 
 def read_program(text: str) -> ScalarProgram:
     """The program of that text. Raises `GraphError` where an op is none of scalars."""
     cond, body, *counts = json.loads(text)
-    return ScalarProgram(None if cond is None else _expressed(cond), _expressed(body), *counts)
-
-
-def _plain(expression: Expression) -> list[Any]:
-    members = [(m.op, m.operands, m.dtype.name) for m in expression.members]
-    return [[d.name for d in expression.inputs], members, expression.results]
-
-
-def _expressed(plain: Any) -> Expression:
-    inputs, members, results = plain
-    return express(
-        tuple(inputs), tuple((op, tuple(operands), dtype) for op, operands, dtype in members), tuple(results)
-    )
+    inside = read_turn(body)
+    if inside is None:
+        raise GraphError("a loop of scalars has no body")
+    return ScalarProgram(read_turn(cond), inside, *map(tuple, counts))
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ class ScalarLoopStep:
 def sooner(scalar: Application, nested: Callable[[], Application]) -> Application:
     """The loop as one kernel, or ``nested`` for as long as a helper compiles that.
 
-    Where the other way has kernels to compile, too, nothing is won by it.
+    Where the other way of a loop of single scalars has kernels to compile, too, nothing is won by it.
     """
     (step,) = scalar.steps
     assert isinstance(step, ScalarLoopStep)
@@ -138,9 +134,9 @@ def sooner(scalar: Application, nested: Callable[[], Application]) -> Applicatio
     if is_there(symbol) or background.was_tried(symbol):
         return scalar
     other = nested()
-    if not all(map(_is_compiled, other.steps)):
+    if step.program.is_of_single_scalars and not all(map(_is_compiled, other.steps)):
         return scalar
-    return replace(other, orders=(*other.orders, Order(symbol, LOOP + step.program.text())))
+    return replace(other, orders=(Order(symbol, LOOP + step.program.text()),))
 
 
 def _is_compiled(step: Any) -> bool:
@@ -148,7 +144,9 @@ def _is_compiled(step: Any) -> bool:
         return is_nested_compiled(step.kind) and all(_is_compiled(inner.step) for span in step.spans for inner in span)
     if isinstance(step, EpilogueStep):
         return _is_compiled(step.product) and _is_compiled(step.epilogue)
-    return not isinstance(step, ScalarLoopStep) and is_compiled(step.variant())
+    if isinstance(step, ScalarLoopStep):
+        return is_there(scalar_loop_symbol(step.program))
+    return is_compiled(step.variant())
 
 
 def _turn(run: Any) -> None:

@@ -238,7 +238,8 @@ _NESTED = {
     for kind in ("loop", "cond")
 }
 SCALAR_LOOP_FILES = (
-    *("scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py", "epilogue.py"),
+    *("turn.py", "scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py"),
+    "epilogue.py",
 )
 _EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("emit_epilogue.py", "epilogue.py"))
 PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values(), _EPILOGUE)

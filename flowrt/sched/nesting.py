@@ -18,8 +18,8 @@ from flowrt.kernels.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.scalar_loop import sooner
 from flowrt.kernels.table import View
 from flowrt.sched.regions import Region
-from flowrt.sched.scalar_loops import apply_scalar_loop, longest_seconds
-from flowrt.sched.structured import COND
+from flowrt.sched.scalar_loops import apply_scalar_loop
+from flowrt.sched.structured import COND, longest_seconds
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

@@ -1,53 +1,39 @@
-"""Which loops are of scalars alone, and the one launch that each comes to.
+"""Which loops are of scalars or small tensors alone, and the one launch that each comes to.
 
-Law: pure. A loop is one where all it carries, scans by the row, stacks and captures are scalars, and its condition and
-body are made of elementwise ops, constants, what passes scalars on, and branches of such: both are computed, since
-nothing in them can fail, and one is chosen.
+Law: pure. A loop is one where its bodies can be unrolled (`unrolled`) on what it carries, a row of what it scans, and
+what it captures.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.kernels.expression import Expression, express, is_scalar_function
 from flowrt.kernels.launch import Application
 from flowrt.kernels.scalar_loop import ScalarLoopStep, ScalarProgram
-from flowrt.kernels.table import ALIASES, View, broadcast, find_kernel
-from flowrt.sched.structured import COND, most_turns
+from flowrt.kernels.table import View
+from flowrt.sched.making import Unfit
+from flowrt.sched.structured import longest_seconds
+from flowrt.sched.unrolled import SECONDS_PER_MEMBER, unroll_loop
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
     from flowrt.spec import Spec
-
-SECONDS_PER_MEMBER = 2e-9
-MOST_MEMBERS = 256
-"""A longer body is worth its launches, and would take long to compile."""
 
 
 def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Application | None:
     """The launch that computes a loop of scalars, or None where it is of anything else."""
     carried, scanned, counted = (int(attrs[name]) for name in ("carried", "scanned", "counted"))
     rows = inputs[counted + carried : counted + carried + scanned]
-    captured = inputs[counted + carried + scanned :]
-    ranks = [len(s.shape) for s in (*inputs[counted : counted + carried], *captured)]
-    ranks += [len(s.shape) - 1 for s in (*rows, *outputs[carried + 1 :])]
-    members = len(attrs["body"].nodes) + (0 if attrs["cond"] is None else len(attrs["cond"].nodes))
-    if any(ranks) or members > MOST_MEMBERS:
+    try:
+        program, constants, seconds, longest = _program(inputs, attrs)
+    except (Unfit, GraphError, ValueError):  # the last where shapes do not fit, which recording the body will tell
         return None
-    begin = [s.dtype for s in inputs[counted : counted + carried]]
-    made = _program(attrs, begin, [s.dtype for s in rows], [s.dtype for s in captured])
-    if made is None:
-        return None
-    program, constants = made
     first, count = len(inputs), len(inputs) + len(outputs)
     turns = rows[0].concrete[0] if rows else None
-    longest = longest_seconds(attrs, turns, members * SECONDS_PER_MEMBER, 0.0)
     step = ScalarLoopStep(
         program,
         tuple(range(count)),
@@ -65,111 +51,31 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
         rows=turns,
         reverse=attrs["reverse"],
     )
-    return Application((step,), (), longest_seconds=longest)
-
-
-def longest_seconds(attrs: Mapping[str, Any], rows: int | None, turn: float, longest: float) -> float:
-    """What a loop may come to, beside what it is predicted to, whose turns take ``turn`` and at most ``longest``.
-
-    Zero where the turns of it and of all loops inside are as many in every run; infinite where there is no telling.
-    """
-    varies = attrs["counted"] or attrs["cond"] is not None
-    if not varies and not longest:
-        return 0.0
-    most = most_turns(attrs, [] if rows is None else [rows], None)
-    return math.inf if most is None else most * max(turn, longest)
-
-
-@dataclass(slots=True)
-class _Walk:
-    """A body as an expression in the making: the numbers of its values among (inputs, constants, members)."""
-
-    body: Plan
-    numbers: dict[int, Any] = field(default_factory=dict)
-    constants: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    members: list[tuple[str, tuple[Any, ...], Any]] = field(default_factory=list)
-    specs: Sequence[Spec] = ()
-
-    def __post_init__(self) -> None:
-        self.specs = self.body.value_specs()
-
-    def walk(self) -> bool:
-        """Follow the body; False where something in it is not of scalars."""
-        self.numbers = {i: ("input", i) for i in range(len(self.body.feeds))}
-        return self._follow() and len(self.members) <= MOST_MEMBERS
-
-    def _follow(self) -> bool:
-        return all(map(self._node, self.body.nodes, self.body.value_starts()))
-
-    def _branch(self, node: PlanNode, value: int) -> bool:
-        """Both branches, and a choice for each of their answers."""
-        pred, *captured = (self.numbers.get(v) for v in node.inputs)
-        if pred is None or None in captured:
-            return False
-        answers = []
-        for name in ("if_true", "if_false"):
-            taken: Any = node.attrs[name]
-            inside = _Walk(taken, dict(enumerate(captured)), self.constants, self.members)
-            if not inside._follow():
-                return False
-            answers.append([inside.numbers[v] for v in taken.fetches])
-        for number, (output, one, other) in enumerate(zip(node.outputs, *answers, strict=True), value):
-            self.numbers[number] = ("member", len(self.members))
-            self.members.append(("where", (pred, one, other), output.dtype))
-        return True
-
-    def _node(self, node: PlanNode, value: int) -> bool:
-        if any(output.dims != () for output in node.outputs):
-            return False
-        if node.op == COND:
-            return self._branch(node, value)
-        if len(node.outputs) != 1:
-            return False
-        if node.op == "constant":
-            self.numbers[value] = ("constant", len(self.constants))
-            self.constants.append(np.asarray(node.attrs["value"]))
-            return True
-        if node.op in ALIASES:
-            self.numbers[value] = self.numbers.get(node.inputs[0])
-            return value in self.numbers and self.numbers[value] is not None
-        if any(self.numbers.get(v) is None for v in node.inputs):
-            return False
-        specs = [*(self.specs[v].dtype for v in node.inputs), node.outputs[0].dtype]
-        found = find_kernel(node.op, "cpu", specs)
-        if found is None or found.layout is not broadcast or not is_scalar_function(node.op, specs):
-            return False
-        self.numbers[value] = ("member", len(self.members))
-        self.members.append((node.op, tuple(self.numbers[v] for v in node.inputs), node.outputs[0].dtype))
-        return True
-
-    def expression(self, inputs: Sequence[Any], before: int, constants: Sequence[Any]) -> Expression:
-        """The expression, whose inputs are ``inputs`` and then all ``constants``; its own are after ``before``."""
-        first = {"input": 0, "constant": len(inputs) + before, "member": len(inputs) + len(constants)}
-        members = tuple((op, tuple(first[k] + n for k, n in taken), str(dtype)) for op, taken, dtype in self.members)
-        results = [self.numbers[v] for v in self.body.fetches]
-        return express(
-            (*map(str, inputs), *map(str, constants)), members, tuple(first[kind] + number for kind, number in results)
-        )
+    return Application((step,), (), longest_seconds=longest_seconds(attrs, turns, seconds, longest))
 
 
 def _program(
-    attrs: Mapping[str, Any], begin: Sequence[Any], rows: Sequence[Any], captured: Sequence[Any]
-) -> tuple[ScalarProgram, tuple[np.ndarray[Any, Any], ...]] | None:
-    """The program of a loop on scalars of these dtypes, and its constants."""
-    body = _Walk(attrs["body"])
-    cond = None if attrs["cond"] is None else _Walk(attrs["cond"])
-    if not body.walk() or not attrs["body"].fetches or (cond is not None and not cond.walk()):
-        return None
-    constants = (*body.constants, *(() if cond is None else cond.constants))
-    dtypes = [c.dtype for c in constants]
-    try:
-        made = ScalarProgram(
-            None if cond is None else cond.expression([*begin, *captured], len(body.constants), dtypes),
-            body.expression([*begin, *rows, *captured], 0, dtypes),
-            len(begin),
-            len(rows),
-            len(constants),
-        )
-    except GraphError:
-        return None
-    return made, constants
+    inputs: Sequence[Spec], attrs: Mapping[str, Any]
+) -> tuple[ScalarProgram, tuple[np.ndarray[Any, Any], ...], float, float]:
+    """The program of a loop on such inputs, its constants, a turn's seconds, and what loops inside may come to beside.
+
+    Raises `Unfit` where there is none.
+    """
+    carried, scanned, counted = (int(attrs[name]) for name in ("carried", "scanned", "counted"))
+    behind = carried + scanned
+    shapes = [s.concrete for s in inputs[counted:]]
+    shapes[carried:behind] = [shape[1:] for shape in shapes[carried:behind]]
+    constants: list[np.generic] = []
+    loop = unroll_loop(attrs, shapes, [s.dtype for s in inputs[counted:]], constants)
+    if not loop.answers:
+        raise Unfit("a loop that makes nothing")
+    widths = tuple(math.prod(shape) for shape in shapes)
+    program = ScalarProgram(
+        *loop.turns(),
+        widths[:carried],
+        widths[carried:behind],
+        tuple(answer.size for answer in loop.answers[carried:]),
+        widths[behind:],
+        tuple(None if c.dtype.kind == "f" else int(c) for c in constants),
+    )
+    return program, tuple(map(np.asarray, constants)), loop.members * SECONDS_PER_MEMBER, loop.longest

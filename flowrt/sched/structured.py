@@ -6,6 +6,7 @@ what it carries, reads a row of each scanned input per turn, and stacks what its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -109,3 +110,15 @@ def most_turns(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | No
     """How many turns a loop takes at most, None where only its condition ends it."""
     bounds = [n for n in (*lengths[:1], count, attrs["limit"]) if n is not None]
     return max(min(bounds), 0) if bounds else None
+
+
+def longest_seconds(attrs: Mapping[str, Any], rows: int | None, turn: float, longest: float) -> float:
+    """What a loop may come to, beside what it is predicted to, whose turns take ``turn`` and at most ``longest``.
+
+    Zero where the turns of it and of all loops inside are as many in every run; infinite where there is no telling.
+    """
+    varies = attrs["counted"] or attrs["cond"] is not None
+    if not varies and not longest:
+        return 0.0
+    most = most_turns(attrs, [] if rows is None else [rows], None)
+    return math.inf if most is None else most * max(turn, longest)

@@ -1,0 +1,314 @@
+"""Bodies on scalars and small tensors as turns of scalars: every entry is a value of its own.
+
+Law: pure. What moves entries comes to nothing, since it only says which is where; what computes comes to a member, or
+several, for each entry it answers. Branches come to both and a choice for each of their answers, since nothing in them
+can fail; a loop inside a branch takes no turn where it is not chosen. What does not fit raises `Unfit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.kernels.table import ALIASES
+from flowrt.sched.making import MOST_MEMBERS, Entries, Inside, Making, Unfit, Unrolled, check_entries, flat, numbered
+from flowrt.sched.structured import COND, LOOP, longest_seconds
+from flowrt.spec import normal_axes
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan
+
+SECONDS_PER_MEMBER = 2e-9
+COSTLY = frozenset(
+    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
+    | {"sigmoid", "softplus", "erf", "pow", "binary_cross_entropy"}
+)
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """An op on entries: those it takes, and what its outputs are known to be."""
+
+    making: Making
+    inputs: Sequence[Entries]
+    attrs: Mapping[str, Any]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] | None
+    guard: int | None
+
+
+def follow(making: Making, body: Plan, inputs: Sequence[Entries], guard: int | None = None) -> list[Entries]:
+    """What ``body`` answers for ``inputs``; its loops take turns only where the entry ``guard`` is true."""
+    values = list(inputs)
+    for node in body.nodes:
+        if not node.outputs:
+            raise Unfit(node.op)
+        taken = [values[v] for v in node.inputs]
+        spec = node.outputs[0]
+        shape = spec.concrete if spec.known else None
+        made = _apply(node.op, _Op(making, taken, node.attrs, spec.dtype, shape, guard))
+        if len(made) != len(node.outputs):
+            raise Unfit(node.op)
+        values += made
+    return [values[v] for v in body.fetches]
+
+
+def _apply(name: str, op: _Op) -> list[Entries]:
+    several = _SEVERAL.get(name)
+    if several is not None:
+        return several(op)
+    if name in ALIASES:
+        return [op.inputs[0].reshape(_known(op))]
+    compute = _ENTRIES.get(name)
+    made = _entrywise(name, op.making, op.inputs, op.dtype) if compute is None else compute(op)
+    check_entries(made.size)
+    if any(op.making.dtype(int(n)) != op.dtype for n in made.flat):
+        raise Unfit(name)
+    return [made]
+
+
+def _known(op: _Op) -> tuple[int, ...]:
+    if op.shape is None:
+        raise Unfit("a shape that only the step knows")
+    return op.shape
+
+
+def _entrywise(name: str, making: Making, inputs: Sequence[Entries], dtype: np.dtype[Any]) -> Entries:
+    """``name`` of every entry, by the rules of broadcasting."""
+    if not inputs:
+        raise Unfit(name)
+    alike = np.broadcast_arrays(*inputs)
+    check_entries(alike[0].size)
+    if name in COSTLY:
+        making.count(0, alike[0].size - 1)
+    numbers = [making.member(name, entry, dtype) for entry in zip(*(a.flat for a in alike), strict=True)]
+    return np.array(numbers, np.int64).reshape(alike[0].shape)
+
+
+def _branch(op: _Op) -> list[Entries]:
+    """Both branches, and a choice for each entry of their answers."""
+    making, (pred, *captured) = op.making, op.inputs
+    chosen = int(pred[()])
+    flag = np.dtype(bool)
+    answers = []
+    for name in ("if_true", "if_false"):
+        taken = op.attrs[name]
+        guard = chosen if name == "if_true" else making.member("logical_not", [chosen], flag)
+        if op.guard is not None:
+            guard = making.member("logical_and", [op.guard, guard], flag)
+        answers.append(follow(making, taken, captured, guard))
+    return [_chosen(making, pred, one, other) for one, other in zip(*answers, strict=True)]
+
+
+def _chosen(making: Making, pred: Entries, one: Entries, other: Entries) -> Entries:
+    if one.shape != other.shape:
+        raise Unfit("branches of different shapes")
+    if not one.size:
+        return one
+    return _entrywise("where", making, [pred, one, other], making.dtype(int(one.flat[0])))
+
+
+def _loop(op: _Op) -> list[Entries]:
+    """A loop inside, of what it carries alone."""
+    attrs, making = op.attrs, op.making
+    counted, carried = int(attrs["counted"]), int(attrs["carried"])
+    if attrs["scanned"] or len(attrs["body"].fetches) > carried or not all(v.size for v in op.inputs):
+        raise Unfit("rows in a loop inside")
+    dtypes = [making.dtype(int(v.flat[0])) for v in op.inputs[counted:]]
+    unrolled = unroll_loop(attrs, [v.shape for v in op.inputs[counted:]], dtypes, making.constants)
+    longest = longest_seconds(attrs, None, unrolled.members * SECONDS_PER_MEMBER, unrolled.longest)
+    first, captured = op.inputs[counted : counted + carried], op.inputs[counted + carried :]
+    count = int(op.inputs[0][()]) if counted else None
+    made = making.inside(Inside(unrolled, flat(first), flat(captured), attrs["limit"], count, op.guard, longest))
+    values = numbered([v.shape for v in first])
+    return [np.array(made, np.int64)[value] for value in values] + [np.array(made[-1], np.int64)]
+
+
+def unroll_loop(
+    attrs: Mapping[str, Any],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[np.dtype[Any]],
+    constants: list[np.generic],
+) -> Unrolled:
+    """The bodies of a loop on values of these shapes and dtypes: what is carried, rows of what is scanned, captured."""
+    carried, scanned = int(attrs["carried"]), int(attrs["scanned"])
+    body, answers = _unroll(attrs["body"], shapes, dtypes, constants)
+    for answer, shape, dtype in zip(answers, shapes[:carried], dtypes, strict=False):
+        if answer.shape != shape or any(body.dtype(n) != dtype for n in flat([answer])):
+            raise Unfit("what is carried changes its shape")
+    if attrs["cond"] is None:
+        return Unrolled(None, (), body, answers)
+    kept = [i for i in range(len(shapes)) if not carried <= i < carried + scanned]
+    made = _unroll(attrs["cond"], [shapes[i] for i in kept], [dtypes[i] for i in kept], constants)
+    return Unrolled(*made, body, answers)
+
+
+def _unroll(
+    body: Plan, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]], constants: list[np.generic]
+) -> tuple[Making, list[Entries]]:
+    values = numbered(shapes)
+    making = Making([d for d, value in zip(dtypes, values, strict=True) for _ in value.flat], constants)
+    return making, follow(making, body, values)
+
+
+def _fused(op: _Op) -> list[Entries]:
+    values = list(op.inputs)
+    for name, operands, dtype, attrs in op.attrs["members"]:
+        taken = [values[n] for n in operands]
+        values += _apply(name, _Op(op.making, taken, dict(attrs), np.dtype(dtype), None, op.guard))
+    return [values[n] for n in op.attrs["results"]]
+
+
+def _with_epilogue(op: _Op) -> list[Entries]:
+    name, count, attrs = op.attrs["product"]
+    if not op.inputs[0].size:
+        raise Unfit("a product of no entries")
+    dtype = op.making.dtype(int(op.inputs[0].flat[0]))
+    (made,) = _apply(name, _Op(op.making, op.inputs[:count], dict(attrs), dtype, None, op.guard))
+    other, other_attrs = op.attrs["epilogue"]
+    taken = [made if n < 0 else op.inputs[n] for n in op.attrs["taken"]]
+    results = _apply(other, _Op(op.making, taken, dict(other_attrs), dtype, op.shape, op.guard))
+    return [made, *results] if op.attrs["kept"] else results
+
+
+# ── ops that move entries ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _key(op: _Op) -> tuple[Any, ...]:
+    """The attribute ``key`` as NumPy takes it."""
+    return tuple(slice(*k) if isinstance(k, tuple) else ... if k == "..." else k for k in op.attrs["key"])
+
+
+def _put(op: _Op) -> Entries:
+    """Zeros but for the part that the key names."""
+    (zero,) = op.making.constant(np.zeros(1, op.dtype))
+    whole = np.full(_known(op), zero, np.int64)
+    whole[_key(op)] = op.inputs[0]
+    return whole
+
+
+def _padded(op: _Op) -> Entries:
+    (filling,) = op.making.constant(np.full(1, op.attrs["value"], op.dtype))
+    return np.pad(op.inputs[0], op.attrs["paddings"], constant_values=filling)
+
+
+def _repeated(op: _Op) -> Entries:
+    """What a reduction left, along the axes that it reduced."""
+    shape, kept = _known(op), op.inputs[0]
+    if not op.attrs["keepdims"]:
+        kept = np.expand_dims(kept, tuple(normal_axes(op.attrs["axis"], len(shape))))
+    return np.broadcast_to(kept, shape)
+
+
+# ── ops that add entries up ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fold(making: Making, name: str, entries: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """Entries put together two by two, so that none waits for all before it."""
+    if any(making.dtype(n) != dtype for n in entries):
+        raise Unfit("a fold in another dtype")
+    left = list(entries)
+    while len(left) > 1:
+        paired = [making.member(name, pair, dtype) for pair in zip(left[::2], left[1::2], strict=False)]
+        left = paired + left[len(left) - len(left) % 2 :]
+    return left[0]
+
+
+def _reduced(op: _Op, name: str) -> Entries:
+    value = op.inputs[0]
+    axes = tuple(normal_axes(op.attrs["axis"], value.ndim))
+    last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
+    kept = last.shape[: value.ndim - len(axes)]
+    folded = [_fold(op.making, name, row, op.dtype) for row in _rows(last, kept)]
+    out = np.array(folded, np.int64).reshape(kept)
+    return np.expand_dims(out, axes) if op.attrs["keepdims"] else out
+
+
+def _rows(value: Entries, kept: tuple[int, ...]) -> list[list[int]]:
+    if not value.size:
+        raise Unfit("a fold of no entries")
+    return [[int(n) for n in row] for row in value.reshape(math.prod(kept), -1)]
+
+
+def _mean(op: _Op) -> Entries:
+    total = _reduced(op, "add")
+    size = op.inputs[0].size // max(total.size, 1)
+    return _entrywise("divide", op.making, [total, op.making.constant(np.array(size, op.dtype))], op.dtype)
+
+
+def _summed_to(op: _Op) -> Entries:
+    value, shape = op.inputs[0], _known(op)
+    full = (1,) * (value.ndim - len(shape)) + shape
+    axes = tuple(i for i, (n, m) in enumerate(zip(value.shape, full, strict=True)) if n != m)
+    last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
+    kept = last.shape[: value.ndim - len(axes)]
+    folded = [_fold(op.making, "add", row, op.dtype) for row in _rows(last, kept)]
+    return np.array(folded, np.int64).reshape(shape)
+
+
+def _summed(op: _Op) -> Entries:
+    total, *others = op.inputs
+    for other in others:
+        total = _entrywise("add", op.making, [total, other], op.dtype)
+    return total
+
+
+def _product(op: _Op) -> Entries:
+    making, dtype = op.making, op.dtype
+    a, b = op.inputs
+    a = np.swapaxes(a, -1, -2) if op.attrs["transpose_a"] else a
+    b = np.swapaxes(b, -1, -2) if op.attrs["transpose_b"] else b
+    if a.ndim < 2 or b.ndim < 2 or not a.shape[-1]:
+        raise Unfit("a product that is none of matrices")
+    left, right = np.broadcast_arrays(a[..., :, None, :], np.swapaxes(b, -1, -2)[..., None, :, :])
+    if left.size > MOST_MEMBERS:
+        raise Unfit(f"a product of {left.size} terms")
+    total = _entrywise("multiply", making, [left[..., 0], right[..., 0]], dtype)
+    for k in range(1, left.shape[-1]):
+        term = _entrywise("multiply", making, [left[..., k], right[..., k]], dtype)
+        total = _entrywise("add", making, [total, term], dtype)
+    return total
+
+
+def _product_and_bias(op: _Op) -> Entries:
+    *factors, bias = op.inputs
+    made = _product(replace(op, inputs=factors))
+    made = _entrywise("add", op.making, [made, bias], op.dtype)
+    return _entrywise("relu", op.making, [made], op.dtype) if op.attrs["activation"] else made
+
+
+_SEVERAL: dict[str, Callable[[_Op], list[Entries]]] = {
+    COND: _branch,
+    LOOP: _loop,
+    "fused": _fused,
+    "with_epilogue": _with_epilogue,
+}
+_ENTRIES: dict[str, Callable[[_Op], Entries]] = {
+    "constant": lambda op: op.making.constant(op.attrs["value"]),
+    "shape_of": lambda op: op.making.constant(np.array(op.inputs[0].shape, np.int64)),
+    "transpose": lambda op: np.transpose(op.inputs[0], op.attrs["axes"]),
+    "getitem": lambda op: np.asarray(op.inputs[0][_key(op)]),
+    "place": _put,
+    "pad": _padded,
+    "concat": lambda op: np.concatenate(op.inputs, op.attrs["axis"]),
+    "stack": lambda op: np.stack(op.inputs, op.attrs["axis"]),
+    "broadcast_to": lambda op: np.broadcast_to(op.inputs[0], _known(op)),
+    "full": lambda op: np.broadcast_to(op.inputs[1], _known(op)),
+    "full_like": lambda op: np.broadcast_to(op.inputs[1], op.inputs[0].shape),
+    "spread": _repeated,
+    "sum": lambda op: _reduced(op, "add"),
+    "max": lambda op: _reduced(op, "maximum"),
+    "min": lambda op: _reduced(op, "minimum"),
+    "mean": _mean,
+    "sum_to": _summed_to,
+    "add_n": _summed,
+    "matmul": _product,
+    "matmul_bias": _product_and_bias,
+}
