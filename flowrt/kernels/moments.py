@@ -26,6 +26,7 @@ ROWS = 64  # in a stretch of columns
 ALONG = 1024  # entries in a stretch of a row
 COLUMNS = 256  # at a time: what is held of them stays in a core's nearest cache
 WIDE = 128  # columns, from which rows are long enough to be added up one by one
+ROUNDED = 1e-15  # of a mean: what two are apart where only float64's rounding tells them apart
 FOUND = 2  # the sum, and the squares about the mean
 
 
@@ -112,7 +113,9 @@ def about(middle: float, kind: Any) -> Any:
 def join(found: Any, at: int, held: int, total: float, squares: float, count: int) -> None:
     """Put what ``count`` more entries come to together with what was found of ``held`` others of column ``at``."""
     share, weight = 1.0 / max(held, 1), held * (1.0 / (held + count)) * count
-    apart = total * (1.0 / count) - found[0, np.uint64(at)] * share
+    middle = found[0, np.uint64(at)] * share
+    apart = total * (1.0 / count) - middle
+    apart = 0.0 if abs(apart) <= ROUNDED * abs(middle) else apart
     found[0, np.uint64(at)] += total
     found[1, np.uint64(at)] += squares + apart * apart * weight
 
