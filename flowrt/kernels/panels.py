@@ -90,20 +90,28 @@ def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
     """``band(like, (a, b, c), table, count, taps, reach, columns, stage, places, how)``: one column panel.
 
     Computes ``count`` rows as `micro.tile` says it; ``reach`` is (taps, depth, a_step, b_step), ``how`` (start, bias,
-    floor). Of each row of the result ``columns`` entries count. Columns ``apart`` are as `micro.beside` has them.
+    floor). Of each row of the result ``columns`` entries count; where half a panel has them all, tiles are as narrow.
+    Columns ``apart`` are as `micro.beside` has them.
     """
     most, fewer, full = geometry.rows, geometry.fewer, geometry.vectors * geometry.width
     tile = micro.beside if apart else micro.tile
     large, small = (tile(rows, geometry.vectors, geometry.width) for rows in (most, fewer))
+    narrow_large, narrow_small = (tile(rows, geometry.vectors // 2, geometry.width) for rows in (most, fewer))
     move = micro.move()
 
     @jitable
-    def tile_rows(like: Any, words: Any, left: int) -> int:
+    def tile_rows(like: Any, words: Any, left: int, narrow: bool) -> int:
         """One tile, of as few rows as ``left`` needs; how many it has."""
         if left <= fewer or most < left <= 2 * fewer:
-            small(like, words)
+            if narrow:
+                narrow_small(like, words)
+            else:
+                small(like, words)
             return fewer
-        large(like, words)
+        if narrow:
+            narrow_large(like, words)
+        else:
+            large(like, words)
         return most
 
     @jitable
@@ -122,7 +130,8 @@ def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
         a, b, c = at
         wide, size = full // like.itemsize, like.itemsize
         rows, half = address(table), table.size // 2
-        staged = columns < wide
+        narrow = 2 * columns <= wide
+        staged = columns < (wide // 2 if narrow else wide)
         to = address(stage) if staged else c
         if staged:
             for r in range(most):
@@ -134,7 +143,7 @@ def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
                 for r in range(min(count - i, most)):
                     move(like, (c + table[half + i + r] * size, 0, 1, to + r * wide * size, 0, 1, columns))
             words = (a, rows + 8 * i, b, address(taps), *reach, to, targets, *how)
-            done = tile_rows(like, words, count - i)
+            done = tile_rows(like, words, count - i, narrow)
             if staged:
                 for r in range(min(count - i, done)):
                     move(like, (to + r * wide * size, 0, 1, c + table[half + i + r] * size, 0, 1, columns))

@@ -76,6 +76,11 @@ class _Code:
         place = self.builder.bitcast(pointer, ir.IntType(8).as_pointer())
         self.builder.call(function, [place, *(ir.Constant(flag, n) for n in (0, 3, 1))])  # to read, all levels, data
 
+    def opaque(self, value: Any) -> Any:
+        """The integer, of which LLVM knows nothing: else it would keep a pointer for every place that adds it."""
+        kind = ir.FunctionType(_WORD, [_WORD])
+        return self.builder.asm(kind, "", "=r,0", [value], side_effect=False)
+
     def shuffle(self, a: Any, b: Any, order: Sequence[int]) -> Any:
         return self.builder.shuffle_vector(a, b, self._mask(order))
 
@@ -126,43 +131,57 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
     a, b, c, bias = (code.pointer(address) for address in (a, b, c, bias))
     tables = [code.pointer(address, _WORD) for address in (rows, places, taps)]
     row = [code.at(a, builder.load(code.at(tables[0], r))) for r in range(stub.rows)]
-    zero = ir.Constant(_WORD, 0)
-    sums = [[cgutils.alloca_once(builder, code.vector) for _ in range(stub.vectors)] for _ in range(stub.rows)]
+    zero, nothing = ir.Constant(_WORD, 0), ir.Constant(code.vector, [0.0] * lanes)
+    together = 2 if stub.kind == "tile" and stub.vectors == 1 else 1  # terms with sums apart, to have enough of those
+    cells = list(itertools.product(range(stub.rows), range(stub.vectors)))
+    sums = [{cell: cgutils.alloca_once(builder, code.vector) for cell in cells} for _ in range(together)]
 
     def out(r: int) -> Any:
         return code.at(c, builder.load(code.at(tables[1], r)))
 
-    def begin(value: Callable[[int, int], Any]) -> None:
-        for r in range(stub.rows):
+    def each(value: Callable[[int, int], Any], of: int = 0) -> None:
+        for cell in cells:
+            builder.store(value(*cell), sums[of][cell])
+
+    def multiply(here: Sequence[Any], right: Any, of: int) -> None:
+        vectors = [code.load(code.at(right, v * lanes)) for v in range(stub.vectors)]
+        for r, place in enumerate(here):
+            shared = code.broadcast(place) if stub.kind == "tile" else None
             for v in range(stub.vectors):
-                builder.store(value(r, v), sums[r][v])
+                factor = shared or code.load(code.at(place, v * lanes))
+                builder.store(code.multiply_add(factor, vectors[v], builder.load(sums[of][r, v])), sums[of][r, v])
 
     stored = builder.icmp_signed("==", start, ir.Constant(_WORD, START_STORED))
-    begin(lambda r, v: ir.Constant(code.vector, [0.0] * lanes))
+    for of in range(together):
+        each(lambda r, v: nothing, of)
     with builder.if_then(builder.icmp_signed("==", start, ir.Constant(_WORD, START_BIAS))):
-        begin(lambda r, v: code.load(code.at(bias, v * lanes)))
+        each(lambda r, v: code.load(code.at(bias, v * lanes)))
     for r in range(stub.rows):  # what is stored there is far, and needed only when the sums are done
         code.prefetch(out(r))
         code.prefetch(code.at(out(r), stub.vectors * lanes - 1))
+    factor = ir.Constant(_WORD, together)
+    turns, steps = builder.sdiv(depth, factor), [builder.mul(step, factor) for step in (a_step, b_step)]
+    done = [builder.mul(turns, step) for step in steps]
     with code.steps(count, [zero], [ir.Constant(_WORD, 2)]) as (tap,):
         here = [code.at(p, builder.load(code.at(tables[2], tap))) for p in row]
         right = code.at(b, builder.load(code.at(tables[2], tap, 1)))
-        with code.steps(depth, [zero, zero], [a_step, b_step]) as (ap, bp):
-            vectors = [code.load(code.at(right, bp, v * lanes)) for v in range(stub.vectors)]
-            for r in range(stub.rows):
-                place = code.at(here[r], ap)
-                shared = code.broadcast(place) if stub.kind == "tile" else None
-                for v in range(stub.vectors):
-                    factor = shared or code.load(code.at(place, v * lanes))
-                    builder.store(code.multiply_add(factor, vectors[v], builder.load(sums[r][v])), sums[r][v])
+        with code.steps(turns, [zero, zero], steps) as (ap, bp):
+            for of in range(together):
+                multiply([code.at(p, ap) for p in here], code.at(right, bp), of)
+                ap, bp = code.opaque(builder.add(ap, a_step)), code.opaque(builder.add(bp, b_step))
+        if together > 1:
+            with builder.if_then(builder.icmp_signed("!=", builder.srem(depth, factor), zero)):
+                multiply([code.at(p, done[0]) for p in here], code.at(right, done[1]), 0)
+    if together > 1:
+        each(lambda r, v: builder.fadd(builder.load(sums[0][r, v]), builder.load(sums[1][r, v])))
     with builder.if_then(stored):
-        begin(lambda r, v: builder.fadd(builder.load(sums[r][v]), code.load(code.at(out(r), v * lanes))))
+        each(lambda r, v: builder.fadd(builder.load(sums[0][r, v]), code.load(code.at(out(r), v * lanes))))
     with builder.if_then(builder.icmp_signed("!=", floor, zero)):
-        begin(lambda r, v: code.not_negative(builder.load(sums[r][v])))
+        each(lambda r, v: code.not_negative(builder.load(sums[0][r, v])))
     for r in range(stub.rows):
         place = out(r)
         for v in range(stub.vectors):
-            code.store(builder.load(sums[r][v]), code.at(place, v * lanes))
+            code.store(builder.load(sums[0][r, v]), code.at(place, v * lanes))
 
 
 def _dots(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
