@@ -144,6 +144,9 @@ def test_large_and_small_images_are_cut_into_blocks() -> None:
     check((1, 70, 60, 2), (5, 5, 2, 3))
     check((40, 3, 3, 5), (3, 3, 5, 4))
     check((17, 1, 1, 8), (1, 1, 8, 17))
+    check((1, 5, 150, 3), (3, 3, 3, 4), strides=(1, 2))  # rows in parts, and phases of them
+    check((1, 4, 70, 18), (3, 3, 1, 18), groups=18)
+    check((1, 4, 4, 6), (2, 2, 3, 150), groups=2)  # panels of one block among units
 
 
 @pytest.mark.parametrize("x_shape", [(0, 5, 5, 3), (2, 5, 5, 3), (2, 2, 2, 3)])

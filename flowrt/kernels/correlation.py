@@ -1,8 +1,8 @@
 """A convolution, and its gradient for the images, on register tiles: patches are read where they lie.
 
-A product's rows are places of the result, its terms the taps of the window times the channels. A unit copies what its
-places see into a slab (unless nothing of it is padding), and the table of rows points into that. The filters are packed
-into column panels first, in a step of its own. The gradient for the images is a convolution too, of the result's
+A product's rows are places of the result, its terms the taps of the window times the channels. What a block of places
+sees is copied into a slab (unless nothing of it is padding), and the table of rows points into that. The filters are
+packed into column panels first, in a step of its own. The gradient for the images is a convolution too, of the result's
 gradient with turned filters, phase by phase.
 """
 
@@ -18,11 +18,13 @@ from flowrt.kernels.panels import address, banding, packing, repeat_last, stage,
 from flowrt.kernels.slabs import (
     Roles,
     Steps,
+    alike,
     ceiling,
     channels_apart,
     dense,
     forward,
-    seen_taps,
+    reached,
+    seen,
     slabs,
     steps_of,
     tiled_steps,
@@ -31,8 +33,18 @@ from flowrt.kernels.slabs import (
 from flowrt.kernels.table import Call, jitable
 from flowrt.spec import Spec
 
-PLACES, SEEN = 256, 1 << 16  # places of a unit at most, and the entries that they should see, for a core's cache
-UNITS = 8  # so many units, at least, share small images
+PLACES, SEEN = 256, 1 << 16  # places met at a time at most, and the entries that they should see, for a core's cache
+WIDE = 64  # places of a row that are met at a time at most: those of several rows see less together
+UNITS = 8  # there should be so many units, at least
+
+
+class Blocks(NamedTuple):
+    """A unit: ``panels`` of ``rows`` of some images, in every phase, so many ``columns`` at a time."""
+
+    images: int
+    rows: int
+    columns: int
+    panels: int
 
 
 class Correlated:
@@ -47,18 +59,12 @@ class Correlated:
         return self._call(inputs, outputs, attrs, self._panels(inputs, outputs, attrs)[1])
 
     def places(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        """The second step: some rows of places of some images, in one phase, are a unit."""
-        x, filters, _ = self._roles(inputs, outputs)
-        down, across, *_ = steps_of(x, filters, attrs)
-        images, rows = self._blocks(inputs, outputs, attrs)
-        batch, height, width, channels = outputs[0].concrete
-        phases = down * across if self.inverse else 1
-        tall = -(-height // down) if self.inverse else height
-        call = self._call(inputs, outputs, attrs, phases * -(-batch // images) * -(-tall // rows))
-        if phases > 1:
-            return call
-        row = width * channels
-        return replace(call, rows=(height, row, rows) if images == 1 else (batch * height, row, images * height))
+        """The second step: some panels of some rows of some images are a unit."""
+        blocks, (_, panels) = self._blocks(inputs, outputs, attrs), self._panels(inputs, outputs, attrs)
+        batch, height, _ = self._grid(inputs, outputs, attrs)
+        units = ceiling(batch, blocks.images) * ceiling(height, blocks.rows) * ceiling(panels, blocks.panels)
+        call = self._call(inputs, outputs, attrs, units)
+        return call if blocks.panels < panels else replace(call, rows=self._rows(inputs, outputs, attrs, blocks))
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The packed filters."""
@@ -70,23 +76,18 @@ class Correlated:
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """A slab, one panel's biases, the table, the taps that rows and columns see, pairs of taps, the stage."""
         x, filters, _ = self._roles(inputs, outputs)
-        down, across, spread_down, spread_across, *_ = steps_of(x, filters, attrs)
-        images, rows = self._blocks(inputs, outputs, attrs)
+        steps, blocks = steps_of(x, filters, attrs), self._blocks(inputs, outputs, attrs)
         tall, wide = filters.concrete[:2]
-        width, channels = outputs[0].concrete[2], inputs[0].concrete[3]
-        high, broad = (tall - 1) * spread_down, (wide - 1) * spread_across
-        if self.inverse:
-            width = -(-width // across)
-            seen = (rows + high // down) * (width + broad // across)
-        else:
-            seen = ((rows - 1) * down + high + 1) * (max(width - 1, 0) * across + broad + 1)
+        _, height = seen(blocks.rows, tall, steps.down, steps.spread_down, steps.top, self.inverse)
+        _, width = seen(blocks.columns, wide, steps.across, steps.spread_across, steps.left, self.inverse)
         dtype, geometry = outputs[0].dtype, self.geometry
-        beyond = geometry.columns(dtype)  # what a panel may read beside the last place's channels
-        slab = Spec(dtype, (images * seen * channels + beyond,))
-        edge = Spec(dtype, (geometry.columns(dtype),))
-        table = Spec("int64", (table_size(geometry, max(images * rows * width, 1)),))
+        columns, channels = geometry.columns(dtype), inputs[0].concrete[3]
+        if channels_apart(filters, steps.groups):
+            channels = ceiling(channels, columns) * columns
+        slab = Spec(dtype, (blocks.images * height * width * channels,))
+        table = Spec("int64", (table_size(geometry, max(blocks.images * blocks.rows * blocks.columns, 1)),))
         reached = Spec("int64", (2 * tall,)), Spec("int64", (2 * wide,)), Spec("int64", (2 * tall * wide,))
-        return (slab, edge, table, *reached, *stage(geometry, dtype))
+        return (slab, Spec(dtype, (columns,)), table, *reached, *stage(geometry, dtype))
 
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
         x, filters, _ = self._roles(inputs, outputs)
@@ -99,21 +100,40 @@ class Correlated:
         """Terms of a tap in a group, and column panels of all groups."""
         wide, groups = self.geometry.columns(outputs[0].dtype), attrs["groups"]
         if channels_apart(inputs[1], groups):
-            return 1, -(-groups // wide)
+            return 1, ceiling(groups, wide)
         depth, share = inputs[1].concrete[2], inputs[1].concrete[3] // groups
         terms, columns = (share, depth) if self.inverse else (depth, share)
-        return terms, groups * -(-columns // wide)
+        return terms, groups * ceiling(columns, wide)
 
-    def _blocks(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int]:
-        """Images and rows of places of a unit."""
+    def _rows(
+        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], blocks: Blocks
+    ) -> tuple[int, int, int]:
+        """Which rows of the result a unit makes, as `Call.rows` says it."""
         x, filters, _ = self._roles(inputs, outputs)
-        down, across, *_ = steps_of(x, filters, attrs) if self.inverse else (1, 1)
+        (apart, _), _ = spread_places(steps_of(x, filters, attrs), self.inverse)
+        batch, height, width, channels = outputs[0].concrete
+        row = width * channels
+        if blocks.images > 1:
+            return batch * height, row, blocks.images * height
+        return height, row, blocks.rows * apart
+
+    def _grid(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Images, rows and columns of the places of the first phase."""
+        x, filters, _ = self._roles(inputs, outputs)
+        apart, _ = spread_places(steps_of(x, filters, attrs), self.inverse)
         batch, height, width, _ = outputs[0].concrete
-        height, width = max(-(-height // down), 1), max(-(-width // across), 1)
+        return batch, ceiling(height, apart[0]), ceiling(width, apart[1])
+
+    def _blocks(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Blocks:
+        batch, height, width = self._grid(inputs, outputs, attrs)
         places = min(max(SEEN // max(inputs[0].concrete[3], 1), PLACES // 4), PLACES)
-        if height * width < places // 2:
-            return max(min(-(-batch // UNITS), places // (height * width)), 1), height
-        return 1, min(max(places // width, 1), height)
+        columns = alike(width, WIDE)
+        rows = alike(height, max(places // columns, 1))
+        whole = rows == height and columns == width
+        images = max(min(ceiling(batch, UNITS), places // max(rows * columns, 1)), 1) if whole else 1
+        units, (_, panels) = ceiling(batch, images) * ceiling(height, rows), self._panels(inputs, outputs, attrs)
+        shares = max(min(ceiling(UNITS, max(units, 1)), panels), 1)
+        return Blocks(images, rows, columns, max(ceiling(panels, shares), 1))
 
 
 class Memory(NamedTuple):
@@ -130,13 +150,21 @@ class Memory(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The places of a unit, ``down`` and ``right`` being those of its phase; the taps they see, and earlier phases."""
+    """Places that see one slab: of some images, some rows and columns of every phase."""
 
-    down: int
-    right: int
     image: int
     images: int
     top: int
+    rows: int
+    left: int
+    columns: int
+
+
+class Phase(NamedTuple):
+    """The first place of a phase, the rows and columns a block has of it, the taps they see, and earlier phases see."""
+
+    down: int
+    right: int
     rows: int
     columns: int
     tall: int
@@ -145,14 +173,18 @@ class Block(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What a block sees: where it begins, steps between rows and images, the first row and column, how far the last."""
+    """What a block sees: where it begins, and steps between channels' planes, neighbours, rows and images.
+
+    ``first`` and ``left`` are how far above and left of the block's first place it begins.
+    """
 
     place: int
+    plane: int
+    beside: int
     row: int
     whole: int
     first: int
     left: int
-    broad: int
 
 
 @jitable
@@ -162,62 +194,69 @@ def spread_places(steps: Steps, inverse: bool) -> Any:
 
 
 @jitable
-def block_of(unit: int, y: Any, window: Any, steps: Steps, blocks: Any, inverse: bool, memory: Memory) -> Block:
-    """The block that is a unit; no rows or no columns if its phase has fewer places than others."""
+def terms_of(source: Any, steps: Steps) -> int:
+    """The channels that a column sums over."""
+    return 1 if steps.groups == 0 else source.shape[3] // steps.groups
+
+
+@jitable
+def taps_of(window: Any, steps: Steps, phase: int, inverse: bool, memory: Memory) -> tuple[int, int]:
+    """How many taps down and across the window places of a phase see; both are listed as `reached` does."""
+    down, right = phase // steps.across, phase % steps.across
+    tall = reached(window[0], steps.down, steps.spread_down, steps.top, down, inverse, memory.down)
+    return tall, reached(window[1], steps.across, steps.spread_across, steps.left, right, inverse, memory.across)
+
+
+@jitable
+def phase_of(number: int, block: Block, y: Any, taps: Any, before: int, steps: Steps, inverse: bool) -> Phase:
+    """A phase of a block that sees so many ``taps``."""
     apart, _ = spread_places(steps, inverse)
-    row_blocks = ceiling(ceiling(y.shape[1], apart[0]), blocks[1])
-    count = ceiling(y.shape[0], blocks[0]) * row_blocks
-    phase, number = unit // count, unit % count
-    before = 0
-    for earlier in range(phase):
-        tall, wide = seen_taps(window, steps, earlier, inverse, memory.down, memory.across)
-        before += tall * wide
-    tall, wide = seen_taps(window, steps, phase, inverse, memory.down, memory.across)
-    down, right = phase // apart[1], phase % apart[1]
-    image, top = number // row_blocks * blocks[0], number % row_blocks * blocks[1]
-    rows = min(blocks[1], ceiling(y.shape[1] - down, apart[0]) - top)
-    columns = ceiling(y.shape[2] - right, apart[1])
-    return Block(down, right, image, min(blocks[0], y.shape[0] - image), top, max(rows, 0), columns, tall, wide, before)
+    down, right = number // apart[1], number % apart[1]
+    rows = min(block.rows, ceiling(y.shape[1] - down, apart[0]) - block.top)
+    columns = min(block.columns, ceiling(y.shape[2] - right, apart[1]) - block.left)
+    return Phase(down, right, max(rows, 0), max(columns, 0), taps[0], taps[1], before)
 
 
 @cache
-def looking(geometry: Geometry) -> Callable[..., Sight]:
-    """``look(source, block, stride, beside, memory)``: what a block sees, copied into the slab if some is padding.
+def looking(geometry: Geometry, inverse: bool) -> Callable[..., Sight]:
+    """``look(source, block, window, steps, plane, memory)``: what a block sees, in the slab if some is padding.
 
-    It is copied, too, if a panel of ``beside`` channels would read beside the last place.
+    It is copied there, too, where a window has several taps and channels fall into planes of so many: these lie one
+    after another then, as they are read.
     """
     fill_slab = slabs(geometry)
 
     @jitable
-    def look(source: Any, block: Block, stride: Any, beside: int, memory: Memory) -> Sight:
-        high = broad = first = left = 0
-        if block.tall * block.wide > 0:
-            first, high = memory.down[1], memory.down[2 * block.tall - 1] - memory.down[1]
-            left, broad = memory.across[1], memory.across[2 * block.wide - 1] - memory.across[1]
-        top, channels = first + block.top * stride[0], source.shape[3]
-        height, width = (block.rows - 1) * stride[0] + high + 1, (block.columns - 1) * stride[1] + broad + 1
-        inside = top >= 0 and top + height <= source.shape[1] and left >= 0 and left + width <= source.shape[2]
-        if inside and channels % beside == 0:
+    def look(source: Any, block: Block, window: Any, steps: Steps, plane: int, memory: Memory) -> Sight:
+        _, stride = spread_places(steps, inverse)
+        first, height = seen(block.rows, window[0], steps.down, steps.spread_down, steps.top, inverse)
+        left, width = seen(block.columns, window[1], steps.across, steps.spread_across, steps.left, inverse)
+        top, start, channels = first + block.top * stride[0], left + block.left * stride[1], source.shape[3]
+        inside = top >= 0 and top + height <= source.shape[1] and start >= 0 and start + width <= source.shape[2]
+        together = plane == channels or (window[0] * window[1] == 1 and channels % plane == 0)
+        if inside and together:
             row = source.shape[2] * channels
-            place = block.image * source.shape[1] * row + top * row + left * channels
-            return Sight(address(source) + place * source.itemsize, row, source.shape[1] * row, first, left, broad)
-        if block.tall * block.wide > 0:
-            fill_slab(source, block.image, block.images, (top, left), (height, width), memory.slab)
-        row = width * channels
-        return Sight(address(memory.slab), row, height * row, first, left, broad)
+            place = (block.image * source.shape[1] + top) * row + start * channels
+            whole = source.shape[1] * row
+            return Sight(address(source) + place * source.itemsize, plane, channels, row, whole, first, left)
+        fill_slab(source, block.image, block.images, (top, start), (height, width), plane, memory.slab)
+        row = width * plane
+        whole = height * row
+        return Sight(address(memory.slab), block.images * whole, plane, row, whole, first, left)
 
     return look
 
 
 @jitable
-def list_places(table: Any, block: Block, sight: Sight, stride: Any, apart: Any, channels: int, y: Any) -> int:
+def list_places(table: Any, images: int, phase: Phase, sight: Sight, steps: Steps, inverse: bool, y: Any) -> int:
     """A row of the table for every place; how many there are."""
-    r, half = 0, table.size // 2
-    for n in range(block.images):
-        for i in range(block.rows):
+    (apart, stride), half, r = spread_places(steps, inverse), table.size // 2, 0
+    for n in range(images):
+        for i in range(phase.rows):
             here = (n * y.shape[1] + i * apart[0]) * y.shape[2] * y.shape[3]
-            for j in range(block.columns):
-                table[r] = n * sight.whole + i * stride[0] * sight.row + j * stride[1] * channels
+            there = n * sight.whole + i * stride[0] * sight.row
+            for j in range(phase.columns):
+                table[r] = there + j * stride[1] * sight.beside
                 table[half + r] = here + j * apart[1] * y.shape[3]
                 r += 1
     repeat_last(table, r)
@@ -225,14 +264,22 @@ def list_places(table: Any, block: Block, sight: Sight, stride: Any, apart: Any,
 
 
 @jitable
-def list_taps(block: Block, sight: Sight, runs: int, step: int, channels: int, memory: Memory) -> None:
-    """Where every tap begins, from a place and in a panel, where it has ``step`` entries."""
-    for i in range(block.tall):
+def list_taps(phase: Phase, sight: Sight, steps: Steps, terms: int, columns: int, memory: Memory) -> Any:
+    """Where every tap begins, from a place and in a panel; how many there are, their terms and the step between those.
+
+    The taps of a row are one where they follow one another.
+    """
+    alone, last = steps.groups == 0, 2 * phase.wide - 1
+    joined = phase.wide > 0 and memory.across[last] - memory.across[1] == phase.wide - 1
+    joined = joined and (alone or sight.beside == terms)
+    runs, depth = (1, phase.wide * terms) if joined else (phase.wide, terms)
+    for i in range(phase.tall):
         for j in range(runs):
             tap = i * runs + j
-            beside = (memory.across[2 * j + 1] - sight.left) * channels
-            memory.taps[2 * tap] = (memory.down[2 * i + 1] - sight.first) * sight.row + beside
-            memory.taps[2 * tap + 1] = tap * step
+            right = (memory.across[2 * j + 1] - sight.left) * sight.beside
+            memory.taps[2 * tap] = (memory.down[2 * i + 1] - sight.first) * sight.row + right
+            memory.taps[2 * tap + 1] = tap * depth * columns
+    return phase.tall * runs, depth, sight.beside if alone else 1, columns
 
 
 @cache
@@ -254,7 +301,7 @@ def filter_packing(geometry: Geometry, inverse: bool) -> Callable[..., None]:
             near = address(filters) + (unit // panels * share + first * beside) * size
             before = 0
             for phase in range(steps.down * steps.across if inverse else 1):
-                tall, wide = seen_taps(filters.shape, steps, phase, inverse, memory.down, memory.across)
+                tall, wide = taps_of(filters.shape, steps, phase, inverse, memory)
                 target = address(packed) + (before * groups * panels + unit * tall * wide) * terms * columns * size
                 for tap in range(tall * wide):
                     i, j = memory.down[2 * (tap // wide)], memory.across[2 * (tap % wide)]
@@ -268,39 +315,49 @@ def filter_packing(geometry: Geometry, inverse: bool) -> Callable[..., None]:
 
 @cache
 def meeting_panels(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
-    """``meet(operands, block, place, rows, runs, steps, memory, floor)``: a block's places, all panels of all groups.
+    """``meet(operands, block, phase, sight, rows, reach, panels, steps, memory, floor)``: a block's places of a phase.
 
-    ``operands`` are the source, the packed filters, the bias and the result; ``runs`` how many stretches of taps every
-    row of the window has, and their terms.
+    They meet the panels from the first of ``panels`` to the last one. ``operands`` are the source, the packed filters,
+    the bias and the result; ``reach`` is what `list_taps` answers.
     """
     band, band_apart = banding(geometry), banding(geometry, apart=True)
-    full, start = geometry.vectors * geometry.width, START_BIAS if biased else START_ZERO
+    start = START_BIAS if biased else START_ZERO
 
     @jitable
     def meet(
-        operands: Any, block: Block, place: int, rows: int, runs: Any, steps: Steps, memory: Memory, floor: int
+        operands: Any,
+        block: Block,
+        phase: Phase,
+        sight: Sight,
+        rows: int,
+        reach: Any,
+        panels: Any,
+        steps: Steps,
+        memory: Memory,
+        floor: int,
     ) -> None:
         source, packed, bias, y = operands
-        size, alone, groups = y.itemsize, steps.groups == 0, max(steps.groups, 1)
-        columns, outputs, terms = full // size, y.shape[3], 1 if alone else source.shape[3] // groups
-        share, taps, (apart, _) = outputs // groups, block.tall * block.wide, spread_places(steps, inverse)
-        panels = ceiling(share, columns)
-        corner = (block.image * y.shape[1] + block.top * apart[0] + block.down) * y.shape[2] + block.right
-        reach, how = (block.tall * runs[0], runs[1], 1, columns), (start, address(memory.edge), floor)
-        for number in range(groups * panels):
-            group, j = number // panels, number % panels * columns
+        size, alone, groups, columns = y.itemsize, steps.groups == 0, max(steps.groups, 1), reach[3]
+        outputs, share, taps = y.shape[3], y.shape[3] // groups, phase.tall * phase.wide * terms_of(source, steps)
+        (apart, _), each = spread_places(steps, inverse), ceiling(share, columns)
+        corner = (block.image * y.shape[1] + block.top * apart[0] + phase.down) * y.shape[2]
+        corner = (corner + block.left * apart[1] + phase.right) * outputs
+        filters = address(packed) + phase.before * terms_of(source, steps) * groups * each * columns * size
+        how = start, address(memory.edge), floor
+        for number in range(panels[0], panels[1]):
+            group, j = number // each, number % each * columns
             over, column = min(columns, share - j), group * share + j
             if biased:
                 for d in range(over):
                     memory.edge[d] = bias[column + d]
-            a = place + (column if alone else group * terms) * size
-            b = address(packed) + (block.before * groups * panels + number * taps) * terms * columns * size
-            where = a, b, address(y) + (corner * outputs + column) * size
-            memory_of_band = memory.stage, memory.places
+            a = sight.place + (number if alone else group) * sight.plane * size
+            where = a, filters + number * taps * columns * size, address(y) + (corner + column) * size
             if alone:
-                band_apart(source, where, memory.table, rows, memory.taps, reach, over, *memory_of_band, how)
+                band_apart(
+                    source, where, memory.table, rows, memory.taps, reach, over, memory.stage, memory.places, how
+                )
             else:
-                band(source, where, memory.table, rows, memory.taps, reach, over, *memory_of_band, how)
+                band(source, where, memory.table, rows, memory.taps, reach, over, memory.stage, memory.places, how)
 
     return meet
 
@@ -308,28 +365,44 @@ def meeting_panels(geometry: Geometry, inverse: bool, biased: bool) -> Callable[
 @cache
 def correlating(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
     """The helper that computes the units [begin, end) of a convolution from packed filters."""
-    look, meet = looking(geometry), meeting_panels(geometry, inverse, biased)
+    look, meet = looking(geometry, inverse), meeting_panels(geometry, inverse, biased)
     full = geometry.vectors * geometry.width
 
     @jitable
-    def correlate(
-        operands: Any, window: Any, memory: Memory, steps: Steps, blocks: Any, floor: int, units: Any
+    def correlate_block(
+        operands: Any, block: Block, panels: Any, window: Any, memory: Memory, steps: Steps, floor: int
     ) -> None:
+        """What sees one slab, phase by phase."""
         source, _, _, y = operands
-        alone, channels, columns = steps.groups == 0, source.shape[3], full // y.itemsize
-        apart, stride = spread_places(steps, inverse)
+        columns, terms = full // y.itemsize, terms_of(source, steps)
+        sight = look(source, block, window, steps, columns if steps.groups == 0 else max(terms, 1), memory)
+        before = 0
+        for number in range(steps.down * steps.across if inverse else 1):
+            taps = taps_of(window, steps, number, inverse, memory)
+            phase = phase_of(number, block, y, taps, before, steps, inverse)
+            if phase.rows * phase.columns > 0:
+                rows = list_places(memory.table, block.images, phase, sight, steps, inverse, y)
+                reach = list_taps(phase, sight, steps, terms, columns, memory)
+                meet(operands, block, phase, sight, rows, reach, panels, steps, memory, floor)
+            before += taps[0] * taps[1]
+
+    @jitable
+    def correlate(
+        operands: Any, window: Any, memory: Memory, steps: Steps, blocks: Blocks, floor: int, units: Any
+    ) -> None:
+        y, groups = operands[3], max(steps.groups, 1)
+        apart, _ = spread_places(steps, inverse)
+        height, width = ceiling(y.shape[1], apart[0]), ceiling(y.shape[2], apart[1])
+        panels = groups * ceiling(y.shape[3] // groups, full // y.itemsize)
+        over, down = ceiling(panels, blocks.panels), ceiling(height, blocks.rows)
         for unit in range(units[0], units[1]):
-            block = block_of(unit, y, window, steps, blocks, inverse, memory)
-            if block.rows == 0 or block.columns == 0:
-                continue
-            sight = look(source, block, stride, columns if alone else 1, memory)
-            rows = list_places(memory.table, block, sight, stride, apart, channels, y)
-            terms = 1 if alone else channels // max(steps.groups, 1)
-            # side by side in the slab, the taps of a row are one
-            joined = steps.groups == 1 and block.wide > 0 and sight.broad == block.wide - 1
-            runs = (1, block.wide * terms) if joined else (block.wide, terms)
-            list_taps(block, sight, runs[0], runs[1] * columns, channels, memory)
-            meet(operands, block, sight.place, rows, runs, steps, memory, floor)
+            place, first = unit // over, unit % over * blocks.panels
+            image, top = place // down * blocks.images, place % down * blocks.rows
+            some = first, min(first + blocks.panels, panels)
+            for left in range(0, width, blocks.columns):
+                sizes = min(blocks.images, y.shape[0] - image), min(blocks.rows, height - top)
+                block = Block(image, sizes[0], top, sizes[1], left, min(blocks.columns, width - left))
+                correlate_block(operands, block, some, window, memory, steps, floor)
 
     return correlate
 
@@ -348,11 +421,11 @@ def correlation(
     bias = 2 if biased else own + 1  # without one, the memory for a panel's biases stands for it
 
     def pack(arrays: Any, words: Any, begin: int, end: int) -> None:
-        pack_filters(arrays[1], arrays[packed], Memory(*arrays[own:]), Steps(*words[:-3]), (begin, end))
+        pack_filters(arrays[1], arrays[packed], Memory(*arrays[own:]), Steps(*words[:-5]), (begin, end))
 
     def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
         operands = arrays[0], arrays[packed], arrays[bias], arrays[result]
-        memory, steps = Memory(*arrays[own:]), Steps(*words[:-3])
-        correlate(operands, arrays[1].shape, memory, steps, words[-3:-1], words[-1], (begin, end))
+        memory, steps, blocks = Memory(*arrays[own:]), Steps(*words[:-5]), Blocks(*words[-5:-1])
+        correlate(operands, arrays[1].shape, memory, steps, blocks, words[-1], (begin, end))
 
     return pack, compute

@@ -132,7 +132,7 @@ def looking(geometry: Geometry) -> Callable[..., Any]:
         first, channels = top * steps.down - steps.top, x.shape[3]
         if padded:
             height, width = seen_sizes(dy, window, steps, rows)
-            fill_slab(x, image, images, (first, -steps.left), (height, width), slab)
+            fill_slab(x, image, images, (first, -steps.left), (height, width), max(channels, 1), slab)
             return Sight(width * channels, height * width * channels, address(slab))
         row = x.shape[2] * channels
         place = (image * x.shape[1] + first) * row - steps.left * channels

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flowrt.kernels import micro
 from flowrt.kernels.panels import address, duplicating
 from flowrt.kernels.table import View, jitable
 from flowrt.spec import Spec, sliding
@@ -86,47 +87,71 @@ def reached(window: int, stride: int, spread: int, before: int, phase: int, inve
 
 
 @jitable
-def seen_taps(window: Any, steps: Steps, phase: int, inverse: bool, down_taps: Any, across_taps: Any) -> Any:
-    """How many taps of a column and of a row of the window places of a phase see; both are listed as `reached` does."""
-    down, right = phase // steps.across, phase % steps.across
-    tall = reached(window[0], steps.down, steps.spread_down, steps.top, down, inverse, down_taps)
-    wide = reached(window[1], steps.across, steps.spread_across, steps.left, right, inverse, across_taps)
-    return tall, wide
-
-
-@jitable
 def ceiling(whole: int, part: int) -> int:
     """How many parts of a size make up the whole."""
     return (whole + part - 1) // part
 
 
+def alike(whole: int, most: int) -> int:
+    """The size of equal parts of ``whole`` (but for the last), none larger than ``most``."""
+    return -(-whole // max(-(-whole // most), 1)) or 1
+
+
+@jitable
+def seen(places: int, window: int, stride: int, spread: int, before: int, inverse: bool) -> tuple[int, int]:
+    """What a line of places sees, whatever its phase: how far from the first one it begins, and how much it is."""
+    reach = (window - 1) * spread
+    if inverse:
+        first = ceiling(before - reach, stride)
+        return first, places + ceiling(before, stride) - first
+    return -before, (places - 1) * stride + reach + 1
+
+
 @cache
 def slabs(geometry: Geometry) -> Callable[..., None]:
-    """``fill_slab(x, image, images, place, sizes, slab)``: a part of some images with zeros around what they have.
+    """``fill_slab(x, image, images, place, sizes, plane, slab)``: a part of some images, zeros around what they have.
 
-    ``place`` is its top row and left column, ``sizes`` its height and width.
+    ``place`` is its top row and left column, ``sizes`` its height and width. So many channels lie side by side as a
+    ``plane`` has, one plane of the images after another.
     """
-    duplicate = duplicating(geometry)
+    duplicate, vectors, move = duplicating(geometry), micro.copy(1, geometry.width), micro.move()
+    vector = geometry.width
 
     @jitable
-    def fill_slab(x: Any, image: int, images: int, place: Any, sizes: Any, slab: Any) -> None:
-        top, left = place
-        height, width = sizes
+    def spread_row(x: Any, source: int, target: int, plane: int, apart: int, columns: int) -> None:
+        """``columns`` places of a row, into planes that begin ``apart``: read in order, since they come from afar."""
         channels, size = x.shape[3], x.itemsize
+        lanes, full = vector // size, channels // plane
+        whole = plane // lanes * lanes
+        for j in range(columns):
+            here, there = source + j * channels * size, target + j * plane * size
+            for d in range(0, whole, lanes):
+                vectors(x, (here + d * size, plane, there + d * size, apart, full))
+            if whole < plane:
+                move(x, (here + whole * size, plane, 1, there + whole * size, apart, full, plane - whole))
+            if full * plane < channels:
+                done = full * plane
+                move(x, (here + done * size, 0, 1, there + full * apart * size, 0, 1, channels - done))
+
+    @jitable
+    def fill_slab(x: Any, image: int, images: int, place: Any, sizes: Any, plane: int, slab: Any) -> None:
+        (top, left), (height, width) = place, sizes
+        channels, size, row = x.shape[3], x.itemsize, width * plane
         first, last = max(-left, 0), min(width, x.shape[2] - left)
-        row = width * channels
+        apart = images * height * row
         for n in range(images):
             for i in range(height):
-                at, h = (n * height + i) * row, top + i
+                h, at = top + i, (n * height + i) * row
                 inside = h >= 0 and h < x.shape[1] and first < last
-                start, end = (first * channels, last * channels) if inside else (row, row)
-                for d in range(start):
-                    slab[at + d] = 0
-                for d in range(end, row):
-                    slab[at + d] = 0
-                if inside:
-                    source = ((image + n) * x.shape[1] + h) * x.shape[2] + left + first
-                    target = address(slab) + (at + start) * size
-                    duplicate(x, address(x) + source * channels * size, target, end - start)
+                start, end = (first * plane, last * plane) if inside else (row, row)
+                for each in range(at, at + ceiling(channels, plane) * apart, max(apart, 1)):
+                    slab[each : each + start] = 0
+                    slab[each + end : each + row] = 0
+                source = address(x) + (((image + n) * x.shape[1] + h) * x.shape[2] + left + first) * channels * size
+                target = address(slab) + (at + start) * size
+                if inside and plane == channels:
+                    duplicate(x, source, target, end - start)
+                elif inside:
+                    spread_row(x, source, target, plane, apart, last - first)
 
     return fill_slab
