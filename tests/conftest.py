@@ -19,7 +19,7 @@ import pytest
 HERE = Path(__file__).parent
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
-LONG = ("test_control_random", "test_replica_protocol", "test_workloads", "test_fused")  # few tests, much to do
+LONG = ("test_control_random", "test_replica_protocol", "test_workloads", "test_fused_steps")  # few tests, much to do
 
 
 def _is_simulated(item: pytest.Item) -> bool:

@@ -1,0 +1,162 @@
+"""The helper process: what is ordered is compiled some time, and nothing else depends on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tape_world import whole_region
+from test_fuse import plan_of
+from test_fused import F4, apply
+
+import flowrt as fr
+from flowrt.kernels import background, fused
+from flowrt.kernels.background import Order, are_ready, submit, wait_compiled, was_tried
+from flowrt.kernels.fused import ordered_variants
+from flowrt.kernels.store import is_compiled
+from flowrt.sched.tape import Tapes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def small_ones_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "WORTH_BYTES", 0)
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache beside which the helper begins anew."""
+    monkeypatch.setenv("FLOWRT_CACHE", str(tmp_path))
+    yield tmp_path
+    background.close()
+
+
+def order(number: float) -> Order:
+    """An order for a program that no other test has."""
+    members = (("multiply", (0, 0), "float64", ()), ("floor", (1,), "float64", ()), ("add", (2, 0), "float64", ()))
+    (made,) = apply([np.ones(3)], members[: 2 + int(number)], (3,) if number else (2,)).orders
+    return made
+
+
+def test_the_helper_compiles_what_is_ordered(fresh_cache: Path) -> None:
+    wanted = order(1)
+    assert not is_compiled(ordered_variants(wanted.request)[0])
+    submit([wanted])
+    submit([wanted])
+    assert wait_compiled(120)
+    assert are_ready([wanted])
+    assert (fresh_cache / f"{wanted.symbol}.o").exists()
+    assert is_compiled(ordered_variants(wanted.request)[0])
+    assert (
+        apply(
+            [np.ones(3)],
+            (("multiply", (0, 0), "float64", ()), ("floor", (1,), "float64", ()), ("add", (2, 0), "float64", ())),
+            (3,),
+        ).orders
+        == ()
+    )
+
+
+def test_an_order_that_makes_no_sense_is_given_up(fresh_cache: Path) -> None:
+    bad = [Order("flowrt_fused_x", "nonsense"), Order("flowrt_fused_y", order(0).request)]
+    submit(bad)
+    assert wait_compiled(120)
+    assert are_ready(bad)
+    assert all(was_tried(each.symbol) for each in bad)
+
+
+def test_a_helper_that_dies_is_followed_by_another_and_then_given_up(fresh_cache: Path) -> None:
+    wanted = order(0)
+    submit([wanted])
+    while not was_tried(wanted.symbol):
+        helper = background._state.helper
+        assert helper is not None
+        helper.kill()
+        wait_compiled(0.2)
+    assert wait_compiled(1)
+    assert background._state.helper is None
+
+
+def test_where_the_cache_cannot_be_written_programs_stay_unfused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLOWRT_CACHE", str(tmp_path / "file" / "folder"))
+    wanted = order(0)
+    submit([wanted])
+    assert wait_compiled(120)
+    assert was_tried(wanted.symbol)
+    assert not is_compiled(ordered_variants(wanted.request)[0])
+    background.close()
+
+
+def test_orders_of_many_threads_are_taken_once(fresh_cache: Path) -> None:
+    wanted = order(0)
+    threads = [threading.Thread(target=lambda: [submit([wanted]), are_ready([wanted])]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wait_compiled(120)
+    assert len(list(fresh_cache.glob("*.o"))) == 1
+
+
+ENDING = """
+import numpy as np, sys
+import flowrt as fr
+from flowrt.kernels import background, fused
+with fr.Graph() as graph:
+    x = fr.placeholder("float32", (4000,))
+    y = fr.tanh(x * 3.0) + x
+with fr.BlockingSession(graph) as session:
+    for _ in range(3):
+        session.run(y, {x: np.ones(4000, np.float32)})
+print(background._state.helper.pid)
+"""
+
+
+def test_a_process_leaves_no_helper_behind(fresh_cache: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120, check=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_first_steps_run_unfused_and_later_ones_fused(fresh_cache: Path) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder(F4, (None,))
+        y = fr.exp(x * 0.5) - x
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(y, [x])
+        value = np.linspace(-1, 1, 50, dtype=F4)
+        first = step(value)
+        assert list(fresh_cache.glob("flowrt_fused_*")) == []
+        second = step(value)  # a step that is run again is worth a kernel
+        assert wait_compiled(120)
+        assert len(list(fresh_cache.glob("flowrt_fused_*.o"))) == 1
+        for found in (first, second, step(value), step(value)):
+            np.testing.assert_allclose(found, np.exp(value * 0.5) - value, rtol=1e-6)
+
+
+def test_a_tape_is_made_anew_once_its_kernels_are_compiled(fresh_cache: Path) -> None:
+    """And so is the recording that predictions and later tapes of the plan share."""
+    plan = plan_of(lambda x: fr.tanh(x * 0.5) - x, (50,))  # no other test compiles it
+    region = whole_region(plan)
+    tapes, values = Tapes(plan), [np.linspace(-1, 1, 50, dtype=F4)]
+    first = tapes.get(region, values)
+    assert first is not None
+    assert first.launches > 1
+    assert tapes.made(region, values) is first
+    assert wait_compiled(120)
+    assert tapes.made(region, values) is None
+    again = tapes.get(region, values)
+    assert again is not None
+    assert again.launches == 1
+    assert not again.recording.orders
