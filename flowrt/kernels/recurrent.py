@@ -7,17 +7,16 @@ Elementwise work is cut into loops over few arrays: LLVM vectorises a loop only 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.exponential import sigmoid32, tanh32
+from flowrt.kernels.exponential import sigmoid32, sigmoid64, tanh32, tanh64
 from flowrt.kernels.micro import START_BIAS, START_STORED, START_ZERO, Geometry, native
-from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.panels import address, banding, panelling, repeat_last, stage, table_size
+from flowrt.kernels.table import Call, View, host_only, jitable, kernel, single
 from flowrt.spec import Spec
 
 ROWS = 16  # of the batch in a block: enough to use a panel several times while it is near
@@ -96,25 +95,26 @@ def fill(table: Any, count: int, step: int, across: int) -> None:
 
 
 @cache
-def panelling(geometry: Geometry) -> Callable[..., None]:
-    """``pack_all(w, step, across, depth, count, panels)``: a matrix as column panels, one after another."""
-    pack, full = packing(geometry), geometry.vectors * geometry.width
+def multiplying(geometry: Geometry) -> Callable[..., None]:
+    """``multiply(like, (rows, panels, results), j, shape, table, start, edges, memory)``: a product's column panel.
+
+    It is the one from column ``j`` on; ``shape`` is (count, depth, columns): of rows, of numbers in a row, of columns.
+    Rows and results lie as ``table`` says, from two addresses on; sums begin with ``start``, the bias with ``edges``.
+    """
+    band, full = banding(geometry), geometry.vectors * geometry.width
 
     @jitable
-    def pack_all(w: Any, step: int, across: int, depth: int, count: int, panels: Any) -> None:
-        wide = full // w.itemsize
-        for j in range(0, count, wide):
-            source, target = address(w) + j * across * w.itemsize, address(panels) + j * depth * w.itemsize
-            pack(w, source, step, across, depth, min(wide, count - j), target)
+    def multiply(like: Any, at: Any, j: int, shape: Any, table: Any, start: int, edges: int, memory: Any) -> None:
+        (rows, panels, results), (count, depth, columns), (taps, stage, places) = at, shape, memory
+        size, wide = like.itemsize, full // like.itemsize
+        where, how = (rows, panels + j * depth * size, results + j * size), (start, edges + j * size, 0)
+        reach = 1, depth, 1, wide
+        band(like, where, table, count, taps, reach, min(wide, columns - j), stage, places, how)
 
-    return pack_all
+    return multiply
 
 
-def lstm_forward(geometry: Geometry, sigmoid: Callable[..., Any], tanh: Callable[..., Any]) -> Callable[..., None]:
-    """The kernel of `lstm_steps` for tiles of one geometry."""
-    pack_all, band = panelling(geometry), banding(geometry)
-    full = geometry.vectors * geometry.width
-
+def gating(sigmoid: Callable[..., Any], tanh: Callable[..., Any]) -> Callable[..., None]:
     @jitable
     def gates(row: Any, cell: Any, y: Any) -> None:
         """From the sums to the gates, the cell after what it was before, and the output of one example."""
@@ -136,55 +136,50 @@ def lstm_forward(geometry: Geometry, sigmoid: Callable[..., Any], tanh: Callable
         for k in range(cell.size):
             y[k] = o[k] * bent[k]
 
-    def lstm_steps(
-        x: Any,
-        h: Any,
-        c: Any,
-        w_x: Any,
-        w_h: Any,
-        bias: Any,
-        y: Any,
-        last_h: Any,
-        last_c: Any,
-        before: Any,
-        kept: Any,
-        from_x: Any,
-        from_h: Any,
-        edges: Any,
-        x_table: Any,
-        h_table: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        blocks: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        batch, units, width, size = h.shape[0], h.shape[1], x.shape[2], x.itemsize
-        first, last = batch * begin // blocks, batch * end // blocks
-        count, sums, wide = last - first, 4 * units, full // x.itemsize
-        pack_all(w_x, sums, 1, width, sums, from_x)
-        pack_all(w_h, sums, 1, units, sums, from_h)
-        for k in range(sums):
-            edges[k] = bias[k]
+    return gates
+
+
+def lstm_forward(geometry: Geometry, sigmoid: Callable[..., Any], tanh: Callable[..., Any]) -> Callable[..., None]:
+    """The kernel of `lstm_steps` for tiles of one geometry."""
+    pack_all, multiply, gates = panelling(geometry), multiplying(geometry), gating(sigmoid, tanh)
+    full = geometry.vectors * geometry.width
+
+    @jitable
+    def prepare(weights: Any, panels: Any, tables: Any, count: int) -> None:
+        """Pack both weights and the bias, and fill in the tables of ``count`` rows."""
+        (w_x, w_h, bias), (from_x, from_h, edges), (x_table, h_table) = weights, panels, tables
+        width, units, sums = w_x.shape[0], w_h.shape[0], bias.size
+        pack_all(w_x, address(w_x), sums, 1, width, sums, address(from_x))
+        pack_all(w_h, address(w_h), sums, 1, units, sums, address(from_h))
+        put(edges, bias)
         fill(x_table, count, width, KEPT * units)
         fill(h_table, count, units, KEPT * units)
-        taps[0] = taps[1] = 0
+
+    @jitable
+    def add_up(x: Any, h: Any, kept: Any, count: int, panels: Any, tables: Any, memory: Any) -> None:
+        """The sums of one step, from the rows of ``x`` and ``h`` on, panel by panel while what it comes to is near."""
+        (from_x, from_h, edges), (x_table, h_table) = panels, tables
+        to, bias, sums = address(kept), address(edges), GATES * h.size
+        for j in range(0, sums, full // x.itemsize):
+            shape = count, x.size, sums
+            multiply(x, (address(x), address(from_x), to), j, shape, x_table, START_BIAS, bias, memory)
+            shape = count, h.size, sums
+            multiply(x, (address(h), address(from_h), to), j, shape, h_table, START_STORED, bias, memory)
+
+    def lstm_steps(arrays: Any, words: Any, begin: int, end: int) -> None:
+        x, h, c = arrays[:3]
+        y, last_h, last_c, before, kept = arrays[6:11]
+        panels, tables, memory = arrays[11:14], arrays[14:16], arrays[16:]
+        first, last = h.shape[0] * begin // words[0], h.shape[0] * end // words[0]
+        prepare(arrays[3:6], panels, tables, last - first)
+        memory[0][0] = memory[0][1] = 0
         for r in range(first, last):
             put(last_h[r], h[r])
             put(last_c[r], c[r])
         for t in range(x.shape[0]):
             for r in range(first, last):
                 put(before[t, r], last_h[r])
-            a = address(x) + (t * batch + first) * width * size
-            b = address(before) + (t * batch + first) * units * size
-            to = address(kept) + (t * batch + first) * KEPT * units * size
-            for j in range(0, sums, wide):
-                columns, edge = min(wide, sums - j), address(edges) + j * size
-                where, reach = (a, address(from_x) + j * width * size, to + j * size), (1, width, 1, wide)
-                band(x, where, x_table, count, taps, reach, columns, stage, places, (START_BIAS, edge, 0))
-                where, reach = (b, address(from_h) + j * units * size, to + j * size), (1, units, 1, wide)
-                band(x, where, h_table, count, taps, reach, columns, stage, places, (START_STORED, edge, 0))
+            add_up(x[t, first], before[t, first], kept[t, first], last - first, panels, tables, memory)
             for r in range(first, last):
                 gates(kept[t, r], last_c[r], y[t, r])
                 put(last_h[r], y[t, r])
@@ -192,56 +187,38 @@ def lstm_forward(geometry: Geometry, sigmoid: Callable[..., Any], tanh: Callable
     return lstm_steps
 
 
+@jitable
+def ungates(row: Any, before: Any, dy: Any, dh: Any, dc: Any, ds: Any) -> None:
+    """From what is known of one example's h and c after a step to its sums' gradients and that of c before."""
+    i, f, g, o, bent = row[0], row[1], row[2], row[3], row[5]
+    di, df, dg, do = ds[0], ds[1], ds[2], ds[3]
+    for k in range(dh.size):
+        dh[k] += dy[k]
+    for k in range(dh.size):
+        do[k] = dh[k] * bent[k] * (o[k] * (ONE - o[k]))
+    for k in range(dc.size):
+        dc[k] += dh[k] * o[k] * (ONE - bent[k] * bent[k])
+    for k in range(dc.size):
+        di[k] = dc[k] * g[k] * (i[k] * (ONE - i[k]))
+    for k in range(dc.size):
+        df[k] = dc[k] * before[k] * (f[k] * (ONE - f[k]))
+    for k in range(dc.size):
+        dg[k] = dc[k] * i[k] * (ONE - g[k] * g[k])
+    for k in range(dc.size):
+        dc[k] *= f[k]
+
+
 def lstm_backward(geometry: Geometry) -> Callable[..., None]:
     """The kernel of `lstm_steps_grad` for tiles of one geometry."""
-    pack_all, band = panelling(geometry), banding(geometry)
-    full = geometry.vectors * geometry.width
+    pack_all, multiply, full = panelling(geometry), multiplying(geometry), geometry.vectors * geometry.width
 
-    @jitable
-    def ungates(row: Any, before: Any, dy: Any, dh: Any, dc: Any, ds: Any) -> None:
-        """From what is known of one example's h and c after a step to its sums' gradients and that of c before."""
-        i, f, g, o, bent = row[0], row[1], row[2], row[3], row[5]
-        di, df, dg, do = ds[0], ds[1], ds[2], ds[3]
-        for k in range(dh.size):
-            dh[k] += dy[k]
-        for k in range(dh.size):
-            do[k] = dh[k] * bent[k] * (o[k] * (ONE - o[k]))
-        for k in range(dc.size):
-            dc[k] += dh[k] * o[k] * (ONE - bent[k] * bent[k])
-        for k in range(dc.size):
-            di[k] = dc[k] * g[k] * (i[k] * (ONE - i[k]))
-        for k in range(dc.size):
-            df[k] = dc[k] * before[k] * (f[k] * (ONE - f[k]))
-        for k in range(dc.size):
-            dg[k] = dc[k] * i[k] * (ONE - g[k] * g[k])
-        for k in range(dc.size):
-            dc[k] *= f[k]
-
-    def lstm_steps_grad(
-        dy: Any,
-        dh: Any,
-        dc: Any,
-        c: Any,
-        w_h: Any,
-        kept: Any,
-        ds: Any,
-        dh0: Any,
-        dc0: Any,
-        panels: Any,
-        table: Any,
-        taps: Any,
-        stage: Any,
-        places: Any,
-        blocks: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        batch, units, size = c.shape[0], c.shape[1], c.itemsize
-        first, last = batch * begin // blocks, batch * end // blocks
-        count, sums, wide = last - first, 4 * units, full // c.itemsize
-        pack_all(w_h, 1, sums, sums, units, panels)
-        fill(table, count, sums, units)
-        taps[0] = taps[1] = 0
+    def lstm_steps_grad(arrays: Any, words: Any, begin: int, end: int) -> None:
+        dy, dh, dc, c, w_h, kept, ds, dh0, dc0, panels, table = arrays[:11]
+        memory, units, sums = arrays[11:], w_h.shape[0], w_h.shape[1]
+        first, last = c.shape[0] * begin // words[0], c.shape[0] * end // words[0]
+        pack_all(w_h, address(w_h), 1, sums, sums, units, address(panels))
+        fill(table, last - first, sums, units)
+        memory[0][0] = memory[0][1] = 0
         for r in range(first, last):
             put(dh0[r], dh[r])
             put(dc0[r], dc[r])
@@ -249,36 +226,17 @@ def lstm_backward(geometry: Geometry) -> Callable[..., None]:
             for r in range(first, last):
                 before = kept[t - 1, r, 4] if t > 0 else c[r]
                 ungates(kept[t, r], before, dy[t, r], dh0[r], dc0[r], ds[t, r])
-            a = address(ds) + (t * batch + first) * sums * size
-            to = address(dh0) + first * units * size
-            for j in range(0, units, wide):
-                where, reach = (a, address(panels) + j * sums * size, to + j * size), (1, sums, 1, wide)
-                how = (START_ZERO, address(panels), 0)
-                band(c, where, table, count, taps, reach, min(wide, units - j), stage, places, how)
+            at = address(ds[t, first]), address(panels), address(dh0[first])
+            for j in range(0, units, full // c.itemsize):
+                multiply(c, at, j, (last - first, sums, units), table, START_ZERO, address(panels), memory)
 
     return lstm_steps_grad
-
-
-def _single(dtypes: Sequence[Any]) -> bool:
-    return bool(np.dtype(dtypes[0]) == np.float32)
-
-
-@jitable
-def sigmoid64(x: Any) -> Any:
-    """``1 / (1 + exp(-x))`` of a float64."""
-    return 1 / (1 + math.exp(-x))
-
-
-@jitable
-def tanh64(x: Any) -> Any:
-    """The hyperbolic tangent of a float64."""
-    return math.tanh(x)
 
 
 _stepped = Stepped(native())
 _forward = kernel("lstm_steps", layout=_stepped.forward, local=_stepped.forward_local)
 _forward(lstm_forward(native(), sigmoid64, tanh64))
-_forward_single = kernel("lstm_steps", layout=_stepped.forward, local=_stepped.forward_local, dtypes=_single)
+_forward_single = kernel("lstm_steps", layout=_stepped.forward, local=_stepped.forward_local, dtypes=single)
 _forward_single(lstm_forward(native(), sigmoid32, tanh32))
 _backward = kernel("lstm_steps_grad", layout=_stepped.backward, local=_stepped.backward_local)
 _backward(lstm_backward(native()))
