@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.micro import Geometry, native
-from flowrt.kernels.products import Tiled, matrices, multiplying, sharing
+from flowrt.kernels.multiplying import How, Memory, multiplying, sharing
+from flowrt.kernels.products import Tiled, matrices
 from flowrt.kernels.table import host_only, kernel
 from flowrt.kernels.twin import THREADS, cuda
 
@@ -45,132 +46,26 @@ def matmul_by_loops(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int) 
 
 
 @cache
-def matmul_by_tiles(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two steps of products of floats, on tiles of one geometry, laid out by `Tiled`."""
+def matmul_by_tiles(geometry: Geometry, *, biased: bool = False) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The two steps of products of floats on tiles of one geometry, as `Tiled` has them; ``biased``, they add a bias.
+
+    That is the third operand. Without one, no entries of a thread's memory stand for it.
+    """
     share, multiply = sharing(geometry), multiplying(geometry)
+    own = -len(Memory._fields)
+    packed, result = own - 1, own - 2
 
-    def pack(
-        a: Any,
-        b: Any,
-        y: Any,
-        packed: Any,
-        table: Any,
-        taps: Any,
-        panel: Any,
-        left: Any,
-        edge: Any,
-        stage: Any,
-        places: Any,
-        swapped: int,
-        transpose_a: int,
-        transpose_b: int,
-        rows: int,
-        columns: int,
-        depth: int,
-        near: int,
-        gathered: int,
-        shared: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        share(a if swapped else b, packed, transpose_b, depth, (begin, end))
+    def pack(arrays: Any, words: Any, begin: int, end: int) -> None:
+        how = How(*words)
+        share(arrays[0] if how.swapped else arrays[1], arrays[packed], how, (begin, end))
 
-    def matmul(
-        a: Any,
-        b: Any,
-        y: Any,
-        packed: Any,
-        table: Any,
-        taps: Any,
-        panel: Any,
-        left: Any,
-        edge: Any,
-        stage: Any,
-        places: Any,
-        swapped: int,
-        transpose_a: int,
-        transpose_b: int,
-        rows: int,
-        columns: int,
-        depth: int,
-        near: int,
-        gathered: int,
-        shared: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        memory = (table, taps, panel, left, edge, stage, places)
-        one, other = (b, a) if swapped else (a, b)
-        flags, blocks = (transpose_a, transpose_b), (rows, columns, depth, near, gathered, shared)
-        multiply(one, other, y, left[:0], 0, packed, memory, flags, blocks, (begin, end))
+    def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
+        how, memory = How(*words), Memory(*arrays[own:])
+        one, other = (arrays[1], arrays[0]) if how.swapped else (arrays[0], arrays[1])
+        bias = arrays[2] if biased else memory.edge[:0]
+        multiply((one, other, bias, arrays[packed], arrays[result]), memory, how, (begin, end))
 
-    return pack, matmul
-
-
-@cache
-def matmul_bias_by_tiles(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None]]:
-    """`matmul_by_tiles` that adds to a bias, and leaves out what is negative if ``floor`` is not 0."""
-    share, multiply = sharing(geometry), multiplying(geometry)
-
-    def pack(
-        a: Any,
-        b: Any,
-        bias: Any,
-        y: Any,
-        packed: Any,
-        table: Any,
-        taps: Any,
-        panel: Any,
-        left: Any,
-        edge: Any,
-        stage: Any,
-        places: Any,
-        floor: int,
-        swapped: int,
-        transpose_a: int,
-        transpose_b: int,
-        rows: int,
-        columns: int,
-        depth: int,
-        near: int,
-        gathered: int,
-        shared: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        share(b, packed, transpose_b, depth, (begin, end))
-
-    def matmul_bias(
-        a: Any,
-        b: Any,
-        bias: Any,
-        y: Any,
-        packed: Any,
-        table: Any,
-        taps: Any,
-        panel: Any,
-        left: Any,
-        edge: Any,
-        stage: Any,
-        places: Any,
-        floor: int,
-        swapped: int,
-        transpose_a: int,
-        transpose_b: int,
-        rows: int,
-        columns: int,
-        depth: int,
-        near: int,
-        gathered: int,
-        shared: int,
-        begin: int,
-        end: int,
-    ) -> None:
-        memory = (table, taps, panel, left, edge, stage, places)
-        flags, blocks = (transpose_a, transpose_b), (rows, columns, depth, near, gathered, shared)
-        multiply(a, b, y, bias, floor, packed, memory, flags, blocks, (begin, end))
-
-    return pack, matmul_bias
+    return pack, compute
 
 
 def register(name: str, geometry: Geometry, steps: tuple[Callable[..., None], Callable[..., None]]) -> None:
@@ -188,7 +83,7 @@ def register(name: str, geometry: Geometry, steps: tuple[Callable[..., None], Ca
 
 
 register("matmul", native(), matmul_by_tiles(native()))
-register("matmul_bias", native(), matmul_bias_by_tiles(native()))
+register("matmul_bias", native(), matmul_by_tiles(native(), biased=True))
 host_only("matmul_bias")
 
 
