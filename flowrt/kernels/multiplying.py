@@ -182,14 +182,14 @@ def right_steps(b: Any, transposed: int) -> Any:
 
 @jitable
 def block_of(unit: int, operands: Any, how: How, wide: int) -> Block:
-    """What a unit computes."""
+    """What a unit computes: units follow each other down the rows of a result, so that they meet the same panels."""
     a, b, bias, packed, y = operands
     size, m, n = y.itemsize, y.shape[2], y.shape[3]
     terms = a.shape[2] if how.transpose_a else a.shape[3]
     down, over = (m + how.rows - 1) // how.rows, (n + how.columns - 1) // how.columns
     batch, place = unit // (down * over), unit % (down * over)
     outer, inner = batch // y.shape[1], batch % y.shape[1]
-    i, j = place // over * how.rows, place % over * how.columns
+    i, j = place % down * how.rows, place // down * how.columns
     padded = (n + wide - 1) // wide * wide
     return Block(
         matrix_at(a, outer, inner) + i * (1 if how.transpose_a else a.shape[3]) * size,

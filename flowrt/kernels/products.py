@@ -32,6 +32,7 @@ NEAR = 3 << 16  # bytes of left rows that one panel after another meets: they le
 SLAB = 1 << 22  # bytes of panels that are met by rows after rows: they stay in the last cache
 DEEP = 1536  # terms of a slab at most: a tile loads and stores sums once for so many
 ROWS, UNITS = 48, 8  # a unit has no fewer rows than pay for packing, but there should be some units to share
+MANY = 3 * UNITS  # units of a large product, which pack nothing of their own: so threads end together
 SHARED = 1 << 20  # multiply-adds of a product whose right operand is packed by all for all, in a step of its own
 PANELS = 4  # column panels that are packed together: so many lines of a row are side by side, rows on other pages
 LONG = 4  # column panels that a lone row is multiplied with at a time, unpacked: pages are far apart, lines are not
@@ -96,8 +97,10 @@ def blocked(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geome
     least = -(-max(-(-m // UNITS), ROWS) // most) * most
     near, panels = min(fits, least), -(-n // wide)
     if (transposed or (m > 6 * fits and panels > PANELS)) and m * n * k >= SHARED:
-        over = max(-(-n * depth * size // SLAB), UNITS // -(-m // near), 1)
-        rows = near * max(over * -(-m // near) // UNITS, 1)
+        near = -(-_share(m, near) // most) * most
+        down = -(-m // near)
+        over = max(-(-n * depth * size // SLAB), UNITS // down, 1)
+        rows = near * _share(down, max(over * down // MANY, 1))
         columns = wide * -(-panels // over)
         return Blocks(rows, columns, depth, near, gathered=True, shared=True)
     together = min(max(panels // UNITS, 1), PANELS)
