@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, carried_site, user_site
+from flowrt.interrupts import InterruptWatch
 from flowrt.session import Session
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class LoopThread:
                 raise
             self._failure = error
             self._started.set()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, which runs in its own thread."""
+        return self._loop
 
     async def _wait(self) -> None:
         await self._stop.wait()
@@ -100,21 +106,25 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 class BlockingSession:
     """`Session` without ``await``: ``with BlockingSession(graph) as session: session.run(...)``.
 
-    Takes the arguments of `Session`. Works where an event loop already runs (notebooks). Threads may share it.
+    Takes the arguments of `Session`. Works where an event loop already runs (notebooks). Threads may share it. Ctrl-C
+    comes when the step that runs is over, or stops it where that takes longer than half a second.
     """
 
     def __init__(self, graph: Any, cluster: Any = None, **arguments: Any) -> None:
         self._session = Session(graph, cluster, **arguments)
         self._thread: LoopThread | None = None
+        self._interrupts: InterruptWatch | None = None
 
     def __enter__(self) -> BlockingSession:
         if self._thread is not None:
             raise ClosedError("a session is opened once; make another one")
         self._thread = LoopThread()
+        self._interrupts = InterruptWatch(self._thread.loop)
         try:
+            self._interrupts.open()
             self._call(self._session.__aenter__())
         except BaseException:
-            self._thread.close()
+            self._end()
             raise
         return self
 
@@ -124,8 +134,12 @@ class BlockingSession:
         try:
             self._call(self._session.__aexit__(kind, error, trace))
         finally:
-            if self._thread is not None:
-                self._thread.close()
+            self._end()
+
+    def _end(self) -> None:
+        if self._thread is not None and self._interrupts is not None:
+            self._thread.close()
+            self._interrupts.close()
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, timeout: float | None = None) -> Any:
         """`Session.run`, waiting for the answer."""

@@ -66,9 +66,9 @@ _BOXES: dict[type, tuple[str, str]] = {
     tuple: ("PyTuple_New", "PyTuple_SetItem"),
 }
 
-# The words of a plan: whether someone runs by it, what it needs to know, then the records of its arguments and outputs,
-# then of the variables that it holds. Of an argument or output: dtype, rank, cell (0: none), who makes it (0: NumPy),
-# dims. Of a variable: its marks, the position of the one that is set, its array.
+# The words of a plan: the thread that runs by it (0: none), what it needs to know, then the records of its arguments
+# and outputs, then of the variables that it holds. Of an argument or output: dtype, rank, cell (0: none), who makes it
+# (0: NumPy), dims. Of a variable: its marks, the position of the one that is set, its array.
 (ARGUMENTS, OUTPUTS, HOLDS, BUSY, GATE, HELD, CHANGES, COUNTER, BASE, SPAN, WORDS, LAUNCHES) = range(12)
 (LOOP, GIVEN, _, _, LETS_OTHERS, FAIL, GRANT, RECORDS) = range(12, 20)
 DTYPE, RANK, CELL, MAKER, DIMS = range(5)

@@ -25,6 +25,7 @@ _WORD = ir.IntType(64)
 _NOT_RUN = -1  # instead of an answer
 _REACHED, _STATUS, _ERROR = 0, 1, 2  # what is noted of a run; the last is three words
 _yield = types.ExternalFunction("sched_yield", types.int32())
+_this_thread = types.ExternalFunction("pthread_self", types.intp())
 _OBJECT_TYPE = 1  # which word of an object is its type
 _DATA, _DIMS, _DTYPE = at.ARRAY_DATA // 8, at.ARRAY_DIMS // 8, at.ARRAY_DTYPE // 8
 
@@ -146,7 +147,7 @@ def _claim(head: int, plan: int) -> Any:
         hold = first + 8 * at.HOLD_WORDS * number
         add_to_mark(hold, 1)
         call(word_at(head, at.RETAIN), (word_at(hold, at.OBJECT),))  # should someone reset the variables meanwhile
-    set_word(plan, at.BUSY, 1)
+    set_word(plan, at.BUSY, _this_thread())
     return True
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.kernels.direct import MOST_OUTPUTS, READERS, WRITING, Terms, plan_words
+from flowrt.sched.interrupts import note_plan
 from flowrt.sched.memory import counted
 from flowrt.spec import Spec, spec_of
 
@@ -90,6 +91,7 @@ def direct_plan(
     # not the variables' memory: where that is let go, ``changes`` have changed
     plan = (*plan_words(place, terms, arguments, outputs), room, tape, crew)
     tape.direct = changes, plan
+    note_plan(room, plan[0])
     return plan
 
 

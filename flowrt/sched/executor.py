@@ -22,6 +22,7 @@ from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.effects import handler_of
 from flowrt.sched.footprint import Footprint, predict_peak, survey
+from flowrt.sched.interrupts import Noted
 from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
@@ -126,15 +127,16 @@ class Executor:
         tape = self.tapes.made(unit.region, inputs)
         if tape is None or tape.expected_seconds > within:
             return None
-        if not (unit.reads or unit.writes):
-            outputs = tape.run(run_words(number, seed), inputs, crew=self.host.lanes.crew)
-        elif self.host.variables.try_hold(unit.reads, unit.writes):
-            try:
-                outputs = self.run_tape(unit, tape, inputs, run_words(number, seed))
-            finally:
-                self.host.variables.release(unit.reads, unit.writes)
-        else:
+        variables, holds = self.host.variables, bool(unit.reads or unit.writes)
+        if holds and not variables.try_hold(unit.reads, unit.writes):
             return None
+        words = run_words(number, seed)
+        try:
+            with Noted(words):
+                outputs = self.run_tape(unit, tape, inputs, words)
+        finally:
+            if holds:
+                variables.release(unit.reads, unit.writes)
         if self._direct and not tape.passes_on:
             return outputs
         return self._answers(unit, outputs, feeds)

@@ -30,6 +30,8 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 NOBODY = -(1 << 40)  # sleepers: however many add themselves
 
+this_thread = threading.get_ident
+
 
 def usable_cores() -> int:
     """The cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""

@@ -20,7 +20,7 @@ import numpy as np
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.background import are_ready, submit
 from flowrt.kernels.direct import ARRAY_DATA, Room, available
-from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS
+from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS, STEP
 from flowrt.kernels.store import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.lives import DataDependent
@@ -75,7 +75,7 @@ def corrected(guess: float, fastest: float) -> float:
 class _Room:
     """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
 
-    __slots__ = ("arena", "arena_at", "bases_at", "cells", "local_at", "share", "span_at", "words_at")
+    __slots__ = ("__weakref__", "arena", "arena_at", "bases_at", "cells", "local_at", "share", "span_at", "words_at")
     cells: Any
 
     def __init__(self, tape: Tape) -> None:
@@ -93,6 +93,15 @@ class _Room:
         self.share: Share | None = None
         for number, constant in enumerate(constants):
             self.cells[BASES + FIRST_SLOT + tape.dynamic + number] = address(constant)
+
+    @property
+    def number(self) -> int:
+        """The number of the direct call that runs in the room."""
+        return int(self.cells[WORDS + STEP])
+
+    def stop(self) -> None:
+        """Have a direct call that runs in the room stop after its present node. From any thread."""
+        self.cells[WORDS + STATUS] = CANCELLED
 
 
 class Tape:
@@ -342,7 +351,7 @@ class Tape:
         status = room.cells[WORDS + STATUS]
         launch = self.recording.launches[room.cells[SPAN]]
         node: PlanNode = self._plan.nodes[launch.node]
-        if status:
+        if status not in (0, CANCELLED):
             where = stopped_inside(launch.step, launch.places, room.cells[BASES:]) + node.where()
             return FlowrtError(f"{where}: {FAILURES.get(status, f'failed with status {status}')}")
         return StepCancelled(f"stopped at {node.where()}")

@@ -1,0 +1,72 @@
+"""Ctrl-C while the main thread runs a tape: Python can raise KeyboardInterrupt only once that has come back.
+
+Law: a run that an interrupt finds under way has `GRACE` to end by itself, its variables whole; then it is stopped like
+one that is cancelled, and Python does the rest. This holds while the signal means what it means to Python by default,
+for sessions opened in the main thread: what the program handles itself, or whose wake-up descriptor is another's, is
+left to them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from flowrt.sched.interrupts import present_run
+from flowrt.sched.lanes import this_thread
+
+if TYPE_CHECKING:
+    import asyncio
+
+GRACE = 0.5  # seconds
+
+NOBODY = -1  # who has the wake-up descriptor
+
+
+class InterruptWatch:
+    """Has ``loop``, another thread's, stop what the main thread runs when it is interrupted. Opened and closed there.
+
+    Of several that are open at once the first is the one; when it closes, the next to open takes its place.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ends: tuple[int, int] | None = None
+        self._main = this_thread()
+
+    def open(self) -> None:
+        """Ask Python to tell of signals; nothing where this is not the main thread, or another is told."""
+        ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            before = signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+        except ValueError:  # another thread than the main one
+            _close(ends)
+            return
+        if before != NOBODY:
+            signal.set_wakeup_fd(before)
+            _close(ends)
+            return
+        self._ends = ends
+        self._loop.call_soon_threadsafe(self._loop.add_reader, ends[0], self._told)
+
+    def close(self) -> None:
+        """Ask no more. The loop has ended."""
+        if self._ends is None or this_thread() != self._main:
+            return
+        ends, self._ends = self._ends, None
+        now = signal.set_wakeup_fd(NOBODY)
+        if now not in (NOBODY, ends[1]):
+            signal.set_wakeup_fd(now)  # who took it over has it
+        _close(ends)
+
+    def _told(self) -> None:
+        if self._ends is None or signal.SIGINT not in os.read(self._ends[0], 1 << 12):
+            return
+        stop = present_run(self._main)
+        if stop is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._loop.call_later(GRACE, stop)
+
+
+def _close(ends: tuple[int, int]) -> None:
+    for end in ends:
+        os.close(end)

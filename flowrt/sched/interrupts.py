@@ -1,0 +1,67 @@
+"""What a thread runs in compiled code just now, so that an interrupt need not wait for its end.
+
+Law: Python calls the handler of a signal between two steps of the main thread's Python, and a loop that values count
+may have no end. Runs in a caller's thread are therefore known here by that thread: those from Python are noted, and of
+direct calls the plans say who runs by them. Who wants a run stopped asks for it while it holds the GIL.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flowrt.kernels.direct import BUSY
+from flowrt.kernels.launch import STATUS
+from flowrt.sched.lanes import this_thread
+from flowrt.sched.tape import CANCELLED
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from flowrt.sched.tape import _Room as Room
+
+_noted: dict[int, np.ndarray[Any, Any]] = {}
+_plans: weakref.WeakKeyDictionary[Room, weakref.ref[np.ndarray[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+class Noted:
+    """``with Noted(words):`` the calling thread runs tapes with these words."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, words: np.ndarray[Any, Any]) -> None:
+        self._words = words
+
+    def __enter__(self) -> None:
+        _noted[this_thread()] = self._words
+
+    def __exit__(self, *error: object) -> None:
+        del _noted[this_thread()]
+
+
+def note_plan(room: Room, plan: np.ndarray[Any, Any]) -> None:
+    """A direct call may run in ``room`` by the plan of these words."""
+    _plans[room] = weakref.ref(plan)
+
+
+def present_run(thread: int) -> Callable[[], None] | None:
+    """What stops the tape that ``thread`` runs now, after its present node, and no other; None where it runs none."""
+    words = _noted.get(thread)
+    if words is not None:
+        return lambda: words.__setitem__(STATUS, CANCELLED)
+    for room, known in list(_plans.items()):
+        plan = known()
+        if plan is not None and plan[BUSY] == thread:
+            return _stop_direct(room, plan, thread)
+    return None
+
+
+def _stop_direct(room: Room, plan: np.ndarray[Any, Any], thread: int) -> Callable[[], None]:
+    number = room.number
+
+    def stop() -> None:
+        if plan[BUSY] == thread and room.number == number:
+            room.stop()
+
+    return stop

@@ -1,0 +1,84 @@
+"""Ctrl-C, as a real process meets it: in loops that never end, run by the machine, by a tape and by a direct call."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flowrt as fr
+from flowrt.interrupts import NOBODY
+
+ENDLESS = """
+import sys
+import numpy as np
+import flowrt as fr
+
+width, runs_before = eval(sys.argv[1]), int(sys.argv[2])
+with fr.Graph() as graph:
+    x, turns = fr.placeholder("float32", width), fr.placeholder("int64", ())
+    out = fr.while_loop(lambda i, y: i < turns, lambda i, y: (i + 1, fr.cos(y)), (0, x))[1]
+with fr.BlockingSession(graph) as session:
+    step = session.compile(out, [x, turns])
+    start = np.ones(width, np.float32)
+    for _ in range(runs_before):
+        step(start, np.array(3))
+    try:
+        print("runs", flush=True)
+        step(start, np.array(1 << 60))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    print(np.shape(step(start, np.array(3))), flush=True)
+"""
+
+
+@pytest.mark.parametrize("width", [(), (3,)], ids=["one kernel", "nested launches"])
+@pytest.mark.parametrize("runs_before", [0, 2, 12], ids=["first run", "later run", "direct call"])
+def test_ctrl_c_ends_a_loop_that_never_ends(width: tuple[int, ...], runs_before: int) -> None:
+    """A second signal is sent should the first have come between two steps of Python, just before the loop began."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(fr.__file__).parents[1])}
+    child = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(width), str(runs_before)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
+    )
+    with child:
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == "runs\n"
+            child.send_signal(signal.SIGINT)
+            while not select.select([child.stdout], [], [], 5)[0]:
+                child.send_signal(signal.SIGINT)
+            assert child.stdout.readline() == "interrupted\n"
+            assert child.stdout.read() == f"{width}\n"
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
+
+
+def test_whoever_has_the_wake_up_descriptor_keeps_it() -> None:
+    with fr.Graph() as graph:
+        one = fr.constant(1.0)
+    read_end, write_end = os.pipe2(os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(write_end)
+    try:
+        with fr.BlockingSession(graph) as session:
+            assert session.run(one) == 1
+        assert signal.set_wakeup_fd(NOBODY) == write_end
+        with fr.BlockingSession(graph) as first, fr.BlockingSession(graph) as second:
+            assert first.run(one) == second.run(one)
+            ours = signal.set_wakeup_fd(NOBODY)
+            assert ours != NOBODY
+            signal.set_wakeup_fd(ours)
+        assert signal.set_wakeup_fd(NOBODY) == NOBODY
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read_end)
+        os.close(write_end)
