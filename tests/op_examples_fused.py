@@ -18,7 +18,30 @@ CHOICE = (
     ("less", (5, 3), "bool", ()),
 )
 
+ALONG, DOWN = (("axis", -1), ("keepdims", True)), (("axis", 0), ("keepdims", False))
+CENTRED = (
+    ("mean", (0,), "float32", ALONG),
+    ("subtract", (0, 1), "float32", ()),
+    ("sum", (2,), "float32", DOWN),
+    ("max", (2,), "float32", ALONG),
+    ("divide", (2, 4), "float32", ()),
+)
+
+
+def centred(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    less = x - x.mean(-1, keepdims=True)
+    top = less.max(-1, keepdims=True)
+    return less / top, less.sum(0), top
+
+
 FUSED = [
+    Example(
+        "fused",
+        lambda x: fused([x], members=CENTRED, results=(5, 3, 4)),
+        (normal(9, 20),),
+        centred,
+        note="rows",
+    ),
     Example(
         "fused",
         lambda x, y: fused([x, y], members=PRODUCT, results=(3, 2)),

@@ -53,6 +53,7 @@ def test_an_expression_is_told_from_another_by_what_it_computes() -> None:
         express((F4, F4), (("multiply", (0, 1), F4), *MEMBERS[1:]), (4, 5)),
         *(express((F4, F4), MEMBERS, (4, 5), "cpu", ((5, kind),)) for kind in KINDS),
         express((F4, F4), MEMBERS, (4, 5), "cpu", ((2, "sum"),)),
+        *(express((F4, F4), ((kind, (0,), F4), ("subtract", (0, 2), F4)), (3,)) for kind in KINDS[:4]),
     ]
     assert len({fingerprint(e) for e in (one, *others)}) == 1 + len(others)
 

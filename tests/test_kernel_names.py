@@ -45,9 +45,9 @@ def forget() -> None:
 
 def fused_variant() -> Variant:
     specs, members = [Spec("float32", (3,))] * 3, [("add", (0, 1), "float32", ()), ("exp", (2,), "float32", ())]
-    whole = _whole(specs[:2], [*specs, specs[0]], members, (3,), "cpu")
+    whole = _whole(2, [*specs, specs[0]], members, (3,), "cpu")
     assert whole is not None
-    return whole.variant()
+    return whole.step.variant()
 
 
 def matmul_variant() -> Variant:
@@ -207,9 +207,9 @@ def test_the_helper_remembers_what_a_fused_kernel_goes_by(folder: Path, monkeypa
     assert name is not None
     assert symbol_by_name(folder, name) is None
     specs, members = [Spec("float32", (3,))] * 3, [("add", (0, 1), "float32", ()), ("exp", (2,), "float32", ())]
-    whole = _whole(specs[:2], [*specs, specs[0]], members, (3,), "cpu")
+    whole = _whole(2, [*specs, specs[0]], members, (3,), "cpu")
     assert whole is not None
-    (order,) = _orders(whole)
+    (order,) = _orders(whole.step)
     assert order.symbol == symbol
     assert carry_out(order.symbol, order.request) == ""
     forget()

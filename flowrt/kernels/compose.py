@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,20 +33,27 @@ class Composition:
 
     expression: Expression
     kinds: tuple[Any, ...]  # Numba's type of every value
-    calls: tuple[tuple[Any, Any], ...]  # each member's dispatcher type and signature
+    calls: tuple[tuple[Any, Any] | None, ...]  # each member's dispatcher type and signature; None where it folds
 
     def emit(
-        self, context: Any, builder: Any, known: Sequence[Any], mark: Callable[[Any], None] | None = None
+        self,
+        context: Any,
+        builder: Any,
+        known: Sequence[Any],
+        mark: Callable[[Any], None] | None = None,
+        wanted: Collection[int] | None = None,
     ) -> list[Any]:
         """LLVM's values of all the values, as far as they follow from those ``known``; others are None in both.
 
-        Members' calls are given to ``mark``, since what is said of a call holds for what they load from tables.
+        Only those ``wanted`` are computed, if that is given. Members' calls are given to ``mark``, since what is said
+        of a call holds for what they load from tables.
         """
         values = [*known, *[None] * (len(self.kinds) - len(known))]
         first = len(self.expression.inputs)
         for number, (member, call) in enumerate(zip(self.expression.members, self.calls, strict=True), first):
             taken = [values[i] for i in member.operands]
-            if values[number] is None and None not in taken:
+            asked = wanted is None or number in wanted
+            if asked and call is not None and values[number] is None and None not in taken:
                 dispatcher, signature = call
                 apply = context.get_function(dispatcher, signature)
                 context.add_linking_libs(getattr(apply, "libs", ()))
@@ -62,8 +69,11 @@ class Composition:
 def infer_types(typing_context: Any, expression: Expression) -> Composition:
     """Let Numba infer and compile the members for their operands' types."""
     kinds = tuple(numpy_support.from_dtype(dtype) for dtype in expression.dtypes)
-    calls = []
+    calls: list[tuple[Any, Any] | None] = []
     for member in expression.members:
+        if member.folds_row:
+            calls.append(None)
+            continue
         dispatcher = typeof(scalar_function(member.function))
         taken = tuple(kinds[i] for i in member.operands)
         calls.append((dispatcher, typing_context.resolve_function_type(dispatcher, taken, {})))

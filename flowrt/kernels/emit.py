@@ -30,6 +30,7 @@ from flowrt.kernels.emit_folds import bind_folds
 from flowrt.kernels.expression import one_function
 from flowrt.kernels.lowering import Lowered, bind, is_bound, linked_object
 from flowrt.kernels.micro import STUBS
+from flowrt.kernels.row_loops import row_loops
 from flowrt.kernels.scalar_loops import scalar_loops
 from flowrt.kernels.table import JITABLES, Form, Kernel
 from flowrt.kernels.tile import implementation
@@ -160,6 +161,12 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
             body(*arguments(bases, block, begin, end))
     elif kernel.form is Form.FOLD:
         entry = _fold(kernel.function, dtypes[0])
+    elif kernel.form is Form.ROWS:
+        assert kernel.expression is not None
+        rows = row_loops(kernel.expression, ranks)
+
+        def entry(bases: int, block: int, begin: int, end: int) -> None:
+            rows(bases, block, begin, end)
     else:
         scalars = scalar_loops(kernel.expression or one_function(kernel.function, dtypes), ranks)
 

@@ -15,10 +15,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.kernels.folds import held_dtype
+from flowrt.kernels.folds import ROW_FOLDS, fold_of_row, held_dtype
 from flowrt.kernels.table import Form, find_kernel, require_kernel
 
 Function: TypeAlias = Callable[..., Any]
+
+COSTLY = frozenset(
+    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
+    | {"sigmoid", "softplus", "erf", "pow"}
+)
+"""Ops of many instructions each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,11 @@ class Member:
     operands: tuple[int, ...]
     dtype: np.dtype[Any]
     op: str = ""
+
+    @property
+    def folds_row(self) -> bool:
+        """Whether it makes one value of all that its operand comes to along a row; see `row_plan`."""
+        return self.op in ROW_FOLDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +96,22 @@ def express(
     for op, operands, dtype in members:
         if any(not 0 <= i < len(dtypes) for i in operands):
             raise GraphError(f"{op} of an expression takes values {operands}, of which only {len(dtypes)} come before")
-        found = require_kernel(op, device, [*(dtypes[i] for i in operands), np.dtype(dtype)])
-        if found.form is not Form.SCALARS:
-            raise GraphError(f"{op} is not computed entry by entry, so it can be no member of an expression")
-        made.append(Member(found.function, operands, np.dtype(dtype), op))
+        taken = [dtypes[i] for i in operands]
+        made.append(Member(_scalar_function(op, [*taken, np.dtype(dtype)], device), operands, np.dtype(dtype), op))
         dtypes.append(np.dtype(dtype))
     asked = (*results, *(n for n, _ in folds))
     if not asked or any(not 0 <= i < len(dtypes) for i in asked):
         raise GraphError(f"an expression of {len(dtypes)} values cannot answer {asked}")
     return Expression(tuple(dtypes[: len(inputs)]), tuple(made), results, folds)
+
+
+def _scalar_function(op: str, dtypes: Sequence[Any], device: str) -> Function:
+    if op in ROW_FOLDS:
+        return fold_of_row
+    found = require_kernel(op, device, dtypes)
+    if found.form is not Form.SCALARS:
+        raise GraphError(f"{op} is not computed entry by entry, so it can be no member of an expression")
+    return found.function
 
 
 def one_function(function: Function, dtypes: Sequence[Any]) -> Expression:

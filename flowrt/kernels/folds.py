@@ -62,3 +62,12 @@ class Fold:
     in_row: Callable[..., Any]
     take: Callable[..., Any] = as_held
     chooses: bool = False  # one of the two
+
+
+ROW_FOLDS = frozenset({"sum", "mean", "max", "min"})
+"""What members of an expression may make of the entries of a row (`row_loops`)."""
+
+
+def fold_of_row(entry: Any) -> Any:
+    """What stands for such a member's function: each of them makes of a single entry that entry."""
+    return entry

@@ -14,31 +14,31 @@ taken) in stretches of elements, whose number follows from the sizes alone; a se
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import Any
 
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.epilogue import EpilogueStep
-from flowrt.kernels.expression import express
 from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel
-from flowrt.kernels.shape import part
+from flowrt.kernels.program import (
+    FOLDS,
+    VIEWS,
+    Member,
+    Plain,
+    Whole,
+    axes_of,
+    fused_kernel,
+    kept_shape,
+    source_view,
+    specs_of,
+    stretches,
+)
+from flowrt.kernels.rowwise import folds_read_again, in_stages, kept_entries, whole_rows
 from flowrt.kernels.store import Variant, is_compiled, symbol_of
-from flowrt.kernels.table import Call, Form, Kernel, View, Word, broadcast, host_only, kernel
-from flowrt.spec import Spec, index_steps, normal_axes
-
-Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
-Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
-
-FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
-PART, REPEATS = "getitem", frozenset({"spread", "broadcast_to"})
-VIEWS = REPEATS | {PART}
-STRETCH, STRETCHES = 1 << 14, 32  # elements that are worth a unit of work, and how many units are enough
+from flowrt.kernels.table import ALIASES, Call, Form, View, Word, host_only, kernel
+from flowrt.spec import Spec
 
 WORTH_BYTES = 4096
 """Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay."""
@@ -48,34 +48,17 @@ WORTH_BYTES = 4096
 def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str) -> Application:
     """The application of the program ``attrs["members"]``, which answers the values ``attrs["results"]``."""
     members, results = attrs["members"], attrs["results"]
-    specs = _specs(inputs, members)
-    parts = Parts(len(inputs), len(outputs))
-    whole = _whole(inputs, specs, members, results, device)
-    if whole is not None and all(map(is_compiled, _with_ends(whole.variant()))):
-        return _in_one(parts, whole, specs, members, results, device)
-    _one_by_one(parts, specs, members, results, device)
-    apart = parts.application()
-    if whole is None or _saved_bytes(len(inputs), specs, members) < WORTH_BYTES:
-        return apart
-    return replace(apart, orders=_orders(whole))
-
-
-def _specs(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
-    """The specs of all values of a program."""
-    specs = list(inputs)
-    for op, operands, dtype, attrs in members:
-        if op in REPEATS:
-            specs.append(Spec(dtype, specs[operands[1]].value))
-        elif op == PART:
-            steps = index_steps(dict(attrs)["key"], specs[operands[0]].concrete)
-            specs.append(Spec(dtype, [step.count for step in steps if step.kept]))
-        elif op in FOLDS:
-            shape, axes = specs[operands[0]].concrete, _axes(specs[operands[0]], attrs)
-            left = _kept(shape, axes) if dict(attrs)["keepdims"] else [n for i, n in enumerate(shape) if i not in axes]
-            specs.append(Spec(dtype, left))
-        else:
-            specs.append(Spec(dtype, np.broadcast_shapes(*(specs[n].concrete for n in operands))))
-    return specs
+    specs, first = specs_of(inputs, members), len(inputs)
+    parts = Parts(first, len(outputs))
+    again = folds_read_again(members, first)
+    whole = (whole_rows if again else _whole)(first, specs, members, results, device)
+    if whole is not None and all(map(is_compiled, _with_ends(whole.step.variant()))):
+        return _in_one(parts, whole, specs, members, device)
+    orders = () if whole is None else _orders(whole.step)
+    if again and not orders:
+        return _apart(parts, specs, members, results, in_stages(specs, members, first), device)
+    apart = _apart(parts, specs, members, results, [[n] for n in range(first, len(specs))], device)
+    return apart if _saved_bytes(first, specs, members) < WORTH_BYTES else replace(apart, orders=orders)
 
 
 def _saved_bytes(inputs: int, specs: Sequence[Spec], members: Sequence[Member]) -> int:
@@ -83,18 +66,13 @@ def _saved_bytes(inputs: int, specs: Sequence[Spec], members: Sequence[Member]) 
     return sum(specs[n].nbytes for _, operands, _, _ in members for n in operands if n >= inputs)
 
 
-def _axes(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
-    return normal_axes(dict(attrs)["axis"], spec.rank)
-
-
 # ── one launch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _whole(
-    inputs: Sequence[Spec], specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
-) -> Step | None:
-    """The program as one step, whose last operands are totals of stretches; None where its members' shapes differ."""
-    first = len(inputs)
+    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
+) -> Whole | None:
+    """The program in one launch; None where its members' shapes differ."""
     ops = dict(enumerate((member[0] for member in members), first))
     entrywise = [n for n in ops if ops[n] not in FOLDS | VIEWS]
     folded = [n for n in results if ops.get(n) in FOLDS]
@@ -103,7 +81,7 @@ def _whole(
     shape = specs[entrywise[0]].concrete
     if any(specs[n].concrete != shape for n in (*entrywise, *(members[n - first][1][0] for n in folded))):
         return None
-    read = {n for at in entrywise for n in members[at - first][1]}.union(results)
+    read = {n for at in (*entrywise, *folded) for n in members[at - first][1]}.union(results)
     sources = [n for n in range(len(specs)) if n in read and (n < first or ops[n] in VIEWS)]
     plain, number = _plain([(n, members[n - first]) for n in entrywise], sources)
     folds = tuple((number[members[n - first][1][0]], ops[n]) for n in folded)
@@ -111,33 +89,23 @@ def _whole(
     made = fused_kernel(
         tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, folds
     )
-    views = [_source(specs, members, first, n).broadcast_to(shape) for n in sources] + [View.dense(shape)] * len(dense)
+    views = [source_view(specs, members, first, n).broadcast_to(shape) for n in sources] + [View.dense(shape)] * len(
+        dense
+    )
     dtypes = [specs[n].dtype for n in (*sources, *(n for _, n in dense))]
     units, words = 1, tuple[Word, ...]()
     if folded:
-        kept = [_kept(shape, _axes(Spec("float64", shape), members[n - first][3])) for n in folded]
+        kept = [kept_shape(shape, axes_of(Spec("float64", shape), members[n - first][3])) for n in folded]
         views += [View.dense(k).broadcast_to(shape) for k in kept]
         assert made.expression is not None
         dtypes += made.expression.held
-        units, words = _stretches(shape, kept)
+        units, words = stretches(shape, kept)
     totals = range(first + len(results), first + len(results) + len(folded))
     lie = (n if n < first else members[n - first][1][0] for n in sources)
     operands = (*lie, *(at for at, _ in dense), *totals)
     step = Step(made, operands, tuple(dtypes), Call(tuple(views), words, units), len(sources))
-    return step if set(step.variant().ranks) <= {0, 1} else None
-
-
-def _source(specs: Sequence[Spec], members: Sequence[Member], first: int, n: int) -> View:
-    """How the launch sees an input, a part of one, or one repeated."""
-    if n < first:
-        return View.dense(specs[n].concrete)
-    op, operands, _, attrs = members[n - first]
-    taken, shape = View.dense(specs[operands[0]].concrete), specs[n].concrete
-    if op == PART:
-        return part(taken, dict(attrs)["key"])
-    if op == "spread":
-        taken = taken.reshape(_kept(shape, _axes(specs[n], attrs)))
-    return taken.broadcast_to(shape)
+    ends = tuple((at, n) for at, n in enumerate(results, first) if n in folded)
+    return Whole(step, ends) if set(step.variant().ranks) <= {0, 1} else None
 
 
 def _plain(entrywise: Sequence[tuple[int, Member]], sources: Sequence[int]) -> tuple[Plain, dict[int, int]]:
@@ -158,44 +126,15 @@ def _plain(entrywise: Sequence[tuple[int, Member]], sources: Sequence[int]) -> t
     return tuple(plain), number
 
 
-def _kept(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(1 if i in axes else n for i, n in enumerate(shape))
-
-
-def _stretches(shape: Sequence[int], kept: Sequence[Sequence[int]]) -> tuple[int, tuple[Word, ...]]:
-    """How many units of work there are, and the words that tell the entry about them."""
-    total, sizes = math.prod(shape), [math.prod(k) for k in kept]
-    length = max(STRETCH, -(-total // STRETCHES), 16 * max(sizes))
-    words: list[Word] = [length, total]
-    for size in sizes:
-        words += [size, size / total if total else math.nan]
-    return max(1, -(-total // length)), tuple(words)
-
-
-@lru_cache(1024)
-def fused_kernel(
-    inputs: tuple[str, ...],
-    members: Plain,
-    results: tuple[int, ...],
-    device: str = "cpu",
-    folds: tuple[tuple[int, str], ...] = (),
-) -> Kernel:
-    """The kernel of a program on inputs of these dtypes; members are (op, operands, dtype of the result)."""
-    expression = express(inputs, members, results, device, folds)
-    return Kernel("fused", device, expression.function(), broadcast, Form.SCALARS, expression=expression)
-
-
-def _in_one(
-    parts: Parts, whole: Step, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
-) -> Application:
-    """The step, and what folds the totals of its stretches."""
-    parts.steps.append(whole)
-    first = parts.inputs
-    folded = [(at, n) for at, n in enumerate(results, first) if n >= first and members[n - first][0] in FOLDS]
-    for (at, n), held in zip(folded, whole.dtypes[len(whole.dtypes) - len(folded) :], strict=True):
-        totals = Spec(held, (whole.call.units, *specs[n].concrete))
+def _in_one(parts: Parts, whole: Whole, specs: Sequence[Spec], members: Sequence[Member], device: str) -> Application:
+    """The step, and what folds the totals of its units."""
+    expression = whole.step.kernel.expression
+    assert expression is not None
+    parts.begin(whole)
+    for (at, n), held in zip(whole.ends, expression.held, strict=True):
+        totals = Spec(held, (whole.step.call.units, *specs[n].concrete))
         source = parts.take(totals)
-        parts.add(_together(members[n - first][0], totals, specs[n], device), [source, at])
+        parts.add(_together(members[n - parts.inputs][0], totals, specs[n], device), [source, at])
     return parts.application()
 
 
@@ -226,7 +165,9 @@ def ordered_variants(request: str) -> list[Variant]:
     made = fused_kernel(tuple(inputs), plain, tuple(results), "cpu", tuple((n, op) for n, op in folds))
     assert made.expression is not None
     dtypes = made.expression.dtypes
+    kept = kept_entries(made.expression, pattern) if made.form is Form.ROWS else ()
     operands = (*dtypes[: len(inputs)], *(dtypes[n] for n in results), *made.expression.held)
+    operands += tuple(dtypes[n] for n in kept)
     return _with_ends(Variant(made, operands, tuple(pattern), words))
 
 
@@ -253,17 +194,24 @@ class Parts:
         self.steps: list[Any] = []
         self._scratch: list[Spec] = []
         self._local: list[Spec] = []
+        self._orders: list[Order] = []
 
     def take(self, spec: Spec) -> int:
         """The operand of new scratch."""
         self._scratch.append(spec)
         return self._first + len(self._scratch) - 1
 
+    def begin(self, whole: Whole) -> None:
+        """Put in the launch of a program, whose operands lie as this application's do."""
+        self.steps.append(whole.step)
+        self._local += whole.local
+
     def add(self, part: Application, places: Sequence[int]) -> None:
         """Put in an application whose operands lie at ``places``; its own memory comes behind all others."""
         at = [*places, *(self.take(spec) for spec in part.scratch)]
         at += [-1 - len(self._local) - n for n in range(len(part.local))]
         self._local += part.local
+        self._orders += part.orders
         steps: Sequence[Any] = part.steps
         self.steps += [replace(step, operands=tuple(at[n] for n in step.operands)) for step in steps]
 
@@ -272,30 +220,65 @@ class Parts:
         steps = [
             replace(step, operands=tuple(n if n >= 0 else end - 1 - n for n in step.operands)) for step in self.steps
         ]
-        return Application(tuple(steps), tuple(self._scratch), tuple(self._local))
+        return Application(tuple(steps), tuple(self._scratch), tuple(self._local), orders=tuple(self._orders))
 
 
-def _one_by_one(
-    parts: Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
-) -> None:
-    places = _Places(parts, specs, members, results)
-    for number, (op, operands, _, attrs) in enumerate(members, parts.inputs):
-        taken = [specs[n] for n in operands]
-        part = apply_kernel(op, taken, [specs[number]], dict(attrs), device)
-        parts.add(part, [*(places.of[n] for n in operands), places.begin(number)])
+def _apart(
+    parts: Parts,
+    specs: Sequence[Spec],
+    members: Sequence[Member],
+    results: Sequence[int],
+    pieces: Sequence[Sequence[int]],
+    device: str,
+) -> Application:
+    """The program's members in pieces, one after another, each a program of its own where it has several."""
+    first = parts.inputs
+    taken_by = [{n for at in piece for n in members[at - first][1]}.difference(piece) for piece in pieces]
+    places = _Places(parts, specs, taken_by, results)
+    for number, (piece, taken) in enumerate(zip(pieces, taken_by, strict=True)):
+        later = set(results).union(*taken_by[number + 1 :])
+        made = [n for n in piece if n in later] or [piece[-1]]
+        part, given = _piece(specs, members, first, piece, sorted(taken), made, device)
+        parts.add(part, [*(places.of[n] for n in given), *(places.begin(n) for n in made)])
         places.end(number)
     for value, target in places.copies:
         part = apply_kernel(COPY_OP, [specs[value]], [specs[value]], {}, device)
         parts.add(part, [places.of[value], target])
+    return parts.application()
+
+
+def _piece(
+    specs: Sequence[Spec],
+    members: Sequence[Member],
+    first: int,
+    piece: Sequence[int],
+    taken: Sequence[int],
+    made: Sequence[int],
+    device: str,
+) -> tuple[Application, Sequence[int]]:
+    """The application of some members, which answers the values ``made``, and the values that it takes in order."""
+    op, operands, dtype, attrs = members[piece[0] - first]
+    outputs = [specs[n] for n in made]
+    if len(piece) > 1:
+        number = {n: at for at, n in enumerate((*taken, *piece))}
+        own = [members[n - first] for n in piece]
+        renumbered = tuple((op, tuple(number[n] for n in given), dtype, attrs) for op, given, dtype, attrs in own)
+        program = {"members": renumbered, "results": tuple(number[n] for n in made)}
+        return apply_fused([specs[n] for n in taken], outputs, program, device), taken
+    if op in ALIASES:
+        return apply_kernel(COPY_OP, [Spec(dtype, outputs[0].concrete)], outputs, {}, device), operands[:1]
+    return apply_kernel(op, [specs[n] for n in operands], outputs, dict(attrs), device), operands
 
 
 class _Places:
     """The operand that holds each value: inputs, results, then scratch, which is taken again when its value is dead."""
 
-    def __init__(self, parts: Parts, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> None:
+    def __init__(
+        self, parts: Parts, specs: Sequence[Spec], taken_by: Sequence[Iterable[int]], results: Sequence[int]
+    ) -> None:
         self._parts, self._specs, inputs = parts, specs, parts.inputs
         self._first = inputs + len(results)
-        self._last: dict[int, int] = {n: at for at, (_, used, *_) in enumerate(members, inputs) for n in used}
+        self._last: dict[int, int] = {n: at for at, taken in enumerate(taken_by) for n in taken}
         self.of = {n: n for n in range(inputs)}
         self.copies: list[tuple[int, int]] = []  # what is answered twice, or as it came in
         self._results: dict[int, int] = {}
@@ -318,7 +301,7 @@ class _Places:
         return self.of[value]
 
     def end(self, number: int) -> None:
-        """Give back the scratch of what member ``number`` was the last to take."""
+        """Give back the scratch of what piece ``number`` was the last to take."""
         for value, last in self._last.items():
             if last == number and self.of[value] >= self._first:
                 self._free.setdefault(self._specs[value], []).append(self.of[value])

@@ -66,7 +66,7 @@ class Step:
     @property
     def units(self) -> int:
         """How many independent pieces of work there are: ranges of them may run on several threads."""
-        if self.kernel.expression is not None and self.kernel.expression.folds:
+        if self.kernel.form is Form.ROWS or (self.kernel.expression is not None and self.kernel.expression.folds):
             return self.call.units
         if self.kernel.form is not Form.ARRAYS:
             return self.call.views[-1].size
@@ -84,7 +84,10 @@ class Step:
             return tuple(len(view.shape) for view in self.call.views)
         if self.kernel.expression is None:
             return ()
-        return tuple(_odometer(self.call.views)[3 : 3 + len(self.call.views)])
+        return tuple(self._odometer()[3 : 3 + len(self.call.views)])
+
+    def _odometer(self) -> list[int]:
+        return (_row_odometer if self.kernel.form is Form.ROWS else _odometer)(self.call.views)
 
     def address(self) -> int:
         """The compiled entry; compiles it if need be."""
@@ -103,7 +106,7 @@ class Step:
         if self.kernel.form is Form.ARRAYS:
             head += [n for view in self.call.views for n in view.shape]
             return np.array(head + [_bits(w) for w in self.call.words], np.int64)
-        return np.array(head + _odometer(self.call.views) + [_bits(w) for w in self.call.words], np.int64)
+        return np.array(head + self._odometer() + [_bits(w) for w in self.call.words], np.int64)
 
 
 AnyStep: TypeAlias = "Step | EpilogueStep | NestedStep | ScalarLoopStep"
@@ -137,7 +140,16 @@ def _odometer(views: Sequence[View]) -> list[int]:
     """Inner length, outer dims and strides of equally shaped views, merged into as few dims as their strides allow."""
     dims = merged(views)
     inner, steps = dims[0] if dims else (1, (1,) * len(views))
-    outer = dims[1:]
+    return _spelled_out(inner, steps, dims[1:])
+
+
+def _row_odometer(views: Sequence[View]) -> list[int]:
+    """The same where the last axis, a row, is merged with none."""
+    outer = merged([View(v.shape[:-1], v.strides[:-1]) for v in views])
+    return _spelled_out(views[0].shape[-1], [v.strides[-1] for v in views], outer)
+
+
+def _spelled_out(inner: int, steps: Sequence[int], outer: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
     count = 1
     for n, _ in outer:
         count *= n

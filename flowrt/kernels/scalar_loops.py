@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
@@ -30,19 +30,10 @@ from numba.np import numpy_support
 from flowrt.kernels.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer, word
 from flowrt.kernels.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit_folds import GROUP, Folding, add_groups, add_lanes, no_lanes
-
-if TYPE_CHECKING:
-    from flowrt.kernels.expression import Expression
-
+from flowrt.kernels.expression import COSTLY, Expression
 
 BLOCK = 1024  # elements that are computed before their values are folded by loops behind
 CHEAP = 8  # members of one instruction or two that are computed in short vectors sooner than written down
-
-COSTLY = frozenset(
-    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
-    | {"sigmoid", "softplus", "erf", "pow"}
-)
-"""Ops of many instructions each."""
 
 
 def _is_costly(expression: Expression) -> bool:
@@ -122,7 +113,7 @@ class _Loops:
             with then:  # a scalar; the first element lies where the operands begin, whatever their strides
                 self._element(self._starts, [None] * self._inputs, None)
             with otherwise, _rows_between(builder, self._begin, self._end, self._inner) as (number, first, count, _):
-                at = _outer_position(builder, self._table, self._outer_dims, number, self._starts)
+                at = outer_position(builder, self._table, self._outer_dims, number, self._starts)
                 at = [self._moved(p, first, stride) for p, stride in zip(at, self._strides, strict=True)]
                 self._rows(at, count, cases)
 
@@ -147,7 +138,7 @@ class _Loops:
                     builder.store(fold.neutral(), builder.gep(own[-1], [entry.index]))
             starts = [*self._starts[: self._first_total], *own]
             with _rows_between(builder, begin, end, self._inner, together) as (row, first, here, rows):
-                at = _outer_position(builder, self._table, self._outer_dims, row, starts)
+                at = outer_position(builder, self._table, self._outer_dims, row, starts)
                 at = [self._moved(p, first, s) for p, s in zip(at, self._strides, strict=True)]
                 if self._folds_behind:
                     self._rows_and_folds(at, here, rows, steps, strides)
@@ -391,7 +382,7 @@ def _rows_between(
     builder.position_at_end(done)
 
 
-def _outer_position(builder: Any, table: Any, dims: Any, index: Any, starts: Sequence[Any]) -> list[Any]:
+def outer_position(builder: Any, table: Any, dims: Any, index: Any, starts: Sequence[Any]) -> list[Any]:
     """The operands' addresses at the ``index``-th combination of the outer dims."""
     left = cgutils.alloca_once_value(builder, index)
     moved = [cgutils.alloca_once_value(builder, ZERO) for _ in starts]

@@ -55,7 +55,17 @@ def cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / f"flowrt-{os.geteuid()}"
 
 
-MAKERS = ("emit.py", "abi.py", "compose.py", "expression.py", "lowering.py", "scalar_loops.py", "emit_folds.py")
+MAKERS = (
+    "emit.py",
+    "abi.py",
+    "compose.py",
+    "expression.py",
+    "lowering.py",
+    "scalar_loops.py",
+    "emit_folds.py",
+    "row_loops.py",
+    "row_plan.py",
+)
 
 
 @cache

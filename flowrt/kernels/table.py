@@ -113,6 +113,7 @@ class Form(Enum):
 
     ARRAYS = "arrays"  # C-contiguous arrays of the ranks in the Call
     SCALARS = "scalars"  # one element of each input; the entry loops over any strides
+    ROWS = "rows"  # an expression that folds rows; the entry runs several loops over each
     PIECES = (
         "pieces"  # no function: input i's view 2i is copied to view 2i + 1 of the output, filled first with the word
     )
@@ -133,7 +134,9 @@ class Kernel:
     dtypes: Callable[[Sequence[Any]], bool] | None = None
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     infallible: bool = False
-    expression: Expression | None = None  # of a kernel of the form SCALARS that is made of several ops' functions
+    expression: Expression | None = (
+        None  # of a kernel of the form SCALARS or ROWS that is made of several ops' functions
+    )
     then: tuple[Kernel, ...] = ()  # further steps on the same operands, each begun when the one before is done
 
     def supports(self, dtypes: Sequence[Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flowrt.errors import SpecError
 from flowrt.op import lookup
 from flowrt.passes.step import Step, StepNode, keep_needed
+from flowrt.spec import normal_axes
 
 if TYPE_CHECKING:
     from flowrt.op import Attr
@@ -26,11 +27,30 @@ def is_fold(step: Step, node: StepNode) -> bool:
 
 
 def sums_over_axes(step: Step) -> Step:
-    """``step`` with ``sum_to`` a known shape as the plain sum that it is, where it is one."""
-    nodes = {i: _over_axes(step, node) if node.op.name == "sum_to" else node for i, node in step.nodes.items()}
+    """``step`` with ``sum_to`` a known shape as the plain sum that it is, where it is one, and sums of one as that."""
+    nodes = {i: _plainer(step, node) for i, node in step.nodes.items()}
     if all(nodes[i] is node for i, node in step.nodes.items()):
         return step
     return keep_needed(step, nodes)
+
+
+def _plainer(step: Step, node: StepNode) -> StepNode:
+    if node.op.name == "sum_to":
+        return _over_axes(step, node)
+    return _of_one(step, node) if node.op.name in ("sum", "mean", "max", "min") else node
+
+
+def _of_one(step: Step, node: StepNode) -> StepNode:
+    """A fold over axes of size 1 as the other shape that it is."""
+    taken = step.spec(node.inputs[0])
+    if taken.dims is None or taken.dtype != node.outputs[0].dtype:
+        return node
+    axes = normal_axes(node.attrs["axis"], len(taken.dims))
+    if not axes or any(taken.dims[axis] != 1 for axis in axes):
+        return node
+    if node.attrs["keepdims"]:
+        return replace(node, op=lookup("identity"), attrs={})
+    return replace(node, op=lookup("squeeze"), attrs={"axis": axes})
 
 
 def _over_axes(step: Step, node: StepNode) -> StepNode:

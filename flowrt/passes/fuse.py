@@ -22,12 +22,15 @@ import numpy as np
 from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
 from flowrt.passes.folds import is_fold, sums_over_axes
+from flowrt.passes.rows import Rows, common_rows, folded_axes, is_link
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 from flowrt.passes.views import find_views, join_parts
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.device import Device
     from flowrt.op import Attr
+    from flowrt.spec import Shape
 
 Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
 """Whether an op on these dtypes (inputs, then outputs) is computed entry by entry on that kind of device."""
@@ -39,11 +42,20 @@ MAX_FOLDS = 8  # each holds some values in the nearest cache
 BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side
 
 
+@valueclass
+class _Key:
+    """What a node shares with the others of its group: where and behind what they run, and their elements' shape."""
+
+    side: Any
+    dims: Shape | None  # None where it computes nothing, so that only what is one for each row can have it join
+
+
 @dataclass(slots=True, eq=False)
 class _Group:
-    """An open group: nodes of one key, in the order they joined."""
+    """An open group: nodes of one side, in the order they joined."""
 
-    key: Any
+    side: Any
+    rows: Rows
     members: list[int] = field(default_factory=list)
     inputs: set[Ref] = field(default_factory=set)
 
@@ -73,18 +85,19 @@ def fuse(
 # ── which nodes may stand together ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int], fusible: Fusible) -> dict[int, Any]:
+def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int], fusible: Fusible) -> dict[int, _Key]:
     """For every node that can be fused, what it must share with the others of its group."""
     guards = guards_of(step)
-    keys: dict[int, Any] = {}
+    keys: dict[int, _Key] = {}
     for node in step.nodes.values():
-        if is_fold(step, node) and fusible("add", [node.outputs[0].dtype] * 3, placement[node.id].kind or ""):
-            shape = step.spec(node.inputs[0]).dims
-            keys[node.id] = (str(placement[node.id]), shape, guards.get(node.id, NO_GUARDS), behind[node.id])
-            continue
-        if _is_member(step, node) and fusible(*_scalar_op(step, node), str(placement[node.id].kind)):
-            device = str(placement[node.id])
-            keys[node.id] = (device, node.outputs[0].dims, guards.get(node.id, NO_GUARDS), behind[node.id])
+        kind = str(placement[node.id].kind)
+        side = (str(placement[node.id]), guards.get(node.id, NO_GUARDS), behind[node.id])
+        if is_fold(step, node) and fusible("add", [node.outputs[0].dtype] * 3, kind):
+            keys[node.id] = _Key(side, step.spec(node.inputs[0]).dims)
+        elif is_link(node) and fusible("add", [node.outputs[0].dtype] * 3, kind):
+            keys[node.id] = _Key(side, None)
+        elif _is_member(step, node) and fusible(*_scalar_op(step, node), kind):
+            keys[node.id] = _Key(side, node.outputs[0].dims)
     return keys
 
 
@@ -127,7 +140,7 @@ def markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
 class _Grouping:
     """The nodes of a step as they are done one by one, and the groups open among them."""
 
-    def __init__(self, step: Step, keys: Mapping[int, Any]) -> None:
+    def __init__(self, step: Step, keys: Mapping[int, _Key]) -> None:
         self._step, self._keys = step, keys
         self._position = {i: place for place, i in enumerate(step.nodes)}
         self._followers: dict[int, list[int]] = {}
@@ -157,12 +170,13 @@ class _Grouping:
 
     def _take(self, i: int) -> None:
         """Do a node, let it join the open groups it waits for, or put it off."""
-        before = self._groups_before(i)
-        if before and not self._fits(i, before):
+        before, key = self._groups_before(i), self._keys.get(i)
+        rows = self._fits(i, before)
+        if before and rows is None:
             heapq.heappush(self._put_off, (self._urgency(i, before), self._position[i], i))
             return
-        if i in self._keys and (before or i not in self._folds):
-            self._join(i, before)
+        if key is not None and rows is not None:
+            self._join(i, before, rows)
         for follower in self._followers.get(i, ()):
             self._waiting[follower] -= 1
             if not self._waiting[follower]:
@@ -170,7 +184,7 @@ class _Grouping:
 
     def _urgency(self, i: int, groups: Sequence[_Group]) -> int:
         """Those that will join a group come first, and writes, for which nobody waits to compute, last."""
-        if any(group.key == self._keys.get(i) for group in groups) and not self._waits_for_fold(i):
+        if any(self._is_alike(i, group) for group in groups) and not self._waits_for_fold(i):
             return 0
         return 2 if self._step.nodes[i].op.stateful else 1
 
@@ -178,13 +192,30 @@ class _Grouping:
         found = (self._open.get(source) for source in self._step.nodes[i].before())
         return list({id(group): group for group in found if group is not None}.values())
 
-    def _fits(self, i: int, groups: Sequence[_Group]) -> bool:
+    def _fits(self, i: int, groups: Sequence[_Group]) -> Rows | None:
+        """The rows of the group that node ``i`` makes of ``groups``, or opens by itself; None where it does neither."""
         key = self._keys.get(i)
-        if key is None or any(group.key != key for group in groups) or self._waits_for_fold(i):
-            return False
+        if key is None or any(group.side != key.side for group in groups):
+            return None
+        rows = self._rows(i, groups, key)
         together = [i, *(member for group in groups for member in group.members)]
         folds = sum(n in self._folds for n in together)
-        return len(together) <= MAX_MEMBERS and folds <= MAX_FOLDS and len(self._inputs(i, groups)) <= MAX_INPUTS
+        few = len(together) <= MAX_MEMBERS and folds <= MAX_FOLDS and len(self._inputs(i, groups)) <= MAX_INPUTS
+        return rows if few else None
+
+    def _rows(self, i: int, groups: Sequence[_Group], key: _Key) -> Rows | None:
+        node = self._step.nodes[i]
+        if not groups:
+            opens = key.dims is not None and (i not in self._folds or folded_axes(self._step, node) > 0)
+            return Rows(key.dims) if opens and key.dims is not None else None
+        alike = key.dims is not None and all(group.rows == Rows(key.dims) for group in groups)
+        if alike and not self._waits_for_fold(i):
+            return groups[0].rows
+        read = {n for n in node.before() if n in self._folds and n in self._open}
+        members = {member for group in groups for member in group.members}
+        rows = common_rows(self._step, [self._step.nodes[n] for n in read], [group.rows for group in groups])
+        whole = rows is not None and read <= {source for source, _ in node.inputs}
+        return rows if rows is not None and whole and rows.takes(self._step, node, members) else None
 
     def _waits_for_fold(self, i: int) -> bool:
         """Whether a node waits for what an open group adds up."""
@@ -195,16 +226,20 @@ class _Grouping:
         own = {ref for ref in self._step.nodes[i].inputs if self._open.get(ref[0]) not in groups or ref[0] == FED}
         return own.union(*(group.inputs for group in groups))
 
-    def _join(self, i: int, groups: Sequence[_Group]) -> None:
+    def _is_alike(self, i: int, group: _Group) -> bool:
+        key = self._keys.get(i)
+        return key is not None and group.side == key.side and group.rows.dims == key.dims
+
+    def _join(self, i: int, groups: Sequence[_Group], rows: Rows) -> None:
         members = sorted((n for group in groups for n in group.members), key=self._position.__getitem__)
-        joined = _Group(self._keys[i], [*members, i], self._inputs(i, groups))
+        joined = _Group(self._keys[i].side, rows, [*members, i], self._inputs(i, groups))
         self._open.update(dict.fromkeys(joined.members, joined))
 
     def _make_way(self, i: int) -> None:
         """Close what node ``i`` was put off for and cannot join, if it still cannot."""
         groups = self._groups_before(i)
-        if not self._fits(i, groups):
-            others = [group for group in groups if group.key != self._keys.get(i)]
+        if groups and self._fits(i, groups) is None:
+            others = [group for group in groups if not self._is_alike(i, group)]
             for group in others or groups:
                 self._close(group)
         heapq.heappush(self._ready, (self._position[i], i))
@@ -221,7 +256,8 @@ class _Grouping:
 def _rewritten(step: Step, grouped: Sequence[Sequence[int]], where: Mapping[int, Device], first: int) -> Step:
     """``step`` with each of the groups as one node; nodes from ``first`` on were added by this pass."""
     users = _users(step)
-    views = find_views(step, where, users, {i for members in grouped for i in members})
+    inside = {i for members in grouped for i in members}
+    views = find_views(step, where, users, inside) - inside
     groups = [(members, _views_of(step, members, views)) for members in grouped]
     groups = [(members, read) for members, read in groups if len(members) + len(read) > 1]
     if not groups:

@@ -168,7 +168,7 @@ def _one_by_one(step: AnyStep, output: int, operand: int) -> bool:
         return True
     if step.kernel.form is Form.FOLD:
         return places == [0]  # it begins with the first input, and adds the others one after another
-    return step.kernel.form is Form.SCALARS and all(_same_elements(views[i], target) for i in places)
+    return step.kernel.form in (Form.SCALARS, Form.ROWS) and all(_same_elements(views[i], target) for i in places)
 
 
 def _same_elements(a: View, b: View) -> bool:

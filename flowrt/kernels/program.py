@@ -1,0 +1,134 @@
+"""Fused programs as plain data: what their values' shapes are, and how a launch sees what they take.
+
+Values are numbered: first the inputs, then each member's result in order; see `ops.fused`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.kernels.expression import express
+from flowrt.kernels.shape import part
+from flowrt.kernels.table import ALIASES, Form, Kernel, View, Word, broadcast
+from flowrt.spec import Spec, index_steps, normal_axes
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import Step
+
+Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
+Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
+
+FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
+PART, REPEATS = "getitem", frozenset({"spread", "broadcast_to"})
+VIEWS = REPEATS | {PART}
+STRETCH, STRETCHES = 1 << 14, 32  # elements that are worth a unit of work, and how many units are enough
+
+
+@valueclass
+class Whole:
+    """A program as one launch. The step's operands are the program's inputs and results, then totals of its units.
+
+    ``ends`` are the operand and the value of each result that is folded from those totals. ``local`` is the memory
+    that each thread needs for itself, whose operands count down from -1.
+    """
+
+    step: Step
+    ends: tuple[tuple[int, int], ...] = ()
+    local: tuple[Spec, ...] = ()
+
+
+def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
+    """The specs of all values of a program."""
+    specs = list(inputs)
+    for op, operands, dtype, attrs in members:
+        if op in REPEATS:
+            specs.append(Spec(dtype, specs[operands[1]].value))
+        elif op == PART:
+            steps = index_steps(dict(attrs)["key"], specs[operands[0]].concrete)
+            specs.append(Spec(dtype, [step.count for step in steps if step.kept]))
+        elif op in FOLDS:
+            shape, axes = specs[operands[0]].concrete, axes_of(specs[operands[0]], attrs)
+            left = (
+                kept_shape(shape, axes)
+                if dict(attrs)["keepdims"]
+                else [n for i, n in enumerate(shape) if i not in axes]
+            )
+            specs.append(Spec(dtype, left))
+        elif op in ALIASES:
+            specs.append(Spec(dtype, _other_shape(op, specs, operands, dict(attrs))))
+        else:
+            specs.append(Spec(dtype, np.broadcast_shapes(*(specs[n].concrete for n in operands))))
+    return specs
+
+
+def _other_shape(op: str, specs: Sequence[Spec], operands: Sequence[int], attrs: Mapping[str, Any]) -> Sequence[int]:
+    """The shape under which an alias answers its first operand."""
+    shape = specs[operands[0]].concrete
+    if op == "reshape":
+        wanted = np.atleast_1d(np.asarray(specs[operands[1]].value)).tolist()
+        return [math.prod(shape) // max(-math.prod(wanted), 1) if n < 0 else n for n in wanted]
+    if op == "squeeze":
+        axes = normal_axes(attrs["axis"], len(shape)) if attrs["axis"] is not None else range(len(shape))
+        return [n for i, n in enumerate(shape) if n != 1 or i not in axes]
+    if op == "expand_dims":
+        axes = normal_axes(attrs["axis"], len(shape) + (len(attrs["axis"]) if isinstance(attrs["axis"], tuple) else 1))
+        sizes = iter(shape)
+        return [1 if i in axes else next(sizes) for i in range(len(shape) + len(axes))]
+    return shape
+
+
+def axes_of(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
+    """The axes that a fold of ``spec`` is over."""
+    return normal_axes(dict(attrs)["axis"], spec.rank)
+
+
+def kept_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` where ``axes`` are of size 1."""
+    return tuple(1 if i in axes else n for i, n in enumerate(shape))
+
+
+def source_view(specs: Sequence[Spec], members: Sequence[Member], first: int, n: int) -> View:
+    """How a launch sees an input, a part of one, or one repeated."""
+    if n < first:
+        return View.dense(specs[n].concrete)
+    op, operands, _, attrs = members[n - first]
+    taken, shape = View.dense(specs[operands[0]].concrete), specs[n].concrete
+    if op == PART:
+        return part(taken, dict(attrs)["key"])
+    if op == "spread":
+        taken = taken.reshape(kept_shape(shape, axes_of(specs[n], attrs)))
+    return taken.broadcast_to(shape)
+
+
+def stretches(shape: Sequence[int], kept: Sequence[Sequence[int]], along: int = 1) -> tuple[int, tuple[Word, ...]]:
+    """How many units of work there are, each with totals of its own, and the words that tell the entry about them.
+
+    ``kept`` are the totals' shapes. A unit is some stretches of ``along`` elements, which the words count.
+    """
+    total, sizes = math.prod(shape), [math.prod(k) for k in kept]
+    length = -(-max(STRETCH, -(-total // STRETCHES), 16 * max(sizes)) // max(along, 1))
+    every = total // max(along, 1)
+    words: list[Word] = [length, every]
+    for size in sizes:
+        words += [size, size / total if total else math.nan]
+    return max(1, -(-every // length)), tuple(words)
+
+
+@lru_cache(1024)
+def fused_kernel(
+    inputs: tuple[str, ...],
+    members: Plain,
+    results: tuple[int, ...],
+    device: str = "cpu",
+    folds: tuple[tuple[int, str], ...] = (),
+) -> Kernel:
+    """The kernel of a program on inputs of these dtypes; members are (op, operands, dtype of the result)."""
+    expression = express(inputs, members, results, device, folds)
+    form = Form.ROWS if any(member.folds_row for member in expression.members) else Form.SCALARS
+    return Kernel("fused", device, expression.function(), broadcast, form, expression=expression)
