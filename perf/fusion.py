@@ -33,7 +33,10 @@ SHAPES: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "gelu": ((1024, 2048), (2048,), (1024, 2048)),
     "masked": ((SIZE,), (SIZE,), (SIZE,)),
     "norm": ((4096, 512), (512,), (512,)),
-    "softmax": ((4096, 512), (4096, 512)),
+    "softmax": ((4096, 1024), (4096, 1024)),
+    "attention": ((16, 12, 128, 128), (128, 128)),
+    "layer": ((4096, 768), (768,), (768,), (4096, 768)),
+    "rms": ((4096, 768), (768,), (4096, 768)),
     "adam": ((PARAMETER,),),
 }
 MOVED = {
@@ -42,7 +45,10 @@ MOVED = {
     "gelu": 4 * 1024 * 2048,
     "masked": 4 * SIZE,
     "norm": 2 * 4096 * 512,
-    "softmax": 3 * 4096 * 512,
+    "softmax": 3 * 4096 * 1024,
+    "attention": 2 * 16 * 12 * 128 * 128,
+    "layer": 4 * 4096 * 768,
+    "rms": 4 * 4096 * 768,
     "adam": 7 * PARAMETER,
 }
 
@@ -74,6 +80,16 @@ def softmax(x, t):
         z = x - jax.lax.stop_gradient(jnp.max(x, 1, keepdims=True))
         return -jnp.mean(jnp.sum(t * (z - jnp.log(jnp.sum(jnp.exp(z), 1, keepdims=True))), 1))
     return jax.value_and_grad(f)(x)
+def attention(s, m):
+    s = s * 0.125 + m
+    e = jnp.exp(s - jnp.max(s, -1, keepdims=True))
+    return e / jnp.sum(e, -1, keepdims=True)
+def layer(x, g, b, w):
+    y, pull = jax.vjp(norm, x, g, b)
+    return y, *pull(w)
+def rms(x, g, w):
+    y, pull = jax.vjp(lambda x, g: x * jax.lax.rsqrt(jnp.mean(x * x, 1, keepdims=True) + 1e-6) * g, x, g)
+    return y, *pull(w)
 def adam(g):
     p, m, v = (jnp.zeros(g.size) for _ in range(3))
     def step(p, m, v, g):
@@ -123,6 +139,16 @@ def softmax(x, t):
     z = x - torch.amax(x, 1, keepdim=True).detach()
     loss = -torch.mean(torch.sum(t * (z - torch.log(torch.sum(torch.exp(z), 1, keepdim=True))), 1))
     return loss, *torch.autograd.grad(loss, x)
+def attention(s, m):
+    return torch.softmax(s * 0.125 + m, -1)
+def layer(x, g, b, w):
+    x, g, b = (a.requires_grad_() for a in (x, g, b))
+    y = torch.nn.functional.layer_norm(x, (768,), g, b)
+    return y, *torch.autograd.grad(y, (x, g, b), w)
+def rms(x, g, w):
+    x, g = x.requires_grad_(), g.requires_grad_()
+    y = torch.nn.functional.rms_norm(x, (768,), g, 1e-6)
+    return y, *torch.autograd.grad(y, (x, g), w)
 for name, given in data():
     given = [torch.from_numpy(a) for a in given]
     if name == "adam":
@@ -212,6 +238,29 @@ def softmax(x: Any, t: Any) -> Any:
     return [loss, *fr.gradients(loss, [x])]
 
 
+def attention(s: Any, m: Any) -> Any:
+    """What attends to what, of scaled and masked scores."""
+    import flowrt as fr
+
+    s = s * 0.125 + m
+    e = fr.exp(s - fr.max(s, -1, keepdims=True))
+    return [e / fr.sum(e, -1, keepdims=True)]
+
+
+def layer(x: Any, g: Any, b: Any, w: Any) -> Any:
+    import flowrt as fr
+
+    (y,) = norm(x, g, b)
+    return [y, *fr.gradients(y, [x, g, b], w)]
+
+
+def rms(x: Any, g: Any, w: Any) -> Any:
+    import flowrt as fr
+
+    y = x * fr.rsqrt(fr.mean(x * x, 1, keepdims=True) + 1e-6) * g
+    return [y, *fr.gradients(y, [x, g], w)]
+
+
 def adam(g: Any) -> Any:
     import flowrt as fr
 
@@ -219,7 +268,7 @@ def adam(g: Any) -> Any:
 
 
 CASES: Mapping[str, Callable[..., Any]] = {
-    made.__name__: made for made in (chain, options, gelu, masked, norm, softmax, adam)
+    made.__name__: made for made in (chain, options, gelu, masked, norm, softmax, attention, layer, rms, adam)
 }
 
 
