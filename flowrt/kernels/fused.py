@@ -33,11 +33,11 @@ from flowrt.kernels.program import (
     kept_shape,
     source_view,
     specs_of,
-    stretches,
 )
 from flowrt.kernels.rowwise import folds_read_again, in_stages, kept_entries, whole_rows
 from flowrt.kernels.store import Variant, is_compiled, symbol_of
-from flowrt.kernels.table import ALIASES, Call, Form, View, Word, host_only, kernel
+from flowrt.kernels.stretches import in_stretches, totals_for_each
+from flowrt.kernels.table import ALIASES, Call, Form, View, host_only, kernel
 from flowrt.spec import Spec
 
 WORTH_BYTES = 4096
@@ -93,17 +93,16 @@ def _whole(
         dense
     )
     dtypes = [specs[n].dtype for n in (*sources, *(n for _, n in dense))]
-    units, words = 1, tuple[Word, ...]()
+    call = Call(tuple(views))
     if folded:
         kept = [kept_shape(shape, axes_of(Spec("float64", shape), members[n - first][3])) for n in folded]
-        views += [View.dense(k).broadcast_to(shape) for k in kept]
+        call = in_stretches(shape, kept, views)
         assert made.expression is not None
         dtypes += made.expression.held
-        units, words = stretches(shape, kept)
     totals = range(first + len(results), first + len(results) + len(folded))
     lie = (n if n < first else members[n - first][1][0] for n in sources)
     operands = (*lie, *(at for at, _ in dense), *totals)
-    step = Step(made, operands, tuple(dtypes), Call(tuple(views), words, units), len(sources))
+    step = Step(made, operands, tuple(dtypes), call, len(sources))
     ends = tuple((at, n) for at, n in enumerate(results, first) if n in folded)
     return Whole(step, ends) if set(step.variant().ranks) <= {0, 1} else None
 
@@ -131,8 +130,9 @@ def _in_one(parts: Parts, whole: Whole, specs: Sequence[Spec], members: Sequence
     expression = whole.step.kernel.expression
     assert expression is not None
     parts.begin(whole)
-    for (at, n), held in zip(whole.ends, expression.held, strict=True):
-        totals = Spec(held, (whole.step.call.units, *specs[n].concrete))
+    for number, ((at, n), held) in enumerate(zip(whole.ends, expression.held, strict=True)):
+        shape = specs[n].concrete
+        totals = Spec(held, (totals_for_each(whole.step.call, number, math.prod(shape)), *shape))
         source = parts.take(totals)
         parts.add(_together(members[n - parts.inputs][0], totals, specs[n], device), [source, at])
     return parts.application()

@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.kernels.expression import express
 from flowrt.kernels.shape import part
-from flowrt.kernels.table import ALIASES, Form, Kernel, View, Word, broadcast
+from flowrt.kernels.table import ALIASES, Form, Kernel, View, broadcast
 from flowrt.spec import Spec, index_steps, normal_axes
 from flowrt.valueclass import valueclass
 
@@ -27,7 +27,6 @@ Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
 PART, REPEATS = "getitem", frozenset({"spread", "broadcast_to"})
 VIEWS = REPEATS | {PART}
-STRETCH, STRETCHES = 1 << 14, 32  # elements that are worth a unit of work, and how many units are enough
 
 
 @valueclass
@@ -104,20 +103,6 @@ def source_view(specs: Sequence[Spec], members: Sequence[Member], first: int, n:
     if op == "spread":
         taken = taken.reshape(kept_shape(shape, axes_of(specs[n], attrs)))
     return taken.broadcast_to(shape)
-
-
-def stretches(shape: Sequence[int], kept: Sequence[Sequence[int]], along: int = 1) -> tuple[int, tuple[Word, ...]]:
-    """How many units of work there are, each with totals of its own, and the words that tell the entry about them.
-
-    ``kept`` are the totals' shapes. A unit is some stretches of ``along`` elements, which the words count.
-    """
-    total, sizes = math.prod(shape), [math.prod(k) for k in kept]
-    length = -(-max(STRETCH, -(-total // STRETCHES), 16 * max(sizes)) // max(along, 1))
-    every = total // max(along, 1)
-    words: list[Word] = [length, every]
-    for size in sizes:
-        words += [size, size / total if total else math.nan]
-    return max(1, -(-every // length)), tuple(words)
 
 
 @lru_cache(1024)

@@ -29,9 +29,9 @@ from flowrt.kernels.program import (
     fused_kernel,
     kept_shape,
     source_view,
-    stretches,
 )
 from flowrt.kernels.row_plan import plan_rows
+from flowrt.kernels.stretches import stretches
 from flowrt.kernels.table import ALIASES, Call, Kernel, View
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
