@@ -131,23 +131,26 @@ class Independent:
         access.set_metadata("llvm.access.group", self._group)
 
     @contextmanager
-    def loop(self, builder: Any, count: Any) -> Iterator[Any]:
-        """Emit the body ``count`` times; yields the index."""
+    def loop(self, builder: Any, end: Any, first: Any = ZERO, interleaved: int = 0) -> Iterator[Any]:
+        """Emit the body for the indices from ``first`` to ``end``, and yield them: so many vectors ``interleaved``."""
         before = builder.basic_block
         check, body, done = (builder.append_basic_block(f"elements.{name}") for name in ("check", "body", "done"))
         builder.branch(check)
         builder.position_at_end(check)
         index = builder.phi(WORD)
-        builder.cbranch(builder.icmp_signed("<", index, count), body, done)
+        builder.cbranch(builder.icmp_signed("<", index, end), body, done)
         builder.position_at_end(body)
         yield index
-        index.add_incoming(ZERO, before)
+        index.add_incoming(first, before)
         index.add_incoming(builder.add(index, ONE, flags=("nsw",)), builder.basic_block)
-        self._close(builder.branch(check))
+        self._close(builder.branch(check), interleaved)
         builder.position_at_end(done)
 
-    def _close(self, branch: Any) -> None:
+    def _close(self, branch: Any, interleaved: int) -> None:
         loop = _Distinct(self._module)
-        kind = ir.MetaDataString(self._module, "llvm.loop.parallel_accesses")
-        loop.operands = (loop, self._module.add_metadata([kind, self._group]))
+        facts = [[ir.MetaDataString(self._module, "llvm.loop.parallel_accesses"), self._group]]
+        if interleaved:
+            name = ir.MetaDataString(self._module, "llvm.loop.interleave.count")
+            facts.append([name, ir.Constant(ir.IntType(32), interleaved)])
+        loop.operands = (loop, *(self._module.add_metadata(fact) for fact in facts))
         branch.set_metadata("llvm.loop", loop)

@@ -168,7 +168,7 @@ def emit(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             rows(bases, block, begin, end)
     else:
-        scalars = scalar_loops(kernel.expression or one_function(kernel.function, dtypes), ranks)
+        scalars = scalar_loops(kernel.expression or one_function(kernel.function, dtypes, kernel.op), ranks)
 
         def entry(bases: int, block: int, begin: int, end: int) -> None:
             scalars(bases, block, begin, end)

@@ -114,10 +114,10 @@ def _scalar_function(op: str, dtypes: Sequence[Any], device: str) -> Function:
     return found.function
 
 
-def one_function(function: Function, dtypes: Sequence[Any]) -> Expression:
-    """The expression that is one scalar function of inputs and a result of these dtypes."""
+def one_function(function: Function, dtypes: Sequence[Any], op: str = "") -> Expression:
+    """The expression that is one scalar function, that of ``op``, of inputs and a result of these dtypes."""
     *inputs, output = (np.dtype(d) for d in dtypes)
-    return Expression(tuple(inputs), (Member(function, tuple(range(len(inputs))), output),), (len(inputs),))
+    return Expression(tuple(inputs), (Member(function, tuple(range(len(inputs))), output, op),), (len(inputs),))
 
 
 def is_scalar_function(op: str, dtypes: Sequence[Any], device: str = "cpu") -> bool:

@@ -132,7 +132,7 @@ def _in_one(parts: Parts, whole: Whole, specs: Sequence[Spec], members: Sequence
     parts.begin(whole)
     for number, ((at, n), held) in enumerate(zip(whole.ends, expression.held, strict=True)):
         shape = specs[n].concrete
-        totals = Spec(held, (totals_for_each(whole.step.call, number, math.prod(shape)), *shape))
+        totals = Spec(held, (totals_for_each(whole.step.call, number, shape), *shape))
         source = parts.take(totals)
         parts.add(_together(members[n - parts.inputs][0], totals, specs[n], device), [source, at])
     return parts.application()

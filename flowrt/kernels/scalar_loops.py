@@ -13,6 +13,8 @@ Totals may be wider than values, and a loop computes all of its vectors as short
 would cost more than it saves (`_is_costly`), the values of some elements are computed first, into memory that stays in
 the nearest cache, and folded by loops behind; short rows that follow one another in memory are computed together.
 
+Costly ops are long chains of instructions that wait for each other, so several vectors go through them side by side.
+
 An output may be an input's memory, entry for entry. Where an output overlaps an input otherwise, nothing is promised.
 """
 
@@ -33,6 +35,7 @@ from flowrt.kernels.emit_folds import GROUP, Folding, add_groups, add_lanes, no_
 from flowrt.kernels.expression import COSTLY, Expression
 
 BLOCK = 1024  # elements that are computed before their values are folded by loops behind
+SIDE_BY_SIDE, WHOLE = 4, 32  # vectors that are computed side by side, and elements that are whole ones everywhere
 CHEAP = 8  # members of one instruction or two that are computed in short vectors sooner than written down
 
 
@@ -42,8 +45,11 @@ def _is_costly(expression: Expression) -> bool:
     widens = any(
         held.itemsize > dtypes[n].itemsize for (n, _), held in zip(expression.folds, expression.held, strict=True)
     )
-    members = expression.members
-    return widens and (len(members) > CHEAP or any(member.op in COSTLY for member in members))
+    return widens and (len(expression.members) > CHEAP or _has_long_chains(expression))
+
+
+def _has_long_chains(expression: Expression) -> bool:
+    return any(member.op in COSTLY for member in expression.members)
 
 
 def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
@@ -184,7 +190,7 @@ class _Loops:
         independent = Independent(self._builder)
         known = self._known(at, steps, independent)
         totals = self._row_totals(at, steps)
-        with independent.loop(self._builder, count) as index:
+        for index in self._indices(count, independent):
             places = [self._moved(place, index, step) for place, step in zip(at, steps, strict=True)]
             values = self._element(places, known, independent)
             for number, value in enumerate(self._folded):
@@ -193,6 +199,19 @@ class _Loops:
                 self._combine(number, place, values[value], independent if own is None else None)
         for number, total in totals.items():
             self._builder.store(self._builder.load(total), at[self._first_total + number])
+
+    def _indices(self, count: Any, independent: Independent) -> Iterator[Any]:
+        """The index of each loop over elements that are computed, which the body is to be emitted for.
+
+        Long chains fill the processor where several vectors go through them; what is left over has a loop of its own.
+        """
+        first = ZERO
+        if _has_long_chains(self._composition.expression):
+            first = self._builder.and_(count, ir.Constant(WORD, -WHOLE))
+            with independent.loop(self._builder, first, interleaved=SIDE_BY_SIDE) as index:
+                yield index
+        with independent.loop(self._builder, count, first) as index:
+            yield index
 
     def _known(self, at: Sequence[Any], steps: Sequence[Any], independent: Independent) -> list[Any]:
         """The values that are the same all along the row."""
@@ -261,7 +280,7 @@ class _Loops:
         several = builder.icmp_signed(">", rows, ONE)
         with _blocks(builder, count) as (start, many):
             here = [self._moved(place, start, step) for place, step in zip(at, steps, strict=True)]
-            with independent.loop(builder, many) as index:
+            for index in self._indices(many, independent):
                 places = [self._moved(place, index, step) for place, step in zip(here, steps, strict=True)]
                 values = self._element(places, known, independent)
                 for n, buffer in self._buffers.items():

@@ -61,6 +61,7 @@ def _side_by_side(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) ->
     return max(1, min(WIDE, total) // columns)
 
 
-def totals_for_each(call: Call, number: int, size: int) -> int:
-    """How many totals each of the ``size`` results of fold ``number`` is made of."""
+def totals_for_each(call: Call, number: int, shape: Sequence[int]) -> int:
+    """How many totals each result of fold ``number`` is made of, whose results are of that shape."""
+    size = math.prod(shape)
     return call.units * (int(call.words[2 + 2 * number]) // size if size else 1)
