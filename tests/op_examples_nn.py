@@ -187,6 +187,8 @@ LINALG = [
     _product((40, 33), (33, 50), _doubles),
     _product((2, 3), (3, 2), integers),
     _product((2, 3, 2), (2, 3), integers, transpose_a=True, transpose_b=True),
+    _product((2, 1, 3, 4), (5, 2, 4), integers, transpose_b=True),
+    _product((2, 4, 3), (4, 5), integers, transpose_a=True),
     _product((2, 3, 4), (4, 2)),
     _product((2, 3, 4), (2, 5, 4), transpose_b=True),
     _product((3, 4), (2, 4, 2)),

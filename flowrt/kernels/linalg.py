@@ -9,17 +9,21 @@ single row of the transposed product.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.kernels.micro import Geometry, native
 from flowrt.kernels.multiplying import How, Memory, multiplying, sharing
 from flowrt.kernels.products import Tiled, matrices
-from flowrt.kernels.table import host_only, kernel
+from flowrt.kernels.table import Call, host_only, kernel
 from flowrt.kernels.twin import THREADS, cuda
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
 
 TILE = math.isqrt(THREADS)  # rows and columns of what one CUDA block computes at a time, an entry each thread
 
@@ -29,20 +33,34 @@ def is_float(dtypes: Sequence[Any]) -> bool:
     return dtypes[-1] in (np.float32, np.float64)
 
 
-@kernel("matmul", layout=matrices)
-def matmul_by_loops(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int) -> None:
+def by_rows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """`matrices` where a row of the result is a unit."""
+    call = matrices(inputs, outputs, attrs)
+    return replace(call, units=math.prod(call.views[2].shape[:3]))
+
+
+@kernel("matmul", layout=by_rows)
+def matmul_by_loops(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int, begin: int, end: int) -> None:
     length = a.shape[2] if transpose_a else a.shape[3]
-    for outer in range(y.shape[0]):
+    for unit in range(begin, end):
+        batch, i = unit // y.shape[2], unit % y.shape[2]
+        outer, inner = batch // y.shape[1], batch % y.shape[1]
         ao, bo = min(outer, a.shape[0] - 1), min(outer, b.shape[0] - 1)
-        for inner in range(y.shape[1]):
-            ai, bi = min(inner, a.shape[1] - 1), min(inner, b.shape[1] - 1)
-            for i in range(y.shape[2]):
-                for j in range(y.shape[3]):
-                    y[outer, inner, i, j] = 0
+        ai, bi = min(inner, a.shape[1] - 1), min(inner, b.shape[1] - 1)
+        if transpose_b:
+            for j in range(y.shape[3]):
+                total = y.dtype.type(0)
                 for p in range(length):
                     x = a[ao, ai, p, i] if transpose_a else a[ao, ai, i, p]
-                    for j in range(y.shape[3]):
-                        y[outer, inner, i, j] += x * (b[bo, bi, j, p] if transpose_b else b[bo, bi, p, j])
+                    total = y.dtype.type(total + x * b[bo, bi, j, p])
+                y[outer, inner, i, j] = total
+            continue
+        for j in range(y.shape[3]):
+            y[outer, inner, i, j] = 0
+        for p in range(length):
+            x = a[ao, ai, p, i] if transpose_a else a[ao, ai, i, p]
+            for j in range(y.shape[3]):
+                y[outer, inner, i, j] += x * b[bo, bi, p, j]
 
 
 @cache
