@@ -28,7 +28,7 @@ from flowrt.passes.trim import trim
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowrt.device import Device
     from flowrt.graph import Graph, Node, Tensor
@@ -107,33 +107,10 @@ def compile_step(
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placement = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     report("place", **Counter(map(str, placement.values())))
-    placed, where = step, placement
+    placed = step
+    where: Mapping[int, Device] = placement
     if optimize:
-        before, step = step, bag(step, placement, supports)
-        if len(step.nodes) < len(before.nodes):
-            report("bag", bags=len(before.nodes) - len(step.nodes))
-
-        def rewrite(body: Step, where: Mapping[int, Device]) -> Step:
-            contracted = contract(body, where, supports)
-            if fusible is None:
-                return contracted
-            return append_epilogues(*fuse(contracted, where, fusible, regions=False), fusible)
-
-        step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
-        products = sum(node.op.name in WITH_BIAS.values() for node in step.nodes.values())
-        if products:
-            report("contract", products=products)
-    if optimize and fusible is not None:
-        members = len(step.nodes)
-        step, where = fuse(step, placement, fusible, regions=regions)
-        made = sum(node.op.name == "fused" for node in step.nodes.values())
-        report("fuse", groups=made, members=members - len(step.nodes) + made)
-        step = append_epilogues(step, where, fusible)
-        joined = sum(node.op.name == "with_epilogue" for node in step.nodes.values())
-        if joined:
-            report("append_epilogues", products=joined)
-    if optimize:
-        step = hasten(step)
+        step, where = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     names = {node.name: str(placement[node.id]) for node in placed.nodes.values()}
@@ -142,6 +119,46 @@ def compile_step(
     if lowered:
         report("lower", **{task: len(plans[task].nodes) - len(parts.plans[task].nodes) for task in lowered})
     return Compiled(plans, parts.client, tuple(reports), names)
+
+
+def _join(
+    step: Step,
+    placement: Mapping[int, Device],
+    supports: Supports,
+    fusible: Fusible | None,
+    regions: bool,
+    report: Callable[..., None],
+) -> tuple[Step, Mapping[int, Device]]:
+    """One node of what is best computed together, and variables updated as soon as may be; with the new placement."""
+
+    def rewrite(body: Step, where: Mapping[int, Device]) -> Step:
+        contracted = contract(body, where, supports)
+        if fusible is None:
+            return contracted
+        return append_epilogues(*fuse(contracted, where, fusible, regions=False), fusible)
+
+    where = placement
+    before, step = step, bag(step, placement, supports)
+    if len(step.nodes) < len(before.nodes):
+        report("bag", bags=len(before.nodes) - len(step.nodes))
+    step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
+    products = _count(step, *WITH_BIAS.values())
+    if products:
+        report("contract", products=products)
+    if fusible is not None:
+        members = len(step.nodes)
+        step, where = fuse(step, placement, fusible, regions=regions)
+        made = _count(step, "fused")
+        report("fuse", groups=made, members=members - len(step.nodes) + made)
+        step = append_epilogues(step, where, fusible)
+        joined = _count(step, "with_epilogue")
+        if joined:
+            report("append_epilogues", products=joined)
+    return hasten(step), where
+
+
+def _count(step: Step, *ops: str) -> int:
+    return sum(node.op.name in ops for node in step.nodes.values())
 
 
 def _home(devices: Sequence[Device], default: Device) -> Device:
