@@ -19,12 +19,12 @@ from flowrt.feeds import as_feed
 from flowrt.spec import spec_of
 
 
-def training(width: int, layers: int = 3) -> tuple[fr.Graph, Any, list[Any]]:
+def training(width: int, layers: int = 3, stddev: float = 0.05) -> tuple[fr.Graph, Any, list[Any]]:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (None, width), name="x")
         y = x
         for i in range(layers):
-            w = fr.Variable(fr.random.normal((width, width), stddev=0.05, seed=i), name=f"w{i}")
+            w = fr.Variable(fr.random.normal((width, width), stddev=stddev, seed=i), name=f"w{i}")
             y = fr.relu(y @ w)
         loss = fr.mean(fr.square(y - x))
         train = fr.optim.Momentum(0.01, 0.9).minimize(loss)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from step_world import CPU, everywhere
+from test_footprint import training
 
 import flowrt as fr
 from flowrt.passes import compile_step
@@ -19,29 +20,17 @@ from flowrt.session import Options
 WIDTH, LAYERS = 128, 10
 
 
-def deep() -> tuple[fr.Graph, Any, list[Any]]:
-    with fr.Graph() as graph:
-        x = fr.placeholder("float32", (None, WIDTH), name="x")
-        y = x
-        for i in range(LAYERS):
-            w = fr.Variable(fr.random.normal((WIDTH, WIDTH), stddev=0.1, seed=i), name=f"w{i}")
-            y = fr.relu(y @ w)
-        loss = fr.mean(fr.square(y - x))
-        train = fr.optim.Momentum(0.01, 0.9).minimize(loss)
-    return graph, x, [loss, train]
-
-
 async def test_gradients_of_a_deep_network_are_not_alive_together() -> None:
-    graph, x, fetches = deep()
+    graph, x, (loss, train, _) = training(WIDTH, LAYERS, stddev=0.1)
     parameters = 4 * WIDTH * WIDTH * LAYERS
     async with fr.Session(graph, options=Options(threads=1)) as session:
-        told = await session.explain(fetches, {x: (4, WIDTH)})
+        told = await session.explain([loss, train], {x: (4, WIDTH)})
         assert told.peak_bytes is not None
         assert told.peak_bytes - told.tasks[0].held_bytes < parameters / 3
 
 
 async def test_losses_are_the_same_whatever_the_order() -> None:
-    graph, x, (loss, train) = deep()
+    graph, x, (loss, train, _) = training(WIDTH, LAYERS, stddev=0.1)
     found = []
     for optimize in (True, False):
         async with fr.Session(graph, options=Options(threads=1, optimize=optimize, seed=1)) as session:
