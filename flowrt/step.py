@@ -60,6 +60,7 @@ class Step:
         return f"the step that fetches {names or 'nothing'}{more}"
 
     async def register(self, runner: Runner) -> Registered:
+        """The step as its runner knows it; registered there the first time."""
         async with self._registering:
             if self.registered is None:
                 self.registered = await runner.register(self.compiled)
@@ -87,6 +88,7 @@ class Step:
         return Direct(fallback, leaves, form.kind) if plain else Direct(fallback, leaves, list, form.rebuild)
 
     def answer(self, values: Sequence[Array]) -> Any:
+        """The fetched values in the form they were asked for in."""
         if self._single:
             return _scalar(values[0])
         left = iter(values)

@@ -91,6 +91,7 @@ class Link:
 
     @property
     def closed(self) -> bool:
+        """Whether nothing more can be sent or received."""
         return self._ending is not None or self._connection.closed
 
     @property

@@ -86,6 +86,7 @@ class Liveness:
         return [change for task, seen in self._seen.items() for change in self._judge(task, seen, now - seen.heard)]
 
     def standing(self, task: str) -> Standing:
+        """What the task is believed to be."""
         return self._seen[task].standing
 
     def having(self, standing: Standing) -> frozenset[str]:

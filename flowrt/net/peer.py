@@ -27,10 +27,12 @@ class Peer:
         self.error: FlowrtError | None = None  # why it does not serve any more
 
     def check(self) -> None:
+        """Raise why the peer does not serve any more, if so."""
         if self.error is not None:
             raise type(self.error)(*self.error.args)
 
     def lose(self, error: FlowrtError) -> None:
+        """Give the peer up: whoever waits for a reply has ``error``."""
         self.error = error
         for reply in self.replies.values():
             if not reply.done():

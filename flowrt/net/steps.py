@@ -63,10 +63,12 @@ class Step:
             self.news.set()
 
     def fail(self, error: FlowrtError) -> None:
+        """End the step because of ``error``."""
         self.errors.append((2 * consequence(error) + 1, error))
         self.news.set()
 
     def error(self) -> FlowrtError:
+        """The error that explains the others best."""
         return min(self.errors, key=lambda ranked: ranked[0])[1]
 
 

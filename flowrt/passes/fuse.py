@@ -331,6 +331,7 @@ def _member(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
 
 
 def outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]:
+    """What several nodes wait for that is not ``inside``, each once."""
     return tuple(dict.fromkeys(source for sources in waits for source in sources if source not in inside))
 
 

@@ -84,6 +84,7 @@ class Step:
     targets: tuple[int, ...]
 
     def spec(self, ref: Ref) -> Spec:
+        """The spec of what ``ref`` names."""
         return self.feed_specs[ref[1]] if ref[0] == FED else self.nodes[ref[0]].outputs[ref[1]]
 
 

@@ -36,6 +36,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
+        """A rough guess of the seconds that all that was added takes."""
         moving, computing = self.nbytes / BYTES_PER_SECOND, self.flops / FLOPS_PER_SECOND
         return moving + computing + self.launches * SECONDS_PER_STEP
 

@@ -96,6 +96,7 @@ class Host:
             self.replicas.pop(key).wake()
 
     def check_open(self) -> None:
+        """Raise `ClosedError` once the host is closed."""
         if self.closed:
             raise ClosedError(f"{self.task} is closed")
 

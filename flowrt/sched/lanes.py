@@ -278,6 +278,7 @@ class Lanes:
             self._works.put(work)
 
     def close(self) -> None:
+        """End the lanes after all that was handed in, and wait for them. Closing twice is closing once."""
         with self._mutex:
             self._closed = True
         _end_lanes(self._works, self._started, self.crew)

@@ -63,6 +63,7 @@ class Lives:
             yield index, node, range(first, first + len(node.outputs))
 
     def node(self, index: int) -> PlanNode:
+        """The region's node in that place."""
         return self.plan.nodes[self.region.nodes[index]]
 
     def outputs(self, index: int) -> range:

@@ -184,5 +184,6 @@ def numbered(shapes: Sequence[tuple[int, ...]]) -> list[Entries]:
 
 
 def check_entries(size: int) -> None:
+    """Raise `Unfit` where a value has more than `MOST_ENTRIES` entries."""
     if size > MOST_ENTRIES:
         raise Unfit(f"a value of {size} entries")

@@ -74,6 +74,7 @@ class Memory:
         return self.statistics().held
 
     def statistics(self) -> MemoryStatistics:
+        """What is held now, once what is gone has been taken off."""
         with self._mutex:
             self._settle()
             return MemoryStatistics(self._held, self._peak, self.limit)

@@ -67,6 +67,7 @@ class Queue:
         return len(self._elements)
 
     def statistics(self) -> QueueStatistics:
+        """How full the queue is and how many wait at either end."""
         return QueueStatistics(
             self.name, self.capacity, len(self._elements), len(self._puts), len(self._takes), self.closed
         )

@@ -88,6 +88,7 @@ class Output:
 
     @property
     def fresh(self) -> bool:
+        """Whether the tape makes it: it is neither an input nor a constant."""
         return self.input is None and self.constant is None
 
 
@@ -110,6 +111,7 @@ class Recording:
 
     @property
     def output_bytes(self) -> int:
+        """What a run takes for the outputs it makes."""
         return sum(output.spec.nbytes for output in self.outputs if output.fresh)
 
     @property

@@ -59,6 +59,7 @@ class Rendezvous:
 
     @property
     def open_steps(self) -> int:
+        """How many steps have begun and not ended."""
         return len(self._steps)
 
     def open(self, key: StepKey, ready: Mapping[int, Array] | None = None) -> None:

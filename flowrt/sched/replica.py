@@ -74,6 +74,7 @@ class Group:
         self.wake()
 
     def wake(self) -> None:
+        """Let all who wait for news look again."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -111,6 +112,7 @@ async def _in_lane_if_long(host: Host, nbytes: int, function: Callable[..., T], 
 
 @effect
 async def start_group(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Begin a group of replicas anew at a version; who waits for the one before finds it gone."""
     run, version = (int(n) for n in inputs[0])
     attrs = node.attrs
     replicas, server = attrs["replicas"], attrs["server"]
@@ -127,6 +129,7 @@ async def start_group(host: Host, context: RunContext, node: PlanNode, inputs: S
 
 @effect
 async def begin_update(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Whether the replica may compute an update of that version."""
     group = _find(host, node, inputs[0])
     if group is None:
         return (np.asarray(False),)
@@ -137,6 +140,7 @@ async def begin_update(host: Host, context: RunContext, node: PlanNode, inputs: 
 
 @effect
 async def hold_update(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Keep copies of an update's parts on this server, unless they come late or are not finite."""
     turn, *parts = inputs
     nbytes = sum(part.nbytes for part in parts)
     kept, finite = await _in_lane_if_long(host, nbytes, _keep, parts)
@@ -154,6 +158,7 @@ def _keep(parts: Sequence[Array]) -> tuple[Parts, bool]:
 
 @effect
 async def offer_update(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Tell the coordinator what every server said of an update; answers its verdict."""
     turn, *verdicts = inputs
     group = _find(host, node, turn)
     if group is None:
@@ -172,6 +177,7 @@ async def offer_update(host: Host, context: RunContext, node: PlanNode, inputs: 
 
 @effect
 async def await_quorum(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """The replicas that a version is made of, once that is decided. Raises where it cannot be any more."""
     while True:
         group = _need(host, node, inputs[0])
         coordinator = _coordinator(group, node)
@@ -192,6 +198,7 @@ def _why(stuck: Stuck) -> FlowrtError:
 
 @effect
 async def take_updates(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """The mean of the decided replicas' updates held here, once per version."""
     turn, replicas = inputs
     group = _need(host, node, turn)
     group.shard, updates = group.shard.take(int(turn[1]), tuple(int(replica) for replica in replicas))
@@ -216,6 +223,7 @@ def _mean(arrays: Sequence[Array]) -> Array:
 
 @effect
 async def publish_shard(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Note that this server's shard is at the next version, which is answered."""
     group = _need(host, node, inputs[0])
     group.shard = group.shard.applied(int(inputs[0][1]))
     return (np.asarray(group.shard.version, np.int64),)
@@ -223,6 +231,7 @@ async def publish_shard(host: Host, context: RunContext, node: PlanNode, inputs:
 
 @effect
 async def publish_version(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Open the next version; answers what became of every replica's update."""
     turn, *versions = inputs
     group, version = _need(host, node, turn), int(turn[1])
     coordinator = _coordinator(group, node)
@@ -236,6 +245,7 @@ async def publish_version(host: Host, context: RunContext, node: PlanNode, input
 
 @effect
 async def lose_replicas(host: Host, context: RunContext, node: PlanNode, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Tell the coordinator, if the group is still there, of replicas that will not come back."""
     turn, replicas = inputs
     group = _find(host, node, turn)
     if group is not None:

@@ -56,6 +56,7 @@ class Schedule:
 
     @property
     def chunks(self) -> int:
+        """How many chunks of all tasks threads can take."""
         return sum(task.chunks for task in self.tasks)
 
 
