@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 def moments(x: Spec, axis: Any = None, keepdims: bool = False) -> tuple[Spec, Spec]:
     """The mean and the variance over ``axis``: (mean, variance); of integers in float64. Of no entries: NaN.
 
-    The variance is over the count, not one less, and loses nothing where it is small beside the mean. Chan, Golub and
-    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    The variance is over the count, not one less, and loses nothing where it is small beside the mean; that of what is
+    constant is exactly 0. Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979.
     """
     made = Spec(as_float(x).dtype, reduced(x, axis, keepdims))
     return made, made
