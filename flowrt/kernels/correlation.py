@@ -239,10 +239,11 @@ def looking(geometry: Geometry, inverse: bool) -> Callable[..., Sight]:
             place = (block.image * source.shape[1] + top) * row + start * channels
             whole = source.shape[1] * row
             return Sight(address(source) + place * source.itemsize, plane, channels, row, whole, first, left)
-        fill_slab(source, block.image, block.images, (top, start), (height, width), plane, memory.slab)
         row = width * plane
         whole = height * row
-        return Sight(address(memory.slab), block.images * whole, plane, row, whole, first, left)
+        planes = plane, block.images * whole
+        fill_slab(source, block.image, block.images, (top, start), (height, width), planes, memory.slab)
+        return Sight(address(memory.slab), planes[1], plane, row, whole, first, left)
 
     return look
 

@@ -1,7 +1,9 @@
 """The gradient of a convolution for its filters, on register tiles: a row per tap and channel, a term per place.
 
 It is summed in parts, which a last step adds up. How many depends on the shapes alone, so that results do not depend on
-the number of threads. A unit is some column panels of a part: it walks through the part's images slab by slab.
+the number of threads. A unit is some column panels of a part: it walks through the part's images slab by slab. A slab
+holds a plane of few channels after another: a row of filters reads lines that follow one another, which a core's
+nearest cache can hold, where places of many channels would fall into the same few sets of it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from typing import Any, NamedTuple
 
 from flowrt.kernels.micro import START_STORED, Geometry
 from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.slabs import Steps, ceiling, channels_apart, dense, slabs, steps_of, tiled_steps, to_filters
+from flowrt.kernels.slabs import Steps, ceiling, channels_apart, dense, slabs, tiled_steps, to_filters
 from flowrt.kernels.table import Call, View, jitable
 from flowrt.spec import Spec
 
 TERMS = 160  # places that a panel sums at a time: what they see should stay in a core's nearest cache
 UNITS = 8  # parts and panels there should be, at least, to share
+SMALL = 4  # times less than what is summed: as many sums cost little to add up
 
 
 class Summed:
@@ -43,13 +46,12 @@ class Summed:
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """A slab, a panel of the result's gradient, the table, the taps, the stage."""
         x, filters, dy = to_filters(inputs, outputs)
-        down, across, spread_down, spread_across, *_ = steps_of(x, filters, attrs)
-        tall, wide, depth, _ = filters.concrete
+        steps, (tall, wide, depth, _) = tiled_steps(x, filters, attrs), filters.concrete
         (images, rows), width, geometry = self._blocks(dy), max(dy.concrete[2], 1), self.geometry
-        height = (rows - 1) * down + (tall - 1) * spread_down + 1
-        seen = images * height * ((width - 1) * across + (wide - 1) * spread_across + 1)
-        beyond = geometry.columns(dy.dtype)  # what a panel may read beside the last place's channels
-        slab = Spec(dy.dtype, (seen * x.concrete[3] + beyond,))
+        height, broad = seen_sizes(rows, width, (tall, wide), steps)
+        channels, columns = x.concrete[3], geometry.columns(dy.dtype)
+        plane = plane_of(channels, steps.groups, columns)
+        slab = Spec(dy.dtype, (images * height * broad * ceiling(channels, plane) * plane,))
         panel = Spec(dy.dtype, (images * rows * width * geometry.columns(dy.dtype),))
         table = Spec("int64", (table_size(geometry, tall * wide * depth),))
         return (slab, panel, table, Spec("int64", (2 * images * rows,)), *stage(geometry, dy.dtype))
@@ -67,8 +69,13 @@ class Summed:
         return groups * -(-share // self.geometry.columns(outputs[0].dtype))
 
     def _parts(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> int:
+        (images, rows), (batch, height, _, _) = self._blocks(inputs[1]), inputs[1].concrete
         panels = 1 if channels_apart(outputs[0], attrs["groups"]) else max(self._panels(outputs, attrs), 1)
-        return max(min(-(-UNITS // panels), inputs[1].concrete[0]), 1)
+        needed: int = ceiling(UNITS, panels)
+        if panels <= UNITS * attrs["groups"]:  # then a unit may have all panels, which share slabs, if sums are small
+            needed = max(needed, min((inputs[0].size + inputs[1].size) // max(SMALL * outputs[0].size, 1), UNITS))
+        pieces: int = ceiling(batch, images) * ceiling(height, rows)
+        return max(min(needed, pieces), 1)
 
     def _blocks(self, dy: Spec) -> tuple[int, int]:
         """Images and rows of places whose terms are summed at a time."""
@@ -103,61 +110,89 @@ class Memory(NamedTuple):
     places: Any
 
 
-class Sight(NamedTuple):
-    """What a piece of the images sees: steps between its rows and images, and where it begins."""
+class Planes(NamedTuple):
+    """How what is seen lies: whether it is ``copied``, channels of a ``plane``, how far planes are apart, and rows."""
 
+    copied: bool
+    plane: int
+    apart: int
     row: int
-    whole: int
-    place: int
+
+
+class Piece(NamedTuple):
+    """Places whose terms are summed at a time: the first image and row, how many images and rows."""
+
+    image: int
+    top: int
+    images: int
+    rows: int
 
 
 @jitable
-def seen_sizes(dy: Any, window: Any, steps: Steps, rows: int) -> Any:
-    """Height and width of what so many rows of places see."""
+def seen_sizes(rows: int, columns: int, window: Any, steps: Steps) -> tuple[int, int]:
+    """Height and width of what so many rows and columns of places see."""
     height = (rows - 1) * steps.down + (window[0] - 1) * steps.spread_down + 1
-    return height, (dy.shape[2] - 1) * steps.across + (window[1] - 1) * steps.spread_across + 1
+    return height, (columns - 1) * steps.across + (window[1] - 1) * steps.spread_across + 1
+
+
+@jitable
+def plane_of(channels: int, groups: int, columns: int) -> int:
+    """How many channels of a slab lie side by side: a panel's, or a group's where that is not some panels'."""
+    share = channels // max(groups, 1)
+    if groups > 1 and share % columns != 0:
+        return max(share, 1)
+    return columns if groups == 0 else max(min(columns, share), 1)
+
+
+@jitable
+def planes_of(x: Any, dy: Any, window: Any, steps: Steps, blocks: Any, columns: int) -> Planes:
+    """What windows see is copied if some is padding, or lies in several planes and most of it is read."""
+    height, width = seen_sizes(dy.shape[1], dy.shape[2], window, steps)
+    padded = steps.top > 0 or steps.left > 0 or width - steps.left > x.shape[2] or height - steps.top > x.shape[1]
+    plane, channels = plane_of(x.shape[3], steps.groups, columns), x.shape[3]
+    read = window[0] * window[1] >= steps.down * steps.across
+    if padded or (read and channels > plane) or (steps.groups == 0 and channels % columns != 0):
+        tall, _ = seen_sizes(blocks[1], dy.shape[2], window, steps)
+        return Planes(True, plane, blocks[0] * tall * width * plane, width * plane)
+    return Planes(False, channels, 0, x.shape[2] * channels)
+
+
+@jitable
+def place_of(channel: int, planes: Planes) -> int:
+    """Where a channel begins."""
+    return channel // planes.plane * planes.apart + channel % planes.plane
 
 
 @cache
 def looking(geometry: Geometry) -> Callable[..., Any]:
-    """``look(x, dy, window, piece, steps, padded, slab)``: what some rows of places of some images see.
+    """``look(x, piece, sizes, planes, steps, slab)``: where what a piece sees begins, and the step between images.
 
-    ``piece`` is the first image and row, how many images and rows; if it is ``padded`` all of it is copied.
+    ``sizes`` are its height and width.
     """
     fill_slab = slabs(geometry)
 
     @jitable
-    def look(x: Any, dy: Any, window: Any, piece: Any, steps: Steps, padded: bool, slab: Any) -> Sight:
-        image, top, images, rows = piece
-        first, channels = top * steps.down - steps.top, x.shape[3]
-        if padded:
-            height, width = seen_sizes(dy, window, steps, rows)
-            fill_slab(x, image, images, (first, -steps.left), (height, width), max(channels, 1), slab)
-            return Sight(width * channels, height * width * channels, address(slab))
-        row = x.shape[2] * channels
-        place = (image * x.shape[1] + first) * row - steps.left * channels
-        return Sight(row, x.shape[1] * row, address(x) + place * x.itemsize)
+    def look(x: Any, piece: Piece, sizes: Any, planes: Planes, steps: Steps, slab: Any) -> tuple[int, int]:
+        first = piece.top * steps.down - steps.top
+        if planes.copied:
+            where = planes.plane, planes.apart
+            fill_slab(x, piece.image, piece.images, (first, -steps.left), sizes, where, slab)
+            return address(slab), sizes[0] * planes.row
+        place = (piece.image * x.shape[1] + first) * planes.row - steps.left * planes.plane
+        return address(x) + place * x.itemsize, x.shape[1] * planes.row
 
     return look
 
 
 @jitable
-def reaches_beyond(x: Any, dy: Any, window: Any, steps: Steps, columns: int) -> bool:
-    """Whether windows see padding, or panels of channels apart would read beside the last place."""
-    height, width = seen_sizes(dy, window, steps, dy.shape[1])
-    padded = steps.top > 0 or steps.left > 0 or width - steps.left > x.shape[2] or height - steps.top > x.shape[1]
-    return padded or (steps.groups == 0 and x.shape[3] % columns != 0)
-
-
-@jitable
-def list_filters(table: Any, window: Any, steps: Steps, row: int, channels: int, outputs: int) -> None:
+def list_filters(table: Any, window: Any, steps: Steps, planes: Planes, outputs: int) -> None:
     """A row of the table for every tap and channel."""
     half, at = table.size // 2, 0
     for i in range(window[0]):
         for j in range(window[1]):
+            here = i * steps.spread_down * planes.row + j * steps.spread_across * planes.plane
             for d in range(window[2]):
-                table[at] = i * steps.spread_down * row + j * steps.spread_across * channels + d
-                table[half + at] = at * outputs
+                table[at], table[half + at] = here + place_of(d, planes), at * outputs
                 at += 1
     repeat_last(table, at)
 
@@ -172,37 +207,51 @@ def clear_columns(parts: Any, part: int, outputs: int, first: int, count: int) -
 
 @cache
 def meeting_panels(geometry: Geometry) -> Callable[..., None]:
-    """``meet(x, dy, sums, window, piece, sight, panels, steps, memory)``: a piece's terms of some column panels' sums.
+    """``meet(x, dy, sums, window, piece, sight, planes, panels, steps, memory)``: a piece's terms of some panels' sums.
 
-    ``sums`` is where a part's are, ``panels`` the first panel, the one behind the last, and how many a group has.
+    ``sums`` is where a part's are, ``sight`` what `looking` answers, ``panels`` the first panel, the one behind the
+    last, and how many a group has.
     """
     band, band_apart, pack = banding(geometry), banding(geometry, apart=True), packing(geometry)
     full = geometry.vectors * geometry.width
 
     @jitable
+    def list_rows(piece: Piece, whole: int, planes: Planes, steps: Steps, panel: int, taps: Any) -> None:
+        """A tap for every row of places: where it begins, and in the panel, where it has so many entries."""
+        for n in range(piece.images):
+            for i in range(piece.rows):
+                tap = n * piece.rows + i
+                taps[2 * tap] = n * whole + i * steps.down * planes.row
+                taps[2 * tap + 1] = tap * panel
+
+    @jitable
     def meet(
-        x: Any, dy: Any, sums: int, window: Any, piece: Any, sight: Any, panels: Any, steps: Steps, memory: Memory
+        x: Any,
+        dy: Any,
+        sums: int,
+        window: Any,
+        piece: Piece,
+        sight: Any,
+        planes: Planes,
+        panels: Any,
+        steps: Steps,
+        memory: Memory,
     ) -> None:
-        image, top, images, rows = piece
         size, alone, outputs, width = x.itemsize, steps.groups == 0, dy.shape[3], dy.shape[2]
-        columns, share, taps = full // size, outputs // max(steps.groups, 1), memory.taps
-        for n in range(images):
-            for i in range(rows):
-                tap = n * rows + i
-                taps[2 * tap] = n * sight.whole + i * steps.down * sight.row
-                taps[2 * tap + 1] = tap * width * columns
-        source = address(dy) + (image * dy.shape[1] + top) * width * outputs * size
-        reach = images * rows, width, steps.across * x.shape[3], columns
+        columns, share, rows = full // size, outputs // max(steps.groups, 1), piece.images * piece.rows
+        list_rows(piece, sight[1], planes, steps, width * columns, memory.taps)
+        source = address(dy) + (piece.image * dy.shape[1] + piece.top) * width * outputs * size
+        reach = rows, width, steps.across * planes.plane, columns
         count, panel, how = window[0] * window[1] * window[2], address(memory.panel), (START_STORED, 0, 0)
         for number in range(panels[0], panels[1]):
             beside, wide = panel_of(number, panels[2], share, columns)
-            pack(x, source + beside * size, outputs, 1, images * rows * width, wide, panel)
-            mine = beside if alone else beside // share * window[2]
-            where = sight.place + mine * size, panel, sums + beside * size
+            pack(x, source + beside * size, outputs, 1, rows * width, wide, panel)
+            mine = place_of(beside if alone else beside // share * window[2], planes)
+            where = sight[0] + mine * size, panel, sums + beside * size
             if alone:
-                band_apart(x, where, memory.table, count, taps, reach, wide, memory.stage, memory.places, how)
+                band_apart(x, where, memory.table, count, memory.taps, reach, wide, memory.stage, memory.places, how)
             else:
-                band(x, where, memory.table, count, taps, reach, wide, memory.stage, memory.places, how)
+                band(x, where, memory.table, count, memory.taps, reach, wide, memory.stage, memory.places, how)
 
     return meet
 
@@ -213,33 +262,43 @@ def summing(geometry: Geometry) -> Callable[..., None]:
     look, meet, full = looking(geometry), meeting_panels(geometry), geometry.vectors * geometry.width
 
     @jitable
+    def sum_pieces(
+        x: Any, dy: Any, sums: int, window: Any, numbers: Any, panels: Any, planes: Planes, memory: Memory, how: Any
+    ) -> None:
+        """The terms of the pieces of some ``numbers``."""
+        steps, blocks = how
+        down = ceiling(dy.shape[1], blocks[1])
+        for number in range(numbers[0], numbers[1]):
+            image, top = number // down * blocks[0], number % down * blocks[1]
+            piece = Piece(image, top, min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top))
+            sizes = seen_sizes(piece.rows, dy.shape[2], window, steps)
+            sight = look(x, piece, sizes, planes, steps, memory.slab)
+            meet(x, dy, sums, window, piece, sight, planes, panels, steps, memory)
+
+    @jitable
     def sum_terms(
         x: Any, dy: Any, window: Any, parts: Any, memory: Memory, steps: Steps, blocks: Any, units: Any
     ) -> None:
-        outputs, columns = dy.shape[3], full // x.itemsize
-        groups, divided = max(steps.groups, 1), parts.shape[0]
-        share = outputs // groups
+        outputs, columns, divided = dy.shape[3], full // x.itemsize, parts.shape[0]
+        share = outputs // max(steps.groups, 1)
         each = ceiling(share, columns)
-        panels = groups * each
-        down = ceiling(dy.shape[1], blocks[1])
-        total = ceiling(dy.shape[0], blocks[0]) * down if parts.shape[1] * dy.shape[2] > 0 else 0
-        padded = reaches_beyond(x, dy, window, steps, columns)
+        panels = max(steps.groups, 1) * each
         shared = together(panels, divided)
         shares = ceiling(panels, shared)
-        row = (seen_sizes(dy, window, steps, 1)[1] if padded else x.shape[2]) * x.shape[3]
+        total = ceiling(dy.shape[0], blocks[0]) * ceiling(dy.shape[1], blocks[1])
+        if parts.shape[1] * dy.shape[2] == 0:
+            total = 0
+        planes = planes_of(x, dy, window, steps, blocks, columns)
         if total > 0:
-            list_filters(memory.table, window, steps, row, x.shape[3], outputs)
+            list_filters(memory.table, window, steps, planes, outputs)
         for unit in range(units[0], units[1]):
             part, begin = unit // shares, unit % shares * shared
             end = min(begin + shared, panels)
             for number in range(begin, end):
                 clear_columns(parts, part, outputs, *panel_of(number, each, share, columns))
             sums = address(parts) + part * parts.shape[1] * x.itemsize
-            for number in range(part * total // divided, (part + 1) * total // divided):
-                image, top = number // down * blocks[0], number % down * blocks[1]
-                piece = image, top, min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top)
-                sight = look(x, dy, window, piece, steps, padded, memory.slab)
-                meet(x, dy, sums, window, piece, sight, (begin, end, each), steps, memory)
+            numbers = part * total // divided, (part + 1) * total // divided
+            sum_pieces(x, dy, sums, window, numbers, (begin, end, each), planes, memory, (steps, blocks))
 
     return sum_terms
 

@@ -109,10 +109,10 @@ def seen(places: int, window: int, stride: int, spread: int, before: int, invers
 
 @cache
 def slabs(geometry: Geometry) -> Callable[..., None]:
-    """``fill_slab(x, image, images, place, sizes, plane, slab)``: a part of some images, zeros around what they have.
+    """``fill_slab(x, image, images, place, sizes, planes, slab)``: a part of some images, zeros around what they have.
 
-    ``place`` is its top row and left column, ``sizes`` its height and width. So many channels lie side by side as a
-    ``plane`` has, one plane of the images after another.
+    ``place`` is its top row and left column, ``sizes`` its height and width. ``planes`` says how many channels lie side
+    by side, and how far apart planes of so many begin.
     """
     duplicate, vectors, move = duplicating(geometry), micro.copy(1, geometry.width), micro.move()
     vector = geometry.width
@@ -134,11 +134,10 @@ def slabs(geometry: Geometry) -> Callable[..., None]:
                 move(x, (here + done * size, 0, 1, there + full * apart * size, 0, 1, channels - done))
 
     @jitable
-    def fill_slab(x: Any, image: int, images: int, place: Any, sizes: Any, plane: int, slab: Any) -> None:
-        (top, left), (height, width) = place, sizes
+    def fill_slab(x: Any, image: int, images: int, place: Any, sizes: Any, planes: Any, slab: Any) -> None:
+        (top, left), (height, width), (plane, apart) = place, sizes, planes
         channels, size, row = x.shape[3], x.itemsize, width * plane
         first, last = max(-left, 0), min(width, x.shape[2] - left)
-        apart = images * height * row
         for n in range(images):
             for i in range(height):
                 h, at = top + i, (n * height + i) * row
