@@ -14,6 +14,7 @@ from flowrt.errors import PlacementError
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.contract import WITH_BIAS, contract
+from flowrt.passes.count_turns import count_turns
 from flowrt.passes.epilogue import append_epilogues
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
@@ -110,6 +111,7 @@ def compile_step(
     placed = step
     where: Mapping[int, Device] = placement
     if optimize:
+        step = count_turns(rewrite_bodies(step, placement, lambda body, where: count_turns(body)))
         step, where = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)

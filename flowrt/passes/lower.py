@@ -361,10 +361,10 @@ def stretch_turns(stacks: Sequence[Spec]) -> int:
 
 def _in_stretches(node: PlanNode) -> bool:
     """Whether a loop stacks rows and its condition alone says how many."""
-    if node.op != loop.name or any(node.attrs[name] for name in ("limit", "scanned", "counted")):
+    attrs: Any = node.attrs
+    if node.op != loop.name or attrs["limit"] is not None or attrs["scanned"] or attrs["counted"]:
         return False
-    body: Any = node.attrs["body"]
-    return len(body.fetches) > int(node.attrs["carried"])
+    return len(attrs["body"].fetches) > int(attrs["carried"])
 
 
 def _writes_variables(*bodies: Plan | None) -> bool:

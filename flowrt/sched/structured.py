@@ -115,10 +115,9 @@ def most_turns(attrs: Mapping[str, Any], lengths: Sequence[int], count: int | No
 def longest_seconds(attrs: Mapping[str, Any], rows: int | None, turn: float, longest: float) -> float:
     """What a loop may come to, beside what it is predicted to, whose turns take ``turn`` and at most ``longest``.
 
-    Zero where the turns of it and of all loops inside are as many in every run; infinite where there is no telling.
+    Zero where rows count the turns of it and of all loops inside; infinite where there is no telling.
     """
-    varies = attrs["counted"] or attrs["cond"] is not None
-    if not varies and not longest:
+    if attrs["cond"] is None and not attrs["counted"] and rows is not None and not longest:
         return 0.0
     most = most_turns(attrs, [] if rows is None else [rows], None)
     return math.inf if most is None else most * max(turn, longest)
