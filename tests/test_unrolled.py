@@ -321,6 +321,8 @@ def test_loops_are_unrolled_where_that_is_worth_it() -> None:
     assert not is_unrolled(loop_over((1000,), lambda v: v * 0.5))
     assert not is_unrolled(loop_over((16, 16), lambda v: fr.matmul(v, v)))
     assert not is_unrolled(loop_over((4,), lambda v: fr.cumsum(v)))
+    assert not is_unrolled(loop_over((), lambda v: v + fr.random.uniform(())))
+    assert not is_unrolled(loop_over((0,), fr.negative))
 
 
 def test_divisors_are_known_to_the_kernel_and_factors_are_not() -> None:

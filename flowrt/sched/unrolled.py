@@ -69,7 +69,7 @@ def _apply(name: str, op: _Op) -> list[Entries]:
     compute = _ENTRIES.get(name)
     made = _entrywise(name, op.making, op.inputs, op.dtype) if compute is None else compute(op)
     check_entries(made.size)
-    if any(op.making.dtype(int(n)) != op.dtype for n in made.flat):
+    if any(op.making.dtype(int(n)) != op.dtype for n in made.flat) or op.shape not in (None, made.shape):
         raise Unfit(name)
     return [made]
 
@@ -82,9 +82,9 @@ def _known(op: _Op) -> tuple[int, ...]:
 
 def _entrywise(name: str, making: Making, inputs: Sequence[Entries], dtype: np.dtype[Any]) -> Entries:
     """``name`` of every entry, by the rules of broadcasting."""
-    if not inputs:
-        raise Unfit(name)
     alike = np.broadcast_arrays(*inputs)
+    if not inputs or not alike[0].size:
+        raise Unfit(name)  # of no entries no member would be asked for, and so none found to be missing
     check_entries(alike[0].size)
     if name in COSTLY:
         making.count(0, alike[0].size - 1)
