@@ -32,7 +32,8 @@ FIRST = {
 @pytest.mark.parametrize("workload", FIRST)
 def test_a_workload_gives_what_the_peers_give(workload: str) -> None:
     line = [sys.executable, "flowrt_side.py", workload, "--threads", "2", "--seconds", "0.01"]
-    environment = {**os.environ, "PYTHONPATH": str(SIDES.parent.parent), "FLOWRT_BUILD": "never"}
+    paths = os.pathsep.join([str(SIDES.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "FLOWRT_BUILD": "never"}
     done = subprocess.run(line, cwd=SIDES, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     found = re.search(r"first \[(.*)\]", done.stdout)
