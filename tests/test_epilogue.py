@@ -77,6 +77,38 @@ def test_what_is_of_another_shape_or_assigned_stays_apart() -> None:
     assert ["matmul"] in parts(plan_of(assigned, (3, 3), (3, 3)))
 
 
+WIDENED: dict[str, tuple[Callable[..., Any], list[Any], list[Any]]] = {  # what is built, the dims, and a step's shapes
+    "rows": (lambda x, w, r: x @ w + r, [(None, 3), (3, 4), (None, 4)], [(1, 3), (3, 4), (5, 4)]),
+    "columns": (lambda x, w, b: fr.tanh(x @ w + b), [(4, 3), (3, None), (None,)], [(4, 3), (3, 1), (6,)]),
+    "matrices": (lambda x, w, r: (x @ w) * r, [(None, 2, 3), (3, 4), (None, 2, 4)], [(1, 2, 3), (3, 4), (7, 2, 4)]),
+    "images": (
+        lambda x, k, r: fr.nn.conv2d(x, k) * r,
+        [(None, 8, 8, 2), (1, 1, 2, 3), (None, 8, 8, 3)],
+        [(1, 8, 8, 2), (1, 1, 2, 3), (9, 8, 8, 3)],
+    ),
+    "repeated": (
+        lambda x, w, r: (x @ w) * fr.broadcast_to(fr.sum(r, 0, keepdims=True), fr.shape_of(r)),
+        [(None, 3), (3, 4), (None, 4)],
+        [(1, 3), (3, 4), (5, 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_a_product_that_only_a_step_repeats_is_computed_once(name: str) -> None:
+    build, dims, shapes = WIDENED[name]
+    rng = np.random.default_rng(8)
+    given = [rng.standard_normal(shape).astype("f") for shape in shapes]
+    with fr.Graph() as graph:
+        feeds = [fr.placeholder("float32", d) for d in dims]
+        made = build(*feeds)
+    with fr.BlockingSession(graph) as session:
+        for _ in range(2):
+            np.testing.assert_allclose(
+                session.run(made, dict(zip(feeds, given, strict=True))), build(*given), rtol=1e-5, atol=1e-6
+            )
+
+
 def test_a_reader_that_waits_for_another_stays_apart() -> None:
     def build(x: Any, w: Any) -> Any:
         product = x @ w

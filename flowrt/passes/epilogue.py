@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.op import lookup
+from flowrt.ops.fused import parts_of
 from flowrt.passes.fuse import Fusible, markers, moved, outside
+from flowrt.passes.rows import REPEATS
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 from flowrt.valueclass import valueclass
 
@@ -76,7 +78,7 @@ def _pair(
     reader, made = step.nodes[waiting[0]], product.outputs[0]
     if (product.id, 0) not in reader.inputs or made.dims is None or len(made.dims) < 2:
         return None
-    if any(out.dims != made.dims for out in reader.outputs):
+    if any(out.dims != made.dims for out in reader.outputs) or not _same_shape(step, product, reader):
         return None
     dtypes = [spec.dtype for spec in (*map(step.spec, reader.inputs), *reader.outputs)]
     if reader.op.name != "fused" and not fusible(reader.op.name, dtypes, placement[reader.id].kind or ""):
@@ -85,6 +87,20 @@ def _pair(
         return None
     wanted = any((product.id, 0) in step.nodes[i].inputs for i in waiting[1:]) or (product.id, 0) in step.fetches
     return _Pair(product, reader, wanted)
+
+
+def _same_shape(step: Step, product: StepNode, reader: StepNode) -> bool:
+    """Whether results of the product's dims are never larger, whatever a step finds for those that are unknown."""
+    made = product.outputs[0].dims or ()
+    if None not in made:
+        return True
+    if not REPEATS.isdisjoint(parts_of(reader.op.name, reader.attrs)):
+        return False  # what is repeated may be so to any size
+    others = [step.spec(ref).dims for ref in reader.inputs if ref != (product.id, 0)]
+    return all(
+        dims is not None and all(m == 1 for n, m in zip(reversed(made), reversed(dims), strict=False) if n is None)
+        for dims in others
+    )
 
 
 def _rewritten(step: Step, pairs: Mapping[int, _Pair]) -> Step:
