@@ -294,6 +294,35 @@ def test_few_long_rows_are_left_to_launches_that_threads_can_share() -> None:
     np.testing.assert_allclose(found, np_softmax(x), rtol=2e-6)
 
 
+def test_what_is_repeated_along_few_long_rows_may_be_a_result() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 100_000)).astype(F4)
+    with fr.Graph() as graph:
+        fed = fr.placeholder(F4, x.shape)
+        total = fr.sum(fed, -1, keepdims=True)
+        made = [fr.broadcast_to(total, x.shape), fed * total]
+    with fr.BlockingSession(graph) as session:
+        repeated, product = session.run(made, {fed: x})
+    judge = x.sum(-1, keepdims=True, dtype=np.float64)
+    np.testing.assert_allclose(repeated, np.broadcast_to(judge, x.shape), rtol=1e-4)
+    np.testing.assert_allclose(product, x * judge, rtol=1e-4)
+
+
+def test_rows_without_entries_have_results_beside_totals() -> None:
+    members = (
+        ("sum", (0,), F4, ALONG),
+        ("exp", (1,), F4, ()),
+        ("multiply", (0, 2), F4, ()),
+        ("sum", (3,), F4, (("axis", 0), ("keepdims", False))),
+    )
+    for shape in ((40, 50), (3, 0)):
+        x = np.zeros(shape, F4)
+        rows, totals = run(
+            compiled([x], members, [2, 4]), [x], [np.full((shape[0], 1), 9, F4), np.full(shape[1], 9, F4)]
+        )
+        np.testing.assert_array_equal(rows, np.ones((shape[0], 1)))
+        np.testing.assert_array_equal(totals, np.zeros(shape[1]))
+
+
 def test_integers_are_folded_exactly() -> None:
     members = (
         ("max", (0,), "int64", ALONG),

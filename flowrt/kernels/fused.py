@@ -56,7 +56,7 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
         return _in_one(parts, whole, specs, members, device)
     orders = () if whole is None else _orders(whole.step)
     if again and not orders:
-        return _apart(parts, specs, members, results, in_stages(specs, members, first), device)
+        return _apart(parts, specs, members, results, in_stages(specs, members, results, first), device)
     apart = _apart(parts, specs, members, results, [[n] for n in range(first, len(specs))], device)
     return apart if _saved_bytes(first, specs, members) < WORTH_BYTES else replace(apart, orders=orders)
 

@@ -244,7 +244,7 @@ def whole_rows(
 ) -> Whole | None:
     """The program in one launch over its rows; None where it is none of rows, or they do not suit."""
     space = row_space(specs, members, first)
-    if space is None or not space.suits():
+    if space is None or not space.length or not space.suits():
         return None
     reading = Reading(space, specs, members, first)
     if not reading.read() or any(n not in reading.kinds for n in results):
@@ -297,16 +297,19 @@ def _result_view(space: RowSpace, kind: Kind) -> View:
 # ── where it is none ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def in_stages(specs: Sequence[Spec], members: Sequence[Member], first: int) -> list[list[int]]:
+def in_stages(
+    specs: Sequence[Spec], members: Sequence[Member], results: Collection[int], first: int
+) -> list[list[int]]:
     """The members, by number, in pieces to be computed one after another: what is made of one shape between folds.
 
-    Views are in every piece that takes them. Whatever else has another shape is a piece ahead of those of its stage.
+    Views are in every piece that takes them, unless they are results. Whatever else has another shape is a piece
+    ahead of those of its stage.
     """
     stage = [0] * first  # of each value, that of the first pieces that may take it
     pieces: dict[tuple[int, bool, int], list[int]] = {}
     largest = max((specs[n].concrete for n in range(first, len(specs))), key=math.prod)
     entries: set[int] = set()
-    views = _views(members, first)
+    views = _views(members, first).difference(results)
     for n, (op, operands, _, _) in enumerate(members, first):
         alone = specs[operands[0] if op in FOLDS else n].concrete != largest or op in ALIASES or op in VIEWS
         before = max((stage[i] + (alone and i in entries) for i in operands), default=0)
