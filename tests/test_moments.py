@@ -58,6 +58,14 @@ def test_what_is_constant_varies_by_exactly_nothing(form: str) -> None:
         np.testing.assert_array_equal(variance, np.zeros_like(variance))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_mean_whose_square_is_no_float64_spoils_nothing(axis: int) -> None:
+    x = np.full((3, 3), 1.5e160) * (1 + np.arange(3) / 2**40)
+    mean, variance = nn.moments(x, axis)
+    np.testing.assert_allclose(mean, (x / 3).sum(axis))
+    np.testing.assert_array_equal(variance, (x - (x / 3).sum(axis, keepdims=True)).var(axis) if axis else np.zeros(3))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_no_number_spoils_its_own_result_alone(form: str, value: float) -> None:

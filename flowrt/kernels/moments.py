@@ -115,7 +115,7 @@ def join(found: Any, at: int, held: int, total: float, squares: float, count: in
     share, weight = 1.0 / max(held, 1), held * (1.0 / (held + count)) * count
     middle = found[0, np.uint64(at)] * share
     apart = total * (1.0 / count) - middle
-    apart = 0.0 if abs(apart) <= ROUNDED * abs(middle) else apart
+    apart = 0.0 if held == 0 or abs(apart) <= ROUNDED * abs(middle) else apart
     found[0, np.uint64(at)] += total
     found[1, np.uint64(at)] += squares + apart * apart * weight
 
