@@ -110,3 +110,24 @@ async def test_gradients_through_counted_loops_are_those_of_loops_that_only_a_va
             value, slope, other_value, other_slope = await session.run(fetches, fed)
         np.testing.assert_allclose(value, other_value, rtol=1e-12)
         np.testing.assert_allclose(slope, other_slope, rtol=1e-12)
+
+
+def test_a_loop_that_may_not_run_takes_no_memory_for_all_its_turns() -> None:
+    with fr.Graph() as graph:
+        chosen, x = fr.placeholder("bool", ()), fr.placeholder("float64", ())
+
+        def long() -> Any:
+            return fr.while_loop(lambda i, y: i < 10**11, lambda i, y: (i + 1, fr.sin(y)), (np.int64(0), x))[1]
+
+        slope = fr.gradients([fr.cond(chosen, long, lambda: x * 2)], [x])[0]
+    with fr.BlockingSession(graph) as session:
+        assert session.run(slope, {chosen: False, x: 1.0}) == 2
+
+
+def test_more_turns_than_a_word_holds_are_not_counted() -> None:
+    last = 2**63 - 1
+    with fr.Graph() as graph:
+        ends = fr.while_loop(lambda i: i < last, lambda i: i + 1, fr.constant(-last - 1))
+        fewer = fr.while_loop(lambda i: i < last, lambda i: i + 1, fr.constant(0))
+    assert limits(graph, ends, []) == [None]
+    assert limits(graph, fewer, []) == [last]

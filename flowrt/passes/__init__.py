@@ -111,7 +111,7 @@ def compile_step(
     placed = step
     where: Mapping[int, Device] = placement
     if optimize:
-        step = count_turns(rewrite_bodies(step, placement, lambda body, where: count_turns(body)))
+        step = count_turns(rewrite_bodies(step, placement, lambda body, where: count_turns(body, inside=True)))
         step, where = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)

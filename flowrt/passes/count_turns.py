@@ -2,11 +2,14 @@
 
 Law: what is told holds in every run of the step. A counter is an integer scalar that begins as a constant, that each
 turn adds a constant to, and that leaves its dtype's range in no turn. Such a loop has a limit in place of its
-condition, so that what it stacks, as its gradient needs it to, has a length that is known before it runs.
+condition, so that what it stacks, as its gradient needs it to, has a length that is known before it runs. Inside a
+body, which may not be run at all, a loop that would stack much is left as it is: memory for what is known is taken in
+any case.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +19,33 @@ from flowrt.passes.step import FED, Step, StepNode
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
+    from flowrt.spec import Spec
 
 MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 
 
-def count_turns(step: Step) -> Step:
-    """``step`` whose loops have a limit for a condition where that says as much."""
+MOST_STACKED = 16 << 20
+"""Bytes that a loop inside a body may stack."""
+
+
+def count_turns(step: Step, *, inside: bool = False) -> Step:
+    """``step``, or one ``inside`` a body, whose loops have a limit for a condition where that says as much."""
     found: dict[int, StepNode] = {}
     for node in step.nodes.values():
         turns = _known_turns(step, node)
-        if turns is not None:
+        if turns is not None and not (inside and _stacked_bytes(node, turns) > MOST_STACKED):
             found[node.id] = replace(node, attrs={**node.attrs, "cond": None, "limit": turns})
     return replace(step, nodes={**step.nodes, **found}) if found else step
+
+
+def _stacked_bytes(node: StepNode, turns: int) -> float:
+    carried: Any = node.attrs["carried"]
+    return turns * sum(_row_bytes(spec) for spec in node.outputs[carried + 1 :])
+
+
+def _row_bytes(stack: Spec) -> float:
+    row = (None,) if stack.dims is None else stack.dims[1:]
+    return math.inf if None in row else math.prod(n or 0 for n in row) * stack.dtype.itemsize
 
 
 def _known_turns(step: Step, node: StepNode) -> int | None:
@@ -48,7 +66,9 @@ def _known_turns(step: Step, node: StepNode) -> int | None:
     if first is None or step_by is None or limit is None:
         return None
     turns, held = _turns(name, first, step_by, limit), np.iinfo(test.feeds[counter].spec.dtype)
-    return turns if turns is not None and held.min <= first + turns * step_by <= held.max else None
+    if turns is None or turns > np.iinfo(np.int64).max:
+        return None
+    return turns if held.min <= first + turns * step_by <= held.max else None
 
 
 def _turns(name: str, first: int, step: int, limit: int) -> int | None:
