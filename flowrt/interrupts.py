@@ -22,6 +22,8 @@ GRACE = 0.5  # seconds
 
 NOBODY = -1  # who has the wake-up descriptor
 
+_ours: set[int] = set()
+
 
 class InterruptWatch:
     """Has ``loop``, another thread's, stop what the main thread runs when it is interrupted. Opened and closed there.
@@ -47,6 +49,7 @@ class InterruptWatch:
             _close(ends)
             return
         self._ends = ends
+        _ours.add(ends[1])
         self._loop.call_soon_threadsafe(self._loop.add_reader, ends[0], self._told)
 
     def close(self) -> None:
@@ -54,9 +57,8 @@ class InterruptWatch:
         if self._ends is None or this_thread() != self._main:
             return
         ends, self._ends = self._ends, None
-        now = signal.set_wakeup_fd(NOBODY)
-        if now not in (NOBODY, ends[1]):
-            signal.set_wakeup_fd(now)  # who took it over has it
+        _leave()
+        _ours.discard(ends[1])
         _close(ends)
 
     def _told(self) -> None:
@@ -65,6 +67,16 @@ class InterruptWatch:
         stop = present_run(self._main)
         if stop is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._loop.call_later(GRACE, stop)
+
+
+def _leave() -> None:
+    """Have Python tell us of no more signals; of those of others, whoever took that over."""
+    now = signal.set_wakeup_fd(NOBODY)
+    if now not in {NOBODY, *_ours}:
+        signal.set_wakeup_fd(now)
+
+
+os.register_at_fork(after_in_child=_leave)  # what a child is sent is no business of its parent's loop
 
 
 def _close(ends: tuple[int, int]) -> None:

@@ -9,10 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flowrt as fr
 from flowrt.interrupts import NOBODY
+from flowrt.kernels.launch import RUN_WORDS, STATUS
+from flowrt.sched.interrupts import Noted, present_run
+from flowrt.sched.lanes import this_thread
+from flowrt.sched.tape import CANCELLED
 
 ENDLESS = """
 import sys
@@ -82,3 +87,36 @@ def test_whoever_has_the_wake_up_descriptor_keeps_it() -> None:
         signal.set_wakeup_fd(before)
         os.close(read_end)
         os.close(write_end)
+
+
+FORKING = """
+import os, signal
+import flowrt as fr
+
+with fr.Graph() as graph:
+    one = fr.constant(1.0)
+with fr.BlockingSession(graph) as session:
+    child = os.fork()
+    if not child:
+        os._exit(signal.set_wakeup_fd(-1) != -1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert signal.set_wakeup_fd(-1) != -1
+"""
+
+
+def test_signals_to_a_forked_child_are_its_own() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(fr.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", FORKING], env=environment, check=True, timeout=50)
+
+
+def test_what_a_handler_runs_leaves_what_it_interrupted_known() -> None:
+    outer, inner = (np.zeros(RUN_WORDS, np.int64) for _ in range(2))
+    with Noted(outer):
+        with Noted(inner):
+            pass
+        stop = present_run(this_thread())
+        assert stop is not None
+        stop()
+    assert present_run(this_thread()) is None
+    assert outer[STATUS] == CANCELLED
+    assert inner[STATUS] != CANCELLED

@@ -26,18 +26,23 @@ _plans: weakref.WeakKeyDictionary[Room, weakref.ref[np.ndarray[Any, Any]]] = wea
 
 
 class Noted:
-    """``with Noted(words):`` the calling thread runs tapes with these words."""
+    """``with Noted(words):`` the thread runs tapes with these words; a signal's handler may run others there."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("_before", "_words")
 
     def __init__(self, words: np.ndarray[Any, Any]) -> None:
         self._words = words
 
     def __enter__(self) -> None:
-        _noted[this_thread()] = self._words
+        thread = this_thread()
+        self._before = _noted.get(thread)
+        _noted[thread] = self._words
 
     def __exit__(self, *error: object) -> None:
-        del _noted[this_thread()]
+        if self._before is None:
+            _noted.pop(this_thread(), None)
+        else:
+            _noted[this_thread()] = self._before
 
 
 def note_plan(room: Room, plan: np.ndarray[Any, Any]) -> None:
