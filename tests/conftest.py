@@ -19,11 +19,26 @@ import pytest
 HERE = Path(__file__).parent
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
-LONG = ("test_control_random", "test_replica_protocol", "test_workloads", "test_fused_steps")  # few tests, much to do
+LONG = (  # few tests, much to do
+    "test_control_random",
+    "test_replica_protocol",
+    "test_workloads",
+    "test_fused_steps",
+    "test_unrolled",
+    "test_passes",
+    "test_api",
+    "test_digits",
+)
 
 
 def _is_simulated(item: pytest.Item) -> bool:
     return "simulated" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: tests of processes wait for these, and who needs a kernel for who compiles it."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(trylast=True)
