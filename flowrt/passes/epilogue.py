@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
 from flowrt.passes.fuse import Fusible, markers, moved, outside
-from flowrt.passes.rows import REPEATS
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+from flowrt.passes.views import REPEATS
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from flowrt.passes.folds import FOLDS
+from flowrt.passes.views import REPEATS
 from flowrt.spec import normal_axes
 from flowrt.valueclass import valueclass
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from flowrt.spec import Shape
 
 ROW_FOLDS = frozenset({"sum", "mean", "max", "min"})
-REPEATS = frozenset({"spread", "broadcast_to"})
 RESHAPES = frozenset({"stop_gradient", "identity", "expand_dims", "squeeze", "reshape"})
 LINKS = REPEATS | RESHAPES
 """Ops that compute nothing: members where they take what is one for each row."""
