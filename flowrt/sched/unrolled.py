@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.kernels.expression import COSTLY
 from flowrt.kernels.table import ALIASES
 from flowrt.sched.making import MOST_MEMBERS, Entries, Inside, Making, Unfit, Unrolled, check_entries, flat, numbered
 from flowrt.sched.structured import COND, LOOP, longest_seconds
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from flowrt.plan import Plan
 
 SECONDS_PER_MEMBER = 2e-9
-COSTLY = frozenset(
-    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
-    | {"sigmoid", "softplus", "erf", "pow", "binary_cross_entropy"}
-)
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
