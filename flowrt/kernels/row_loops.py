@@ -13,8 +13,7 @@ An output may be an input's memory, entry for entry: nothing is written before t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
@@ -28,7 +27,7 @@ from flowrt.kernels.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit_folds import Folding
 from flowrt.kernels.folds import held_dtype
 from flowrt.kernels.row_plan import Loop, RowPlan, plan_rows
-from flowrt.kernels.scalar_loops import outer_position
+from flowrt.kernels.scalar_loops import in_blocks, outer_position
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class _RowLoops:
         every += [(self._expression.folds[n][0], made) for n, made in sums.items()]
         short = [(n, fold) for n, fold in every if fold.short is not fold.total]
         if short or columns:
-            with _blocks(builder, self._length) as (start, many):
+            with in_blocks(builder, self._length, BLOCK) as (start, many):
                 for _, fold in short:
                     builder.store(fold.within.neutral(), fold.short)
                 here = [self._moved(place, start, step) for place, step in zip(at, self._steps, strict=True)]
@@ -281,14 +280,3 @@ class _RowLoops:
 
     def _moved(self, place: Any, index: Any, step: Any) -> Any:
         return place if step is ZERO else self._builder.gep(place, [index])
-
-
-@contextmanager
-def _blocks(builder: Any, count: Any) -> Iterator[tuple[Any, Any]]:
-    """Emit the body for every `BLOCK` of ``count`` elements; yields the first of them and how many they are."""
-    length = ir.Constant(WORD, BLOCK)
-    blocks = builder.udiv(builder.add(count, ir.Constant(WORD, BLOCK - 1)), length)
-    with cgutils.for_range(builder, blocks) as turn:
-        start = builder.mul(turn.index, length)
-        left = builder.sub(count, start)
-        yield start, builder.select(builder.icmp_signed("<", left, length), left, length)

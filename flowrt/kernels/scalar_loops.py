@@ -278,7 +278,7 @@ class _Loops:
         builder, independent = self._builder, Independent(self._builder)
         known = self._known(at, steps, independent)
         several = builder.icmp_signed(">", rows, ONE)
-        with _blocks(builder, count) as (start, many):
+        with in_blocks(builder, count, BLOCK) as (start, many):
             here = [self._moved(place, start, step) for place, step in zip(at, steps, strict=True)]
             for index in self._indices(many, independent):
                 places = [self._moved(place, index, step) for place, step in zip(here, steps, strict=True)]
@@ -341,10 +341,10 @@ class _Loops:
 
 
 @contextmanager
-def _blocks(builder: Any, count: Any) -> Iterator[tuple[Any, Any]]:
-    """Emit the body for every `BLOCK` of ``count`` elements; yields the first of them and how many they are."""
-    length = ir.Constant(WORD, BLOCK)
-    blocks = builder.udiv(builder.add(count, ir.Constant(WORD, BLOCK - 1)), length)
+def in_blocks(builder: Any, count: Any, size: int) -> Iterator[tuple[Any, Any]]:
+    """Emit the body for every ``size`` of ``count`` elements; yields the first of them and how many they are."""
+    length = ir.Constant(WORD, size)
+    blocks = builder.udiv(builder.add(count, ir.Constant(WORD, size - 1)), length)
     with cgutils.for_range(builder, blocks) as turn:
         start = builder.mul(turn.index, length)
         left = builder.sub(count, start)
