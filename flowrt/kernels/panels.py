@@ -86,22 +86,15 @@ def panelling(geometry: Geometry) -> Callable[..., None]:
 
 
 @cache
-def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
-    """``band(like, (a, b, c), table, count, taps, reach, columns, stage, places, how)``: one column panel.
-
-    Computes ``count`` rows as `micro.tile` says it; ``reach`` is (taps, depth, a_step, b_step), ``how`` (start, bias,
-    floor). Of each row of the result ``columns`` entries count; where half a panel has them all, tiles are as narrow.
-    Columns ``apart`` are as `micro.beside` has them.
-    """
-    most, fewer, full = geometry.rows, geometry.fewer, geometry.vectors * geometry.width
+def _tiling(geometry: Geometry, apart: bool) -> Callable[..., int]:
+    """``tile_rows(like, words, left, narrow)``: one tile, of as few rows as ``left`` needs; how many it has."""
+    most, fewer = geometry.rows, geometry.fewer
     tile = micro.beside if apart else micro.tile
     large, small = (tile(rows, geometry.vectors, geometry.width) for rows in (most, fewer))
     narrow_large, narrow_small = (tile(rows, geometry.vectors // 2, geometry.width) for rows in (most, fewer))
-    move = micro.move()
 
     @jitable
     def tile_rows(like: Any, words: Any, left: int, narrow: bool) -> int:
-        """One tile, of as few rows as ``left`` needs; how many it has."""
         if left <= fewer or most < left <= 2 * fewer:
             if narrow:
                 narrow_small(like, words)
@@ -113,6 +106,20 @@ def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
         else:
             large(like, words)
         return most
+
+    return tile_rows
+
+
+@cache
+def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
+    """``band(like, (a, b, c), table, count, taps, reach, columns, stage, places, how)``: one column panel.
+
+    Computes ``count`` rows as `micro.tile` says it; ``reach`` is (taps, depth, a_step, b_step), ``how`` (start, bias,
+    floor). Of each row of the result ``columns`` entries count; where half a panel has them all, tiles are as narrow.
+    Columns ``apart`` are as `micro.beside` has them.
+    """
+    most, full = geometry.rows, geometry.vectors * geometry.width
+    tile_rows, move = _tiling(geometry, apart), micro.move()
 
     @jitable
     def band(
