@@ -80,8 +80,9 @@ def test_a_bias_made_of_the_shape_it_is_added_to_does_not_wait_for_itself() -> N
 
 
 @pytest.mark.timeout(300)  # the first to run compiles the kernels
+@pytest.mark.parametrize(("inner", "outer"), [(fr.nn.relu, fr.identity), (fr.silu, fr.tanh)], ids=["bias", "epilogue"])
 @pytest.mark.parametrize("batch", [1, 5])
-async def test_a_training_step_is_the_same_contracted_or_not(batch: int) -> None:
+async def test_a_training_step_is_the_same_joined_or_not(batch: int, inner: Any, outer: Any) -> None:
     rng = np.random.default_rng(0)
     images, labels = rng.standard_normal((batch, 6, 6, 3)).astype("f"), rng.integers(0, 4, batch)
     losses = []
@@ -91,8 +92,8 @@ async def test_a_training_step_is_the_same_contracted_or_not(batch: int) -> None
             k = fr.Variable(np.random.default_rng(1).standard_normal((3, 3, 3, 5)).astype("f"), name="k")
             w = fr.Variable(np.random.default_rng(2).standard_normal((180, 4)).astype("f") * 0.1, name="w")
             b, c = (fr.Variable(np.full(n, 0.1, np.float32), name=f"bias{n}") for n in (5, 4))
-            hidden = fr.nn.relu(fr.nn.bias_add(fr.nn.conv2d(x, k), b))
-            logits = fr.matmul(fr.reshape(hidden, (-1, 180)), w) + c
+            hidden = inner(fr.nn.bias_add(fr.nn.conv2d(x, k), b))
+            logits = outer(fr.matmul(fr.reshape(hidden, (-1, 180)), w) + c)
             loss = fr.mean(fr.nn.softmax_cross_entropy(logits, y))
             train = fr.optim.Momentum(0.05, 0.9).minimize(loss)
         async with fr.Session(graph, options=Options(optimize=optimize)) as session:

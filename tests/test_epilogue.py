@@ -15,7 +15,6 @@ from flowrt.kernels.launch import Application, Prepared, apply_kernel
 from flowrt.ops.fused import parts_of
 from flowrt.passes import compile_step
 from flowrt.runners import fusible, supports
-from flowrt.session import Options
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
@@ -164,23 +163,3 @@ def test_one_launch_does_both_where_units_make_whole_rows() -> None:
     assert launches(MATMUL, (64, 8), (8, 10), (64, 10)) == [EpilogueStep]
     assert EpilogueStep not in launches(MATMUL, (64, 80), (80, 256), (64, 256))
     assert launches(CONV, (2, 8, 8, 3), (3, 3, 3, 4), (2, 8, 8, 4))[-1] is EpilogueStep
-
-
-@pytest.mark.timeout(300)  # the first to run compiles the kernels
-async def test_a_training_step_is_the_same_joined_or_not() -> None:
-    rng = np.random.default_rng(0)
-    images, labels = rng.standard_normal((5, 6, 6, 3)).astype("f"), rng.integers(0, 4, 5)
-    losses = []
-    for optimize in (True, False):
-        with fr.Graph() as graph:
-            x, y = fr.placeholder("float32", (None, 6, 6, 3)), fr.placeholder("int64", (None,))
-            k = fr.Variable(np.random.default_rng(1).standard_normal((3, 3, 3, 5)).astype("f"), name="k")
-            w = fr.Variable(np.random.default_rng(2).standard_normal((180, 4)).astype("f") * 0.1, name="w")
-            hidden = fr.silu(fr.nn.conv2d(x, k) + fr.Variable(np.full(5, 0.1, np.float32), name="b"))
-            logits = fr.tanh(fr.matmul(fr.reshape(hidden, (-1, 180)), w))
-            loss = fr.mean(fr.nn.softmax_cross_entropy(logits, y))
-            train = fr.optim.Momentum(0.05, 0.9).minimize(loss)
-        async with fr.Session(graph, options=Options(optimize=optimize)) as session:
-            losses.append([(await session.run([loss, train], {x: images, y: labels}))[0] for _ in range(4)])
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-    assert losses[0][-1] < losses[0][0]
