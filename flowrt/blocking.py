@@ -38,7 +38,7 @@ class LoopThread:
 
     def _main(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 self._loop = runner.get_loop()
                 self._stop = asyncio.Event()
                 self._loop.call_soon(self._started.set)
@@ -94,7 +94,8 @@ class LoopThread:
         self._thread.join()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes uvloop's event loops where that is installed; None says asyncio's own."""
     try:
         import uvloop
     except ImportError:

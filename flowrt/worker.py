@@ -14,9 +14,10 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
+from flowrt.blocking import loop_factory
 from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
 from flowrt.errors import AuthenticationError, FlowrtError, GraphError
 from flowrt.kernels.building import build_standard_kernels
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(given)
         if settings.die_with_parent:
             _die_with_parent()
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings))
     except FlowrtError as error:
         print(f"flowrt worker: {error}", file=sys.stderr)
@@ -174,15 +175,6 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         loop.remove_reader(0)
         signal.alarm(LAST_SECONDS)
         stop.set()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 if __name__ == "__main__":
