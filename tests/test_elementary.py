@@ -52,6 +52,9 @@ WIDE_CURVES: dict[str, tuple[Judge, float]] = {
     "tanh": (np.tanh, 3),
     "sigmoid": (stable_sigmoid, 3),
     "softplus": (lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), 3),
+    "sin": (np.sin, 1),
+    "cos": (np.cos, 1),
+    "tan": (np.tan, 2),
     "asin": (np.arcsin, 3),
     "acos": (np.arccos, 2),
     "atan": (np.arctan, 2),
@@ -94,7 +97,7 @@ def test_every_double_comes_out_within_the_bound(name: str) -> None:
     judge, bound = WIDE_CURVES[name]
     rng = np.random.default_rng(11)
     print("seed 11")
-    near = [rng.uniform(-r, r, 20_000) for r in (1.0, 4.0, 20.0, 40.0, 750.0)]
+    near = [rng.uniform(-r, r, 20_000) for r in (1.0, 4.0, 20.0, 40.0, 750.0, 1e6)]
     x = np.concatenate([SPECIAL.astype(np.float64), every_wide_exponent(rng, 12), *near])
     with np.errstate(all="ignore"):
         check(getattr(fr, name)(x), judge(x.astype(np.longdouble)), bound)
@@ -105,7 +108,7 @@ def test_every_float_comes_out_within_the_bound(name: str) -> None:
     judge, bound = CURVES[name]
     rng = np.random.default_rng(7)
     print("seed 7")
-    near = [rng.uniform(-r, r, 20_000).astype(np.float32) for r in (1.0, 4.0, 20.0, 105.0)]
+    near = [rng.uniform(-r, r, 20_000).astype(np.float32) for r in (1.0, 4.0, 20.0, 105.0, 1e6)]
     x = np.concatenate([SPECIAL, every_exponent(rng, 64), *near])
     with np.errstate(all="ignore"):
         check(getattr(fr, name)(x), judge(x.astype(np.float64)), bound)
@@ -187,3 +190,27 @@ def test_the_floats_nearest_to_quarters_of_a_turn_are_reduced_right() -> None:
     check(fr.sin(x), np.sin(x.astype(np.float64)), 1)
     check(fr.cos(x), np.cos(x.astype(np.float64)), 1)
     check(fr.tan(x), np.tan(x.astype(np.float64)), 1)
+
+
+def test_the_doubles_nearest_to_quarters_of_a_turn_are_reduced_right() -> None:
+    quarters = np.unique(np.concatenate([np.arange(1, 4000), (2.0 ** np.arange(0, 20.3, 0.001)).astype(int)]))
+    near = quarters * (np.longdouble(np.pi / 2) + np.longdouble(6.123233995736766e-17))
+    x = near.astype(np.float64)
+    x = np.concatenate([x, np.nextafter(x, np.inf), -x])
+    for name in ("sin", "cos", "tan"):
+        judge, bound = WIDE_CURVES[name]
+        for part in (x[np.abs(x) < 2**20], x):
+            check(getattr(fr, name)(part), judge(part.astype(np.longdouble)), bound)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_angle_comes_to_the_same_bits_beside_large_ones(dtype: Any) -> None:
+    rng = np.random.default_rng(13)
+    print("seed 13")
+    x = rng.uniform(-(2.0**20), 2.0**20, 5000).astype(dtype)
+    mixed = x.copy()
+    mixed[1500:2700:97] = 2.0**21, -np.inf, 1e30, *mixed[1791:2700:97]
+    for function in (fr.sin, fr.cos, fr.tan):
+        alone, beside = function(x), function(mixed)
+        np.testing.assert_array_equal(beside[mixed == x], alone[mixed == x])
+        check(beside[1500:1700:97], function(mixed[1500:1700:97].astype(np.longdouble).astype(np.float64)), 1)

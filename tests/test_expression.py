@@ -13,8 +13,10 @@ from flowrt.errors import GraphError
 from flowrt.kernels.abi import OPTIONS
 from flowrt.kernels.compose import composed
 from flowrt.kernels.emit import bind_helpers
-from flowrt.kernels.expression import express
+from flowrt.kernels.expression import express, narrowed
 from flowrt.kernels.fingerprint import fingerprint
+from flowrt.kernels.table import Narrow, elementwise
+from flowrt.kernels.trigonometry import is_near, near_sin64
 
 F4, F8, I8, B1 = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
 KINDS = ("sum", "mean", "max", "min", "prod", "any", "all")
@@ -65,3 +67,19 @@ def test_what_is_not_computed_entry_by_entry_is_no_member() -> None:
         express((F4,), (("add", (0, 1), F4),), (1,))
     with pytest.raises(GraphError, match="cannot answer"):
         express((F4,), (("negative", (0,), F4),), (2,))
+
+
+def test_an_expression_of_narrow_functions_says_where_it_holds() -> None:
+    expression = express((F8, F8), (("multiply", (0, 1), F8), ("sin", (2,), F8), ("cos", (0,), F8)), (3, 4))
+    found = narrowed(expression)
+    assert found is not None
+    for x, y, holds in ((1.0, 2.0, (True, True)), (2.0**19, 2.0, (False, True)), (2.0**20, 0.5, (True, False))):
+        assert tuple(map(bool, found.fits.function()(x, y))) == holds
+        if all(holds):
+            np.testing.assert_allclose(found.expression.function()(x, y), expression.function()(x, y), rtol=1e-15)
+    assert narrowed(express((F4, F4), MEMBERS, (4, 5))) is None
+
+
+def test_a_function_that_does_not_choose_what_is_narrow_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not choose"):
+        elementwise("sin", lambda x: x, narrow=Narrow(is_near, near_sin64))

@@ -239,6 +239,21 @@ def test_sums_of_what_is_computed_are_those_of_the_members(shape: tuple[int, ...
             np.testing.assert_allclose(mine, judge, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [F4, "float64"])
+def test_narrow_and_wide_blocks_of_angles_are_computed_and_folded_alike(dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    inputs = [np.asarray(rng.normal(size=s), dtype) for s in ((7, 2500), (7, 1))]
+    inputs[0][1, 1300:1400] = inputs[0][4, 7] = inputs[0][6, -1] = 1e9
+    reduced = (("axis", (1,)), ("keepdims", False))
+    members = (("multiply", (0, 1), dtype, ()), ("sin", (2,), dtype, ()), ("sum", (3,), dtype, reduced))
+    found = [np.empty((7, 2500), dtype), np.empty(7, dtype)]
+    compile_orders(apply(inputs, members, (3, 4)))
+    run(apply(inputs, members, (3, 4)), inputs, found)
+    for mine, judge in zip(found, member_by_member(inputs, members, (3, 4)), strict=True):
+        np.testing.assert_allclose(mine, judge, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(run(compiled(inputs, members, (3,)), inputs, [inputs[0]])[0], found[0])
+
+
 def apply_one_by_one(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> Application:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "is_compiled", lambda variant: False)

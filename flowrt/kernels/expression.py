@@ -8,7 +8,7 @@ another in one compiled function, where LLVM makes them one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrt.errors import GraphError
 from flowrt.kernels.folds import ROW_FOLDS, fold_of_row, held_dtype
-from flowrt.kernels.table import Form, find_kernel, require_kernel
+from flowrt.kernels.table import NARROW, Form, find_kernel, require_kernel
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -118,6 +118,31 @@ def one_function(function: Function, dtypes: Sequence[Any], op: str = "") -> Exp
     """The expression that is one scalar function, that of ``op``, of inputs and a result of these dtypes."""
     *inputs, output = (np.dtype(d) for d in dtypes)
     return Expression(tuple(inputs), (Member(function, tuple(range(len(inputs))), output, op),), (len(inputs),))
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """An expression of narrow functions, and the one whose results say, entry by entry, whether all of them fit."""
+
+    expression: Expression
+    fits: Expression
+
+
+def narrowed(expression: Expression) -> Narrowed | None:
+    """The same values by functions that are narrow, where there are any; see `table.Narrow`."""
+    members, tests = [], []
+    for member in expression.members:
+        narrow = NARROW.get(member.function)
+        members.append(member if narrow is None else replace(member, function=narrow.function))
+        if narrow is not None:
+            tests.append(Member(narrow.fits, member.operands, np.dtype(np.bool_)))
+    if not tests:
+        return None
+    first = len(expression.inputs) + len(members)
+    asked = tuple(range(first, first + len(tests)))
+    return Narrowed(
+        replace(expression, members=tuple(members)), Expression(expression.inputs, (*members, *tests), asked)
+    )
 
 
 def is_scalar_function(op: str, dtypes: Sequence[Any], device: str = "cpu") -> bool:

@@ -14,6 +14,7 @@ would cost more than it saves (`_is_costly`), the values of some elements are co
 the nearest cache, and folded by loops behind; short rows that follow one another in memory are computed together.
 
 Costly ops are long chains of instructions that wait for each other, so several vectors go through them side by side.
+Some are long or have branches only for few arguments: where none of a block's is such, a loop without these takes it.
 
 An output may be an input's memory, entry for entry. Where an output overlaps an input otherwise, nothing is promised.
 """
@@ -22,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import numpy_support
@@ -32,9 +35,9 @@ from numba.np import numpy_support
 from flowrt.kernels.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer, word
 from flowrt.kernels.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit_folds import GROUP, Folding, add_groups, add_lanes, no_lanes
-from flowrt.kernels.expression import COSTLY, Expression
+from flowrt.kernels.expression import COSTLY, Expression, narrowed
 
-BLOCK = 1024  # elements that are computed before their values are folded by loops behind
+BLOCK = 1024  # elements that are computed before their values are folded by loops behind, or looked at before
 SIDE_BY_SIDE, WHOLE = 4, 32  # vectors that are computed side by side, and elements that are whole ones everywhere
 CHEAP = 8  # members of one instruction or two that are computed in short vectors sooner than written down
 
@@ -62,9 +65,10 @@ def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
     @intrinsic
     def scalars(typing_context: Any, bases: Any, block: Any, begin: Any, end: Any) -> Any:
         composition = infer_types(typing_context, expression)
+        narrow = _narrow_of(typing_context, expression)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            _Loops(context, builder, composition, args).emit(pattern)
+            _Loops(context, builder, composition, narrow, args).emit(pattern)
             return context.get_dummy_value()
 
         return ENTRY, codegen
@@ -72,11 +76,28 @@ def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
     return scalars
 
 
+@dataclass(frozen=True, slots=True)
+class _Narrow:
+    """`expression.Narrowed`, with its types."""
+
+    composition: Composition
+    fits: Composition
+
+
+def _narrow_of(typing_context: Any, expression: Expression) -> _Narrow | None:
+    found = narrowed(expression)
+    if found is None:
+        return None
+    return _Narrow(infer_types(typing_context, found.expression), infer_types(typing_context, found.fits))
+
+
 class _Loops:
     """The code of one entry as it is emitted. Operands are the inputs, then the results."""
 
-    def __init__(self, context: Any, builder: Any, composition: Composition, args: Sequence[Any]) -> None:
-        self._context, self._builder, self._composition = context, builder, composition
+    def __init__(
+        self, context: Any, builder: Any, composition: Composition, narrow: _Narrow | None, args: Sequence[Any]
+    ) -> None:
+        self._context, self._builder, self._composition, self._narrow = context, builder, composition, narrow
         bases, block, self._begin, self._end = args
         expression = composition.expression
         self._inputs = len(expression.inputs)
@@ -117,7 +138,7 @@ class _Loops:
         alone = builder.and_(builder.icmp_signed("==", self._begin, ZERO), builder.icmp_signed("==", self._end, ONE))
         with builder.if_else(alone) as (then, otherwise):
             with then:  # a scalar; the first element lies where the operands begin, whatever their strides
-                self._element(self._starts, [None] * self._inputs, None)
+                self._element(self._composition, self._starts, [None] * self._inputs, None)
             with otherwise, _rows_between(builder, self._begin, self._end, self._inner) as (number, first, count, _):
                 at = outer_position(builder, self._table, self._outer_dims, number, self._starts)
                 at = [self._moved(p, first, stride) for p, stride in zip(at, self._strides, strict=True)]
@@ -187,12 +208,47 @@ class _Loops:
 
     def _row(self, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> None:
         """Compute elements that lie in one row, beginning at ``at``, and fold their values."""
+        if self._narrow is None:
+            self._elements(self._composition, at, count, steps)
+            return
+        with in_blocks(self._builder, count, BLOCK) as (start, many):
+            here = [self._moved(place, start, step) for place, step in zip(at, steps, strict=True)]
+            for composition in self._compositions(here, many, steps):
+                self._elements(composition, here, many, steps)
+
+    def _compositions(self, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> Iterator[Composition]:
+        """What a block of elements is to be emitted for: the functions of narrow arguments, and those of all."""
+        if self._narrow is None:
+            yield self._composition
+            return
+        with self._builder.if_else(self._all_fit(self._narrow.fits, at, count, steps)) as (then, otherwise):
+            with then:
+                yield self._narrow.composition
+            with otherwise:
+                yield self._composition
+
+    def _all_fit(self, fits: Composition, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> Any:
+        """Whether every element's arguments are narrow; the flags are as wide as what is looked at, as vectors want."""
+        builder, independent = self._builder, Independent(self._builder)
+        wide = ir.IntType(8 * max(dtype.itemsize for dtype in fits.expression.inputs))
+        beyond = cgutils.alloca_once_value(builder, ir.Constant(wide, 0))
+        known = self._known(fits, at, steps, independent)
+        with independent.loop(builder, count) as index:
+            places = [self._moved(place, index, step) for place, step in zip(at, steps, strict=True)]
+            values = self._values(fits, places, known, independent)
+            for number in fits.expression.results:
+                narrow = self._context.cast(builder, values[number], fits.kinds[number], types.boolean)
+                flag = builder.zext(builder.not_(narrow), wide)
+                builder.store(builder.or_(builder.load(beyond), flag), beyond)
+        return builder.icmp_unsigned("==", builder.load(beyond), ir.Constant(wide, 0))
+
+    def _elements(self, composition: Composition, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> None:
         independent = Independent(self._builder)
-        known = self._known(at, steps, independent)
+        known = self._known(composition, at, steps, independent)
         totals = self._row_totals(at, steps)
         for index in self._indices(count, independent):
             places = [self._moved(place, index, step) for place, step in zip(at, steps, strict=True)]
-            values = self._element(places, known, independent)
+            values = self._element(composition, places, known, independent)
             for number, value in enumerate(self._folded):
                 own = totals.get(number)
                 place = places[self._first_total + number] if own is None else own
@@ -213,10 +269,12 @@ class _Loops:
         with independent.loop(self._builder, count, first) as index:
             yield index
 
-    def _known(self, at: Sequence[Any], steps: Sequence[Any], independent: Independent) -> list[Any]:
+    def _known(
+        self, composition: Composition, at: Sequence[Any], steps: Sequence[Any], independent: Independent
+    ) -> list[Any]:
         """The values that are the same all along the row."""
         fixed = [self._load(i, at[i], independent) if steps[i] is ZERO else None for i in range(self._inputs)]
-        return self._composition.emit(self._context, self._builder, fixed)
+        return composition.emit(self._context, self._builder, fixed)
 
     def _row_totals(self, at: Sequence[Any], steps: Sequence[Any]) -> dict[int, Any]:
         """For each fold of the whole row, a variable that LLVM keeps in registers."""
@@ -233,19 +291,27 @@ class _Loops:
             independent.mark(held)
             independent.mark(stored)
 
-    def _element(self, places: Sequence[Any], known: Sequence[Any], independent: Independent | None) -> list[Any]:
+    def _element(
+        self, composition: Composition, places: Sequence[Any], known: Sequence[Any], independent: Independent | None
+    ) -> list[Any]:
         """Compute one element and write its results; answers all of its values."""
+        values = self._values(composition, places, known, independent)
+        for i, result in enumerate(composition.expression.results, self._inputs):
+            stored = self._builder.store(self._models[i].as_data(self._builder, values[result]), places[i])
+            if independent is not None:
+                independent.mark(stored)
+        return values
+
+    def _values(
+        self, composition: Composition, places: Sequence[Any], known: Sequence[Any], independent: Independent | None
+    ) -> list[Any]:
+        """Read one element of the inputs and compute all values of it."""
         values = list(known)
         for i in range(self._inputs):
             if values[i] is None:
                 values[i] = self._load(i, places[i], independent)
         mark = None if independent is None else independent.mark
-        values = self._composition.emit(self._context, self._builder, values, mark)
-        for i, result in enumerate(self._composition.expression.results, self._inputs):
-            stored = self._builder.store(self._models[i].as_data(self._builder, values[result]), places[i])
-            if independent is not None:
-                independent.mark(stored)
-        return values
+        return composition.emit(self._context, self._builder, values, mark)
 
     # ── folds behind ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -275,17 +341,12 @@ class _Loops:
         self, at: Sequence[Any], count: Any, rows: Any, steps: Sequence[Any], strides: Sequence[Any]
     ) -> None:
         """Compute so many elements that follow one another, of one row or several whole ones, and fold their values."""
-        builder, independent = self._builder, Independent(self._builder)
-        known = self._known(at, steps, independent)
+        builder = self._builder
         several = builder.icmp_signed(">", rows, ONE)
         with in_blocks(builder, count, BLOCK) as (start, many):
             here = [self._moved(place, start, step) for place, step in zip(at, steps, strict=True)]
-            for index in self._indices(many, independent):
-                places = [self._moved(place, index, step) for place, step in zip(here, steps, strict=True)]
-                values = self._element(places, known, independent)
-                for n, buffer in self._buffers.items():
-                    data = self._model_of(n).as_data(builder, values[n])
-                    independent.mark(builder.store(data, builder.gep(buffer, [index])))
+            for composition in self._compositions(here, many, steps):
+                self._elements_apart(composition, here, many, steps)
             length = builder.select(several, self._inner, many)
             for number, stride in enumerate(strides):
                 source, step = self._written(self._folded[number], here, steps)
@@ -294,6 +355,17 @@ class _Loops:
                     row = self._moved(source, builder.mul(turn.index, length), step)
                     place = builder.gep(here[total], [builder.mul(turn.index, stride)])
                     self._fold(number, row, step, length, place, steps[total])
+
+    def _elements_apart(self, composition: Composition, at: Sequence[Any], count: Any, steps: Sequence[Any]) -> None:
+        """Compute elements that follow one another; what is to be folded, and no result, goes to the buffers."""
+        builder, independent = self._builder, Independent(self._builder)
+        known = self._known(composition, at, steps, independent)
+        for index in self._indices(count, independent):
+            places = [self._moved(place, index, step) for place, step in zip(at, steps, strict=True)]
+            values = self._element(composition, places, known, independent)
+            for n, buffer in self._buffers.items():
+                data = self._model_of(n).as_data(builder, values[n])
+                independent.mark(builder.store(data, builder.gep(buffer, [index])))
 
     def _written(self, value: int, here: Sequence[Any], steps: Sequence[Any]) -> tuple[Any, Any]:
         """Where a value was written down, and how far one is from the next."""

@@ -108,6 +108,18 @@ class Call:
 Layout: TypeAlias = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Call]
 
 
+@valueclass
+class Narrow:
+    """What a scalar function comes to for those arguments that it ``fits``: arithmetic that loops make vectors of.
+
+    The function itself must be the same choice between this one and another, entry by entry, so that an entry's value
+    does not depend on those beside it.
+    """
+
+    fits: Callable[..., Any]
+    function: Callable[..., Any]
+
+
 class Form(Enum):
     """What the compiled entry passes to the function."""
 
@@ -171,6 +183,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
+NARROW: dict[Callable[..., Any], Narrow] = {}  # by scalar functions that have one
 ALIASES: set[str] = set()  # ops whose output is their first input under another shape
 HOST_ONLY: set[str] = set()  # ops that have a CPU kernel and, on purpose, no CUDA twin
 JITABLES: list[Callable[..., Any]] = []  # helpers that kernels call, in order of definition
@@ -228,9 +241,20 @@ def kernel(
 
 
 def elementwise(
-    op: str, function: Callable[..., Any], on: tuple[str, ...] = ("cpu", "cuda"), dtypes: Any = None
+    op: str,
+    function: Callable[..., Any],
+    on: tuple[str, ...] = ("cpu", "cuda"),
+    dtypes: Any = None,
+    narrow: Narrow | None = None,
 ) -> Callable[..., Any]:
-    """Register a scalar expression as ``op``'s kernel: one line serves both devices."""
+    """Register a scalar expression as ``op``'s kernel: one line serves both devices.
+
+    Where all entries of a stretch fit ``narrow``, loops on CPUs take its function instead.
+    """
+    if narrow is not None:
+        if not {narrow.fits.__name__, narrow.function.__name__} <= set(function.__code__.co_names):
+            raise ValueError(f"{op} does not choose by what is narrow, so its kernels' names would not tell of it")
+        NARROW[function] = narrow
     for device in on:
         kernel(op, device, layout=broadcast, form=Form.SCALARS, dtypes=dtypes)(function)
     return function

@@ -1,10 +1,15 @@
 """Sines, arcs and their like as plain arithmetic without branches; see `exponential`.
 
-A float32 is an integer of 24 bits times a power of two, of which whole turns may be left out: below 2**50 none are, and
-above the power is one of three times 2**0 to 2**27. So four sets of constants, each 2/pi times such a power less whole
-turns, stand for the product of many words of Payne and Hanek ("Radian reduction for trigonometric functions", 1983).
-The first two parts of a set have so few bits that 24 times them are exact, and what is left of the nearest quarter of
-a turn is right to 2**-56. The largest arguments take the same path as the smallest, in float64.
+Below 2**20 a number of quarters of a turn times a part of pi/2 of 33 bits is exact in float64, so what is left of an
+argument is found by subtracting such parts one by one (Cody and Waite, "Software manual for the elementary functions",
+1980), for float64 with what each difference lost. Loops take that path where a block has no larger argument
+(`table.Narrow`); larger float64 go to C's library.
+
+Any float32 is an integer of 24 bits times a power of two, of which whole turns may be left out: below 2**50 none are,
+and above the power is one of three times 2**0 to 2**27. So four sets of constants, each 2/pi times such a power less
+whole turns, stand for the product of many words of Payne and Hanek ("Radian reduction for trigonometric functions",
+1983). The first two parts of a set have so few bits that 24 times them are exact, and what is left of the nearest
+quarter of a turn is right to 2**-56. The largest arguments take the same path as the smallest, in float64.
 
 Arcs are Sun's fdlibm without its branches: ratios near 0, 1/2, 1, 3/2 and infinity share one series.
 """
@@ -17,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.exponential import WIDE_ROUNDER, ZERO, cosh64, signed_as, sinh64
-from flowrt.kernels.table import elementwise, floating, jitable, single
+from flowrt.kernels.table import Narrow, double, elementwise, floating, jitable, single
 
 # 320 bits behind the point of 2/pi: enough for the largest exponent, 127 of them being whole turns
 TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E0
@@ -73,7 +78,7 @@ def turned(x: Any) -> Any:
 
 
 @jitable
-def sin32(x: Any) -> Any:
+def far_sin32(x: Any) -> Any:
     """The sine of a float32; NaN of infinities."""
     sine, cosine, quarter = turned(x)
     found = np.float32(with_sign(cosine if (quarter & ONE_BIT) != START else sine, quarter))
@@ -81,17 +86,84 @@ def sin32(x: Any) -> Any:
 
 
 @jitable
-def cos32(x: Any) -> Any:
+def far_cos32(x: Any) -> Any:
     """The cosine of a float32; NaN of infinities."""
     sine, cosine, quarter = turned(x)
     return np.float32(with_sign(sine if (quarter & ONE_BIT) != START else cosine, quarter + ONE_BIT))
 
 
 @jitable
-def tan32(x: Any) -> Any:
+def far_tan32(x: Any) -> Any:
     """The tangent of a float32; NaN of infinities."""
     sine, cosine, quarter = turned(x)
     odd = (quarter & ONE_BIT) != START
+    found = np.float32((-cosine if odd else sine) / (sine if odd else cosine))
+    return found if x != ZERO else x
+
+
+# ── arguments below 2**20 ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _parts(count: int) -> list[float]:
+    """``pi/2`` as parts of 33 bits each, but for the last of ``count``, which has all the bits of a float64."""
+    left, last, parts = (1 << 2 * POINT) // TWO_OVER_PI, POINT + 1, []
+    for _ in range(count - 1):
+        last -= 33
+        digits = left >> last << last
+        parts.append(math.ldexp(digits, -POINT))
+        left -= digits
+    return [*parts, math.ldexp(left, -POINT)]
+
+
+PI_2_A, PI_2_B, PI_2_C, PI_2_D = _parts(4)
+PI_2_REST = _parts(2)[1]
+TWO_PI_INVERSE, PI_INVERSE, NARROW_END = math.ldexp(TWO_OVER_PI, -POINT), math.ldexp(TWO_OVER_PI, -POINT - 1), 2.0**20
+# (sin(r) - r) / r**3 in r**2 up to a quarter of a turn, within 3e-11 of the sine
+H0, H1, H2 = -0.16666666626046311, 0.008333331104042347, -0.00019840867594775793
+H3, H4 = 2.752535203890045e-06, -2.3888325621476583e-08
+
+
+@jitable
+def is_near(x: Any) -> Any:
+    """Whether the functions for arguments below 2**20 hold, as they do for NaN."""
+    return not abs(x) >= NARROW_END
+
+
+@jitable
+def half_turned(wide: Any, quarters: Any) -> Any:
+    """The sine, in float64, of what a float32 is beyond so many quarters of a turn, at most one."""
+    r = (wide - quarters * PI_2_A) - quarters * PI_2_REST
+    z = r * r
+    return ((((H4 * z + H3) * z + H2) * z + H1) * z + H0) * (z * r) + r
+
+
+@jitable
+def near_sin32(x: Any) -> Any:
+    wide = np.float64(x)
+    rounded = wide * PI_INVERSE + WIDE_ROUNDER
+    sine = half_turned(wide, 2.0 * (rounded - WIDE_ROUNDER))
+    found = np.float32(with_sign(sine, np.float64(rounded).view(np.int64) << ONE_BIT))
+    return found if x != ZERO else x
+
+
+@jitable
+def near_cos32(x: Any) -> Any:
+    wide = np.float64(x)
+    rounded = (wide * PI_INVERSE - 0.5) + WIDE_ROUNDER
+    sine = half_turned(wide, 2.0 * (rounded - WIDE_ROUNDER) + 1.0)
+    return np.float32(with_sign(sine, (np.float64(rounded).view(np.int64) << ONE_BIT) + TWO_BITS))
+
+
+@jitable
+def near_tan32(x: Any) -> Any:
+    wide = np.float64(x)
+    rounded = wide * TWO_PI_INVERSE + WIDE_ROUNDER
+    quarters = rounded - WIDE_ROUNDER
+    r = (wide - quarters * PI_2_A) - quarters * PI_2_REST
+    z = r * r
+    sine = (((S3 * z + S2) * z + S1) * z + S0) * (z * r) + r
+    cosine = (((C3 * z + C2) * z + C1) * z + C0) * (z * z) + (1.0 - 0.5 * z)
+    odd = (np.float64(rounded).view(np.int64) & ONE_BIT) != START
     found = np.float32((-cosine if odd else sine) / (sine if odd else cosine))
     return found if x != ZERO else x
 
@@ -107,6 +179,53 @@ D3, D4, D5 = -2.75573143513906633035e-07, 2.08757232129817482790e-09, -1.1359647
 def with_sign(x: Any, quarter: Any) -> Any:
     """A float64, with its sign changed in the second half of a turn."""
     return np.int64(np.float64(x).view(np.int64) ^ np.int64((quarter & TWO_BITS) << TOP)).view(np.float64)
+
+
+@jitable
+def near64(x: Any) -> Any:
+    """What a float64 below 2**20 is beyond the nearest quarter of a turn, its sine and cosine, and that quarter's
+    number.
+
+    Each product is exact, and so is each difference where it is so small that what it loses would matter.
+    """
+    rounded = x * TWO_PI_INVERSE + WIDE_ROUNDER
+    quarters = rounded - WIDE_ROUNDER
+    first = x - quarters * PI_2_A
+    part = quarters * PI_2_B
+    second = first - part
+    lost = (first - second) - part
+    part = quarters * PI_2_C
+    r = second - part
+    low = ((second - r) - part) + (lost - quarters * PI_2_D)
+    z = r * r
+    series = ((((T5 * z + T4) * z + T3) * z + T2) * z + T1) * z + T0
+    sine = series * (z * r) + (low - 0.5 * z * low) + r
+    half = 0.5 * z
+    whole = 1.0 - half
+    series = ((((D5 * z + D4) * z + D3) * z + D2) * z + D1) * z + D0
+    cosine = whole + ((series * (z * z) + ((1.0 - whole) - half)) - r * low)
+    return sine, cosine, np.float64(rounded).view(np.int64)
+
+
+@jitable
+def near_sin64(x: Any) -> Any:
+    sine, cosine, quarter = near64(x)
+    found = with_sign(cosine if (quarter & ONE_BIT) != START else sine, quarter)
+    return found if x != 0.0 else x
+
+
+@jitable
+def near_cos64(x: Any) -> Any:
+    sine, cosine, quarter = near64(x)
+    return with_sign(sine if (quarter & ONE_BIT) != START else cosine, quarter + ONE_BIT)
+
+
+@jitable
+def near_tan64(x: Any) -> Any:
+    sine, cosine, quarter = near64(x)
+    odd = (quarter & ONE_BIT) != START
+    found = (-cosine if odd else sine) / (sine if odd else cosine)
+    return found if x != 0.0 else x
 
 
 @jitable
@@ -211,11 +330,50 @@ def acos64(x: Any) -> Any:
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 elementwise("sin", lambda x: math.sin(x))
-elementwise("sin", lambda x: sin32(x), on=("cpu",), dtypes=single)
+elementwise(
+    "sin",
+    lambda x: near_sin32(x) if is_near(x) else far_sin32(x),
+    on=("cpu",),
+    dtypes=single,
+    narrow=Narrow(is_near, near_sin32),
+)
+elementwise(
+    "sin",
+    lambda x: near_sin64(x) if is_near(x) else math.sin(x),
+    on=("cpu",),
+    dtypes=double,
+    narrow=Narrow(is_near, near_sin64),
+)
 elementwise("cos", lambda x: math.cos(x))
-elementwise("cos", lambda x: cos32(x), on=("cpu",), dtypes=single)
+elementwise(
+    "cos",
+    lambda x: near_cos32(x) if is_near(x) else far_cos32(x),
+    on=("cpu",),
+    dtypes=single,
+    narrow=Narrow(is_near, near_cos32),
+)
+elementwise(
+    "cos",
+    lambda x: near_cos64(x) if is_near(x) else math.cos(x),
+    on=("cpu",),
+    dtypes=double,
+    narrow=Narrow(is_near, near_cos64),
+)
 elementwise("tan", lambda x: math.tan(x))
-elementwise("tan", lambda x: tan32(x), on=("cpu",), dtypes=single)
+elementwise(
+    "tan",
+    lambda x: near_tan32(x) if is_near(x) else far_tan32(x),
+    on=("cpu",),
+    dtypes=single,
+    narrow=Narrow(is_near, near_tan32),
+)
+elementwise(
+    "tan",
+    lambda x: near_tan64(x) if is_near(x) else math.tan(x),
+    on=("cpu",),
+    dtypes=double,
+    narrow=Narrow(is_near, near_tan64),
+)
 elementwise("asin", lambda x: math.asin(x))
 elementwise("asin", lambda x: asin64(x), on=("cpu",), dtypes=floating)
 elementwise("acos", lambda x: math.acos(x))
