@@ -97,7 +97,16 @@ def test_every_edge_of_a_tile_is_right(flags: tuple[bool, bool]) -> None:
 @pytest.mark.parametrize("flags", FLAGS)
 def test_long_sums_and_many_rows_go_block_by_block(flags: tuple[bool, bool]) -> None:
     rng = np.random.default_rng(4)
-    for shape in ((7, 33, 5000), (500, 17, 300), (3, 700, 20), (1, 300, 2500), (300, 1, 2500)):
+    sizes = (
+        (7, 33, 5000),
+        (500, 17, 300),
+        (3, 700, 20),
+        (1, 300, 2500),
+        (300, 1, 2500),
+        (300, 100, 1500),
+        (70, 90, 2000),
+    )
+    for shape in sizes:
         close(*product("matmul", *operands(rng, shape, flags, "float32"), flags), shape[2])
 
 

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from flowrt.kernels import micro
 from flowrt.kernels.micro import START_BIAS, START_STORED, START_ZERO, Geometry
-from flowrt.kernels.panels import PIECE, address, banding, duplicating, packing, panelling, repeat_last
+from flowrt.kernels.panels import address, banding, packing, panelling, repeat_last
 from flowrt.kernels.products import LONG, PANELS
+from flowrt.kernels.rowmoves import fetch
 from flowrt.kernels.table import jitable
 
+EARLY, ASKED, PAGE = 8, 128, 2048  # rows that lie a page apart are asked for so many before their turn, in such bytes
 DIRECT = 256  # rows of the right operand, far apart, that a few tiles read as well as packed ones
 
 
@@ -30,7 +32,6 @@ class How(NamedTuple):
     columns: int
     deep: int
     near: int
-    gathered: int
     shared: int
 
 
@@ -65,23 +66,6 @@ class Block(NamedTuple):
 
 
 @cache
-def gathering(geometry: Geometry) -> Callable[..., None]:
-    """``gather(like, source, step, sizes, deep, target)``: near rows of the left operand, each ``deep`` entries.
-
-    ``sizes`` are how many rows and how many terms.
-    """
-    duplicate = duplicating(geometry)
-
-    @jitable
-    def gather(like: Any, source: int, step: int, sizes: Any, deep: int, target: int) -> None:
-        size = like.itemsize
-        for r in range(sizes[0]):
-            duplicate(like, source + r * step * size, target + r * deep * size, sizes[1])
-
-    return gather
-
-
-@cache
 def turning(geometry: Geometry) -> Callable[..., None]:
     """``turn(like, source, step, sizes, beyond, deep, target)``: near rows of a transposed left operand.
 
@@ -100,14 +84,14 @@ def turning(geometry: Geometry) -> Callable[..., None]:
         lanes = vectors // size
         reach = (most + lanes - 1) // lanes * lanes
         whole = min((rows + most - 1) // most * most, max(beyond - reach + most, 0) // most * most)
-        for p in range(0, depth, PIECE):
-            count = min(PIECE, depth - p)
-            for r in range(0, whole, most):
-                here, there = source + (p * step + r) * size, target + (r * (deep + 1) + p * most) * size
-                if size == 4:
-                    single(like, (here, step, there, most, count))
-                else:
-                    double(like, (here, step, there, most, count))
+        for p in range(depth):
+            here, there = source + p * step * size, target + p * most * size
+            for byte in range(0, rows * size if step * size >= PAGE else 0, ASKED):
+                fetch(like, (here + EARLY * step * size + byte, rows * size - byte))
+            if size == 4:
+                single(like, (here, most, there, (deep + 1) * most, whole // most))
+            else:
+                double(like, (here, most, there, (deep + 1) * most, whole // most))
         for r in range(whole, rows, most):
             here, there = source + r * size, target + r * (deep + 1) * size
             move(like, (here, step, 1, there, most, depth, min(most, rows - r)))
@@ -246,20 +230,19 @@ def meeting(geometry: Geometry) -> Callable[..., None]:
 
 @cache
 def left_rows(geometry: Geometry) -> Callable[..., Any]:
-    """``near_rows(a, source, sizes, beyond, memory, how)``: where near rows of a slab lie, gathered if they are to be.
+    """``near_rows(a, source, sizes, beyond, memory, how)``: where near rows of a slab lie, turned if they are columns.
 
     ``sizes`` are how many rows and how many terms; of a transposed operand rows ``beyond`` may be read.
     """
-    gather, turn = gathering(geometry), turning(geometry)
+    turn = turning(geometry)
 
     @jitable
     def near_rows(a: Any, source: int, sizes: Any, beyond: int, memory: Memory, how: How) -> Any:
+        if how.transpose_a == 0:
+            return source
         left = address(memory.left)
-        if how.transpose_a:
-            turn(a, source, a.shape[3], sizes, beyond, how.deep, left)
-        elif how.gathered:
-            gather(a, source, a.shape[3], sizes, how.deep, left)
-        return left if how.gathered else source
+        turn(a, source, a.shape[3], sizes, beyond, how.deep, left)
+        return left
 
     return near_rows
 
@@ -303,7 +286,7 @@ def multiplying(geometry: Geometry) -> Callable[..., None]:
         size, n, wide = y.itemsize, y.shape[3], full // y.itemsize
         padded = (n + wide - 1) // wide * wide
         step, across = right_steps(b, how.transpose_b)
-        a_step, apart = (most, how.deep + 1) if how.transpose_a else (1, how.deep if how.gathered else a.shape[3])
+        a_step, apart = (most, how.deep + 1) if how.transpose_a else (1, a.shape[3])
         filled = 0
         for p in range(0, max(block.terms, 1), how.deep):
             depth = min(how.deep, block.terms - p)

@@ -5,9 +5,10 @@ Law: pure; sizes in, views, words and memory out. `flowrt.kernels.multiplying` c
 Operands are seen as [batch, batch, rows, columns], where a batch of one stands for every one. A unit of work is a block
 of the result. Its terms are summed a slab of ``depth`` at a time. Of a slab, ``near`` rows of the left operand stay in
 a core's second cache while one column panel of the right operand after another meets them, and each panel stays in the
-first one (Goto and van de Geijn, 2008; Van Zee and van de Geijn, 2015). Rows are read where they lie if they are few
-enough to stay near; those of a transposed left operand, and many long ones, are gathered first. A single column is
-computed as a single row of the transposed product.
+first one (Goto and van de Geijn, 2008; Van Zee and van de Geijn, 2015). Rows are read where they lie; those of a
+transposed left operand are turned around first. Every unit packs its panels for itself, unless they all fit the last
+cache and turned rows meet all of them: then a step of its own packs them. A single column is computed as a single row
+of the transposed product.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 NEAR = 3 << 16  # bytes of left rows that one panel after another meets: they leave room for panels in a second cache
 SLAB = 1 << 22  # bytes of panels that are met by rows after rows: they stay in the last cache
 DEEP = 1536  # terms of a slab at most: a tile loads and stores sums once for so many
+LARGE_DEEP, TURNED_DEEP = 1024, 384  # those of large products: few terms let many rows of a transposed operand be near
+PACKING, TURNING, READING = 16, 24, 6  # multiply-adds in whose time an entry is packed, turned, read from further away
 ROWS, UNITS = 48, 8  # a unit has no fewer rows than pay for packing, but there should be some units to share
-MANY = 3 * UNITS  # units of a large product, which pack nothing of their own: so threads end together
+MANY, EVEN = 3 * UNITS, 4  # units of a large product, which are best a multiple of some: so threads end together
 SHARED = 1 << 20  # multiply-adds of a product whose right operand is packed by all for all, in a step of its own
 PANELS = 4  # column panels that are packed together: so many lines of a row are side by side, rows on other pages
 LONG = 4  # column panels that a lone row is multiplied with at a time, unpacked: pages are far apart, lines are not
@@ -77,14 +81,13 @@ def _batches(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[int]]:
 class Blocks:
     """How a product is divided: a unit's ``rows`` and ``columns``, the terms of a slab, the rows that stay near.
 
-    Those are copied if they are ``gathered``. If panels are ``shared`` a step of its own packs the right operand.
+    If panels are ``shared`` a step of its own packs the right operand.
     """
 
     rows: int
     columns: int
     depth: int
     near: int
-    gathered: bool = False
     shared: bool = False
 
 
@@ -96,18 +99,45 @@ def blocked(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geome
     fits = max(NEAR // (depth * size) // most, 1) * most
     least = -(-max(-(-m // UNITS), ROWS) // most) * most
     near, panels = min(fits, least), -(-n // wide)
-    if (transposed or (m > 6 * fits and panels > PANELS)) and m * n * k >= SHARED:
+    if transposed and m * n * k >= SHARED and k <= DEEP and k * n * size <= SLAB:
         near = -(-_share(m, near) // most) * most
         down = -(-m // near)
-        over = max(-(-n * depth * size // SLAB), UNITS // down, 1)
+        over = max(UNITS // down, 1)
         rows = near * _share(down, max(over * down // MANY, 1))
-        columns = wide * -(-panels // over)
-        return Blocks(rows, columns, depth, near, gathered=True, shared=True)
+        return Blocks(rows, wide * -(-panels // over), depth, near, shared=True)
+    if (transposed or (m > 6 * fits and panels > PANELS)) and m * n * k >= SHARED:
+        return _large(m, n, k, transposed, size, geometry)
     together = min(max(panels // UNITS, 1), PANELS)
     if transposed:
-        return Blocks(near, wide * PANELS, depth, near, gathered=True)
+        return Blocks(near, wide * PANELS, depth, near)
     rows = _share(m, max(min(6 * fits, m * panels // UNITS), ROWS))
-    return Blocks(rows, wide * together, depth, rows)
+    near = min(-(-_share(rows, max(fits, ROWS)) // most) * most, rows)
+    return Blocks(rows, wide * together, depth, near)
+
+
+@lru_cache(256)
+def _large(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geometry) -> Blocks:
+    """Blocks that pack for themselves, so that nobody waits: tall ones pack seldom, wide ones turn or read rows seldom.
+
+    Of the forms with some units to share, the one that costs the fewest multiply-adds for each of the ``k`` terms.
+    """
+    wide, most = geometry.columns(np.float32), geometry.rows
+    depth, left = (_share(k, TURNED_DEEP), TURNING) if transposed else (_share(k, LARGE_DEEP), READING)
+
+    def cost(form: tuple[int, int]) -> int:
+        rows, columns = form
+        down, over = -(-m // rows), -(-n // columns)
+        computed = -(-down * over // EVEN) * EVEN * rows * columns
+        return computed + n * down * PACKING + m * over * left
+
+    forms = [
+        (most * -(-m // (down * most)), wide * -(-n // (over * wide)))
+        for down in range(1, MANY + 1)
+        for over in range(-(-UNITS // down), MANY // down + 1)
+    ]
+    rows, columns = min((form for form in forms if form[1] * depth * size <= SLAB // 2), key=cost, default=forms[0])
+    near = most * -(-_share(rows, max(NEAR // (depth * size), ROWS)) // most)
+    return Blocks(rows, columns, depth, near)
 
 
 def _share(whole: int, most: int) -> int:
@@ -158,12 +188,12 @@ class Tiled:
         return (Spec(outputs[0].dtype, (math.prod(batch) * k * -(-n // wide) * wide if shared else 0,)),)
 
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
-        """The table and the one tap, column panels, the gathered rows, one panel's biases, the stage."""
+        """The table and the one tap, column panels, the turned rows, one panel's biases, the stage."""
         call, swapped = self._product(inputs, outputs, attrs)
         blocks, dtype = self._blocks(call, swapped, outputs), outputs[0].dtype
         wide, most = self.geometry.columns(dtype), self.geometry.rows
         panels = 0 if blocks.shared else 1 if blocks.rows == 1 else -(-blocks.columns // wide)
-        left = (blocks.depth + 1) * (-(-blocks.near // most) + 1) * most if blocks.gathered else 0
+        left = (blocks.depth + 1) * (-(-blocks.near // most) + 1) * most if call.words[0] else 0
         table = Spec("int64", (table_size(self.geometry, blocks.near),))
         packed = Spec(dtype, (blocks.depth * panels * wide,)), Spec(dtype, (left,)), Spec(dtype, (wide,))
         return (table, Spec("int64", (2,)), *packed, *stage(self.geometry, dtype))
