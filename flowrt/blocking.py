@@ -54,6 +54,11 @@ class LoopThread:
         """The loop, which runs in its own thread."""
         return self._loop
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it, and did not come of a fork of the one that did."""
+        return self._process == os.getpid()
+
     async def _wait(self) -> None:
         await self._stop.wait()
 
@@ -72,7 +77,7 @@ class LoopThread:
         return answer
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
-        if self._process != os.getpid():
+        if not self.is_ours:
             work.close()
             raise ClosedError("the session belongs to the process that forked this one; open another here")
         token = carried_site.set(user_site())
@@ -143,7 +148,9 @@ class BlockingSession:
             self._interrupts.close()
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, timeout: float | None = None) -> Any:
-        """`Session.run`, waiting for the answer."""
+        """`Session.run`, waiting for the answer; a step that is one tape runs in the caller's thread."""
+        if timeout is None and self._thread is not None and self._thread.is_ours:
+            return self._session.run_here(fetches, feeds, self._call)
         return self._call(self._session.run(fetches, feeds, timeout=timeout))
 
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> Callable[..., Any]:

@@ -52,7 +52,7 @@ def _convert(tensor: Tensor, value: Any) -> Array:
         natural = np.asarray(value)
         if isinstance(value, np.generic) or not _keeps_kind(natural.dtype, tensor.dtype):
             return _native(natural)
-        return np.asarray(value, tensor.dtype)
+        return np.asarray(value, tensor.dtype.type)  # not the dtype: plans go by the one object that arrays share
     except (TypeError, ValueError, OverflowError, GraphError) as error:
         raise FeedError(f"{_begin(tensor)}: {_shortened(value)} is not a value for {tensor.spec}: {error}") from error
 

@@ -7,6 +7,7 @@ of a private host, or the master of a cluster. It owns its runs: leaving the ses
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections import OrderedDict
 from collections.abc import (
@@ -49,7 +50,7 @@ from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.spec import Spec
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
-from flowrt.structure import LEAF, flatten
+from flowrt.structure import LEAF, Structure, flatten
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ Array = np.ndarray[Any, Any]
 
 MAX_STEPS = 256  # compiled steps a session keeps
 SEEDS = (1 << 63) - 1
-PENDING = object()
-"""What `CompiledStep.run_now` answers where the step cannot run at once."""
+PENDING = object()  # what `Session._run_now` answers where the step cannot run at once
 
 
 @valueclass
@@ -190,6 +190,16 @@ class Session:
         step.users += 1  # for good: who has it may call it at any time
         return CompiledStep(self, step)
 
+    def run_here(self, fetches: Any, feeds: Mapping[Any, Any] | None, wait: Callable[..., Any]) -> Any:
+        """`run` in the caller's thread where that can be; else ``wait`` runs a coroutine where runs are awaited."""
+        given = self._given(feeds)
+        step = self._steps.get(self._asked(fetches, tuple(given))[0])
+        if step is None:
+            return wait(self.run(fetches, feeds))
+        arrays, number = step.arrays(list(given.values())), self.fresh_number()
+        answer = self._run_now(step, arrays, number, math.inf)
+        return wait(self._run(step, arrays, number=number)) if answer is PENDING else answer
+
     async def _run_soon(self, step: Step, arrays: Sequence[Array]) -> Any:
         number = self.fresh_number()
         answer = self._run_now(step, arrays, number)
@@ -203,8 +213,8 @@ class Session:
     def _run_now(self, step: Step, arrays: Sequence[Array], number: int, within: float = INLINE_SECONDS) -> Any:
         """The answer, where the step is one tape of this process and takes ``within`` seconds; else `PENDING`.
 
-        From any thread. Where it is pending, nothing was done, and ``number`` is still this run's: random ops draw by
-        it, so that what they draw must not depend on how fast a tape was.
+        From any thread. Where it is pending, nothing was done, and ``number`` is still this run's: what random ops draw
+        must not depend on how fast a tape was.
         """
         registered, runner = step.registered, self._runner
         if registered is None or runner is None or self._closed or (step.writes and self.checkpoints is not None):
@@ -213,16 +223,14 @@ class Session:
         return PENDING if values is None else step.answer(values)
 
     def _attempt(
-        self, step: Step, values: Sequence[Any], choose: Callable[[Any], None], within: float = INLINE_SECONDS
+        self, step: Step, arrays: Sequence[Array], choose: Callable[[Any], None], within: float = INLINE_SECONDS
     ) -> Any:
         """The answer, or a `Later`; where it came at once, ``choose`` is told a plan for others. From any thread."""
-        arrays = step.arrays(values)
         number = self.fresh_number()
         answer = self._run_now(step, arrays, number, within)
         if answer is PENDING:
             return Later(arrays, number)
-        runner = self._runner
-        plan = None
+        runner, plan = self._runner, None
         if runner is not None:
             plan = runner.direct_plan(step.registered, arrays, self._numbers, self._seed, within)
         if plan is not None:
@@ -294,11 +302,15 @@ class Session:
     # Compiling
 
     def _prepare(self, fetches: Any, feeds: Mapping[Any, Any] | None) -> tuple[Step, list[Array]]:
-        given = {self._fed(tensor): value for tensor, value in (feeds or {}).items()}
-        if feeds is not None and len(given) < len(feeds):
-            raise GraphError(f"{user_site()}: a tensor is fed twice (a variable is fed as its read); give it one value")
+        given = self._given(feeds)
         step = self._step(fetches, tuple(given))
         return step, step.arrays(list(given.values()))
+
+    def _given(self, feeds: Mapping[Any, Any] | None) -> dict[Tensor, Any]:
+        given = {self._fed(tensor): value for tensor, value in (feeds or {}).items()}
+        if len(given) < len(feeds or ()):
+            raise GraphError(f"{user_site()}: a tensor is fed twice (a variable is fed as its read); give it one value")
+        return given
 
     def _fed(self, value: Any) -> Tensor:
         tensor = as_value(value)
@@ -316,14 +328,18 @@ class Session:
         if value.graph is not self.graph:
             raise GraphError(f"{user_site()}: {value!r} belongs to another graph than this session's")
 
-    def _step(self, fetches: Any, feeds: tuple[Tensor, ...]) -> Step:
+    def _asked(self, fetches: Any, feeds: tuple[Tensor, ...]) -> tuple[Any, Structure, list[Tensor | Node]]:
+        """What a step is kept by, the form of its fetches, and the tensors and nodes that they are."""
         structure, leaves = flatten(fetches)
         wanted = [as_value(leaf) for leaf in leaves]
         for leaf, value in zip(leaves, wanted, strict=True):
             if not isinstance(value, (Tensor, Node)):
                 raise GraphError(f"{user_site()}: {leaf!r} cannot be fetched; fetch tensors, operations or variables")
             self._own(value)
-        key = (structure, tuple(map(id, wanted)), tuple(map(id, feeds)))
+        return (structure, tuple(map(id, wanted)), tuple(map(id, feeds))), structure, wanted
+
+    def _step(self, fetches: Any, feeds: tuple[Tensor, ...]) -> Step:
+        key, structure, wanted = self._asked(fetches, feeds)
         step = self._steps.get(key)
         if step is None:
             step = self._steps[key] = Step(self, self.graph, structure, wanted, feeds)

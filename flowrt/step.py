@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,13 +80,35 @@ class Step:
 
     def direct(self, fallback: Callable[..., Any]) -> Direct:
         """A callable that runs this step at once where it may, and else is ``fallback``."""
-        numbers = iter(range(len(self._wanted)))
-        leaves = [next(numbers) if isinstance(value, Tensor) else None for value in self._wanted]
-        form = self._structure
+        leaves, form = self._leaves(), self._structure
         if form == LEAF:
             return Direct(fallback, leaves, None)
+        outputs = [leaf for leaf in leaves if leaf is not None]
+        distinct = range(len(set(outputs)))
+        if len(outputs) > len(distinct):
+            return Direct(fallback, distinct, list, partial(self._repeat, leaves))
         plain = form.kind in (list, tuple) and all(part == LEAF for part in form.parts)
         return Direct(fallback, leaves, form.kind) if plain else Direct(fallback, leaves, list, form.rebuild)
+
+    def _leaves(self) -> list[int | None]:
+        """Of each leaf of the answer, which of the plan's distinct fetches it is; None for an operation."""
+        plans = self.compiled.plans.values()
+        fetches = iter(next(iter(plans)).fetches if self.compiled.client is None else range(len(self._wanted)))
+        places: dict[int, int] = {}
+        return [
+            places.setdefault(next(fetches), len(places)) if isinstance(value, Tensor) else None
+            for value in self._wanted
+        ]
+
+    def _repeat(self, leaves: Sequence[int | None], values: Sequence[Any]) -> Any:
+        """The answer made of distinct values, each leaf with memory of its own."""
+        given: set[int] = set()
+        own: list[Any] = []
+        for leaf in leaves:
+            value = None if leaf is None else values[leaf]
+            own.append(self._copy(value) if leaf in given and isinstance(value, np.ndarray) else value)
+            given.update(() if leaf is None else (leaf,))
+        return self._structure.rebuild(own)
 
     def answer(self, values: Sequence[Array]) -> Any:
         """The fetched values in the form they were asked for in."""
@@ -97,6 +120,11 @@ class Step:
 
 def _scalar(array: Array) -> Any:
     return array if array.ndim else array[()]
+
+
+def _changed(values: Sequence[Any], arrays: Sequence[Array]) -> bool:
+    """Whether some of the values had to be made arrays of: those may be what a plan is for."""
+    return any(array is not value for array, value in zip(arrays, values, strict=True))
 
 
 @valueclass
@@ -127,7 +155,10 @@ class CompiledStep:
         return answer
 
     def _attempt(self, *values: Any) -> Any:
-        return self._session._attempt(self._step, values, self._choose)
+        arrays = self._step.arrays(values)
+        if _changed(values, arrays):
+            return self._call(*arrays)
+        return self._session._attempt(self._step, arrays, self._choose)
 
     def _choose(self, plan: Any) -> None:
         if self._direct is None:
@@ -140,7 +171,10 @@ class CompiledStep:
         session, step = self._session, self._step
 
         def call(*values: Any) -> Any:
-            answer = session._attempt(step, values, direct.choose, math.inf)  # the caller waits in any case
+            arrays = step.arrays(values)
+            if _changed(values, arrays):
+                return direct.call(*arrays)
+            answer = session._attempt(step, arrays, direct.choose, math.inf)  # the caller waits in any case
             if type(answer) is Later:
                 return wait(session._run(step, answer.arrays, number=answer.number))
             return answer

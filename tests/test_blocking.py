@@ -68,6 +68,23 @@ def test_a_short_tape_runs_in_the_callers_thread_whatever_the_loop_does() -> Non
         other.join()
 
 
+def test_a_run_of_one_tape_takes_the_callers_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fr.Graph() as graph:
+        x, total = fr.placeholder("float32", (2,)), fr.Variable(0.0)
+        y, grow = x + 1.0, total.assign_add(fr.sum(x))
+    with fr.BlockingSession(graph) as session:
+        for _ in range(3):
+            session.run({"y": y, "grow": grow}, {x: [1, 2]})
+        monkeypatch.setattr(type(session), "_call", None)
+        answer = session.run({"y": y, "grow": grow}, {x: [1, 2]})
+        assert answer["grow"] is None
+        assert answer["y"].tolist() == [2, 3]
+        with pytest.raises(fr.FeedError, match=r"test_blocking.py:\d+: feed"):
+            session.run({"y": y, "grow": grow}, {x: [1, 2, 3]})
+        monkeypatch.undo()
+        assert session.run(total) == 4 * 3
+
+
 def test_threads_share_a_session() -> None:
     graph, x, _, y, _ = model()
     wrong: list[Any] = []

@@ -111,6 +111,46 @@ def test_a_planned_step_takes_no_detour(way: bool, monkeypatch: pytest.MonkeyPat
         assert detours == (0 if way else 5)
 
 
+def test_fetches_in_any_order_and_repeated_ones_are_planned_too(way: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    m = Model()
+    with m.graph:
+        square, same = m.x * m.x, m.x * 2.0 + 1.0
+    with fr.BlockingSession(m.graph) as session:
+        form = {"a": [square, m.y], "b": (m.y, m.grow, same)}
+        step, backwards = session.compile(form, [m.x]), session.compile([square, m.y, m.total], [m.x])
+        warm(step, X)
+        warm(backwards, X)
+        if way:
+            monkeypatch.setattr(type(session._session), "_attempt", None)
+        answer = step(X)
+        assert [value.tolist() for value in answer["a"]] == [[0, 1, 4], [1, 3, 5]]
+        first, grown, other = answer["b"]
+        assert grown is None
+        assert first.tolist() == other.tolist() == [1, 3, 5]
+        memory = [*answer["a"], first, other]
+        assert not any(np.shares_memory(a, b) for i, a in enumerate(memory) for b in memory[:i])
+        assert [value.tolist() for value in backwards(X)] == [[0, 1, 4], [1, 3, 5], 4 * 3]
+
+
+def test_scalars_lists_and_strided_arrays_are_made_arrays_and_planned(
+    way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fr.Graph() as graph:
+        x, a = fr.placeholder("float32", (3,)), fr.placeholder("float32", ())
+        y = x * a
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(y, [x, a])
+        warm(step, X, np.float32(2))
+        warm(step, X, np.array(2, np.float32))
+        if way:
+            monkeypatch.setattr(type(session._session), "_attempt", None)
+        for value in (np.float32(2), 2.0, 2, np.array(2, np.float32)):
+            for vector in (X, [0, 1, 2], np.repeat(X, 2)[::2]):
+                assert step(vector, value).tolist() == [0, 2, 4]
+        with pytest.raises(fr.FeedError):
+            step(X, np.float64(2))
+
+
 def test_what_is_no_plain_array_of_the_plans_spec_takes_the_longer_way_and_is_right(way: bool) -> None:
     m = Model()
     with fr.BlockingSession(m.graph) as session:

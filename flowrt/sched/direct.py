@@ -72,7 +72,9 @@ def direct_plan(
     arguments = [(spec_of(array), cells.get(value, 0)) for value, array in enumerate(inputs)]
     after = first + 8 * len(unit.inputs)
     specs = [output.spec for output in tape.recording.outputs]
-    outputs = [(spec, after + 8 * number, _maker(tape, spec)) for number, spec in enumerate(specs)]
+    made_at = dict(zip(unit.outputs, [(spec, after + 8 * number) for number, spec in enumerate(specs)], strict=True))
+    wanted = [made_at[value] for value in dict.fromkeys(executor.plan.fetches)]
+    outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in wanted]
 
     def fail(reached: int, status: int) -> None:
         raise tape.failure(room)

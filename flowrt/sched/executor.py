@@ -181,7 +181,7 @@ class Executor:
     def direct_plan(self, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float) -> tuple[Any, ...] | None:
         """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
         unit = self._alone
-        if unit is None or unit.region is None or not self._direct:
+        if unit is None or unit.region is None or set(unit.outputs) != set(self.plan.fetches):
             return None
         tape = self.tapes.made(unit.region, feeds if self._straight else [feeds[v] for v in unit.inputs])
         if tape is None or tape.expected_seconds > within:
