@@ -26,8 +26,8 @@ from flowrt.kernels.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer,
 from flowrt.kernels.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit_folds import Folding
 from flowrt.kernels.folds import held_dtype
+from flowrt.kernels.odometer import in_blocks, outer_position
 from flowrt.kernels.row_plan import Loop, RowPlan, plan_rows
-from flowrt.kernels.scalar_loops import in_blocks, outer_position
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ An output may be an input's memory, entry for entry. Where an output overlaps an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +35,7 @@ from flowrt.kernels.abi import ENTRY, ONE, WORD, ZERO, operand_address, pointer,
 from flowrt.kernels.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit_folds import GROUP, Folding, add_groups, add_lanes, no_lanes
 from flowrt.kernels.expression import COSTLY, Expression, narrowed
+from flowrt.kernels.odometer import in_blocks, larger, outer_position, rows_between, smaller
 
 BLOCK = 1024  # elements that are computed before their values are folded by loops behind, or looked at before
 SIDE_BY_SIDE, WHOLE = 4, 32  # vectors that are computed side by side, and elements that are whole ones everywhere
@@ -139,10 +139,29 @@ class _Loops:
         with builder.if_else(alone) as (then, otherwise):
             with then:  # a scalar; the first element lies where the operands begin, whatever their strides
                 self._element(self._composition, self._starts, [None] * self._inputs, None)
-            with otherwise, _rows_between(builder, self._begin, self._end, self._inner) as (number, first, count, _):
-                at = outer_position(builder, self._table, self._outer_dims, number, self._starts)
-                at = [self._moved(p, first, stride) for p, stride in zip(at, self._strides, strict=True)]
-                self._rows(at, count, cases)
+            with otherwise:
+                self._range(cases)
+
+    def _range(self, cases: Sequence[Sequence[Any]]) -> None:
+        """Compute the elements of the range. Those of a single row, as short ones mostly are, cost nothing beside."""
+        builder = self._builder
+        if _has_long_chains(self._composition.expression):  # beside which a look at dims and strides is nothing
+            self._odometer(cases)
+            return
+        with builder.if_else(builder.icmp_signed("==", self._outer_dims, ZERO)) as (then, otherwise):
+            with then:
+                strides = cases[0] if len(cases) == 1 else self._strides
+                at = [self._moved(p, self._begin, stride) for p, stride in zip(self._starts, strides, strict=True)]
+                self._rows(at, builder.sub(self._end, self._begin), cases)
+            with otherwise:
+                self._odometer(cases)
+
+    def _odometer(self, cases: Sequence[Sequence[Any]]) -> None:
+        """Compute the elements of the range row by row."""
+        with rows_between(self._builder, self._begin, self._end, self._inner) as (number, first, count, _):
+            at = outer_position(self._builder, self._table, self._outer_dims, number, self._starts)
+            at = [self._moved(p, first, stride) for p, stride in zip(at, self._strides, strict=True)]
+            self._rows(at, count, cases)
 
     def _units(self, steps: Sequence[Any]) -> None:
         """Fold the units of the range, each by itself."""
@@ -164,7 +183,7 @@ class _Loops:
                 with cgutils.for_range(builder, size) as entry:
                     builder.store(fold.neutral(), builder.gep(own[-1], [entry.index]))
             starts = [*self._starts[: self._first_total], *own]
-            with _rows_between(builder, begin, end, self._inner, together) as (row, first, here, rows):
+            with rows_between(builder, begin, end, self._inner, together) as (row, first, here, rows):
                 at = outer_position(builder, self._table, self._outer_dims, row, starts)
                 at = [self._moved(p, first, s) for p, s in zip(at, self._strides, strict=True)]
                 if self._folds_behind:
@@ -331,11 +350,11 @@ class _Loops:
             for stride, step in zip(apart[:first], steps[:first], strict=True):
                 goes_on = builder.and_(goes_on, builder.icmp_signed("==", stride, builder.mul(inner, step)))
             with builder.if_then(goes_on):
-                builder.store(_larger(builder, ONE, builder.udiv(ir.Constant(WORD, BLOCK), inner)), most)
+                builder.store(larger(builder, ONE, builder.udiv(ir.Constant(WORD, BLOCK), inner)), most)
             for place, stride in zip(strides, apart[first:], strict=True):
                 builder.store(stride, place)
         size, most, *strides = (builder.load(place) for place in (size, most, *strides))
-        return lambda row: _smaller(builder, most, builder.sub(size, builder.urem(row, size))), strides
+        return lambda row: smaller(builder, most, builder.sub(size, builder.urem(row, size))), strides
 
     def _rows_and_folds(
         self, at: Sequence[Any], count: Any, rows: Any, steps: Sequence[Any], strides: Sequence[Any]
@@ -410,90 +429,3 @@ class _Loops:
         if stride is ZERO:
             return place
         return self._builder.gep(place, [index if stride is ONE else self._builder.mul(index, stride)])
-
-
-@contextmanager
-def in_blocks(builder: Any, count: Any, size: int) -> Iterator[tuple[Any, Any]]:
-    """Emit the body for every ``size`` of ``count`` elements; yields the first of them and how many they are."""
-    length = ir.Constant(WORD, size)
-    blocks = builder.udiv(builder.add(count, ir.Constant(WORD, size - 1)), length)
-    with cgutils.for_range(builder, blocks) as turn:
-        start = builder.mul(turn.index, length)
-        left = builder.sub(count, start)
-        yield start, _smaller(builder, left, length)
-
-
-def _smaller(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.icmp_signed("<", a, b), a, b)
-
-
-def _larger(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.icmp_signed(">", a, b), a, b)
-
-
-@contextmanager
-def _rows_between(
-    builder: Any, begin: Any, end: Any, inner: Any, together: Callable[[Any], Any] | None = None
-) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Emit the body as a loop over the rows of ``inner`` elements that the elements [begin, end) lie in.
-
-    Yields the row's number, the first of its elements to visit, how many, and of how many rows: more than one, all of
-    them whole, where ``together`` says that so many from this one on may be. Else only a range that begins after the
-    first row costs a division.
-    """
-    place = cgutils.alloca_once_value(builder, begin)  # the next element
-    number = cgutils.alloca_once(builder, WORD)
-    first = cgutils.alloca_once(builder, WORD)
-    builder.store(begin, place)
-    builder.store(ZERO, number)
-    builder.store(begin, first)
-    some = builder.icmp_signed("<", begin, end)  # where there is nothing, ``inner`` may be 0
-    with builder.if_then(builder.and_(some, builder.icmp_signed(">=", begin, inner))):
-        builder.store(builder.udiv(begin, inner), number)
-        builder.store(builder.urem(begin, inner), first)
-    check, body, done = (builder.append_basic_block(f"rows.{name}") for name in ("check", "body", "done"))
-    builder.branch(check)
-    builder.position_at_end(check)
-    builder.cbranch(builder.icmp_signed("<", builder.load(place), end), body, done)
-    builder.position_at_end(body)
-    start, left = builder.load(first), builder.sub(end, builder.load(place))
-    whole = builder.sub(inner, start)
-    count = builder.select(builder.icmp_signed("<", left, whole), left, whole)
-    rows = ONE
-    if together is not None:
-        most = _smaller(builder, together(builder.load(number)), builder.udiv(left, inner))
-        begun = builder.icmp_signed("!=", start, ZERO)
-        rows = builder.select(begun, ONE, _larger(builder, most, ONE))
-        count = builder.select(builder.icmp_signed(">", rows, ONE), builder.mul(rows, inner), count)
-    yield builder.load(number), start, count, rows
-    builder.store(builder.add(builder.load(number), rows), number)
-    builder.store(builder.add(builder.load(place), count), place)
-    builder.store(ZERO, first)
-    builder.branch(check)
-    builder.position_at_end(done)
-
-
-def outer_position(builder: Any, table: Any, dims: Any, index: Any, starts: Sequence[Any]) -> list[Any]:
-    """The operands' addresses at the ``index``-th combination of the outer dims."""
-    left = cgutils.alloca_once_value(builder, index)
-    moved = [cgutils.alloca_once_value(builder, ZERO) for _ in starts]
-    builder.store(index, left)
-    for place in moved:
-        builder.store(ZERO, place)
-    width = ir.Constant(WORD, len(starts) + 1)
-    here = cgutils.alloca_once(builder, WORD)
-    last = builder.sub(dims, ONE)
-    with cgutils.for_range(builder, dims) as dim:
-        entry = builder.gep(table, [builder.mul(dim.index, width)])
-        rest = builder.load(left)
-        builder.store(rest, here)
-        with builder.if_then(
-            builder.icmp_signed("<", dim.index, last)
-        ):  # the last dim, often the only, divides nothing
-            size = builder.load(entry)
-            builder.store(builder.urem(rest, size), here)
-            builder.store(builder.udiv(rest, size), left)
-        for i, place in enumerate(moved):
-            stride = builder.load(builder.gep(entry, [ir.Constant(WORD, i + 1)]))
-            builder.store(builder.add(builder.load(place), builder.mul(builder.load(here), stride)), place)
-    return [builder.gep(start, [builder.load(place)]) for start, place in zip(starts, moved, strict=True)]

@@ -62,6 +62,7 @@ MAKERS = (
     "expression.py",
     "lowering.py",
     "scalar_loops.py",
+    "odometer.py",
     "emit_folds.py",
     "row_loops.py",
     "row_plan.py",
