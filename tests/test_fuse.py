@@ -248,6 +248,26 @@ def test_one_node_computes_all_of_an_optimisers_update() -> None:
     assert len(fused[0].outputs) == 3
 
 
+def test_a_fold_joins_the_group_that_reads_what_it_folds() -> None:
+    def bias(x: Any, dy: Any) -> Any:
+        return [fr.sum(dy, 0), dy * fr.exp(x)]
+
+    def norm(x: Any, scale: Any, offset: Any, dy: Any) -> Any:
+        return fr.gradients(fr.nn.layer_norm(x, scale, offset), [x, scale, offset], dy)
+
+    (group,) = ops(plan_of(bias, (5, 3), (5, 3)))
+    assert sorted(group) == ["exp", "multiply", "sum"]
+    folds = [group.count("sum") for group in ops(plan_of(norm, (5, 3), (3,), (3,), (5, 3))) if len(group) > 1]
+    assert folds == [4]  # of rows two, and of columns two
+
+
+def test_a_fold_does_not_join_a_group_that_would_lose_who_waits_for_it() -> None:
+    def build(x: Any) -> Any:
+        return fr.exp(x) * fr.sum(x, 0)
+
+    assert ops(plan_of(build, (5, 3))) == [["sum"], ["exp", "multiply"]]
+
+
 def test_groups_are_bounded() -> None:
     def build(x: Any) -> Any:
         for _ in range(100):

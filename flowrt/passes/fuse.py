@@ -4,6 +4,7 @@ Law: nodes are taken in an order in which everything comes after what it waits f
 group, or joins the open groups it takes values from; whoever else waits for an open group is put off until nothing
 else can go on, and then closes it. All that a group waits for was done when its members joined, and nothing done
 depends on an open group: so groups never wait for each other in a circle, each is convex, and open ones may be joined.
+A fold of what no group makes is offered to those that read it, too, before any is closed.
 
 The members of a group run on one device, under the same sides of switches, and behind the same effects, so that no
 value waits for a queue or a transfer that it did not wait for before. Sizes that only a step knows are equal as far as
@@ -15,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -38,6 +40,7 @@ Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
 MAX_MEMBERS = 64
 MAX_INPUTS = 20  # each is a stream of memory of its own
 MAX_FOLDS = 8  # each holds some values in the nearest cache
+MAX_SEEN = 256  # of the nodes that wait for a fold
 
 BREAKING = frozenset({"switch", "merge"})  # what lies behind them is of their side
 
@@ -152,6 +155,7 @@ class _Grouping:
                 self._followers.setdefault(source, []).append(node.id)
         self._open: dict[int, _Group] = {}  # member → its group
         self._folds = {i for i in keys if is_fold(step, step.nodes[i])}  # whose results no member can take
+        self._offered: set[int] = set()  # folds that were put off once, for a group to open that reads what they fold
         self._closed: list[_Group] = []
         self._ready = [(self._position[i], i) for i, count in self._waiting.items() if not count]
         self._put_off: list[tuple[int, int, int]] = []
@@ -171,6 +175,12 @@ class _Grouping:
     def _take(self, i: int) -> None:
         """Do a node, let it join the open groups it waits for, or put it off."""
         before, key = self._groups_before(i), self._keys.get(i)
+        if not before and self._may_stand_beside(i):
+            before = self._groups_reading(i)
+            if not before and i not in self._offered:
+                self._offered.add(i)
+                heapq.heappush(self._put_off, (-1, self._position[i], i))
+                return
         rows = self._fits(i, before)
         if before and rows is None:
             heapq.heappush(self._put_off, (self._urgency(i, before), self._position[i], i))
@@ -187,6 +197,28 @@ class _Grouping:
         if any(self._is_alike(i, group) for group in groups) and not self._waits_for_fold(i):
             return 0
         return 2 if self._step.nodes[i].op.stateful else 1
+
+    def _may_stand_beside(self, i: int) -> bool:
+        """Whether a node folds what is there already, but not rows to numbers, which opens a group by itself."""
+        return i in self._folds and not folded_axes(self._step, self._step.nodes[i])
+
+    def _groups_reading(self, i: int) -> list[_Group]:
+        """An open group, if any, that reads what the fold ``i`` does, can take it in, and loses nobody by that."""
+        taken, groups = self._step.nodes[i].inputs[0], {id(group): group for group in self._open.values()}.values()
+        fits = (g for g in groups if taken in g.inputs and self._is_alike(i, g) and self._fits(i, [g]) is not None)
+        return [group for group in islice(fits, 1) if not self._is_awaited(i, group)]
+
+    def _is_awaited(self, i: int, group: _Group) -> bool:
+        """Whether what waits for the fold ``i`` might join ``group``, were the fold no part of it."""
+        seen, stack = {i}, [i]
+        while stack:
+            for n in self._followers.get(stack.pop(), ()):
+                if self._is_alike(n, group) or len(seen) > MAX_SEEN:
+                    return True
+                if n not in seen:
+                    seen.add(n)
+                    stack.append(n)
+        return False
 
     def _groups_before(self, i: int) -> list[_Group]:
         found = (self._open.get(source) for source in self._step.nodes[i].before())

@@ -74,7 +74,7 @@ class Rows:
             return False
         taken = [self.form(step, step.nodes[i]) for i, _ in node.inputs if i in members]
         if node.op.name in FOLDS:
-            return taken == [Form.ENTRY]
+            return all(form is Form.ENTRY for form in taken)
         if node.op.name in LINKS:
             return self._links(node, found, taken)
         return all(form in TAKES[found] for form in taken)
