@@ -323,6 +323,29 @@ def test_rows_without_entries_have_results_beside_totals() -> None:
         np.testing.assert_array_equal(totals, np.zeros(shape[1]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_columns_are_totalled_beside_rows(dtype: str) -> None:
+    mean = "float64" if dtype == "int64" else dtype
+    members = (
+        ("max", (0,), dtype, ALONG),
+        ("subtract", (0, 1), dtype, ()),
+        ("sum", (2,), dtype, (("axis", (0,)), ("keepdims", False))),
+        ("max", (2,), dtype, (("axis", (0, 1)), ("keepdims", True))),
+        ("mean", (2,), mean, (("axis", (0, 1)), ("keepdims", False))),
+        ("sum", (0,), dtype, (("axis", (1,)), ("keepdims", True))),
+    )
+    for shape in ((70, 3, 40), (1, 17, 9), (300, 1, 520), (5, 40, 1000), (3, 9, 1)):
+        x = (100 * np.random.default_rng(0).normal(size=shape)).astype(dtype)
+        wide = (x - x.max(-1, keepdims=True)).astype(np.float64)
+        judges = [wide, wide.sum(0), wide.max((0, 1), keepdims=True), wide.mean((0, 1)), x.sum(1, np.float64)[:, None]]
+        application = compiled([x], members, [2, 3, 4, 5, 6])
+        assert application.steps[0].kernel.form is Form.ROWS
+        dtypes = [mean if n == 3 else dtype for n in range(5)]
+        outputs = [np.empty(judge.shape, dtype) for judge, dtype in zip(judges, dtypes, strict=True)]
+        for found, judge in zip(run(application, [x], outputs), judges, strict=True):
+            np.testing.assert_allclose(found, judge, rtol=1e-6, atol=1e-3)
+
+
 def test_integers_are_folded_exactly() -> None:
     members = (
         ("max", (0,), "int64", ALONG),

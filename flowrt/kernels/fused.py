@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.epilogue import EpilogueStep
@@ -168,6 +170,7 @@ def ordered_variants(request: str) -> list[Variant]:
     kept = kept_entries(made.expression, pattern) if made.form is Form.ROWS else ()
     operands = (*dtypes[: len(inputs)], *(dtypes[n] for n in results), *made.expression.held)
     operands += tuple(dtypes[n] for n in kept)
+    operands += (np.dtype(np.float32),) * (len(pattern) - len(operands))  # narrow totals
     return _with_ends(Variant(made, operands, tuple(pattern), words))
 
 

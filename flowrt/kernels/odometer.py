@@ -13,10 +13,10 @@ from flowrt.kernels.abi import ONE, WORD, ZERO
 
 
 @contextmanager
-def in_blocks(builder: Any, count: Any, size: int) -> Iterator[tuple[Any, Any]]:
+def in_blocks(builder: Any, count: Any, size: Any) -> Iterator[tuple[Any, Any]]:
     """Emit the body for every ``size`` of ``count`` elements; yields the first of them and how many they are."""
-    length = ir.Constant(WORD, size)
-    blocks = builder.udiv(builder.add(count, ir.Constant(WORD, size - 1)), length)
+    length = ir.Constant(WORD, size) if isinstance(size, int) else size
+    blocks = builder.udiv(builder.add(count, builder.sub(length, ONE)), length)
     with cgutils.for_range(builder, blocks) as turn:
         start = builder.mul(turn.index, length)
         left = builder.sub(count, start)

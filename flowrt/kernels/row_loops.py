@@ -1,12 +1,14 @@
 """The entries of expressions that fold rows: for each row some loops over its entries, as `row_plan` says.
 
-The operands are the inputs, the results, the totals of what is folded otherwise, and memory for the entries of one row
-that are kept. The block is that of `scalar_loops`, but its inner dim is a whole row, along which an operand's stride is
-0 or 1; a unit of work is some rows, with totals of its own, one after another in memory. Its words are: rows of a unit,
-rows altogether, and for each total its size and what a mean is multiplied by in the end.
+The operands are the inputs, the results, the totals of what is folded otherwise, memory for the entries of one row
+that are kept, and perhaps for the narrow totals of some rows. The block is that of `scalar_loops`, but its inner dim is
+a whole row, along which an operand's stride is 0 or 1; a unit of work is some rows, with totals of its own, one after
+another in memory. Its words are: rows of a unit, rows altogether, and for each total its size and what a mean is
+multiplied by in the end.
 
 Sums of float32 are added up in their own type over `BLOCK` entries, some in each lane of a vector, and in float64 from
-block to block: few enough for an error no larger than that of adding in pairs.
+block to block: few enough for an error no larger than that of adding in pairs. Totals of columns likewise over
+`TOGETHER` rows, where there is memory for such: half as wide they cost half as much, and the loops' vectors stay whole.
 
 An output may be an input's memory, entry for entry: nothing is written before the last loop, and no row but by itself.
 """
@@ -27,13 +29,14 @@ from flowrt.kernels.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit_folds import Folding
 from flowrt.kernels.folds import held_dtype
 from flowrt.kernels.odometer import in_blocks, outer_position
-from flowrt.kernels.row_plan import Loop, RowPlan, plan_rows
+from flowrt.kernels.row_plan import Loop, RowPlan, narrow_totals, plan_rows
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
 
 BLOCK = 512
+TOGETHER = 16  # what each total of columns takes in before it is added to the wide one
 
 
 def row_loops(expression: Expression, pattern: Sequence[int]) -> Any:
@@ -84,8 +87,12 @@ class _RowLoops:
             for n, op in expression.folds
         ]
         self._first_kept = self._first_total + len(self._totals)
+        first_narrow = self._first_kept + len(self._plan.kept)
+        narrow = narrow_totals(expression, pattern) if len(pattern) > first_narrow else ()
+        self._narrow = {number: first_narrow + at for at, number in enumerate(narrow)}  # the operand of each
         operands = [*kinds[: self._inputs], *(kinds[n] for n in expression.results)]
         operands += [*(fold.held for fold in self._totals), *(kinds[n] for n in self._plan.kept)]
+        operands += [self._totals[number].kind for number in narrow]
         self._models = [context.data_model_manager[kind] for kind in operands]
         self._starts = [
             pointer(builder, operand_address(builder, bases, block, i), model.get_data_type())
@@ -111,11 +118,20 @@ class _RowLoops:
             rows = builder.select(builder.icmp_signed("<", left, many), left, many)
             own = [self._cleared(number, unit) for number in range(len(self._totals))]
             starts = [*self._starts[: self._first_total], *own, *self._starts[self._first_kept :]]
-            with cgutils.for_range(builder, rows) as row:
-                number = builder.add(first, row.index)
-                self._row(outer_position(builder, self._table, self._dims, number, starts))
+            if self._narrow:
+                with in_blocks(builder, rows, self._rows_together()) as (start, some):
+                    self._clear_narrow()
+                    self._rows(builder.add(first, start), some, starts)
+                    self._widen(own)
+            else:
+                self._rows(first, rows, starts)
             for number, start in enumerate(own):
                 self._scale(number, start)
+
+    def _rows(self, first: Any, count: Any, starts: Sequence[Any]) -> None:
+        with cgutils.for_range(self._builder, count) as row:
+            number = self._builder.add(first, row.index)
+            self._row(outer_position(self._builder, self._table, self._dims, number, starts))
 
     def _word(self, number: int) -> Any:
         return self._builder.load(self._builder.gep(self._words, [ir.Constant(WORD, number)]))
@@ -127,6 +143,32 @@ class _RowLoops:
         with cgutils.for_range(builder, size) as entry:
             builder.store(self._totals[number].neutral(), builder.gep(start, [entry.index]))
         return start
+
+    def _rows_together(self) -> Any:
+        """How many rows narrow totals take in: more where these are for several rows, each of its own columns."""
+        builder, size = self._builder, self._word(2 + 2 * min(self._narrow))
+        for number in self._narrow:
+            other = self._word(2 + 2 * number)
+            size = builder.select(builder.icmp_signed("<", other, size), other, size)
+        return builder.mul(builder.udiv(size, self._length), ir.Constant(WORD, TOGETHER))
+
+    def _clear_narrow(self) -> None:
+        builder = self._builder
+        for number, place in self._narrow.items():
+            with cgutils.for_range(builder, self._word(2 + 2 * number)) as entry:
+                builder.store(ir.Constant(ir.FloatType(), 0.0), builder.gep(self._starts[place], [entry.index]))
+
+    def _widen(self, own: Sequence[Any]) -> None:
+        """Add the narrow totals to a unit's ``own``."""
+        builder = self._builder
+        for number, place in self._narrow.items():
+            independent, fold = Independent(builder), self._totals[number]
+            with independent.loop(builder, self._word(2 + 2 * number)) as index:
+                into = builder.gep(own[number], [index])
+                held, value = builder.load(into), builder.load(builder.gep(self._starts[place], [index]))
+                stored = builder.store(fold.combine(self._context, builder, held, value, False), into)
+                for access in (held, value, stored):
+                    independent.mark(access)
 
     def _scale(self, number: int, start: Any) -> None:
         builder, fold = self._builder, self._totals[number]
@@ -169,11 +211,11 @@ class _RowLoops:
         folds = [self._begun(n) for n in loop.folds]
         totals = {number: self._total(number, at) for number in loop.totals}
         sums = {n: made for n, made in totals.items() if made is not None}
-        columns = {n: self._buffer(n) for n in totals if n not in sums}
+        columns = [n for n in totals if n not in sums]
         every = [(self._member(fold.value).operands[0], fold) for fold in folds]
         every += [(self._expression.folds[n][0], made) for n, made in sums.items()]
         short = [(n, fold) for n, fold in every if fold.short is not fold.total]
-        if short or columns:
+        if short:
             with in_blocks(builder, self._length, BLOCK) as (start, many):
                 for _, fold in short:
                     builder.store(fold.within.neutral(), fold.short)
@@ -183,8 +225,6 @@ class _RowLoops:
                     whole, part = builder.load(fold.total), builder.load(fold.short)
                     part = self._context.cast(builder, part, fold.within.held, fold.whole.held)
                     builder.store(builder.fadd(whole, part), fold.total)
-                for number, buffer in columns.items():
-                    self._add_columns(number, buffer, here[self._first_total + number], many)
         else:
             self._entries(loop, at, self._length, fixed, every, columns)
         for number, made in sums.items():
@@ -213,13 +253,6 @@ class _RowLoops:
         within = Folding("sum", types.float32, types.float32)
         return _Sum(value, whole, total, within, cgutils.alloca_once(builder, ir.FloatType()))
 
-    def _buffer(self, number: int) -> Any:
-        kind = self._composition.kinds[self._expression.folds[number][0]]
-        model = self._context.data_model_manager[kind]
-        buffer = cgutils.alloca_once(self._builder, model.get_data_type(), size=BLOCK)
-        buffer.align = 64  # a store across two lines of the cache takes twice as long
-        return buffer
-
     def _entries(
         self,
         loop: Loop,
@@ -227,7 +260,7 @@ class _RowLoops:
         count: Any,
         fixed: Sequence[Any],
         every: Sequence[tuple[int, _Sum]],
-        columns: dict[int, Any],
+        columns: Sequence[int],
     ) -> None:
         """Compute ``count`` entries that lie one after another."""
         builder, independent = self._builder, Independent(self._builder)
@@ -246,21 +279,19 @@ class _RowLoops:
             for n, fold in every:
                 total = builder.load(fold.short)
                 builder.store(fold.within.combine(self._context, builder, total, values[n], True), fold.short)
-            for number, buffer in columns.items():
-                n = self._expression.folds[number][0]
-                data = self._context.data_model_manager[self._composition.kinds[n]].as_data(builder, values[n])
-                independent.mark(builder.store(data, builder.gep(buffer, [index])))
+            for number in columns:
+                self._add_to_column(number, values[self._expression.folds[number][0]], places, independent)
 
-    def _add_columns(self, number: int, buffer: Any, at: Any, count: Any) -> None:
-        """Fold the entries in a buffer each into a total of its own."""
-        builder, independent, fold = self._builder, Independent(self._builder), self._totals[number]
-        with independent.loop(builder, count) as index:
-            place, entry = builder.gep(at, [index]), builder.load(builder.gep(buffer, [index]))
-            held = builder.load(place)
-            value = self._context.data_model_manager[fold.kind].from_data(builder, entry)
-            stored = builder.store(fold.combine(self._context, builder, held, value, False), place)
-            for access in (entry, held, stored):
-                independent.mark(access)
+    def _add_to_column(self, number: int, value: Any, places: Sequence[Any], independent: Independent) -> None:
+        """Fold an entry into the total of its column."""
+        builder, fold = self._builder, self._totals[number]
+        place = places[self._narrow.get(number, self._first_total + number)]
+        if number in self._narrow:
+            fold = Folding("sum", fold.kind, fold.kind)
+        held = builder.load(place)
+        stored = builder.store(fold.combine(self._context, builder, held, value, False), place)
+        for access in (held, stored):
+            independent.mark(access)
 
     def _member(self, n: int) -> Any:
         return self._expression.members[n - self._inputs]

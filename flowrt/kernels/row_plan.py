@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from flowrt.kernels.expression import COSTLY, Expression
 from flowrt.valueclass import valueclass
 
@@ -49,6 +51,19 @@ class RowPlan:
 def plan_rows(expression: Expression, repeats: Sequence[bool], by_row: Sequence[bool]) -> RowPlan:
     """The plan for inputs that ``repeats`` says are the same all along a row, and results that are one ``by_row``."""
     return _Planning(expression, repeats).plan(by_row)
+
+
+def narrow_totals(expression: Expression, pattern: Sequence[int]) -> tuple[int, ...]:
+    """The expression's own folds, by position, that add up columns of float32: those of some rows may be narrow.
+
+    ``pattern`` holds the strides of all operands along a row.
+    """
+    first = len(expression.inputs) + len(expression.results)
+    return tuple(
+        at
+        for at, (n, op) in enumerate(expression.folds)
+        if op in ("sum", "mean") and expression.dtypes[n] == np.float32 and pattern[first + at]
+    )
 
 
 @dataclass(slots=True, eq=False)

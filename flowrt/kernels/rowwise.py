@@ -30,7 +30,7 @@ from flowrt.kernels.program import (
     kept_shape,
     source_view,
 )
-from flowrt.kernels.row_plan import plan_rows
+from flowrt.kernels.row_plan import narrow_totals, plan_rows
 from flowrt.kernels.stretches import stretches
 from flowrt.kernels.table import ALIASES, Call, Kernel, View
 from flowrt.spec import Spec
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 ENOUGH_ROWS, FEW_ELEMENTS = 4, 1 << 16
 """Rows that keep most machines' threads busy, and elements that are one thread's in no more time than sharing costs."""
+
+
+NARROW_TOTALS = 1 << 15
+"""Totals of columns that are added up in memory of a thread's own first, which must stay in a near cache."""
 
 
 class Kind(Enum):
@@ -260,18 +264,24 @@ def whole_rows(
     assert made is not None
     views = [*reading.sources.values(), *(_result_view(space, reading.kinds[n]) for _, n in dense)]
     views += [view for view in totals if view is not None]
-    kept = kept_entries(made, [view.strides[-1] for view in views])
+    pattern = [view.strides[-1] for view in views]
+    kept = kept_entries(made, pattern)
     row = View.dense((space.length,)).broadcast_to((*space.bare, space.length))
+    narrow = narrow_totals(made, pattern)
+    if sum(math.prod(left[at]) for at in narrow) > NARROW_TOTALS:
+        narrow = ()
     local = tuple(Spec(made.dtypes[n], (space.length,)) for n in kept)
+    local += tuple(Spec("float32", (math.prod(left[at]),)) for at in narrow)
+    views += [*[row] * len(kept), *(views[len(views) - len(ends) + at] for at in narrow)]
     units, words = stretches(space.shape, left, space.length) if ends else (space.rows, (1, space.rows))
     operands = (
         *(i if i < first else members[i - first][1][0] for i, _ in reading.sources),
         *(at for at, _ in dense),
         *range(first + len(results), first + len(results) + len(ends)),
-        *range(-1, -1 - len(kept), -1),
+        *range(-1, -1 - len(local), -1),
     )
     dtypes = (*made.inputs, *(specs[n].dtype for _, n in dense), *made.held, *(spec.dtype for spec in local))
-    call = Call((*views, *[row] * len(kept)), words, units)
+    call = Call(tuple(views), words, units)
     return Whole(Step(made_kernel, operands, dtypes, call, len(reading.sources)), ends, local)
 
 
