@@ -149,6 +149,37 @@ def test_large_and_small_images_are_cut_into_blocks() -> None:
     check((1, 4, 4, 6), (2, 2, 3, 150), groups=2)  # panels of one block among units
 
 
+@pytest.mark.parametrize("prefix", ["", "wide_"])
+def test_few_channels_of_a_group_are_right(prefix: str) -> None:
+    """Places are the columns of a tile then: of rows in parts, of phases, and of vectors beyond an image's last."""
+    check((2, 23, 40, 9), (3, 3, 9, 3), prefix)
+    check((1, 4, 100, 300), (3, 2, 300, 2), prefix)  # one row is too much for a slab
+    check((2, 17, 31, 6), (5, 4, 6, 1), prefix, strides=(2, 3), dilations=(1, 2))
+    check((3, 12, 9, 12), (3, 3, 4, 15), prefix, groups=3, padding=((2, 0), (0, 3)))
+    check((2, 11, 13, 1), (5, 5, 1, 7), prefix, padding="VALID")
+    check((9, 6, 5, 3), (4, 4, 3, 3), prefix, strides=2)
+
+
+def test_few_channels_of_double_precision_are_right() -> None:
+    check((2, 23, 20, 9), (3, 3, 9, 3), dtype="float64")
+    check((2, 9, 11, 6), (3, 3, 3, 8), dtype="float64", groups=2, strides=2)
+
+
+def test_few_channels_get_their_biases_and_keep_nan() -> None:
+    rng = np.random.default_rng(15)
+    x, filters, bias = (rng.standard_normal(shape).astype("f") for shape in ((2, 9, 21, 5), (3, 3, 5, 3), (3,)))
+    attrs = {"strides": 1, "padding": "SAME", "dilations": 1, "groups": 1}
+    want = judge(x, filters, np.zeros((2, 9, 21, 3), np.float32), attrs)[0] + bias
+    x[1, 4, 20, 2] = np.nan
+    for activation in ("", "relu"):
+        got = run("conv2d_bias", [x, filters, bias], Spec("float32", want.shape), {**attrs, "activation": activation})
+        sees = np.isnan(got)
+        assert sees[1, 3:6, 19:].all()
+        assert sees.sum() == 18
+        expected = np.maximum(want, 0) if activation else want
+        np.testing.assert_allclose(got[~sees], expected[~sees], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("x_shape", [(0, 5, 5, 3), (2, 5, 5, 3), (2, 2, 2, 3)])
 def test_no_images_places_or_channels_make_zeros(x_shape: tuple[int, ...]) -> None:
     check(x_shape, (3, 3, 3, 0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.correlation import Correlated, correlation
+from flowrt.kernels.correlated import Correlated
+from flowrt.kernels.correlation import correlation
 from flowrt.kernels.filter_sums import Summed, summation
 from flowrt.kernels.micro import Geometry, native
 from flowrt.kernels.slabs import dense, steps_of
@@ -20,14 +21,13 @@ def register(geometry: Geometry, names: Sequence[str]) -> None:
     """Enter the kernels of convolution, of its gradients for images and filters, and of it with a bias, by name."""
     convolution, input_grad, filter_grad, with_bias = names
     for name, inverse, biased in ((convolution, False, False), (input_grad, True, False), (with_bias, False, True)):
-        pack, compute = correlation(geometry, inverse=inverse, biased=biased)
-        laid = Correlated(geometry, inverse=inverse)
-        kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=[(compute, laid.places)])(pack)
-    sum_parts, add_parts = summation(geometry)
+        steps, laid = correlation(geometry, inverse=inverse, biased=biased), Correlated(geometry, inverse=inverse)
+        ways = (steps.lines, laid.lines), (steps.apart, laid.apart), (steps.places, laid.places)
+        kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=ways)(steps.pack)
+    sum_parts, sum_apart, add_parts = summation(geometry)
     summed = Summed(geometry)
-    kernel(
-        filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[(add_parts, summed.total)]
-    )(sum_parts)
+    following = (sum_apart, summed.apart), (add_parts, summed.total)
+    kernel(filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=following)(sum_parts)
 
 
 register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias"))

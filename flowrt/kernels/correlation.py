@@ -3,137 +3,22 @@
 A product's rows are places of the result, its terms the taps of the window times the channels. What a block of places
 sees is copied into a slab (unless nothing of it is padding), and the table of rows points into that. The filters are
 packed into column panels first, in a step of its own. The gradient for the images is a convolution too, of the result's
-gradient with turned filters, phase by phase.
+gradient with turned filters, phase by phase. Where groups make few channels, `lines` has rows and columns change roles.
+`correlated` divides it all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from flowrt.kernels.correlated import Blocks
+from flowrt.kernels.lines import meeting_lines, planes_of, turning
 from flowrt.kernels.micro import START_BIAS, START_ZERO, Geometry
-from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.slabs import (
-    Roles,
-    Steps,
-    alike,
-    ceiling,
-    channels_apart,
-    dense,
-    forward,
-    reached,
-    seen,
-    slabs,
-    steps_of,
-    tiled_steps,
-    to_input,
-)
-from flowrt.kernels.table import Call, jitable
-from flowrt.spec import Spec
-
-PLACES, SEEN = 256, 1 << 16  # places met at a time at most, and the entries that they should see, for a core's cache
-WIDE = 64  # places of a row that are met at a time at most: those of several rows see less together
-UNITS = 8  # there should be so many units, at least
-
-
-class Blocks(NamedTuple):
-    """A unit: ``panels`` of ``rows`` of some images, in every phase, so many ``columns`` at a time."""
-
-    images: int
-    rows: int
-    columns: int
-    panels: int
-
-
-class Correlated:
-    """How a convolution, or its gradient for the images, is laid out for tiles of one geometry."""
-
-    def __init__(self, geometry: Geometry, *, inverse: bool) -> None:
-        self.geometry, self.inverse = geometry, inverse
-        self._roles: Roles = to_input if inverse else forward
-
-    def packing(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        """The first step: a panel of filters is a unit."""
-        return self._call(inputs, outputs, attrs, self._panels(inputs, outputs, attrs)[1])
-
-    def places(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        """The second step: some panels of some rows of some images are a unit."""
-        blocks, (_, panels) = self._blocks(inputs, outputs, attrs), self._panels(inputs, outputs, attrs)
-        batch, height, _ = self._grid(inputs, outputs, attrs)
-        units = ceiling(batch, blocks.images) * ceiling(height, blocks.rows) * ceiling(panels, blocks.panels)
-        call = self._call(inputs, outputs, attrs, units)
-        return call if blocks.panels < panels else replace(call, rows=self._rows(inputs, outputs, attrs, blocks))
-
-    def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
-        """The packed filters."""
-        filters = inputs[1].concrete
-        terms, panels = self._panels(inputs, outputs, attrs)
-        columns = panels * self.geometry.columns(outputs[0].dtype)
-        return (Spec(outputs[0].dtype, (filters[0] * filters[1] * terms * columns,)),)
-
-    def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
-        """A slab, one panel's biases, the table, the taps that rows and columns see, pairs of taps, the stage."""
-        x, filters, _ = self._roles(inputs, outputs)
-        steps, blocks = steps_of(x, filters, attrs), self._blocks(inputs, outputs, attrs)
-        tall, wide = filters.concrete[:2]
-        _, height = seen(blocks.rows, tall, steps.down, steps.spread_down, steps.top, self.inverse)
-        _, width = seen(blocks.columns, wide, steps.across, steps.spread_across, steps.left, self.inverse)
-        dtype, geometry = outputs[0].dtype, self.geometry
-        columns, channels = geometry.columns(dtype), inputs[0].concrete[3]
-        if channels_apart(filters, steps.groups):
-            channels = ceiling(channels, columns) * columns
-        slab = Spec(dtype, (blocks.images * height * width * channels,))
-        table = Spec("int64", (table_size(geometry, max(blocks.images * blocks.rows * blocks.columns, 1)),))
-        reached = Spec("int64", (2 * tall,)), Spec("int64", (2 * wide,)), Spec("int64", (2 * tall * wide,))
-        return (slab, Spec(dtype, (columns,)), table, *reached, *stage(geometry, dtype))
-
-    def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
-        x, filters, _ = self._roles(inputs, outputs)
-        extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        floor = int(attrs.get("activation") == "relu")
-        words = *tiled_steps(x, filters, attrs), *self._blocks(inputs, outputs, attrs), floor
-        return Call(dense((*inputs, *outputs, *extra)), words, units)
-
-    def _panels(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int]:
-        """Terms of a tap in a group, and column panels of all groups."""
-        wide, groups = self.geometry.columns(outputs[0].dtype), attrs["groups"]
-        if channels_apart(inputs[1], groups):
-            return 1, ceiling(groups, wide)
-        depth, share = inputs[1].concrete[2], inputs[1].concrete[3] // groups
-        terms, columns = (share, depth) if self.inverse else (depth, share)
-        return terms, groups * ceiling(columns, wide)
-
-    def _rows(
-        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], blocks: Blocks
-    ) -> tuple[int, int, int]:
-        """Which rows of the result a unit makes, as `Call.rows` says it."""
-        x, filters, _ = self._roles(inputs, outputs)
-        (apart, _), _ = spread_places(steps_of(x, filters, attrs), self.inverse)
-        batch, height, width, channels = outputs[0].concrete
-        row = width * channels
-        if blocks.images > 1:
-            return batch * height, row, blocks.images * height
-        return height, row, blocks.rows * apart
-
-    def _grid(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int, int]:
-        """Images, rows and columns of the places of the first phase."""
-        x, filters, _ = self._roles(inputs, outputs)
-        apart, _ = spread_places(steps_of(x, filters, attrs), self.inverse)
-        batch, height, width, _ = outputs[0].concrete
-        return batch, ceiling(height, apart[0]), ceiling(width, apart[1])
-
-    def _blocks(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Blocks:
-        batch, height, width = self._grid(inputs, outputs, attrs)
-        places = min(max(SEEN // max(inputs[0].concrete[3], 1), PLACES // 4), PLACES)
-        columns = alike(width, WIDE)
-        rows = alike(height, max(places // columns, 1))
-        whole = rows == height and columns == width
-        images = max(min(ceiling(batch, UNITS), places // max(rows * columns, 1)), 1) if whole else 1
-        units, (_, panels) = ceiling(batch, images) * ceiling(height, rows), self._panels(inputs, outputs, attrs)
-        shares = max(min(ceiling(UNITS, max(units, 1)), panels), 1)
-        return Blocks(images, rows, columns, max(ceiling(panels, shares), 1))
+from flowrt.kernels.panels import address, banding, packing, repeat_last
+from flowrt.kernels.slabs import LINE, Steps, ceiling, reached, seen, slabs, spread_places
+from flowrt.kernels.table import jitable
 
 
 class Memory(NamedTuple):
@@ -185,12 +70,6 @@ class Sight(NamedTuple):
     whole: int
     first: int
     left: int
-
-
-@jitable
-def spread_places(steps: Steps, inverse: bool) -> Any:
-    """How far the places of a phase are apart, and how far apart in the source is what neighbours see."""
-    return ((steps.down, steps.across), (1, 1)) if inverse else ((1, 1), (steps.down, steps.across))
 
 
 @jitable
@@ -315,13 +194,13 @@ def filter_packing(geometry: Geometry, inverse: bool) -> Callable[..., None]:
 
 
 @cache
-def meeting_panels(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
+def meeting_panels(geometry: Geometry, inverse: bool, biased: bool, alone: bool) -> Callable[..., None]:
     """``meet(operands, block, phase, sight, rows, reach, panels, steps, memory, floor)``: a block's places of a phase.
 
     They meet the panels from the first of ``panels`` to the last one. ``operands`` are the source, the packed filters,
-    the bias and the result; ``reach`` is what `list_taps` answers.
+    the bias and the result; ``reach`` is what `list_taps` answers. Channels are ``alone`` with a filter of their own.
     """
-    band, band_apart = banding(geometry), banding(geometry, apart=True)
+    band = banding(geometry, apart=alone)
     start = START_BIAS if biased else START_ZERO
 
     @jitable
@@ -338,7 +217,7 @@ def meeting_panels(geometry: Geometry, inverse: bool, biased: bool) -> Callable[
         floor: int,
     ) -> None:
         source, packed, bias, y = operands
-        size, alone, groups, columns = y.itemsize, steps.groups == 0, max(steps.groups, 1), reach[3]
+        size, groups, columns = y.itemsize, max(steps.groups, 1), reach[3]
         outputs, share, taps = y.shape[3], y.shape[3] // groups, phase.tall * phase.wide * terms_of(source, steps)
         (apart, _), each = spread_places(steps, inverse), ceiling(share, columns)
         corner = (block.image * y.shape[1] + block.top * apart[0] + phase.down) * y.shape[2]
@@ -353,30 +232,24 @@ def meeting_panels(geometry: Geometry, inverse: bool, biased: bool) -> Callable[
                     memory.edge[d] = bias[column + d]
             a = sight.place + (number if alone else group) * sight.plane * size
             where = a, filters + number * taps * columns * size, address(y) + (corner + column) * size
-            if alone:
-                band_apart(
-                    source, where, memory.table, rows, memory.taps, reach, over, memory.stage, memory.places, how
-                )
-            else:
-                band(source, where, memory.table, rows, memory.taps, reach, over, memory.stage, memory.places, how)
+            band(source, where, memory.table, rows, memory.taps, reach, over, memory.stage, memory.places, how)
 
     return meet
 
 
 @cache
-def correlating(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
-    """The helper that computes the units [begin, end) of a convolution from packed filters."""
-    look, meet = looking(geometry, inverse), meeting_panels(geometry, inverse, biased)
+def computing(geometry: Geometry, inverse: bool, biased: bool, alone: bool) -> Callable[..., None]:
+    """``compute(operands, block, panels, window, memory, steps, floor)``: what sees one slab, phase by phase."""
+    look, meet = looking(geometry, inverse), meeting_panels(geometry, inverse, biased, alone)
     full = geometry.vectors * geometry.width
 
     @jitable
-    def correlate_block(
+    def compute(
         operands: Any, block: Block, panels: Any, window: Any, memory: Memory, steps: Steps, floor: int
     ) -> None:
-        """What sees one slab, phase by phase."""
         source, _, _, y = operands
         columns, terms = full // y.itemsize, terms_of(source, steps)
-        sight = look(source, block, window, steps, columns if steps.groups == 0 else max(terms, 1), memory)
+        sight = look(source, block, window, steps, columns if alone else max(terms, 1), memory)
         before = 0
         for number in range(steps.down * steps.across if inverse else 1):
             taps = taps_of(window, steps, number, inverse, memory)
@@ -386,6 +259,38 @@ def correlating(geometry: Geometry, inverse: bool, biased: bool) -> Callable[...
                 reach = list_taps(phase, sight, steps, terms, columns, memory)
                 meet(operands, block, phase, sight, rows, reach, panels, steps, memory, floor)
             before += taps[0] * taps[1]
+
+    return compute
+
+
+@cache
+def computing_lines(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
+    """The same, of all panels, with places as columns: ``operands`` have the filters as they are."""
+    fill, meet = turning(geometry), meeting_lines(geometry, inverse, biased)
+
+    @jitable
+    def compute(
+        operands: Any, block: Block, panels: Any, window: Any, memory: Memory, steps: Steps, floor: int
+    ) -> None:
+        source, _, _, y = operands
+        planes = planes_of(block.rows, block.columns, window, steps, inverse, LINE // y.itemsize)
+        _, stride = spread_places(steps, inverse)
+        place = planes.first + block.top * stride[0], planes.left + block.left * stride[1]
+        for image in range(block.image, block.image + block.images):
+            fill(source, image, place, planes, memory.slab)
+            for number in range(steps.down * steps.across if inverse else 1):
+                taps = taps_of(window, steps, number, inverse, memory)
+                phase = phase_of(number, block, y, taps, 0, steps, inverse)
+                if phase.rows * phase.columns > 0:
+                    meet(operands, image, block, phase, planes, steps, memory, floor)
+
+    return compute
+
+
+@cache
+def correlating(geometry: Geometry, inverse: bool, compute: Callable[..., None]) -> Callable[..., None]:
+    """The helper that computes the units [begin, end) of a convolution, block by block."""
+    full = geometry.vectors * geometry.width
 
     @jitable
     def correlate(
@@ -403,30 +308,43 @@ def correlating(geometry: Geometry, inverse: bool, biased: bool) -> Callable[...
             for left in range(0, width, blocks.columns):
                 sizes = min(blocks.images, y.shape[0] - image), min(blocks.rows, height - top)
                 block = Block(image, sizes[0], top, sizes[1], left, min(blocks.columns, width - left))
-                correlate_block(operands, block, some, window, memory, steps, floor)
+                compute(operands, block, some, window, memory, steps, floor)
 
     return correlate
 
 
+class Steppers(NamedTuple):
+    """The steps of a convolution, as `Correlated` lays them out."""
+
+    pack: Callable[..., None]
+    lines: Callable[..., None]
+    apart: Callable[..., None]
+    places: Callable[..., None]
+
+
 @cache
-def correlation(
-    geometry: Geometry, *, inverse: bool = False, biased: bool = False
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two steps of a convolution, with a bias perhaps, or of its gradient for the images, as `Correlated` has them.
+def correlation(geometry: Geometry, *, inverse: bool = False, biased: bool = False) -> Steppers:
+    """The steps of a convolution, with a bias perhaps, or of its gradient for the images.
 
     That gradient's third operand is the shape of the images; a bias is the third one of the convolution.
     """
-    pack_filters, correlate = filter_packing(geometry, inverse), correlating(geometry, inverse, biased)
-    own = -len(Memory._fields)
+    pack_filters, own = filter_packing(geometry, inverse), -len(Memory._fields)
     packed, result = own - 1, own - 2
     bias = 2 if biased else own + 1  # without one, the memory for a panel's biases stands for it
 
     def pack(arrays: Any, words: Any, begin: int, end: int) -> None:
         pack_filters(arrays[1], arrays[packed], Memory(*arrays[own:]), Steps(*words[:-5]), (begin, end))
 
-    def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
-        operands = arrays[0], arrays[packed], arrays[bias], arrays[result]
-        memory, steps, blocks = Memory(*arrays[own:]), Steps(*words[:-5]), Blocks(*words[-5:-1])
-        correlate(operands, arrays[1].shape, memory, steps, blocks, words[-1], (begin, end))
+    def step(compute: Callable[..., None], filters: int) -> Callable[..., None]:
+        correlate = correlating(geometry, inverse, compute)
 
-    return pack, compute
+        def compute_units(arrays: Any, words: Any, begin: int, end: int) -> None:
+            operands = arrays[0], arrays[filters], arrays[bias], arrays[result]
+            memory, steps, blocks = Memory(*arrays[own:]), Steps(*words[:-5]), Blocks(*words[-5:-1])
+            correlate(operands, arrays[1].shape, memory, steps, blocks, words[-1], (begin, end))
+
+        return compute_units
+
+    lines = step(computing_lines(geometry, inverse, biased), 1)
+    apart, places = (step(computing(geometry, inverse, biased, alone), packed) for alone in (True, False))
+    return Steppers(pack, lines, apart, places)

@@ -31,8 +31,11 @@ class Summed:
 
     def terms(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The first step: each part's sums."""
-        panels, parts = self._panels(outputs, attrs), self._parts(inputs, outputs, attrs)
-        return self._call(inputs, outputs, attrs, parts * -(-panels // together(panels, parts)))
+        return self._summed(inputs, outputs, attrs, alone=False)
+
+    def apart(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+        """The same where every channel has a filter of its own; one of the two has no units."""
+        return self._summed(inputs, outputs, attrs, alone=True)
 
     def total(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: the sums of all parts."""
@@ -55,6 +58,14 @@ class Summed:
         panel = Spec(dy.dtype, (images * rows * width * geometry.columns(dy.dtype),))
         table = Spec("int64", (table_size(geometry, tall * wide * depth),))
         return (slab, panel, table, Spec("int64", (2 * images * rows,)), *stage(geometry, dy.dtype))
+
+    def _summed(
+        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], *, alone: bool
+    ) -> Call:
+        if channels_apart(outputs[0], attrs["groups"]) != alone:
+            return self._call(inputs, outputs, attrs, 0)
+        panels, parts = self._panels(outputs, attrs), self._parts(inputs, outputs, attrs)
+        return self._call(inputs, outputs, attrs, parts * -(-panels // together(panels, parts)))
 
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
         x, filters, dy = to_filters(inputs, outputs)
@@ -206,13 +217,13 @@ def clear_columns(parts: Any, part: int, outputs: int, first: int, count: int) -
 
 
 @cache
-def meeting_panels(geometry: Geometry) -> Callable[..., None]:
+def meeting_panels(geometry: Geometry, alone: bool) -> Callable[..., None]:
     """``meet(x, dy, sums, window, piece, sight, planes, panels, steps, memory)``: a piece's terms of some panels' sums.
 
     ``sums`` is where a part's are, ``sight`` what `looking` answers, ``panels`` the first panel, the one behind the
-    last, and how many a group has.
+    last, and how many a group has. Channels are ``alone`` with a filter of their own.
     """
-    band, band_apart, pack = banding(geometry), banding(geometry, apart=True), packing(geometry)
+    band, pack = banding(geometry, apart=alone), packing(geometry)
     full = geometry.vectors * geometry.width
 
     @jitable
@@ -237,7 +248,7 @@ def meeting_panels(geometry: Geometry) -> Callable[..., None]:
         steps: Steps,
         memory: Memory,
     ) -> None:
-        size, alone, outputs, width = x.itemsize, steps.groups == 0, dy.shape[3], dy.shape[2]
+        size, outputs, width = x.itemsize, dy.shape[3], dy.shape[2]
         columns, share, rows = full // size, outputs // max(steps.groups, 1), piece.images * piece.rows
         list_rows(piece, sight[1], planes, steps, width * columns, memory.taps)
         source = address(dy) + (piece.image * dy.shape[1] + piece.top) * width * outputs * size
@@ -248,18 +259,15 @@ def meeting_panels(geometry: Geometry) -> Callable[..., None]:
             pack(x, source + beside * size, outputs, 1, rows * width, wide, panel)
             mine = place_of(beside if alone else beside // share * window[2], planes)
             where = sight[0] + mine * size, panel, sums + beside * size
-            if alone:
-                band_apart(x, where, memory.table, count, memory.taps, reach, wide, memory.stage, memory.places, how)
-            else:
-                band(x, where, memory.table, count, memory.taps, reach, wide, memory.stage, memory.places, how)
+            band(x, where, memory.table, count, memory.taps, reach, wide, memory.stage, memory.places, how)
 
     return meet
 
 
 @cache
-def summing(geometry: Geometry) -> Callable[..., None]:
+def summing(geometry: Geometry, alone: bool) -> Callable[..., None]:
     """The helper that computes the units [begin, end) of the filters' gradient: some panels of some parts."""
-    look, meet, full = looking(geometry), meeting_panels(geometry), geometry.vectors * geometry.width
+    look, meet, full = looking(geometry), meeting_panels(geometry, alone), geometry.vectors * geometry.width
 
     @jitable
     def sum_pieces(
@@ -304,15 +312,19 @@ def summing(geometry: Geometry) -> Callable[..., None]:
 
 
 @cache
-def summation(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two steps of the gradient for the filters."""
-    sum_terms = summing(geometry)
+def summation(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """The steps of the gradient for the filters: `Summed.terms`, `Summed.apart` and `Summed.total`."""
     own = -len(Memory._fields)
 
-    def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
-        x, dy, _, y, parts = arrays[:own]
-        memory, steps, window = Memory(*arrays[own:]), Steps(*words[:-2]), (y.shape[0], y.shape[1], y.shape[2])
-        sum_terms(x, dy, window, parts, memory, steps, words[-2:], (begin, end))
+    def step(alone: bool) -> Callable[..., None]:
+        sum_terms = summing(geometry, alone)
+
+        def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
+            x, dy, _, y, parts = arrays[:own]
+            memory, steps, window = Memory(*arrays[own:]), Steps(*words[:-2]), (y.shape[0], y.shape[1], y.shape[2])
+            sum_terms(x, dy, window, parts, memory, steps, words[-2:], (begin, end))
+
+        return compute
 
     def total(arrays: Any, words: Any, begin: int, end: int) -> None:
         y, parts = arrays[3], arrays[4]
@@ -322,4 +334,4 @@ def summation(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., No
             for i in range(begin, end):
                 y[i] += parts[part, i]
 
-    return compute, total
+    return step(False), step(True), total

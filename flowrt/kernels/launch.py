@@ -187,8 +187,8 @@ def apply_kernel(
         call = following.layout(inputs, outputs, attrs)
         views[len(inputs) :] = call.views[len(inputs) :]
         steps.append(Step(following, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))
-    needed = [step for step in steps[:-1] if step.units]  # some preparations only some shapes need
-    return Application((*needed, steps[-1]), tuple(scratch), local)
+    needed = [step for step in steps if step.units] or steps[-1:]  # some steps only some shapes need
+    return Application(tuple(needed), tuple(scratch), local)
 
 
 def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) -> list[Step]:

@@ -9,6 +9,7 @@ a tile always has all its rows. All of it is made for a `Geometry` by functions 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -86,25 +87,18 @@ def panelling(geometry: Geometry) -> Callable[..., None]:
 
 
 @cache
-def _tiling(geometry: Geometry, apart: bool) -> Callable[..., int]:
-    """``tile_rows(like, words, left, narrow)``: one tile, of as few rows as ``left`` needs; how many it has."""
+def stacking(geometry: Geometry, *, apart: bool = False) -> Callable[..., int]:
+    """``tile_rows(like, words, left)``: one tile, of as few rows as ``left`` needs; how many it has."""
     most, fewer = geometry.rows, geometry.fewer
     tile = micro.beside if apart else micro.tile
     large, small = (tile(rows, geometry.vectors, geometry.width) for rows in (most, fewer))
-    narrow_large, narrow_small = (tile(rows, geometry.vectors // 2, geometry.width) for rows in (most, fewer))
 
     @jitable
-    def tile_rows(like: Any, words: Any, left: int, narrow: bool) -> int:
+    def tile_rows(like: Any, words: Any, left: int) -> int:
         if left <= fewer or most < left <= 2 * fewer:
-            if narrow:
-                narrow_small(like, words)
-            else:
-                small(like, words)
+            small(like, words)
             return fewer
-        if narrow:
-            narrow_large(like, words)
-        else:
-            large(like, words)
+        large(like, words)
         return most
 
     return tile_rows
@@ -119,7 +113,8 @@ def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
     Columns ``apart`` are as `micro.beside` has them.
     """
     most, full = geometry.rows, geometry.vectors * geometry.width
-    tile_rows, move = _tiling(geometry, apart), micro.move()
+    tile_rows, move = stacking(geometry, apart=apart), micro.move()
+    tile_narrow = stacking(replace(geometry, vectors=geometry.vectors // 2), apart=apart)
 
     @jitable
     def band(
@@ -150,7 +145,7 @@ def banding(geometry: Geometry, *, apart: bool = False) -> Callable[..., None]:
                 for r in range(min(count - i, most)):
                     move(like, (c + table[half + i + r] * size, 0, 1, to + r * wide * size, 0, 1, columns))
             words = (a, rows + 8 * i, b, address(taps), *reach, to, targets, *how)
-            done = tile_rows(like, words, count - i, narrow)
+            done = tile_narrow(like, words, count - i) if narrow else tile_rows(like, words, count - i)
             if staged:
                 for r in range(min(count - i, done)):
                     move(like, (to + r * wide * size, 0, 1, c + table[half + i + r] * size, 0, 1, columns))

@@ -18,6 +18,8 @@ from flowrt.spec import Spec, sliding
 if TYPE_CHECKING:
     from flowrt.kernels.micro import Geometry
 
+LINE = 64  # bytes of a line of caches
+
 
 class Steps(NamedTuple):
     """How a window goes over images. No ``groups``: every channel has a filter of its own, side by side."""
@@ -84,6 +86,12 @@ def reached(window: int, stride: int, spread: int, before: int, phase: int, inve
         taps[2 * count], taps[2 * count + 1] = tap, distance
         count += 1
     return count
+
+
+@jitable
+def spread_places(steps: Steps, inverse: bool) -> Any:
+    """How far the places of a phase are apart, and how far apart in the source is what neighbours see."""
+    return ((steps.down, steps.across), (1, 1)) if inverse else ((1, 1), (steps.down, steps.across))
 
 
 @jitable

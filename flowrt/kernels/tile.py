@@ -144,12 +144,21 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             builder.store(value(*cell), sums[of][cell])
 
     def multiply(here: Sequence[Any], right: Any, of: int) -> None:
+        def add(r: int, v: int, factor: Any, vector: Any) -> None:
+            builder.store(code.multiply_add(factor, vector, builder.load(sums[of][r, v])), sums[of][r, v])
+
+        if stub.vectors > stub.rows and stub.kind == "tile":  # then there are registers for a factor of each row
+            factors = [code.broadcast(place) for place in here]
+            for v in range(stub.vectors):
+                vector = code.load(code.at(right, v * lanes))
+                for r, factor in enumerate(factors):
+                    add(r, v, factor, vector)
+            return
         vectors = [code.load(code.at(right, v * lanes)) for v in range(stub.vectors)]
         for r, place in enumerate(here):
             shared = code.broadcast(place) if stub.kind == "tile" else None
             for v in range(stub.vectors):
-                factor = shared or code.load(code.at(place, v * lanes))
-                builder.store(code.multiply_add(factor, vectors[v], builder.load(sums[of][r, v])), sums[of][r, v])
+                add(r, v, shared or code.load(code.at(place, v * lanes)), vectors[v])
 
     stored = builder.icmp_signed("==", start, ir.Constant(_WORD, START_STORED))
     for of in range(together):
