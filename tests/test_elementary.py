@@ -55,6 +55,7 @@ WIDE_CURVES: dict[str, tuple[Judge, float]] = {
     "sin": (np.sin, 1),
     "cos": (np.cos, 1),
     "tan": (np.tan, 2),
+    "erf": (np.vectorize(math.erf, otypes=[np.longdouble]), 2),  # itself within one
     "asin": (np.arcsin, 3),
     "acos": (np.arccos, 2),
     "atan": (np.arctan, 2),
@@ -126,35 +127,50 @@ def test_one_entry_is_computed_as_many_are(name: str) -> None:
 
 
 def powers(x: Array, y: Array) -> None:
+    wider = np.float64 if x.dtype == np.float32 else np.longdouble
     with np.errstate(all="ignore"):
-        check(fr.pow(x, y), np.power(x.astype(np.float64), y.astype(np.float64)), 1)
+        check(fr.pow(x, y), np.power(x.astype(wider), y.astype(wider)), 1)
 
 
-def test_powers_of_edges_are_as_c_defines_them() -> None:
+FLOATS = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+@FLOATS
+def test_powers_of_edges_are_as_c_defines_them(dtype: Any) -> None:
     edges = [2, -2, 3, -3, 0.5, -0.5, 1.5, -2.5, 1e-40, -1e-40, 1e38, -1e38, 2**24, 1 - 2**24, 127, 128, -126, -150]
-    x, y = np.meshgrid(np.concatenate([SPECIAL, np.float32(edges)]), np.concatenate([SPECIAL, np.float32(edges)]))
-    powers(x.ravel(), y.ravel())
-    assert str(fr.pow(np.float32([-0.0]), np.float32([-3]))[0]) == "-inf"
+    edges += [2.0**53, 1 - 2.0**53, 1024, -1022, -1075, 2.0**70, 5e-324, 1e308, -1e308] * (dtype == np.float64)
+    all_edges = np.concatenate(
+        [SPECIAL.astype(dtype), np.array(edges, dtype), np.nextafter(dtype(1), [dtype(0), dtype(2)])]
+    )
+    x, y = (part.ravel() for part in np.meshgrid(all_edges, all_edges))
+    powers(x, y)
+    with np.errstate(all="ignore"):
+        got, want = fr.pow(x, y), np.power(x, y)
+    known = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[known]), np.signbit(want[known]))
 
 
+@FLOATS
 @pytest.mark.parametrize(("base", "power"), [((0, 10), (-30, 30)), ((0.999, 1.001), (-1e5, 1e5)), ((-9, 9), (-3, 3))])
-def test_powers_are_within_a_unit(base: tuple[float, float], power: tuple[float, float]) -> None:
+def test_powers_are_within_a_unit(base: tuple[float, float], power: tuple[float, float], dtype: Any) -> None:
     rng = np.random.default_rng(9)
     print("seed 9")
-    powers(rng.uniform(*base, 50_000).astype(np.float32), rng.uniform(*power, 50_000).astype(np.float32))
-    powers(rng.uniform(*base, 50_000).astype(np.float32), rng.integers(-5, 6, 50_000).astype(np.float32))
+    powers(rng.uniform(*base, 50_000).astype(dtype), rng.uniform(*power, 50_000).astype(dtype))
+    powers(rng.uniform(*base, 50_000).astype(dtype), rng.integers(-5, 6, 50_000).astype(dtype))
 
 
-def test_powers_of_all_floats_are_within_a_unit() -> None:
+@FLOATS
+def test_powers_of_all_floats_are_within_a_unit(dtype: Any) -> None:
     rng = np.random.default_rng(10)
     print("seed 10")
-    powers(every_exponent(rng, 40), rng.permutation(every_exponent(rng, 40)))
+    floats = every_exponent(rng, 40) if dtype == np.float32 else every_wide_exponent(rng, 6)
+    powers(floats, rng.permutation(floats))
 
 
 # ── angles ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@FLOATS
 def test_angles_of_edges_are_as_c_defines_them(dtype: Any) -> None:
     edges = np.array([*SPECIAL, np.finfo(dtype).max, -np.finfo(dtype).tiny, np.finfo(dtype).smallest_subnormal], dtype)
     y, x = (part.ravel() for part in np.meshgrid(edges, edges))
@@ -177,7 +193,7 @@ def test_angles_are_within_the_bound(dtype: Any, wider: Any, bound: float) -> No
 
 
 @pytest.mark.parametrize("name", ["sin", "tan", "asin", "atan", "sinh"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@FLOATS
 def test_zero_keeps_its_sign(name: str, dtype: Any) -> None:
     got = getattr(fr, name)(np.array([0.0, -0.0] * 9, dtype))
     np.testing.assert_array_equal(np.signbit(got), [False, True] * 9)
@@ -203,7 +219,7 @@ def test_the_doubles_nearest_to_quarters_of_a_turn_are_reduced_right() -> None:
             check(getattr(fr, name)(part), judge(part.astype(np.longdouble)), bound)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@FLOATS
 def test_an_angle_comes_to_the_same_bits_beside_large_ones(dtype: Any) -> None:
     rng = np.random.default_rng(13)
     print("seed 13")
@@ -214,3 +230,30 @@ def test_an_angle_comes_to_the_same_bits_beside_large_ones(dtype: Any) -> None:
         alone, beside = function(x), function(mixed)
         np.testing.assert_array_equal(beside[mixed == x], alone[mixed == x])
         check(beside[1500:1700:97], function(mixed[1500:1700:97].astype(np.longdouble).astype(np.float64)), 1)
+
+
+# ── rests of divisions ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@FLOATS
+@pytest.mark.parametrize("top", [1e-30, 3, 1e6])
+def test_rests_and_floors_of_quotients_are_exact(dtype: Any, top: float) -> None:
+    rng = np.random.default_rng(14)
+    print("seed 14")
+    x = np.concatenate([rng.uniform(-top, top, 20_000), 0.1 * rng.integers(-50, 50, 2000)]).astype(dtype)
+    y = np.concatenate([rng.uniform(-2, 2, 20_000), 0.1 * rng.integers(1, 9, 2000)]).astype(dtype)
+    x, y = x[np.abs(x / y) < 2**23], y[np.abs(x / y) < 2**23]  # floats beyond leave out integers
+    np.testing.assert_array_equal(fr.remainder(x, y), np.remainder(x, y))
+    whole = np.floor_divide(x.astype(np.longdouble), y.astype(np.longdouble))  # NumPy's own of float32 may be one off
+    np.testing.assert_array_equal(fr.floor_divide(x, y), whole.astype(dtype))
+
+
+@FLOATS
+def test_rests_of_edges_are_those_of_numpy(dtype: Any) -> None:
+    edges = [0.5, 2, -2, 3, -3, 7, 1e30, -1e30, 2**22 - 1, 2**22, 2**23 + 1, 5e-40, np.finfo(dtype).max]
+    values = np.concatenate([SPECIAL.astype(dtype), np.array(edges, dtype)])
+    x, y = (part.ravel() for part in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        rests, quotients = np.remainder(x, y), np.floor_divide(x, y)
+    np.testing.assert_array_equal(fr.remainder(x, y), rests)
+    np.testing.assert_allclose(fr.floor_divide(x, y), quotients, rtol=2 * np.finfo(dtype).eps, atol=0)

@@ -12,11 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.errorfunction import erf32
+from flowrt.kernels.errorfunction import erf32, erf64
 from flowrt.kernels.exponential import exp32, exp64, expm132, expm164, sigmoid32, sigmoid64, tanh32, tanh64
 from flowrt.kernels.launch import FILL_OP
 from flowrt.kernels.logarithm import log1p32, log1p64, log32, log64, pow32
-from flowrt.kernels.table import Form, double, elementwise, flat, host_only, jitable, kernel, single
+from flowrt.kernels.power import pow64
+from flowrt.kernels.quotient import (
+    is_small_quotient,
+    near_quotient32,
+    near_quotient64,
+    near_remainder32,
+    near_remainder64,
+)
+from flowrt.kernels.table import Form, Narrow, double, elementwise, flat, host_only, jitable, kernel, single
 from flowrt.kernels.twin import cuda, fmod
 
 
@@ -103,9 +111,37 @@ def signed_remainder(x: Any, y: Any) -> Any:
 
 
 elementwise("floor_divide", lambda x, y: floor_quotient(x, y))
+elementwise(
+    "floor_divide",
+    lambda x, y: near_quotient32(x, y) if is_small_quotient(x, y) else floor_quotient(np.float64(x), np.float64(y)),
+    on=("cpu",),
+    dtypes=single,
+    narrow=Narrow(is_small_quotient, near_quotient32),
+)
+elementwise(
+    "floor_divide",
+    lambda x, y: near_quotient64(x, y) if is_small_quotient(x, y) else floor_quotient(x, y),
+    on=("cpu",),
+    dtypes=double,
+    narrow=Narrow(is_small_quotient, near_quotient64),
+)
 elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=_integral)
 elementwise("floor_divide", lambda x, y: signed_quotient(x, y), dtypes=_signed)
 elementwise("remainder", lambda x, y: float_remainder(x, y))
+elementwise(
+    "remainder",
+    lambda x, y: near_remainder32(x, y) if is_small_quotient(x, y) else float_remainder(np.float64(x), np.float64(y)),
+    on=("cpu",),
+    dtypes=single,
+    narrow=Narrow(is_small_quotient, near_remainder32),
+)
+elementwise(
+    "remainder",
+    lambda x, y: near_remainder64(x, y) if is_small_quotient(x, y) else float_remainder(x, y),
+    on=("cpu",),
+    dtypes=double,
+    narrow=Narrow(is_small_quotient, near_remainder64),
+)
 elementwise("remainder", lambda x, y: x % y if y != 0 else y, dtypes=_integral)
 elementwise("remainder", lambda x, y: signed_remainder(x, y), dtypes=_signed)
 
@@ -126,6 +162,7 @@ def integer_power(x: Any, y: Any) -> Any:
 
 elementwise("pow", lambda x, y: x**y)
 elementwise("pow", lambda x, y: pow32(x, y), on=("cpu",), dtypes=single)
+elementwise("pow", lambda x, y: pow64(x, y), on=("cpu",), dtypes=double)
 elementwise("pow", lambda x, y: integer_power(x, y), dtypes=_integral)
 elementwise("maximum", lambda x, y: x if x >= y or x != x else y)
 elementwise("minimum", lambda x, y: x if x <= y or x != x else y)
@@ -158,6 +195,7 @@ elementwise("log1p", lambda x: log1p32(x), on=("cpu",), dtypes=single)
 elementwise("log1p", lambda x: log1p64(x), on=("cpu",), dtypes=double)
 elementwise("erf", lambda x: math.erf(x))
 elementwise("erf", lambda x: erf32(x), on=("cpu",), dtypes=single)
+elementwise("erf", lambda x: erf64(x), on=("cpu",), dtypes=double)
 elementwise("sqrt", lambda x: math.sqrt(x))
 elementwise("rsqrt", lambda x: inverse_root(x))
 elementwise("standardize", lambda x, mean, factor, offset: (x - mean) * factor + offset)

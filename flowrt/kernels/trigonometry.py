@@ -11,7 +11,8 @@ whole turns, stand for the product of many words of Payne and Hanek ("Radian red
 1983). The first two parts of a set have so few bits that 24 times them are exact, and what is left of the nearest
 quarter of a turn is right to 2**-56. The largest arguments take the same path as the smallest, in float64.
 
-Arcs are Sun's fdlibm without its branches: ratios near 0, 1/2, 1, 3/2 and infinity share one series.
+Arcs of float64 are Sun's fdlibm without its branches: ratios near 0, 1/2, 1, 3/2 and infinity share one series. Those
+of float32 are computed in float64 from ratios below the tangent of pi / 8.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.exponential import WIDE_ROUNDER, ZERO, cosh64, signed_as, sinh64
+from flowrt.kernels.exponential import WIDE_LOG2_E, WIDE_ROUNDER, ZERO, cosh64, signed_as, sinh64
+from flowrt.kernels.logarithm import exp2_wide
 from flowrt.kernels.table import Narrow, double, elementwise, floating, jitable, single
 
 # 320 bits behind the point of 2/pi: enough for the largest exponent, 127 of them being whole turns
@@ -295,6 +297,53 @@ def atan264(y: Any, x: Any) -> Any:
     return signed_as(math.pi - (found - PI_LOW) if left else found, y)
 
 
+HIGHEST_COSH = 128.0  # beyond 90 it is no finite float32
+EIGHTH, FAR_RATIO = 0.7853981633974483, 0.41421356237309503  # pi / 4; the tangent of its half
+# (atan(t) - t) / t**3 in t**2 up to there, within 3e-11 of the arc
+V0, V1, V2 = -0.3333333251001497, 0.1999990475268822, -0.14282028941364655
+V3, V4, V5 = 0.11044922307916208, -0.08477403144427065, 0.047461081482503845
+
+
+@jitable
+def short_arc(a: Any, b: Any) -> Any:
+    """As `arc`, with float32's digits and range, in float64."""
+    low, high = b if a > b else a, a if a > b else b
+    far = low > FAR_RATIO * high
+    t = (low - high if far else low) / (low + high if far else high)
+    z = t * t
+    series = ((((V5 * z + V4) * z + V3) * z + V2) * z + V1) * z + V0
+    found = series * (z * t) + t
+    found = found + EIGHTH if far else found
+    return QUARTER - found if a > b else found
+
+
+@jitable
+def atan32(x: Any) -> Any:
+    """The arc tangent of a float32."""
+    wide = np.float64(x)
+    return np.float32(signed_as(short_arc(abs(wide), 1.0), wide))
+
+
+@jitable
+def atan232(y: Any, x: Any) -> Any:
+    """The angle of the point (x, y), both float32, as C defines it for zeros and infinities."""
+    above: Any = abs(np.float64(y))
+    below: Any = abs(np.float64(x))
+    alike = (above == below) & ((above == 0.0) | (above == np.inf))
+    found = short_arc((0.0 if above == 0.0 else 1.0) if alike else above, 1.0 if alike else below)
+    left = np.float64(x).view(np.int64) < START
+    return np.float32(signed_as(math.pi - found if left else found, np.float64(y)))
+
+
+@jitable
+def cosh32(x: Any) -> Any:
+    """The hyperbolic cosine of a float32."""
+    size: Any = abs(np.float64(x))
+    size = HIGHEST_COSH if size > HIGHEST_COSH else size
+    whole = exp2_wide(size * WIDE_LOG2_E)
+    return np.float32(0.5 * whole + 0.5 / whole)
+
+
 @jitable
 def beyond_sine(z: Any) -> Any:
     """What the arc sine of the root of ``z`` is beyond that root, as a share of it."""
@@ -379,10 +428,13 @@ elementwise("asin", lambda x: asin64(x), on=("cpu",), dtypes=floating)
 elementwise("acos", lambda x: math.acos(x))
 elementwise("acos", lambda x: acos64(x), on=("cpu",), dtypes=floating)
 elementwise("atan", lambda x: math.atan(x))
-elementwise("atan", lambda x: atan64(x), on=("cpu",), dtypes=floating)
+elementwise("atan", lambda x: atan32(x), on=("cpu",), dtypes=single)
+elementwise("atan", lambda x: atan64(x), on=("cpu",), dtypes=double)
 elementwise("atan2", lambda y, x: math.atan2(y, x))
-elementwise("atan2", lambda y, x: atan264(y, x), on=("cpu",), dtypes=floating)
+elementwise("atan2", lambda y, x: atan232(y, x), on=("cpu",), dtypes=single)
+elementwise("atan2", lambda y, x: atan264(y, x), on=("cpu",), dtypes=double)
 elementwise("sinh", lambda x: math.sinh(x))
 elementwise("sinh", lambda x: sinh64(x), on=("cpu",), dtypes=floating)
 elementwise("cosh", lambda x: math.cosh(x))
-elementwise("cosh", lambda x: cosh64(x), on=("cpu",), dtypes=floating)
+elementwise("cosh", lambda x: cosh32(x), on=("cpu",), dtypes=single)
+elementwise("cosh", lambda x: cosh64(x), on=("cpu",), dtypes=double)
