@@ -6,6 +6,7 @@ torch's own fused optimiser. Least of all runs, since others may use the machine
 move.
 
     python perf/fusion.py [--threads 1] [--peers jax torch] [CASE ...]
+    python perf/fusion.py --random 100 --seed 0 [--threads 1]    # random programs, fused against as written
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import machine as this_machine
 import numpy as np
+import random_fusion
 
 PEERS = Path.home() / ".cache" / "flowrt-peers"
 SIZE, PARAMETER, SECONDS = 1 << 20, 10_000_000, 0.5
@@ -315,7 +317,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--peers", nargs="*", default=["jax", "torch"])
     parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random programs instead")
+    parser.add_argument("--seed", type=int, default=0, help="that of the first of them")
     arguments = parser.parse_args()
+    if arguments.random:
+        print(f"{this_machine.describe()}, {arguments.threads} threads", flush=True)
+        print(random_fusion.summary(list(random_fusion.survey(arguments.random, arguments.seed, arguments.threads))))
+        return
     cases = arguments.cases or list(CASES)
     sources = {"jax": JAX, "torch": TORCH}
     sides = {name: {case: ours(case, name == "fused", arguments.threads) for case in cases} for name in OURS}
