@@ -48,10 +48,10 @@ def compile_orders(application: Application) -> None:
 
 
 def compiled(inputs: Sequence[Array], members: Any, results: Sequence[int]) -> Application:
-    """The application as one launch, compiled here and now."""
+    """The application as one launch, compiled here and now; what would cut its rows short is copied first."""
     compile_orders(apply(inputs, members, results))
     made = apply(inputs, members, results)
-    assert len(made.steps) == 1
+    assert [step.kernel.op for step in made.steps if not step.kernel.op.startswith("copy")] == ["fused"]
     return made
 
 
@@ -124,9 +124,9 @@ def test_sizes_do_not_decide_what_is_compiled() -> None:
         step = compiled([*inputs, np.zeros((), F4), np.zeros((), F4)], STEP, (6, 8)).steps[0]
         return {repr(step.variant().ranks)}
 
-    assert symbols((3,), (3,), (3,)) == symbols((4, 5), (4, 5), (4, 5)) == symbols((9, 1, 2), (9, 1, 2), (9, 1, 2))
-    assert symbols((4, 5), (5,), (4, 5)) == symbols((7, 2), (2,), (7, 2)) == symbols((3,), (3,), (3,))
-    assert symbols((4, 5), (4, 1), (4, 5)) != symbols((3,), (3,), (3,))
+    assert symbols((3,), (3,), (3,)) == symbols((4, 90), (4, 90), (4, 90)) == symbols((9, 1, 2), (9, 1, 2), (9, 1, 2))
+    assert symbols((4, 90), (90,), (4, 90)) == symbols((7, 70), (70,), (7, 70)) == symbols((3,), (3,), (3,))
+    assert symbols((4, 90), (4, 1), (4, 90)) != symbols((3,), (3,), (3,))
 
 
 def test_members_of_several_shapes_are_computed_one_by_one() -> None:
@@ -157,19 +157,19 @@ def test_what_is_answered_twice_or_as_it_came_is_copied() -> None:
 
 
 PARTS = (
-    ("getitem", (0,), F4, (("key", ((None, None, None), (1, 4, None))),)),
-    ("getitem", (0,), F4, (("key", ((None, None, None), (4, None, None))),)),
+    ("getitem", (0,), F4, (("key", ((None, None, None), (10, 40, None))),)),
+    ("getitem", (0,), F4, (("key", ((None, None, None), (40, None, None))),)),
     ("multiply", (1, 2), F4, ()),
     ("add_n", (3, 1, 2, 3), F4, (("_many", 4),)),
 )
 
 
 def test_parts_are_read_where_they_lie() -> None:
-    x = np.linspace(-1, 1, 42, dtype=F4).reshape(6, 7)
+    x = np.linspace(-1, 1, 420, dtype=F4).reshape(6, 70)
     application = compiled([x], PARTS, (4,))
     assert application.scratch == ()
-    (found,) = run(application, [x], [np.empty((6, 3), F4)])
-    a, b = x[:, 1:4], x[:, 4:]
+    (found,) = run(application, [x], [np.empty((6, 30), F4)])
+    a, b = x[:, 10:40], x[:, 40:]
     np.testing.assert_allclose(found, a * b + a + b + a * b, rtol=1e-6)
 
 
@@ -182,11 +182,54 @@ REPEATED = (
 
 
 def test_what_is_repeated_is_read_where_it_lies() -> None:
-    x, y, shape = np.linspace(-1, 1, 6, dtype=F4), np.linspace(0, 1, 5, dtype=F4), np.array([6, 5])
+    x, y, shape = np.linspace(-1, 1, 6, dtype=F4), np.linspace(0, 1, 70, dtype=F4), np.array([6, 70])
     application = compiled([x, y, shape], REPEATED, (6,))
     assert application.scratch == ()
-    (found,) = run(application, [x, y, shape], [np.empty((6, 5), F4)])
+    (found,) = run(application, [x, y, shape], [np.empty((6, 70), F4)])
     np.testing.assert_allclose(found, np.exp(x[:, None] * y), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("columns", "copies"), [(70, 0), (9, 2), (1, 0)])
+def test_what_would_cut_rows_short_is_copied(columns: int, copies: int) -> None:
+    """Both what is repeated along rows and what is repeated from row to row, but not one number for everything."""
+    rng = np.random.default_rng(2)
+    x, y = np.asarray(rng.normal(size=(40, 1)), F4), np.asarray(rng.normal(size=columns), F4)
+    z, one = np.asarray(rng.normal(size=(40, columns)), F4), np.asarray(rng.normal(), F4)
+    members = (("multiply", (0, 2), F4, ()), ("tanh", (4,), F4, ()), ("add", (5, 1), F4, ()), ("add", (6, 3), F4, ()))
+    application = compiled([x, y, z, one], members, (7,))
+    assert len(application.steps) == 1 + copies
+    (found,) = run(application, [x, y, z, one], [np.empty((40, columns), F4)])
+    np.testing.assert_allclose(found, np.tanh(x * z) + y + one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "launches"),
+    [
+        ((50, 9, 3), ((0, 2),), ["fused", "sum_at_once"]),  # rows of three
+        ((500, 3), ((0,), None), ["fused", "sum_at_once", "sum_at_once"]),  # columns beside everything
+        (
+            (500, 9),
+            ((1,),),
+            ["fused", "sum_at_once"],
+        ),  # a number for each row costs little, and has totals as others do
+        ((500, 3), ((0,),), ["fused", "sum_at_once"]),  # columns go side by side
+    ],
+    ids=str,
+)
+def test_folds_that_would_cut_rows_short_are_launches_of_their_own(
+    shape: tuple[int, ...], axes: tuple[Any, ...], launches: list[str]
+) -> None:
+    x = np.asarray(np.random.default_rng(5).normal(size=shape), F4)
+    folds = [("sum", (2,), F4, (("axis", each), ("keepdims", False))) for each in axes]
+    members = (("square", (0,), F4, ()), ("add", (1, 0), F4, ()), *folds)
+    results = tuple(range(3, 3 + len(folds)))
+    compile_orders(apply([x], members, results))
+    application = apply([x], members, results)
+    assert [step.kernel.op for step in application.steps] == launches
+    judges = [np.asarray(np.sum(x * x + x, axis=each)) for each in axes]
+    found = run(application, [x], [np.empty_like(judge) for judge in judges])
+    for mine, judge in zip(found, judges, strict=True):
+        np.testing.assert_allclose(mine, judge, rtol=1e-5, atol=1e-4)
 
 
 def test_a_part_of_one_column_is_copied() -> None:

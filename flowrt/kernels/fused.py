@@ -23,7 +23,7 @@ import numpy as np
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.epilogue import EpilogueStep
-from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel
+from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel, copy_step
 from flowrt.kernels.program import (
     FOLDS,
     VIEWS,
@@ -37,10 +37,12 @@ from flowrt.kernels.program import (
     specs_of,
 )
 from flowrt.kernels.rowwise import folds_read_again, in_stages, kept_entries, whole_rows
+from flowrt.kernels.short_rows import are_costly, needs_copy, needs_launch
 from flowrt.kernels.store import Variant, is_compiled, symbol_of
-from flowrt.kernels.stretches import in_stretches, totals_for_each
+from flowrt.kernels.stretches import in_stretches, side_by_side, totals_for_each
 from flowrt.kernels.table import ALIASES, Call, Form, View, host_only, kernel
 from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
 
 WORTH_BYTES = 4096
 """Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay."""
@@ -53,6 +55,10 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     specs, first = specs_of(inputs, members), len(inputs)
     parts = Parts(first, len(outputs))
     again = folds_read_again(members, first)
+    short = () if again else _short_folds(first, specs, members, results)
+    if short:
+        rest = [n for n in range(first, len(specs)) if n not in short]
+        return _apart(parts, specs, members, results, [rest, *([n] for n in short)], device)
     whole = (whole_rows if again else _whole)(first, specs, members, results, device)
     if whole is not None and all(map(is_compiled, _with_ends(whole.step.variant()))):
         return _in_one(parts, whole, specs, members, device)
@@ -78,10 +84,8 @@ def _whole(
     ops = dict(enumerate((member[0] for member in members), first))
     entrywise = [n for n in ops if ops[n] not in FOLDS | VIEWS]
     folded = [n for n in results if ops.get(n) in FOLDS]
-    if not entrywise or len(set(folded)) < len(folded):
-        return None
-    shape = specs[entrywise[0]].concrete
-    if any(specs[n].concrete != shape for n in (*entrywise, *(members[n - first][1][0] for n in folded))):
+    shape = _common_shape(first, specs, members, results)
+    if not entrywise or shape is None or len(set(folded)) < len(folded):
         return None
     read = {n for at in (*entrywise, *folded) for n in members[at - first][1]}.union(results)
     sources = [n for n in range(len(specs)) if n in read and (n < first or ops[n] in VIEWS)]
@@ -91,9 +95,17 @@ def _whole(
     made = fused_kernel(
         tuple(specs[n].dtype.name for n in sources), plain, tuple(number[n] for _, n in dense), device, folds
     )
-    views = [source_view(specs, members, first, n).broadcast_to(shape) for n in sources] + [View.dense(shape)] * len(
-        dense
-    )
+    free = first + len(results) + len(folded)
+    seen = [
+        _Source(
+            n if n < first else members[n - first][1][0],
+            specs[n].dtype,
+            source_view(specs, members, first, n).broadcast_to(shape),
+        )
+        for n in sources
+    ]
+    seen, before = _in_order(seen, free, are_costly(ops.values()), device)
+    views = [*(source.view for source in seen), *[View.dense(shape)] * len(dense)]
     dtypes = [specs[n].dtype for n in (*sources, *(n for _, n in dense))]
     call = Call(tuple(views))
     if folded:
@@ -101,12 +113,62 @@ def _whole(
         call = in_stretches(shape, kept, views)
         assert made.expression is not None
         dtypes += made.expression.held
-    totals = range(first + len(results), first + len(results) + len(folded))
-    lie = (n if n < first else members[n - first][1][0] for n in sources)
-    operands = (*lie, *(at for at, _ in dense), *totals)
+    operands = (*(source.operand for source in seen), *(at for at, _ in dense), *range(first + len(results), free))
     step = Step(made, operands, tuple(dtypes), call, len(sources))
     ends = tuple((at, n) for at, n in enumerate(results, first) if n in folded)
-    return Whole(step, ends) if set(step.variant().ranks) <= {0, 1} else None
+    copied = tuple(Spec(source.dtype, shape) for source in seen if source.operand >= free)
+    return Whole(step, ends, (), tuple(before), copied) if set(step.variant().ranks) <= {0, 1} else None
+
+
+@valueclass
+class _Source:
+    """The operand that a program's launch reads, its dtype, and how the launch sees it."""
+
+    operand: int
+    dtype: np.dtype[Any]
+    view: View
+
+
+def _in_order(seen: Sequence[_Source], free: int, costly: bool, device: str) -> tuple[list[_Source], list[Step]]:
+    """The sources, those that would cut rows short as copies, in operands from ``free`` on; and what copies them."""
+    found, copies = list(seen), list[Step]()
+    for at, source in enumerate(seen):
+        if needs_copy(source.view, costly):
+            dense = View.dense(source.view.shape)
+            found[at] = _Source(free + len(copies), source.dtype, dense)
+            copies.append(copy_step(source.operand, found[at].operand, source.dtype, source.view, dense, device))
+    return found, copies
+
+
+def _common_shape(
+    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The one shape of what is computed entry by entry and what is folded; None where there are several."""
+    ops = dict(enumerate((member[0] for member in members), first))
+    entrywise = [n for n in ops if ops[n] not in FOLDS | VIEWS]
+    taken = [members[n - first][1][0] for n in results if ops.get(n) in FOLDS]
+    shapes = {specs[n].concrete for n in (*entrywise, *taken)}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _short_folds(
+    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
+) -> tuple[int, ...]:
+    """The folds, by number, for which a program's rows would be cut too short; those of columns go side by side."""
+    shape = _common_shape(first, specs, members, results)
+    folded = [n for n in dict.fromkeys(results) if n >= first and members[n - first][0] in FOLDS]
+    if shape is None or len(members) == len(folded):
+        return ()
+    kept = [kept_shape(shape, axes_of(Spec("bool", shape), members[n - first][3])) for n in folded]
+    if not kept or side_by_side(shape, kept, ()) > 1:
+        return ()
+    views, costly = [View.dense(left).broadcast_to(shape) for left in kept], are_costly(member[0] for member in members)
+    taken = [specs[members[n - first][1][0]].dtype.name for n in folded]
+    return tuple(
+        n
+        for n, view, dtype in zip(folded, views, taken, strict=True)
+        if needs_launch(view, members[n - first][0], dtype, costly)
+    )
 
 
 def _plain(entrywise: Sequence[tuple[int, Member]], sources: Sequence[int]) -> tuple[Plain, dict[int, int]]:
@@ -132,11 +194,16 @@ def _in_one(parts: Parts, whole: Whole, specs: Sequence[Spec], members: Sequence
     expression = whole.step.kernel.expression
     assert expression is not None
     parts.begin(whole)
-    for number, ((at, n), held) in enumerate(zip(whole.ends, expression.held, strict=True)):
-        shape = specs[n].concrete
-        totals = Spec(held, (totals_for_each(whole.step.call, number, shape), *shape))
-        source = parts.take(totals)
-        parts.add(_together(members[n - parts.inputs][0], totals, specs[n], device), [source, at])
+    shapes = [specs[n].concrete for _, n in whole.ends]
+    totals = [
+        Spec(held, (totals_for_each(whole.step.call, number, shape), *shape))
+        for number, (shape, held) in enumerate(zip(shapes, expression.held, strict=True))
+    ]
+    sources = [parts.take(spec) for spec in totals]
+    for spec in whole.copied:
+        parts.take(spec)
+    for (at, n), spec, source in zip(whole.ends, totals, sources, strict=True):
+        parts.add(_together(members[n - parts.inputs][0], spec, specs[n], device), [source, at])
     return parts.application()
 
 
@@ -206,7 +273,7 @@ class Parts:
 
     def begin(self, whole: Whole) -> None:
         """Put in the launch of a program, whose operands lie as this application's do."""
-        self.steps.append(whole.step)
+        self.steps += [*whole.before, whole.step]
         self._local += whole.local
 
     def add(self, part: Application, places: Sequence[int]) -> None:

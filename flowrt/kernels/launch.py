@@ -178,7 +178,7 @@ def apply_kernel(
             dense = View.dense(views[i].shape)
             scratch.append(Spec(inputs[i].dtype, dense.shape))
             numbers[i] = len(inputs) + len(outputs) + len(scratch) - 1
-            steps.append(_copy(i, numbers[i], inputs[i].dtype, views[i], dense, device))
+            steps.append(copy_step(i, numbers[i], inputs[i].dtype, views[i], dense, device))
             views[i] = dense
     first = len(inputs) + len(outputs) + len(scratch)
     numbers += range(first, first + len(local))
@@ -206,11 +206,11 @@ def _piece_steps(inputs: Sequence[Spec], output: Spec, call: Call, device: str) 
     for i in range(len(call.views) // 2):
         source, window = call.views[2 * i], call.views[2 * i + 1]
         if source.size:
-            steps.append(_copy(i, target, dtype, source, window, device))
+            steps.append(copy_step(i, target, dtype, source, window, device))
     return steps
 
 
-def _copy(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> Step:
+def copy_step(source: int, target: int, dtype: np.dtype[Any], view: View, other: View, device: str) -> Step:
     plan = plan_copy(view, other, dtype) if device == "cpu" else Copy(COPY_OP, dtype, Call((view, other)))
     return _planned(plan, source, target, device)
 

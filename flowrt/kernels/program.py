@@ -34,12 +34,15 @@ class Whole:
     """A program as one launch. The step's operands are the program's inputs and results, then totals of its units.
 
     ``ends`` are the operand and the value of each result that is folded from those totals. ``local`` is the memory
-    that each thread needs for itself, whose operands count down from -1.
+    that each thread needs for itself, whose operands count down from -1. ``before`` are copies of what would cut the
+    step's rows short; the scratch that they fill, of specs ``copied``, comes behind the totals.
     """
 
     step: Step
     ends: tuple[tuple[int, int], ...] = ()
     local: tuple[Spec, ...] = ()
+    before: tuple[Step, ...] = ()
+    copied: tuple[Spec, ...] = ()
 
 
 def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:

@@ -31,6 +31,7 @@ from flowrt.kernels.program import (
     source_view,
 )
 from flowrt.kernels.row_plan import narrow_totals, plan_rows
+from flowrt.kernels.short_rows import are_too_short
 from flowrt.kernels.stretches import stretches
 from flowrt.kernels.table import ALIASES, Call, Kernel, View
 from flowrt.spec import Spec
@@ -249,6 +250,8 @@ def whole_rows(
     """The program in one launch over its rows; None where it is none of rows, or they do not suit."""
     space = row_space(specs, members, first)
     if space is None or not space.length or not space.suits():
+        return None
+    if are_too_short(space.length, (member[0] for member in members)):
         return None
     reading = Reading(space, specs, members, first)
     if not reading.read() or any(n not in reading.kinds for n in results):

@@ -38,7 +38,7 @@ def stretches(
 
 def in_stretches(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) -> Call:
     """The application to ``views`` of that shape, which is folded to the shapes ``kept``, along their axes of 1."""
-    many = _side_by_side(shape, kept, views)
+    many = side_by_side(shape, kept, views)
     units, words = stretches(shape, kept, many=many)
     if many == 1:
         seen = [*views, *(View.dense(k).broadcast_to(shape) for k in kept)]
@@ -50,7 +50,7 @@ def in_stretches(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) -> 
     return Call(tuple(seen), words, units)
 
 
-def _side_by_side(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) -> int:
+def side_by_side(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) -> int:
     """How many rows go side by side: more than one where all that is read and written lies in the order of memory."""
     columns, total = math.prod(kept[0]), math.prod(shape)
     of_columns = any(kept[0] == (1,) * first + shape[first:] for first in range(len(shape)))
