@@ -6,15 +6,20 @@ variable beside the one it belongs to, so it is placed, checkpointed and restore
 A gradient that is an `IndexedSlices` moves the rows that occur, once each by the sum of their slices, and leaves every
 other row as it is, slots included: no momentum carries it on, no mean and no weight decays. For SGD and AdaGrad that is
 what the dense gradient does; for the others it is what PyTorch's SparseAdam and TensorFlow's sparse momentum do.
+
+Variables that one call moves always move together. What is then the same for all of them, as the count of their steps,
+is kept and computed once for each place that variables were asked to be in, so that no server waits for another's.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import GraphError, user_site
 from flowrt.gradients import gradients
@@ -30,6 +35,8 @@ from flowrt.ops.state import Variable, variables_from
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+
+T = TypeVar("T")
 
 __all__ = ["SGD", "AdaGrad", "Adam", "AdamW", "Momentum", "Optimizer", "RMSProp", "clip_by_global_norm"]
 
@@ -73,14 +80,15 @@ class Optimizer(ABC):
         if not moves:
             raise GraphError(f"{user_site()}: there are no gradients to apply")
         done: list[Node] = []
-        for gradient, variable in moves:
-            with building(variable.graph), beside(as_node(variable)):
-                if isinstance(gradient, IndexedSlices):
-                    done += self._move_rows(variable, gradient)
-                else:
-                    done += self._move(variable, as_value(gradient))
+        with _update() as common:
+            for gradient, variable in moves:
+                with building(variable.graph), beside(as_node(variable)):
+                    if isinstance(gradient, IndexedSlices):
+                        done += self._move_rows(variable, gradient)
+                    else:
+                        done += self._move(variable, as_value(gradient))
         with building(moves[0][1].graph), beside(as_node(moves[0][1])):
-            made: Node = group(*done, name=name or "apply_gradients")
+            made: Node = group(*done, *common.writes, name=name or "apply_gradients")
         return made
 
     @abstractmethod
@@ -94,7 +102,54 @@ class Optimizer(ABC):
     def _rate(self, variable: Variable) -> Any:
         """The learning rate in the variable's dtype."""
         rate = as_value(self.lr)
-        return astype(rate, variable.dtype) if hasattr(rate, "builder") else rate
+        if not hasattr(rate, "builder"):
+            return rate
+        return _common.get().once(variable, ("rate", variable.dtype), lambda: astype(rate, variable.dtype))
+
+
+class _Common:
+    """What one update's variables have in common where they lie in one place: made once, beside the first of them.
+
+    ``writes`` are those of what is kept for all.
+    """
+
+    def __init__(self) -> None:
+        self.writes: list[Node] = []
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, variable: Variable, what: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` makes beside ``variable``, or has made before beside one that was asked to be there too."""
+        place = variable.resource.device, variable.resource.container, as_node(variable).colocate
+        key = place, what
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+    def count(self, variable: Variable) -> Any:
+        """Which update this is, counted from 1."""
+
+        def count() -> Any:
+            steps = _slot(variable, "steps", 0, shape=(), dtype="int64")
+            now = steps + 1
+            self.writes.append(steps.assign(now))
+            return now
+
+        return self.once(variable, "count", count)
+
+
+_common: ContextVar[_Common] = ContextVar("flowrt_common")
+
+
+@contextmanager
+def _update() -> Iterator[_Common]:
+    """Build one update inside, of variables that move together."""
+    common = _Common()
+    token = _common.set(common)
+    try:
+        yield common
+    finally:
+        _common.reset(token)
 
 
 class SGD(Optimizer):
@@ -202,29 +257,35 @@ class Adam(Optimizer):
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         first, second = _slot(variable, "first_moment"), _slot(variable, "second_moment")
-        steps = _slot(variable, "steps", 0, shape=(), dtype="int64")
+        scale, floor = self._corrections(variable)
         mean = first * self.beta1 + gradient * (1 - self.beta1)
         squares = second * self.beta2 + square(gradient) * (1 - self.beta2)
-        now = steps + 1
-        time = astype(now, variable.dtype)
-        root = sqrt(
-            _weight(self.beta2, time)
-        )  # of a scalar: beside the variable itself, only one root and one quotient
-        direction = divide(mean * divide(root, _weight(self.beta1, time)), sqrt(squares) + root * self.epsilon)
+        direction = divide(mean * scale, sqrt(squares) + floor)
         step = self._step(variable, direction)
         moved = variable.assign_sub(multiply(step, self._rate(variable)))
-        return [first.assign(mean), second.assign(squares), steps.assign(now), moved]
+        return [first.assign(mean), second.assign(squares), moved]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
         first, second = _slot(variable, "first_moment"), _slot(variable, "second_moment")
-        steps = _slot(variable, "steps", 0, shape=(), dtype="int64")
-        now = steps + 1
-        time = astype(now, variable.dtype)
-        root, rate = sqrt(_weight(self.beta2, time)), self._rate(variable)
-        scaled = multiply(divide(root, _weight(self.beta1, time)), rate)
+        scale, floor = self._corrections(variable)
+        rate = self._rate(variable)
         beta1, beta2 = self.beta1, self.beta2
-        settings = [scaled, beta1, 1 - beta1, beta2, 1 - beta2, root * self.epsilon, self._decay_of_rows(rate)]
-        return [steps.assign(now), variable.move_rows(adam_rows, slices, settings, [first, second])]
+        settings = [multiply(scale, rate), beta1, 1 - beta1, beta2, 1 - beta2, floor, self._decay_of_rows(rate)]
+        return [variable.move_rows(adam_rows, slices, settings, [first, second])]
+
+    def _corrections(self, variable: Variable) -> tuple[Any, Any]:
+        """``sqrt(1 - beta2^t) / (1 - beta1^t)``, and ``sqrt(1 - beta2^t) * epsilon``.
+
+        With these scalars, one pair for all variables of a place, the formula has one root and one quotient per entry.
+        """
+        common = _common.get()
+
+        def correct() -> tuple[Any, Any]:
+            time = astype(common.count(variable), variable.dtype)
+            root = sqrt(_weight(self.beta2, time))
+            return divide(root, _weight(self.beta1, time)), root * self.epsilon
+
+        return common.once(variable, ("corrections", variable.dtype), correct)
 
     def _decay_of_rows(self, rate: Any) -> Any:
         """What share of itself a row loses whenever it moves."""

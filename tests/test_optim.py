@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from pass_world import compiled
 
 import flowrt as fr
+from flowrt.device import Device
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 START = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
 GOAL = np.array([[0.0, 1.0], [2.0, -1.0]], np.float32)
@@ -180,3 +187,67 @@ async def test_gradients_are_clipped_by_their_common_norm(norm: float) -> None:
     scale = min(1.0, norm / actual)
     np.testing.assert_allclose(first, grads[0] * scale, rtol=1e-5)
     np.testing.assert_allclose(second, grads[1] * scale, rtol=1e-5)
+
+
+def _counts(graph: fr.Graph) -> list[str]:
+    return [v.name for v in graph.variables if "/steps" in v.name]
+
+
+async def test_variables_that_move_together_have_one_count_in_each_place() -> None:
+    """Of any dtype, shape and rank, and tables of which rows move; two updates count apart."""
+    shapes: list[tuple[int, ...]] = [(), (3,), (0, 2), (2, 1, 2)]
+    with fr.Graph() as graph:
+        moved = [fr.Variable(np.ones(s, d), name="p") for s in shapes for d in ("float32", "float64")]
+        table = fr.Variable(np.ones((4, 2), np.float32), name="table")
+        rows = fr.nn.embedding_lookup(table, fr.constant([1, 1, 3]))
+        loss = fr.add_n([fr.astype(fr.sum(p * p), "float32") for p in moved]) + fr.sum(rows)
+        train, other = fr.optim.Adam(0.1).minimize(loss), fr.optim.AdamW(0.1).minimize(loss)
+    assert _counts(graph) == ["p/steps", "p/steps_1"]
+    expected = [np.ones(s) for s in shapes for _ in range(2)]
+    slots: list[Slots] = [{} for _ in expected]
+    async with fr.Session(graph) as session:
+        for step in range(1, 4):
+            await session.run(train)
+            expected = [p - 0.1 * adam(p, 2 * p, kept, step) for p, kept in zip(expected, slots, strict=True)]
+        for variable, value in zip(moved, expected, strict=True):
+            np.testing.assert_allclose(await session.run(variable), value, rtol=1e-5)
+        np.testing.assert_allclose((await session.run(table))[:, 0], [1, 0.7, 1, 0.7], rtol=1e-5)
+        counts = [v for v in graph.variables if v.name in _counts(graph)]
+        assert [int(n) for n in await session.run(counts)] == [3, 0]
+        await session.run(other)
+        assert [int(n) for n in await session.run(counts)] == [3, 1]
+
+
+def test_each_server_counts_for_itself() -> None:
+    """So that no step waits for a number from elsewhere."""
+    with fr.Graph() as graph:
+        moved = []
+        for n in range(4):
+            with fr.device(f"/job:ps/task:{n % 2}"):
+                moved.append(fr.Variable(np.full(2, n, np.float32), name=f"p{n}"))
+        with fr.container("apart"), fr.device("/job:ps/task:1"):
+            moved.append(fr.Variable(np.zeros(2, np.float32), name="q"))
+        train = fr.optim.Adam(0.5).apply_gradients([(p * 2, p) for p in moved])
+    assert _counts(graph) == ["p0/steps", "p1/steps", "q/steps"]
+    servers = [Device.parse(f"/job:ps/task:{n}/device:cpu:0") for n in range(2)]
+    plans = compiled([], [train], devices=servers, default=servers[0], client="/job:client/task:0").plans
+    assert [[n.op for n in plans[s.host].nodes].count("assign") for s in servers] == [5, 8]
+    assert "recv" not in [node.op for node in plans[servers[1].host].nodes]
+
+
+async def test_a_checkpoint_keeps_the_common_count(tmp_path: Path) -> None:
+    async def train(steps: int) -> list[np.ndarray]:
+        with fr.Graph() as graph:
+            pair = [fr.Variable(START, name="a"), fr.Variable(2 * START, name="b")]
+            step = fr.optim.Adam(0.1).minimize(fr.add_n([fr.sum(fr.square(p - GOAL)) for p in pair]))
+            counts = [v for v in graph.variables if v.name == "a/steps"]
+        async with fr.Session(graph, checkpoints=fr.Checkpoints(tmp_path / "kept", every_steps=3)) as session:
+            for _ in range(steps):
+                await session.run(step)
+            return list(await session.run([*counts, *pair]))
+
+    straight = await train(6)
+    shutil.rmtree(tmp_path / "kept")
+    assert (await train(3))[0] == 3
+    for again, value in zip(await train(3), straight, strict=True):
+        np.testing.assert_array_equal(again, value)
