@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flowrt.sched.interrupts import present_run
@@ -22,13 +23,14 @@ GRACE = 0.5  # seconds
 
 NOBODY = -1  # who has the wake-up descriptor
 
+_line: list[InterruptWatch] = []  # those that are open in the main thread, in the order in which they were opened
 _ours: set[int] = set()
 
 
 class InterruptWatch:
     """Has ``loop``, another thread's, stop what the main thread runs when it is interrupted. Opened and closed there.
 
-    Of several that are open at once the first is the one; when it closes, the next to open takes its place.
+    Of several that are open at once the first is told of signals; when it closes, the next takes its place.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,29 +39,36 @@ class InterruptWatch:
         self._main = this_thread()
 
     def open(self) -> None:
-        """Ask Python to tell of signals; nothing where this is not the main thread, or another is told."""
-        ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Ask Python to tell of signals, or stand in line; nothing where this is not the main thread."""
         try:
-            before = signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+            told = signal.set_wakeup_fd(NOBODY)
         except ValueError:  # another thread than the main one
-            _close(ends)
             return
-        if before != NOBODY:
-            signal.set_wakeup_fd(before)
-            _close(ends)
-            return
-        self._ends = ends
+        signal.set_wakeup_fd(told)
+        _line.append(self)
+        if told == NOBODY:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Have Python tell this one, from the main thread, where nobody is told."""
+        self._ends = ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         _ours.add(ends[1])
-        self._loop.call_soon_threadsafe(self._loop.add_reader, ends[0], self._told)
+        signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+        with suppress(RuntimeError):  # another thread is closing this one
+            self._loop.call_soon_threadsafe(self._loop.add_reader, ends[0], self._told)
 
     def close(self) -> None:
         """Ask no more. The loop has ended."""
+        with suppress(ValueError):
+            _line.remove(self)
         if self._ends is None or this_thread() != self._main:
             return
         ends, self._ends = self._ends, None
-        _leave()
+        nobody = _leave()
         _ours.discard(ends[1])
         _close(ends)
+        if nobody and _line:
+            _line[0]._begin()
 
     def _told(self) -> None:
         if self._ends is None or signal.SIGINT not in os.read(self._ends[0], 1 << 12):
@@ -69,14 +78,21 @@ class InterruptWatch:
             self._loop.call_later(GRACE, stop)
 
 
-def _leave() -> None:
-    """Have Python tell us of no more signals; of those of others, whoever took that over."""
+def _leave() -> bool:
+    """Have Python tell us of no more signals; whoever else took that over keeps it. Answers whether nobody did."""
     now = signal.set_wakeup_fd(NOBODY)
     if now not in {NOBODY, *_ours}:
         signal.set_wakeup_fd(now)
+    return now in {NOBODY, *_ours}
 
 
-os.register_at_fork(after_in_child=_leave)  # what a child is sent is no business of its parent's loop
+def _forget() -> None:
+    """What a child is sent is no business of its parent's loops."""
+    _leave()
+    _line.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _close(ends: tuple[int, int]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.interrupts import NOBODY
+from flowrt.interrupts import NOBODY, _line
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 from flowrt.sched.interrupts import Noted, present_run
 from flowrt.sched.lanes import this_thread
@@ -28,7 +28,9 @@ width, runs_before = eval(sys.argv[1]), int(sys.argv[2])
 with fr.Graph() as graph:
     x, turns = fr.placeholder("float32", width), fr.placeholder("int64", ())
     out = fr.while_loop(lambda i, y: i < turns, lambda i, y: (i + 1, fr.cos(y)), (0, x))[1]
+passing = fr.BlockingSession(graph).__enter__()
 with fr.BlockingSession(graph) as session:
+    passing.__exit__(None, None, None)  # it was the one that is told
     step = session.compile(out, [x, turns])
     start = np.ones(width, np.float32)
     for _ in range(runs_before):
@@ -87,6 +89,24 @@ def test_whoever_has_the_wake_up_descriptor_keeps_it() -> None:
         signal.set_wakeup_fd(before)
         os.close(read_end)
         os.close(write_end)
+
+
+def test_the_next_session_watches_when_the_one_that_did_closes() -> None:
+    with fr.Graph() as graph:
+        one = fr.constant(1.0)
+    sessions = [fr.BlockingSession(graph).__enter__() for _ in range(4)]
+    seen = set()
+    try:
+        for number in (0, 2, 1, 3):  # of which the second and the last are not, or no longer, first in line
+            told = signal.set_wakeup_fd(NOBODY)
+            assert told != NOBODY
+            signal.set_wakeup_fd(told)
+            seen.add(os.fstat(told).st_ino)
+            sessions[number].__exit__(None, None, None)
+            assert all(session.run(one) == 1 for session in sessions if session._interrupts in _line)
+    finally:
+        assert signal.set_wakeup_fd(NOBODY) == NOBODY
+    assert len(seen) == 3
 
 
 FORKING = """
