@@ -6,7 +6,7 @@ Law: first plain data, by asking the same functions that will run the step; then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
@@ -16,7 +16,8 @@ from flowrt.ops.fused import parts_of
 from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
 from flowrt.sched.memory import amount
 from flowrt.sched.recording import Recording, record
-from flowrt.sched.structured import STRUCTURED
+from flowrt.sched.scalar_loops import why_launches
+from flowrt.sched.structured import LOOP, STRUCTURED
 from flowrt.sched.units import breaks_tape, find_units
 from flowrt.valueclass import valueclass
 
@@ -54,6 +55,7 @@ class TaskReport:
     tapes: tuple[TapeReport, ...]
     broken: tuple[str, ...]
     fused: tuple[str, ...]
+    loops: tuple[str, ...]
     peak_bytes: int | None
     held_bytes: int
     left_out: tuple[str, ...]
@@ -152,6 +154,7 @@ def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, predict: 
         tuple(_tape(plan, region, feeds) for region in regions),
         (*missing, *(f"broken by {node.where()}, which the machine runs: {_why(node)}" for node in broken)),
         tuple(_fusion(node) for node in plan.nodes if node.op in ("fused", "with_epilogue")),
+        tuple(_loops(plan, feeds)),
         None if found.left_out else held + found.peak,
         held,
         found.left_out,
@@ -182,6 +185,20 @@ def _why(node: PlanNode) -> str:
 def _fusion(node: PlanNode) -> str:
     members = Counter(parts_of(node.op, node.attrs))
     return f"{node.where()}: {', '.join(f'{op} x{count}' for op, count in members.items())}"
+
+
+def _loops(plan: Plan, feeds: Sequence[Spec]) -> Iterator[str]:
+    """What each loop of a tape comes to, as far as shapes tell."""
+    known = [*feeds, *plan.value_specs()[len(feeds) :]]
+    for node in plan.nodes:
+        if node.op != LOOP or breaks_tape(node):
+            continue
+        inputs = [known[value] for value in node.inputs]
+        if not all(spec.known for spec in inputs):
+            yield f"{node.where()}: it depends on the shapes fed"
+            continue
+        reason = why_launches(inputs, node.attrs)
+        yield f"{node.where()}: {'one kernel' if reason is None else f'several launches a turn, as it has {reason}'}"
 
 
 def _tape(plan: Plan, region: Region, feeds: Sequence[Spec]) -> TapeReport:
@@ -219,6 +236,7 @@ def _lines(task: TaskReport) -> list[str]:
         if len(rows) > MAX_ROWS:
             lines.append(f"and {len(rows) - MAX_ROWS} more")
     lines += [f"fused {group}" for group in task.fused[:MAX_ROWS]]
+    lines += task.loops[:MAX_ROWS]
     if task.peak_bytes is None:
         lines += ["peak memory unknown", *(f"  {reason}" for reason in task.left_out[:MAX_ROWS])]
     else:

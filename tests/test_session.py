@@ -438,22 +438,6 @@ async def test_resetting_a_container_forgets_its_variables_and_no_others() -> No
         assert await session.run(a) == 1.0
 
 
-async def test_explain_names_passes_placement_tapes_and_what_broke_them() -> None:
-    with fr.Graph() as graph:
-        x = fr.placeholder("float32", (4,), name="x")
-        queue = fr.FIFOQueue(1, "float32", shapes=[(4,)], name="q")
-        put = queue.enqueue(fr.tanh(x) + 1.0)
-        y = fr.exp(queue.dequeue())
-    async with fr.Session(graph) as session:
-        text = str(await session.explain([put, y], [x]))
-        for part in ("prune", "order_state", "/job:local/task:0/device:cpu:0", "tanh", "tape of", "bytes of arena"):
-            assert part in text
-        assert "broken by enqueue 'q/enqueue' (" in text
-        assert "test_session.py:" in text
-    async with fr.Session(graph, options=fr.Options(tapes=False)) as session:
-        assert "no tapes" in str(await session.explain(y))
-
-
 async def test_a_session_keeps_a_bounded_number_of_compiled_steps() -> None:
     with fr.Graph() as graph:
         v = fr.Variable(1.0)

@@ -30,7 +30,7 @@ MOST_ENTRIES = 256
 
 
 class Unfit(Exception):
-    """What is to be unrolled is not of few scalars, or not of functions of scalars."""
+    """What is to be unrolled is not of few scalars, or not of functions of scalars; the text says what it has."""
 
 
 @lru_cache(1024)
@@ -70,7 +70,7 @@ class Making:
     def member(self, op: str, operands: Sequence[int], dtype: np.dtype[Any]) -> int:
         """The number of what ``op`` makes of entries."""
         if not _is_member(op, (*map(self.dtype, operands), dtype)):
-            raise Unfit(op)
+            raise Unfit(f"{op}, which is no function of scalars")
         if not self.parts or isinstance(self.parts[-1], Inside):
             self.parts.append([])
         part = self.parts[-1]
@@ -91,7 +91,8 @@ class Making:
         self.members += members
         self.costly += costly
         if self.members > MOST_MEMBERS or self.costly > MOST_COSTLY:
-            raise Unfit(f"{self.members} members, {self.costly} of them costly")
+            most = f"{MOST_MEMBERS} and {MOST_COSTLY} are worth one kernel"
+            raise Unfit(f"{self.members} functions of scalars and {self.costly} entries of costly ones: {most}")
 
     def _number(self, dtypes: list[np.dtype[Any]]) -> list[int]:
         first = len(self.inputs) + len(self.made)
@@ -186,4 +187,4 @@ def numbered(shapes: Sequence[tuple[int, ...]]) -> list[Entries]:
 def check_entries(size: int) -> None:
     """Raise `Unfit` where a value has more than `MOST_ENTRIES` entries."""
     if size > MOST_ENTRIES:
-        raise Unfit(f"a value of {size} entries")
+        raise Unfit(f"a value of {size} entries, above {MOST_ENTRIES}")

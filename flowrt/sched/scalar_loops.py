@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 
+def why_launches(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> str | None:
+    """What keeps a loop on such inputs from being one kernel; None where it is one."""
+    try:
+        _program(inputs, attrs)
+    except Unfit as reason:
+        return str(reason)
+    except (GraphError, ValueError) as error:
+        return f"its body does not fit: {error}"
+    return None
+
+
 def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Application | None:
     """The launch that computes a loop of scalars, or None where it is of anything else."""
     carried, scanned, counted = (int(attrs[name]) for name in ("carried", "scanned", "counted"))

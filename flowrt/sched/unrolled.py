@@ -46,13 +46,13 @@ def follow(making: Making, body: Plan, inputs: Sequence[Entries], guard: int | N
     values = list(inputs)
     for node in body.nodes:
         if not node.outputs:
-            raise Unfit(node.op)
+            raise Unfit(f"{node.op}, which has an effect")
         taken = [values[v] for v in node.inputs]
         spec = node.outputs[0]
         shape = spec.concrete if spec.known else None
         made = _apply(node.op, _Op(making, taken, node.attrs, spec.dtype, shape, guard))
         if len(made) != len(node.outputs):
-            raise Unfit(node.op)
+            raise Unfit(f"{node.op} with {len(node.outputs)} outputs")
         values += made
     return [values[v] for v in body.fetches]
 
@@ -67,7 +67,7 @@ def _apply(name: str, op: _Op) -> list[Entries]:
     made = _entrywise(name, op.making, op.inputs, op.dtype) if compute is None else compute(op)
     check_entries(made.size)
     if any(op.making.dtype(int(n)) != op.dtype for n in made.flat) or op.shape not in (None, made.shape):
-        raise Unfit(name)
+        raise Unfit(f"{name} to another dtype or shape")
     return [made]
 
 
@@ -81,7 +81,7 @@ def _entrywise(name: str, making: Making, inputs: Sequence[Entries], dtype: np.d
     """``name`` of every entry, by the rules of broadcasting."""
     alike = np.broadcast_arrays(*inputs)
     if not inputs or not alike[0].size:
-        raise Unfit(name)  # of no entries no member would be asked for, and so none found to be missing
+        raise Unfit(f"{name} of no entries")  # for which no member would be asked, and so none found to be missing
     check_entries(alike[0].size)
     if name in COSTLY:
         making.count(0, alike[0].size - 1)
@@ -117,7 +117,7 @@ def _loop(op: _Op) -> list[Entries]:
     attrs, making = op.attrs, op.making
     counted, carried = int(attrs["counted"]), int(attrs["carried"])
     if attrs["scanned"] or len(attrs["body"].fetches) > carried or not all(v.size for v in op.inputs):
-        raise Unfit("rows in a loop inside")
+        raise Unfit("a loop inside that scans or stacks rows")
     dtypes = [making.dtype(int(v.flat[0])) for v in op.inputs[counted:]]
     unrolled = unroll_loop(attrs, [v.shape for v in op.inputs[counted:]], dtypes, making.constants)
     longest = longest_seconds(attrs, None, unrolled.members * SECONDS_PER_MEMBER, unrolled.longest)
@@ -139,7 +139,7 @@ def unroll_loop(
     body, answers = _unroll(attrs["body"], shapes, dtypes, constants)
     for answer, shape, dtype in zip(answers, shapes[:carried], dtypes, strict=False):
         if answer.shape != shape or any(body.dtype(n) != dtype for n in flat([answer])):
-            raise Unfit("what is carried changes its shape")
+            raise Unfit("something carried whose shape or dtype changes")
     if attrs["cond"] is None:
         return Unrolled(None, (), body, answers)
     kept = [i for i in range(len(shapes)) if not carried <= i < carried + scanned]
@@ -266,7 +266,7 @@ def _product(op: _Op) -> Entries:
         raise Unfit("a product that is none of matrices")
     left, right = np.broadcast_arrays(a[..., :, None, :], np.swapaxes(b, -1, -2)[..., None, :, :])
     if left.size > MOST_MEMBERS:
-        raise Unfit(f"a product of {left.size} terms")
+        raise Unfit(f"a product of {left.size} terms, above {MOST_MEMBERS}")
     total = _entrywise("multiply", making, [left[..., 0], right[..., 0]], dtype)
     for k in range(1, left.shape[-1]):
         term = _entrywise("multiply", making, [left[..., k], right[..., k]], dtype)
