@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowrt.errors import FlowrtError
 from flowrt.kernels.copies import BOX_OP, COPY_OP, ROWS_OP, TURN_OP, plan_box, plan_copy
 from flowrt.kernels.launch import run_kernel
 from flowrt.kernels.table import View
@@ -56,6 +57,28 @@ def test_rows_that_are_short_repeated_or_backwards_are_copied(dtype: str) -> Non
         np.testing.assert_array_equal(y, np.broadcast_to(wide[:, :1], (2, 7, size)))
     (y,) = run_kernel("concat", [x, x[:, :2], x], [Spec(dtype, (50, 8))], {"axis": 1})
     np.testing.assert_array_equal(y, np.concatenate([x, x[:, :2], x], 1))
+
+
+def test_rows_of_any_length_are_copied_and_gathered() -> None:
+    for length in (*range(1, 140), 300):
+        left, right = numbered("uint8", 5, length), ~numbered("uint8", 5, 3)
+        (y,) = run_kernel("concat", [left, right], [Spec("uint8", (5, length + 3))], {"axis": 1})
+        np.testing.assert_array_equal(y, np.concatenate([left, right], 1))
+        for numbers in (
+            np.array([4, 0, 0, 3] * 5, np.int32),
+            np.array([2, 1, 4]),
+            np.array([1, -1, 3]),
+            np.array([1])[:0],
+        ):
+            (y,) = run_kernel("take", [left, numbers], [Spec("uint8", (numbers.size, length))], {"axis": 0})
+            np.testing.assert_array_equal(y, left.take(numbers, 0))
+
+
+@pytest.mark.parametrize("number", [5, -6, 2**31, 2**40])
+def test_a_row_that_is_not_there_is_not_gathered(number: int) -> None:
+    numbers = np.array([0] * 20 + [number], np.int64 if number >= 2**31 else np.int32)
+    with pytest.raises(FlowrtError, match="out of range"):
+        run_kernel("take", [numbered("uint8", 5, 8), numbers], [Spec("uint8", (21, 8))], {"axis": 0})
 
 
 def test_each_copy_goes_to_the_entry_that_is_good_at_it() -> None:

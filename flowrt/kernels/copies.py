@@ -17,6 +17,7 @@ import numpy as np
 
 from flowrt.kernels import micro
 from flowrt.kernels.panels import address
+from flowrt.kernels.rowmoves import move_rows
 from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel
 from flowrt.valueclass import valueclass
 
@@ -172,9 +173,6 @@ def copy_row(x: Any, y: Any, source: int, target: int, columns: int, across: int
         value = x[source]
         for j in range(columns):
             y[np.uint64(target + j)] = value
-    elif across == 1:
-        for j in range(columns):
-            y[np.uint64(target + j)] = x[np.uint64(source + j)]
     elif across == -1:
         for j in range(columns):
             y[np.uint64(target + j)] = x[np.uint64(source - j)]
@@ -197,7 +195,12 @@ def copy_rows(
         many = min(rows - first, end - place)
         source, target = outer_place(place // rows, (n, xn, yn, m, xm, ym, k, xk, yk))
         source, target = source + first * down, target + first * below
-        if columns < SHORT:
+        if across == 1:
+            move_rows(
+                x,
+                (from_start + source * size, down * size, to_start + target * size, below * size, columns * size, many),
+            )
+        elif columns < SHORT:
             _move(x, (from_start + source * size, down, across, to_start + target * size, below, many, columns))
         else:
             for i in range(many):

@@ -8,13 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.rowmoves import AHEAD, add_rows_by_int64, fetch, move_bytes
+from flowrt.kernels.rowmoves import (
+    AHEAD,
+    add_rows_by_int64,
+    fetch,
+    gather_rows_by_int32,
+    gather_rows_by_int64,
+    move_bytes,
+)
 from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel
 from flowrt.spec import Spec, normal_axes
 
 PIECE = 64  # of a bag's rows, which are asked for before they are added up
-LONG = 32  # bytes of a row that are worth a call to move them
 PARTS = 16  # into which the rows that are added to are cut
 
 
@@ -45,10 +51,28 @@ def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
 
 
 @jitable
+def within(indices: Any, size: int, begin: int, end: int) -> bool:
+    """Whether all indices are row numbers as they are, small enough for the signed integers of their size."""
+    limit = min(size, 2**31) if indices.itemsize == 4 else size
+    beyond = 0
+    for j in range(begin, end):
+        at = np.int64(indices[np.uint64(j)])
+        beyond += int((at < 0) | (at >= limit))
+    return beyond == 0
+
+
+@jitable
 def take_rows(x: Any, indices: Any, y: Any, begin: int, end: int) -> int:
     """`take` along the first axis, moving whole rows; answers the run's status."""
     size, nbytes = x.shape[1], x.shape[2] * x.itemsize
     source, target = x.ctypes.data, y.ctypes.data + begin * nbytes
+    if indices.itemsize >= 4 and within(indices, size, begin, end):
+        words = (source, indices.ctypes.data + begin * indices.itemsize, target, nbytes, end - begin)
+        if indices.itemsize == 4:
+            gather_rows_by_int32(x, words)
+        else:
+            gather_rows_by_int64(x, words)
+        return 0
     for j in range(begin, end):
         fetch(x, (source + np.int64(indices[np.uint64(min(j + AHEAD, end - 1))]) * nbytes, nbytes))
         at = np.int64(indices[np.uint64(j)])
@@ -74,7 +98,7 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
                 return
         take_entries(x, indices, y, begin, end)
         return
-    if x.shape[0] == 1 and x.shape[2] * x.itemsize >= LONG:
+    if x.shape[0] == 1:
         if take_rows(x, indices, y, begin, end) != 0:
             run[0] = OUT_OF_RANGE
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
@@ -14,7 +15,15 @@ if TYPE_CHECKING:
 
 LINE = 64  # bytes; what follows a row's first two lines, the machine asks for by itself
 _WORD, _LANE, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
-_ZERO = ir.Constant(_WORD, 0)
+_ZERO, _ONE = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
+_AHEAD = 12  # as `rowmoves.AHEAD`
+
+# From so many bytes to so many a row is moved as parts of so many, which overlap where it is shorter
+PARTS = (
+    *((n, n, n, 1) for n in (1, 2, 4, 8, 16, 32)),
+    *((3, 3, 2, 2), (5, 7, 4, 2), (9, 15, 8, 2), (17, 31, 16, 2), (33, 63, 32, 2), (64, 127, 32, 4)),
+)
+LONG = 128  # bytes from which on C's library moves a row
 
 
 def _asking(to_write: int) -> Callable[[_Code, Stub, Sequence[Any]], None]:
@@ -36,9 +45,66 @@ def _prefetch(code: _Code, address: Any, to_write: int) -> None:
 
 
 def _move_bytes(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
-    source, target, nbytes = words
+    _copy(code, *words)
+
+
+def _copy(code: _Code, source: Any, target: Any, nbytes: Any) -> None:
     pointers = [code.pointer(target, _BYTE), code.pointer(source, _BYTE)]
     cgutils.raw_memcpy(code.builder, *pointers, nbytes, 1)
+
+
+def _move_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    source, down, target, below, nbytes, rows = words
+
+    def move_all(move: Callable[[Any, Any], None]) -> None:
+        with code.steps(rows, [source, target], [down, below]) as (one, other):
+            move(one, other)
+
+    _by_length(code, nbytes, move_all)
+
+
+def _gather_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    table, numbers, target, nbytes, count = words
+    builder, kind = code.builder, ir.IntType(8 * stub.rows)
+    first, last = code.pointer(numbers, kind), builder.sub(count, _ONE)
+
+    def row(place: Any) -> Any:
+        number = builder.load(code.at(first, place))
+        return builder.add(table, builder.mul(builder.sext(number, _WORD) if stub.rows < 8 else number, nbytes))
+
+    def move_all(move: Callable[[Any, Any], None]) -> None:
+        with code.steps(count, [_ZERO, target], [_ONE, nbytes]) as (j, other):
+            later = builder.add(j, ir.Constant(_WORD, _AHEAD))
+            _prefetch(code, row(builder.select(builder.icmp_signed("<", later, last), later, last)), 0)
+            move(row(j), other)
+
+    _by_length(code, nbytes, move_all)
+
+
+def _by_length(code: _Code, nbytes: Any, move_all: Callable[[Callable[[Any, Any], None]], None]) -> None:
+    """Emit a loop for each class of lengths, given how a row of such is moved from one address to another."""
+    builder = code.builder
+
+    def between(low: int, high: int) -> Any:
+        above = builder.icmp_signed(">=", nbytes, ir.Constant(_WORD, low))
+        return builder.and_(above, builder.icmp_signed("<=", nbytes, ir.Constant(_WORD, high)))
+
+    for low, high, size, parts in PARTS:
+        with builder.if_then(between(low, high)):
+            move_all(partial(_move_parts, code, nbytes, size, parts))
+    with builder.if_then(builder.icmp_signed(">=", nbytes, ir.Constant(_WORD, LONG))):
+        move_all(lambda source, target: _copy(code, source, target, nbytes))
+
+
+def _move_parts(code: _Code, nbytes: Any, size: int, parts: int, source: Any, target: Any) -> None:
+    """Half of the parts from the row's beginning on, the others up to its end; all are read before one is written."""
+    builder = code.builder
+    kind = ir.IntType(8 * size) if size <= 8 else ir.VectorType(_BYTE, size)
+    ahead = [ir.Constant(_WORD, n * size) for n in range((parts + 1) // 2)]
+    offsets = ahead + [builder.sub(nbytes, ir.Constant(_WORD, n * size)) for n in range(1, parts // 2 + 1)]
+    found = [builder.load(code.pointer(builder.add(source, offset), kind), align=1) for offset in offsets]
+    for value, offset in zip(found, offsets, strict=True):
+        builder.store(value, code.pointer(builder.add(target, offset), kind), align=1)
 
 
 def _add_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
@@ -86,5 +152,7 @@ ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many wo
     "fetch": (2, _asking(0)),
     "claim": (2, _asking(1)),
     "move_bytes": (3, _move_bytes),
+    "move_rows": (6, _move_rows),
+    "gather_rows": (5, _gather_rows),
     "add_rows": (7, _add_rows),
 }

@@ -37,6 +37,19 @@ claim = _row_stub("claim")
 move_bytes = _row_stub("move_bytes")
 """``move_bytes(like, (source, target, nbytes))`` copies what does not overlap."""
 
+move_rows = _row_stub("move_rows")
+"""``move_rows(like, (source, down, target, below, nbytes, rows))`` copies rows whose beginnings are so far apart.
+
+Where rows are short that takes a load or two and as many stores each. Nothing overlaps.
+"""
+
+gather_rows_by_int32 = _row_stub("gather_rows", 4)
+gather_rows_by_int64 = _row_stub("gather_rows", 8)
+"""``gather_rows_by_int64(like, (table, numbers, target, nbytes, count))`` puts rows of a table behind one another.
+
+``numbers`` is the address of their numbers, of 64 bits or for the other one of 32, none of them negative.
+"""
+
 add_rows_by_int32 = _row_stub("add_rows", 4, 8)
 add_rows_by_int64 = _row_stub("add_rows", 8, 8)
 """``add_rows_by_int64(like, (a, step, rows, count, y, columns, start))``.
