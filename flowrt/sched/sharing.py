@@ -50,15 +50,15 @@ def share(lives: Lives, applications: Mapping[int, Application]) -> Sharing:
     leaving = {lives.roots[value] for value in lives.region.outputs}
     for name in lives.touches:
         _home(lives, applications, sharing, name, leaving)
-    heirs: set[int] = set()
+    taken = set(leaving)
     for index, application in applications.items():
         for number, value in enumerate(lives.outputs(index)):
             if value in sharing.homed:
                 continue
-            found = _dying(lives, application, index, number, leaving | heirs, sharing)
+            found = _dying(lives, application, index, number, taken, sharing)
             if found is not None:
                 sharing.over[value] = found
-                heirs.add(found)
+                taken.add(found)
     return sharing
 
 
