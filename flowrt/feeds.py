@@ -27,8 +27,10 @@ def as_feed(tensor: Tensor, value: Any, copy: Callable[[Array], Array] = np.asco
 
     ``copy`` makes a C-contiguous array of a strided one.
     """
-    array = _native(value) if isinstance(value, np.ndarray) else _convert(tensor, value)
     spec = tensor.spec
+    if isinstance(value, np.generic) and value.dtype == spec.dtype and spec.dims == ():
+        return np.asarray(value)  # at once: a step of scalars takes less time than looking at them closely
+    array = _native(value) if isinstance(value, np.ndarray) else _convert(tensor, value)
     if array.dtype != spec.dtype or not spec.accepts(array.dtype, array.shape):
         raise FeedError(f"{_begin(tensor)}: expected {spec}, got {_describe(array)}{_fix(spec, array)}")
     return array if array.flags.c_contiguous else copy(array)
