@@ -32,6 +32,15 @@ def test_parts_come_to_the_whole(op: str, shape: Any, axis: Any, monkeypatch: py
     np.testing.assert_array_equal(reduced(op, x, axis), got)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_rows_of_any_length_are_added_up_to_their_last_entry(op: str) -> None:
+    print("seed 7")
+    rng = np.random.default_rng(7)
+    for length in (0, 1, 7, 8, 9, 31, 32, 33, 63, 100, 257) if op == "sum" else (1, 9, 33, 100):
+        x = rng.normal(size=(5, length)).astype(np.float32)
+        np.testing.assert_allclose(reduced(op, x, 1), getattr(x.astype(np.float64), op)(1), 1e-6, 2e-6)
+
+
 def test_nan_is_found_in_any_part() -> None:
     x = np.zeros(100_000, np.float32)
     x[77_777] = np.nan

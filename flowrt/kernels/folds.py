@@ -56,12 +56,40 @@ def as_held(entry: Any, found: Any) -> Any:
 
 @valueclass
 class Fold:
-    """How two entries are combined: one after another, and along a row, where their order is free."""
+    """How two entries are combined: one after another, and along a row, where their order is free.
+
+    ``singles(row, (address, count, address of the total))`` adds up a row of float32, if there is such a function.
+    """
 
     combine: Callable[..., Any]
     in_row: Callable[..., Any]
     take: Callable[..., Any] = as_held
     chooses: bool = False  # one of the two
+    singles: Callable[..., Any] | None = None
+
+
+def along_row(fold: Fold) -> Callable[..., Any]:
+    """``fold_along(row, begin, end, held, found)``: what is held, and a row's entries from ``begin`` to ``end``."""
+    combine, take = fold.in_row, fold.take
+
+    @jitable
+    def one_by_one(row: Any, begin: int, end: int, held: Any, found: Any) -> Any:
+        for t in range(begin, end):
+            held = combine(held, take(row[np.uint64(t)], found))
+        return held
+
+    return one_by_one if fold.singles is None else _as_singles(fold.singles, one_by_one)
+
+
+def _as_singles(singles: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    @jitable
+    def fold_along(row: Any, begin: int, end: int, held: Any, found: Any) -> Any:
+        if row.itemsize != 4 or found.dtype.type(0.5) == 0:  # known when it is compiled
+            return others(row, begin, end, held, found)
+        singles(row, (row.ctypes.data + begin * row.itemsize, end - begin, found.ctypes.data))
+        return held + found[0, 0]
+
+    return fold_along
 
 
 ROW_FOLDS = frozenset({"sum", "mean", "max", "min"})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.kernels.folds import along_row
 from flowrt.kernels.launch import Application, apply_kernel
 from flowrt.kernels.table import Attrs, Call, Form, View, host_only, kernel
 from flowrt.spec import Spec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 PART, PARTS = 1 << 14, 32  # entries that are worth a unit of work, and how many units are enough
 OUTER, RESULTS = 8, 2048  # from so many groups of results, or results in a group, they are units enough
-COLUMNS = 256  # folded at a time: what is held of them and four rows fit a core's nearest cache
+COLUMNS = 1024  # folded at a time: long rows are read from end to end, what is held of them stays in the nearest cache
 
 Form5 = Callable[[Sequence[Spec], Attrs], "tuple[tuple[int, ...], bool]"]
 """The five sizes of a reduction, and whether the last is reduced."""
@@ -47,7 +48,7 @@ def folding_parts(fold: Fold, start: int | None, fold_rows: Any) -> Callable[...
     """The entry that folds each part by itself."""
     first = start is None
     neutral = 0 if start is None else start
-    along_row, take = fold.in_row, fold.take
+    fold_along, take = along_row(fold), fold.take
 
     def fold_parts(x: Any, y: Any, parts: Any, found: Any, last: int, begin: int, end: int) -> None:
         count, rows, columns = parts.shape[1], x.shape[1], x.shape[2]
@@ -57,9 +58,7 @@ def folding_parts(fold: Fold, start: int | None, fold_rows: Any) -> Callable[...
                 row, stop = x[o, 0], columns * (part + 1) // count
                 at = columns * part // count
                 held = take(row[at], found) if first else found.dtype.type(neutral)
-                for t in range(at, stop):
-                    held = along_row(held, take(row[np.uint64(t)], found))
-                parts[o, part, 0] = held
+                parts[o, part, 0] = fold_along(row, at, stop, held, found)
                 continue
             some = x[o][rows * part // count : rows * (part + 1) // count]
             for t in range(0, columns, found.shape[1]):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.kernels.folds import Fold, add_loosely, larger_loosely, multiply_loosely, smaller_loosely
+from flowrt.kernels.folds import Fold, add_loosely, along_row, larger_loosely, multiply_loosely, smaller_loosely
 from flowrt.kernels.partials import Parted, register_parted
+from flowrt.kernels.rowmoves import add_row
 from flowrt.kernels.table import Attrs, Call, View, host_only, jitable, kernel, pieces
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec, normal_axes
@@ -176,7 +177,7 @@ def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable
     """The kernel that folds entries from ``start`` or, if None, from the first, which then counts twice."""
     first = start is None
     neutral = 0 if start is None else start
-    along_row, take, fold_rows = fold.in_row, fold.take, row_fold(fold)
+    fold_along, take, fold_rows = along_row(fold), fold.take, row_fold(fold)
 
     def reduce(x: Any, y: Any, found: Any, last: int, begin: int, end: int) -> None:
         _, a, middle, b, tail = x.shape
@@ -185,9 +186,7 @@ def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable
                 o, m = result // middle, result % middle
                 held = take(x[o, 0, m, 0, 0], found) if first else found.dtype.type(neutral)
                 for k in range(a):
-                    row = x[o, k, m, 0]
-                    for t in range(tail):
-                        held = along_row(held, take(row[t], found))
+                    held = fold_along(x[o, k, m, 0], 0, tail, held, found)
                 y[o, m, 0] = finish(held, a * tail)
             return
         at, kept = begin, y.shape[2]
@@ -265,7 +264,7 @@ def _register(
     kernel(op, "cuda", layout=_layout, local=_local(wide))(reduction_on_cuda(on_cuda, start, finish))
 
 
-SUM = Fold(plus, add_loosely)
+SUM = Fold(plus, add_loosely, singles=add_row)
 _register("sum", SUM, plus, 0, _sum_dtype)
 _register("mean", SUM, plus, 0, lambda dtype: "float64", over_count)
 _register("max", Fold(larger, larger_loosely, chooses=True), larger, None, lambda dtype: dtype)

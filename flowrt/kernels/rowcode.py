@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from flowrt.kernels.emit_folds import GROUP, add_groups, add_lanes, no_lanes
+
 if TYPE_CHECKING:
     from flowrt.kernels.micro import Stub
     from flowrt.kernels.tile import _Code
 
 LINE = 64  # bytes; what follows a row's first two lines, the machine asks for by itself
+EARLY = 1024  # bytes: so far ahead a sum asks for what it reads, which may lie in the next row
 _WORD, _LANE, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 _ZERO, _ONE = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
 _AHEAD = 12  # as `rowmoves.AHEAD`
@@ -107,6 +110,28 @@ def _move_parts(code: _Code, nbytes: Any, size: int, parts: int, source: Any, ta
         builder.store(value, code.pointer(builder.add(target, offset), kind), align=1)
 
 
+def _add_row(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    """Groups of vectors, then single vectors, then entries."""
+    builder, (a, count, total) = code.builder, words
+    if not isinstance(code.element, ir.FloatType):
+        return
+    lanes, row, place = no_lanes(builder), code.pointer(a), code.pointer(total, ir.DoubleType())
+    left, each = builder.urem(count, GROUP), ir.Constant(_WORD, lanes.type.pointee.count)
+    with code.steps(builder.udiv(count, GROUP), [_ZERO], [GROUP]) as (t,):
+        for line in range(0, 4 * GROUP.constant, LINE):
+            code.prefetch(code.at(row, t, (EARLY + line) // 4))
+        add_groups(builder, code.at(row, t), GROUP, lanes)
+    some = ir.VectorType(code.element, lanes.type.pointee.count)
+    with code.steps(builder.udiv(left, each), [builder.sub(count, left)], [each]) as (t,):
+        singles = builder.load(builder.bitcast(code.at(row, t), some.as_pointer()), align=code.size)
+        builder.store(builder.fadd(builder.load(lanes), builder.fpext(singles, lanes.type.pointee)), lanes)
+    builder.store(add_lanes(builder, lanes), place)
+    left = builder.urem(count, each)
+    with code.steps(left, [builder.sub(count, left)], [ir.Constant(_WORD, 1)]) as (t,):
+        single = builder.fpext(builder.load(code.at(row, t)), ir.DoubleType())
+        builder.store(builder.fadd(builder.load(place), single), place)
+
+
 def _add_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
     """Columns in blocks of all vectors, then of one, then one by one."""
     columns, done = words[5], _ZERO
@@ -154,5 +179,6 @@ ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many wo
     "move_bytes": (3, _move_bytes),
     "move_rows": (6, _move_rows),
     "gather_rows": (5, _gather_rows),
+    "add_row": (3, _add_row),
     "add_rows": (7, _add_rows),
 }

@@ -50,6 +50,12 @@ gather_rows_by_int64 = _row_stub("gather_rows", 8)
 ``numbers`` is the address of their numbers, of 64 bits or for the other one of 32, none of them negative.
 """
 
+add_row = _row_stub("add_row")
+"""``add_row(like, (a, count, total))``: ``total``, a float64, becomes the sum of ``count`` float32 from ``a`` on.
+
+``like`` is any array; where it holds something else than float32 nothing is done.
+"""
+
 add_rows_by_int32 = _row_stub("add_rows", 4, 8)
 add_rows_by_int64 = _row_stub("add_rows", 8, 8)
 """``add_rows_by_int64(like, (a, step, rows, count, y, columns, start))``.
