@@ -1,8 +1,8 @@
 """Softmax and the losses made of it, row by row; along another axis than the last, a block of columns at a time.
 
 Rows are taken as many at a time as stay in a core's nearest cache, and their exponentials in one loop over all of
-them: a loop over the ten entries of one row would hardly vectorise. Of float32 the exponential is the one that
-vectorises, for numbers that are 0 at most.
+them: a loop over the ten entries of one row would hardly vectorise. So short rows are turned around first, and a loop
+takes an entry of each. Of float32 the exponential is the one that vectorises, for numbers that are 0 at most.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from flowrt.kernels.exponential import fading32
 from flowrt.kernels.folds import add_loosely, larger_loosely
 from flowrt.kernels.index import around
+from flowrt.kernels.logarithm import log32
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel, single
 from flowrt.spec import Spec
 
@@ -24,36 +25,30 @@ NOT_A_CLASS = 3  # of launch.FAILURES
 COLUMNS = 1024  # at a time, as in `reduce`
 ENTRIES = 2048  # of rows at a time
 STRETCH = 256  # entries whose sum may be held in their own type
+SHORT = 32  # entries of rows that are turned around
 
 
 def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     """Operands as (before, axis, after), or (before, 1, axis) where nothing is after. Each row or column is a unit."""
     before, count, after = around(inputs[0].concrete, attrs["axis"])
     view = View.dense((before, 1, count) if after == 1 else (before, count, after))
-    width = min(after, COLUMNS)
-    return Call((view, view, View.dense((2, width)), View.dense((width,))), (int(after == 1),), before * after)
+    tops, totals, room = (View.dense(spec.concrete) for spec in _memory(inputs, outputs, attrs))
+    return Call((view, view, tops, totals, room), (int(after == 1),), before * after)
 
 
-def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
-    """For each column of a block its largest entry, twice to take turns, and the sum of its exponentials."""
-    width = min(around(inputs[0].concrete, attrs["axis"])[2], COLUMNS)
-    return Spec(outputs[0].dtype, (2, width)), Spec("float64", (width,))
+def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+    """For each column of a block, or row of some, its largest entry, twice to take turns, and the sum of its
+    exponentials; and for as many exponentials as are computed at a time, if of rows."""
+    _, count, after = around(inputs[0].concrete, attrs["axis"])
+    width, dtype = min(after, COLUMNS) if after > 1 else rows_together(count), outputs[0].dtype
+    room = max(count, ENTRIES) if after == 1 else 1
+    return Spec(dtype, (2, width)), Spec("float64", (width,)), Spec(dtype, (room,))
 
 
-def _along_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    call = _along(inputs, outputs, attrs)
-    return replace(call, views=(*call.views, View.dense((_room(inputs[0].concrete, attrs["axis"]),))))
-
-
-def _memory_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
-    room = Spec(outputs[0].dtype, (_room(inputs[0].concrete, attrs["axis"]),))
-    return (*_memory(inputs, outputs, attrs), room)
-
-
-def _room(shape: Sequence[int], axis: Any) -> int:
-    """For as many exponentials as are computed at a time: those of one row at least."""
-    _, count, after = around(shape, axis)
-    return max(count, ENTRIES) if after == 1 else 1
+@jitable
+def rows_together(count: int) -> int:
+    """How many rows of ``count`` entries are taken at a time."""
+    return max(ENTRIES // max(count, 1), 1)
 
 
 @jitable
@@ -118,6 +113,45 @@ def powers_by(exp: Any) -> Callable[..., Any]:
     return jitable(powers_of)
 
 
+def turned_by(exp: Any) -> Callable[..., Any]:
+    powers_of = powers_by(exp)
+
+    def turn_powers(rows: Any, room: Any, tops: Any, totals: Any) -> None:
+        """Put the exponentials of short rows, less the largest of each, into ``room``: of all rows entry by entry.
+
+        The largest go to ``tops`` and the sums to ``totals``.
+        """
+        count, classes, kind = rows.shape[0], rows.shape[1], room.dtype.type
+        for j in range(classes):
+            for i in range(count):
+                room[np.uint64(j * count + i)] = kind(rows[np.uint64(i), np.uint64(j)])
+        for i in range(count):
+            tops[i] = room[i]
+            totals[i] = 0
+        for j in range(1, classes):
+            for i in range(count):
+                tops[i] = larger_loosely(tops[i], room[np.uint64(j * count + i)])
+        for j in range(classes):
+            for i in range(count):
+                room[np.uint64(j * count + i)] -= tops[i]
+        powers_of(room, classes * count)
+        for j in range(classes):
+            for i in range(count):
+                totals[i] += room[np.uint64(j * count + i)]
+
+    return jitable(turn_powers)
+
+
+@jitable
+def turn_back(room: Any, scale: Any, rows: Any) -> None:
+    """Put what `turn_powers` found, each times its row's ``scale``, into ``rows``."""
+    count = rows.shape[0]
+    for i in range(count):
+        row = rows[i]
+        for j in range(row.size):
+            row[j] = room[np.uint64(j * count + i)] * scale[i]
+
+
 def columns_by(exp: Any) -> Callable[..., Any]:
     def exponentials(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> Any:
         """Put the exponentials of some columns, less the largest of each, into ``y``, and their sums into ``totals``.
@@ -154,16 +188,22 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
             for t in range(width):
                 out[np.uint64(start + t)] *= scale[t]
 
-    powers_of = powers_by(exp)
+    powers_of, turn_powers = powers_by(exp), turned_by(exp)
 
-    def softmax(x: Any, y: Any, tops: Any, totals: Any, last: int, begin: int, end: int) -> None:
+    def softmax(x: Any, y: Any, tops: Any, totals: Any, room: Any, last: int, begin: int, end: int) -> None:
         if x.size == 0:
             return
         if last == 0:
             over_columns(columns, x, y, tops, totals, begin, end)
             return
-        for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
-            stop = min(first + max(ENTRIES // x.shape[2], 1), end)
+        for first in range(begin, end, rows_together(x.shape[2])):
+            stop = min(first + rows_together(x.shape[2]), end)
+            if x.shape[2] <= SHORT:
+                turn_powers(x[first:stop, 0], room, tops[0], tops[1])
+                for i in range(stop - first):
+                    tops[1, i] = 1 / tops[1, i]
+                turn_back(room, tops[1], y[first:stop, 0])
+                continue
             for i in range(first, stop):
                 less_largest(x[i, 0], y[i, 0])
             powers_of(y[first, 0], (stop - first) * x.shape[2])
@@ -176,8 +216,8 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
     return softmax
 
 
-def log_softmax_by(exp: Any) -> Callable[..., Any]:
-    exponentials, powers_of = columns_by(exp), powers_by(exp)
+def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
+    exponentials, powers_of, turn_powers = columns_by(exp), powers_by(exp), turned_by(exp)
 
     @jitable
     def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
@@ -197,8 +237,17 @@ def log_softmax_by(exp: Any) -> Callable[..., Any]:
         if last == 0:
             over_columns(columns, x, y, tops, totals, begin, end)
             return
-        for first in range(begin, end, max(ENTRIES // x.shape[2], 1)):
-            stop = min(first + max(ENTRIES // x.shape[2], 1), end)
+        for first in range(begin, end, rows_together(x.shape[2])):
+            stop = min(first + rows_together(x.shape[2]), end)
+            if x.shape[2] <= SHORT:
+                turn_powers(x[first:stop, 0], room, tops[0], tops[1])
+                for i in range(stop - first):
+                    tops[1, i] = log(tops[1, i])
+                for i in range(first, stop):
+                    top, rest, out = tops[0, i - first], tops[1, i - first], y[i, 0]
+                    for j in range(out.size):
+                        out[j] = (y.dtype.type(x[i, 0, j]) - top) - rest
+                continue
             for i in range(first, stop):
                 out, start = y[i, 0], (i - first) * x.shape[2]
                 less_largest(x[i, 0], out)
@@ -226,11 +275,13 @@ def _examples(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[st
 
 def _examples_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     call = _examples(inputs, outputs, attrs)
-    return replace(call, views=(*call.views, View.dense((_room(inputs[0].concrete, -1),))))
+    return replace(call, views=(*call.views, *(View.dense(s.concrete) for s in _powers(inputs, outputs, attrs))))
 
 
-def _powers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec]:
-    return (Spec(inputs[0].dtype, (_room(inputs[0].concrete, -1),)),)
+def _powers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
+    """For exponentials, and the largest entries and the sums of rows that are taken together."""
+    dtype, classes = inputs[0].dtype, inputs[0].concrete[-1]
+    return Spec(dtype, (max(classes, ENTRIES),)), Spec(dtype, (2, rows_together(classes)))
 
 
 @jitable
@@ -241,14 +292,25 @@ def is_class(label: int, row: Any, run: Any) -> bool:
     return False
 
 
-def class_cross_entropy_by(exp: Any) -> Callable[..., Any]:
-    powers_of = powers_by(exp)
+def class_cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
+    powers_of, turn_powers = powers_by(exp), turned_by(exp)
 
-    def class_cross_entropy(logits: Any, labels: Any, y: Any, room: Any, begin: int, end: int, run: Any) -> None:
+    def class_cross_entropy(
+        logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
+    ) -> None:
         classes = logits.shape[1]
-        many = max(ENTRIES // max(classes, 1), 1)
-        for first in range(begin, end, many):
-            stop = min(first + many, end)
+        for first in range(begin, end, rows_together(classes)):
+            stop = min(first + rows_together(classes), end)
+            if classes <= SHORT:
+                for i in range(first, stop):
+                    if not is_class(int(labels[i]), logits[i], run):
+                        return
+                turn_powers(logits[first:stop], room, found[0], found[1])
+                for i in range(stop - first):
+                    found[1, i] = log(found[1, i])
+                for i in range(first, stop):
+                    y[i] = (found[0, i - first] - logits[i, int(labels[i])]) + found[1, i - first]
+                continue
             for i in range(first, stop):
                 label, row, start = int(labels[i]), logits[i], (i - first) * classes
                 if not is_class(label, row, run):
@@ -273,16 +335,26 @@ def scale_powers(row: Any, by: Any) -> Any:
 
 
 def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
-    powers_of = powers_by(exp)
+    powers_of, turn_powers = powers_by(exp), turned_by(exp)
 
-    def class_cross_entropy_slope(logits: Any, labels: Any, dy: Any, y: Any, begin: int, end: int, run: Any) -> None:
+    def class_cross_entropy_slope(
+        logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
+    ) -> None:
         classes = logits.shape[1]
-        many = max(ENTRIES // max(classes, 1), 1)
-        for first in range(begin, end, many):
-            stop = min(first + many, end)
+        for first in range(begin, end, rows_together(classes)):
+            stop = min(first + rows_together(classes), end)
             for i in range(first, stop):
                 if not is_class(int(labels[i]), logits[i], run):
                     return
+            if classes <= SHORT:
+                turn_powers(logits[first:stop], room, found[0], found[1])
+                for i in range(stop - first):
+                    found[1, i] = dy[first + i] / found[1, i]
+                turn_back(room, found[1], y[first:stop])
+                for i in range(first, stop):
+                    y[i, int(labels[i])] -= dy[i]
+                continue
+            for i in range(first, stop):
                 less_largest(logits[i], y[i])
             powers_of(y[first], (stop - first) * classes)
             for i in range(first, stop):
@@ -292,14 +364,32 @@ def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
     return class_cross_entropy_slope
 
 
-def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
-    powers_of = powers_by(exp)
+@jitable
+def total_of(row: Any) -> Any:
+    """The sum of few entries."""
+    total = row.dtype.type(0)
+    for j in range(row.size):
+        total += row[j]
+    return total
 
-    def cross_entropy_slope(logits: Any, labels: Any, dy: Any, y: Any, begin: int, end: int) -> None:
+
+def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
+    powers_of, turn_powers = powers_by(exp), turned_by(exp)
+
+    def cross_entropy_slope(
+        logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int
+    ) -> None:
         classes = logits.shape[1]
-        many = max(ENTRIES // max(classes, 1), 1)
-        for first in range(begin, end if classes > 0 else begin, many):
-            stop = min(first + many, end)
+        for first in range(begin, end if classes > 0 else begin, rows_together(classes)):
+            stop = min(first + rows_together(classes), end)
+            if classes <= SHORT:
+                turn_powers(logits[first:stop], room, found[0], found[1])
+                for i in range(first, stop):
+                    out, weights, each = y[i], labels[i], dy[i]
+                    scale = each * total_of(weights) / found[1, i - first]
+                    for j in range(classes):
+                        out[j] = room[np.uint64(j * (stop - first) + i - first)] * scale - each * weights[j]
+                continue
             for i in range(first, stop):
                 less_largest(logits[i], y[i])
             powers_of(y[first], (stop - first) * classes)
@@ -326,14 +416,30 @@ def cost_of(row: Any, weights: Any, top: Any, rest: Any) -> Any:
     return total
 
 
-def cross_entropy_by(exp: Any) -> Callable[..., Any]:
-    powers_of = powers_by(exp)
+@jitable
+def short_cost_of(row: Any, weights: Any, top: Any, rest: Any) -> Any:
+    """As `cost_of`, one by one."""
+    total = row.dtype.type(0)
+    for j in range(row.size):
+        cost = weights[j] * (rest - (row[j] - top))
+        total += cost if weights[j] != 0 else row.dtype.type(0)
+    return total
 
-    def cross_entropy(logits: Any, labels: Any, y: Any, room: Any, begin: int, end: int) -> None:
+
+def cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
+    powers_of, turn_powers = powers_by(exp), turned_by(exp)
+
+    def cross_entropy(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
         classes = logits.shape[1]
-        many = max(ENTRIES // max(classes, 1), 1)
-        for first in range(begin, end, many):
-            stop = min(first + many, end)
+        for first in range(begin, end, rows_together(classes)):
+            stop = min(first + rows_together(classes), end)
+            if 0 < classes <= SHORT:
+                turn_powers(logits[first:stop], room, found[0], found[1])
+                for i in range(stop - first):
+                    found[1, i] = log(found[1, i])
+                for i in range(first, stop):
+                    y[i] = short_cost_of(logits[i], labels[i], found[0, i - first], found[1, i - first])
+                continue
             for i in range(first, stop if classes > 0 else first):
                 row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
                 y[i] = top
@@ -347,15 +453,16 @@ def cross_entropy_by(exp: Any) -> Callable[..., Any]:
     return cross_entropy
 
 
-for _dtypes, _exp in ((None, math.exp), (single, fading32)):
+for _dtypes, _exp, _log in ((None, math.exp, math.log), (single, fading32, log32)):
     kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp))
-    kernel("log_softmax", layout=_along_with_room, local=_memory_with_room, dtypes=_dtypes)(log_softmax_by(_exp))
-    kernel("class_cross_entropy", layout=_examples_with_room, local=_powers, dtypes=_dtypes)(
-        class_cross_entropy_by(_exp)
-    )
-    kernel("class_cross_entropy_slope", layout=_examples, dtypes=_dtypes)(class_cross_entropy_slope_by(_exp))
-    kernel("cross_entropy", layout=_examples_with_room, local=_powers, dtypes=_dtypes)(cross_entropy_by(_exp))
-    kernel("cross_entropy_slope", layout=_examples, dtypes=_dtypes)(cross_entropy_slope_by(_exp))
+    kernel("log_softmax", layout=_along, local=_memory, dtypes=_dtypes)(log_softmax_by(_exp, _log))
+    for _op, _function in (
+        ("class_cross_entropy", class_cross_entropy_by(_exp, _log)),
+        ("class_cross_entropy_slope", class_cross_entropy_slope_by(_exp)),
+        ("cross_entropy", cross_entropy_by(_exp, _log)),
+        ("cross_entropy_slope", cross_entropy_slope_by(_exp)),
+    ):
+        kernel(_op, layout=_examples_with_room, local=_powers, dtypes=_dtypes)(_function)
 
 host_only("softmax", "log_softmax", "class_cross_entropy", "class_cross_entropy_slope")
 host_only("cross_entropy", "cross_entropy_slope")
