@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.kernels import fused
+from flowrt.kernels import chains, fused
 from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
 from flowrt.kernels.store import entry_address
@@ -200,6 +200,33 @@ def test_what_would_cut_rows_short_is_copied(columns: int, copies: int) -> None:
     assert len(application.steps) == 1 + copies
     (found,) = run(application, [x, y, z, one], [np.empty((40, columns), F4)])
     np.testing.assert_allclose(found, np.tanh(x * z) + y + one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "cached", "launches"), [(5000, 1 << 22, 3), (5000, 1 << 14, 1), (900, 1 << 22, 1)])
+def test_costly_ops_have_launches_of_their_own_where_what_one_leaves_to_another_stays_near(
+    size: int, cached: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is cheap is computed where it is wanted, and what leaves or was repeated may be wanted by several."""
+    monkeypatch.setattr(chains, "CACHED", cached)
+    x, y, shape = np.linspace(-2, 2, size, dtype=F4), np.array([0.5], F4), np.array([size])
+    members = (
+        ("broadcast_to", (1, 2), F4, ()),
+        ("tanh", (0,), F4, ()),
+        ("multiply", (4, 3), F4, ()),
+        ("square", (0,), F4, ()),
+        ("erf", (5,), F4, ()),
+        ("subtract", (7, 6), F4, ()),
+        ("exp", (8,), F4, ()),
+        ("multiply", (9, 3), F4, ()),
+    )
+    inputs, results = [x, y, shape], (10, 4)
+    compile_orders(apply(inputs, members, results))
+    application = apply(inputs, members, results)
+    assert len(application.steps) == launches
+    found = run(application, inputs, [np.empty(size, F4) for _ in results])
+    judges = member_by_member(inputs, members, results)
+    for mine, judge in zip(found, judges, strict=True):
+        np.testing.assert_allclose(mine, judge, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

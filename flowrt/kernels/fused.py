@@ -7,7 +7,8 @@ What goes over a product's entries becomes part of its launch where its units ma
 rows would cost more than the caches give. A product that others want, too (a gradient, say), is the first result, else
 it lies where the last result will.
 
-Parts and repetitions of tensors are read where they lie. What a program computes may be folded (summed, or the largest
+Parts and repetitions of tensors are read where they lie, unless they would cut a loop's rows short (`short_rows`); what
+has several costly ops is computed in pieces (`chains`). What a program computes may be folded (summed, or the largest
 taken) in stretches of elements, whose number follows from the sizes alone; a second launch folds what they came to.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
+from flowrt.kernels.chains import cut_chains
 from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel, copy_step
 from flowrt.kernels.program import (
@@ -55,10 +57,9 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     specs, first = specs_of(inputs, members), len(inputs)
     parts = Parts(first, len(outputs))
     again = folds_read_again(members, first)
-    short = () if again else _short_folds(first, specs, members, results)
-    if short:
-        rest = [n for n in range(first, len(specs)) if n not in short]
-        return _apart(parts, specs, members, results, [rest, *([n] for n in short)], device)
+    pieces = [] if again else _pieces(first, specs, members, results)
+    if pieces:
+        return _apart(parts, specs, members, results, pieces, device)
     whole = (whole_rows if again else _whole)(first, specs, members, results, device)
     if whole is not None and all(map(is_compiled, _with_ends(whole.step.variant()))):
         return _in_one(parts, whole, specs, members, device)
@@ -149,6 +150,16 @@ def _common_shape(
     taken = [members[n - first][1][0] for n in results if ops.get(n) in FOLDS]
     shapes = {specs[n].concrete for n in (*entrywise, *taken)}
     return shapes.pop() if len(shapes) == 1 else None
+
+
+def _pieces(first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> list[list[int]]:
+    """The members, by number, in pieces that are better computed one after another; nothing where one launch is."""
+    if _common_shape(first, specs, members, results) is None:
+        return []
+    short = _short_folds(first, specs, members, results)
+    if short:
+        return [[n for n in range(first, len(specs)) if n not in short], *([n] for n in short)]
+    return cut_chains(specs, members, results, first)
 
 
 def _short_folds(

@@ -6,7 +6,7 @@ Values are numbered: first the inputs, then each member's result in order; see `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +27,7 @@ Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
 PART, REPEATS = "getitem", frozenset({"spread", "broadcast_to"})
 VIEWS = REPEATS | {PART}
+CACHED = 1 << 22  # bytes that one launch may leave to another and stay in a cache
 
 
 @valueclass
@@ -106,6 +107,21 @@ def source_view(specs: Sequence[Spec], members: Sequence[Member], first: int, n:
     if op == "spread":
         taken = taken.reshape(kept_shape(shape, axes_of(specs[n], attrs)))
     return taken.broadcast_to(shape)
+
+
+def views_of(members: Sequence[Member], first: int) -> set[int]:
+    """The members that are read where what they are made of lies; what is made of another view is none."""
+    views: set[int] = set()
+    for n, (op, operands, _, _) in enumerate(members, first):
+        if op in VIEWS and operands[0] not in views:
+            views.add(n)
+    return views
+
+
+def with_views(piece: Sequence[int], members: Sequence[Member], first: int, views: Collection[int]) -> list[int]:
+    """The piece behind the views that it takes."""
+    taken = {n for at in piece for n in members[at - first][1]}
+    return [*sorted(taken.intersection(views)), *piece]
 
 
 @lru_cache(1024)

@@ -29,11 +29,13 @@ from flowrt.kernels.program import (
     fused_kernel,
     kept_shape,
     source_view,
+    views_of,
+    with_views,
 )
 from flowrt.kernels.row_plan import narrow_totals, plan_rows
 from flowrt.kernels.short_rows import are_too_short
 from flowrt.kernels.stretches import stretches
-from flowrt.kernels.table import ALIASES, Call, Kernel, View
+from flowrt.kernels.table import ALIASES, NARROW, Call, Kernel, View
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
@@ -265,6 +267,8 @@ def whole_rows(
     made_kernel = _kernel(reading, [n for _, n in dense], [n for _, n in ends], device)
     made = made_kernel.expression
     assert made is not None
+    if any(member.function in NARROW for member in made.members):
+        return None  # loops over rows know no narrow functions
     views = [*reading.sources.values(), *(_result_view(space, reading.kinds[n]) for _, n in dense)]
     views += [view for view in totals if view is not None]
     pattern = [view.strides[-1] for view in views]
@@ -322,7 +326,7 @@ def in_stages(
     pieces: dict[tuple[int, bool, int], list[int]] = {}
     largest = max((specs[n].concrete for n in range(first, len(specs))), key=math.prod)
     entries: set[int] = set()
-    views = _views(members, first).difference(results)
+    views = views_of(members, first).difference(results)
     for n, (op, operands, _, _) in enumerate(members, first):
         alone = specs[operands[0] if op in FOLDS else n].concrete != largest or op in ALIASES or op in VIEWS
         before = max((stage[i] + (alone and i in entries) for i in operands), default=0)
@@ -331,19 +335,4 @@ def in_stages(
             entries.add(n)
         if n not in views:
             pieces.setdefault((before, not alone, n if alone else 0), []).append(n)
-    return [_with_views(pieces[key], members, first, views) for key in sorted(pieces)]
-
-
-def _views(members: Sequence[Member], first: int) -> set[int]:
-    """The members that are read where what they are made of lies; what is made of another view is none."""
-    views: set[int] = set()
-    for n, (op, operands, _, _) in enumerate(members, first):
-        if op in VIEWS and operands[0] not in views:
-            views.add(n)
-    return views
-
-
-def _with_views(piece: Sequence[int], members: Sequence[Member], first: int, views: Collection[int]) -> list[int]:
-    """The piece behind the views that it takes."""
-    taken = {n for at in piece for n in members[at - first][1]}
-    return [*sorted(taken.intersection(views)), *piece]
+    return [with_views(pieces[key], members, first, views) for key in sorted(pieces)]

@@ -16,6 +16,7 @@ import numpy as np
 from flowrt.kernels.copies import merged
 from flowrt.kernels.expression import COSTLY
 from flowrt.kernels.folds import held_dtype
+from flowrt.kernels.program import CACHED
 from flowrt.kernels.table import View
 
 CHEAP_ROW, COSTLY_ROW = 16, 64  # entries from which a loop over rows is as good as a copy and one loop over everything
@@ -33,18 +34,20 @@ def needs_copy(view: View, costly: bool) -> bool:
 
 
 def needs_launch(kept: View, op: str, dtype: str, costly: bool) -> bool:
-    """Whether a fold by ``op`` of values of ``dtype``, whose results ``kept`` shows, would cut rows too short.
+    """Whether a fold by ``op`` of values of ``dtype``, whose results ``kept`` shows, is better a launch of its own.
 
-    One number for each row costs a loop little; costly values are written down before wider totals are made of them.
+    One number for each row costs a loop little, unless its values are costly: those are written down before wider
+    totals are made of them, but other folds wait in the midst of them.
     """
     dims = merged([kept, View.dense(kept.shape)])
-    if not dims or dims[0][0] == kept.size:
+    if not dims:
         return False
     length, (step, _) = dims[0]
-    if len(dims) == 2 and not step:
-        written = held_dtype(op, dtype).itemsize > np.dtype(dtype).itemsize
-        return costly and not written and length < COSTLY_ROW
-    return length < (COSTLY_ROW if costly else CHEAP_ROW)
+    if len(dims) > 2 or step:
+        return length < (COSTLY_ROW if costly else CHEAP_ROW)
+    itemsize = np.dtype(dtype).itemsize
+    waits = costly and held_dtype(op, dtype).itemsize <= itemsize
+    return waits and (length < COSTLY_ROW or kept.size * itemsize <= CACHED)
 
 
 def are_too_short(length: int, ops: Iterable[str]) -> bool:
