@@ -57,6 +57,7 @@ LAYERS = {
     "1x1-project": Layer(16, 14, 576, 1, 96),
     "1x1-halving": Layer(8, 56, 64, 1, 128, stride=2),
     "5x5": Layer(16, 16, 32, 5, 64),
+    "5x5-of-6": Layer(32, 14, 6, 5, 16),
     "7x7-first": Layer(8, 224, 3, 7, 64, stride=2),
     "7x7-single": Layer(1, 224, 3, 7, 64, stride=2),
     "groups-of-4": Layer(8, 28, 128, 3, 128, groups=32),
