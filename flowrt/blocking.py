@@ -148,7 +148,7 @@ class BlockingSession:
             self._interrupts.close()
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, timeout: float | None = None) -> Any:
-        """`Session.run`, waiting for the answer; a step that is one tape runs in the caller's thread."""
+        """`Session.run`, waiting for the answer; a step that is one short tape runs in the caller's thread."""
         if timeout is None and self._thread is not None and self._thread.is_ours:
             return self._session.run_here(fetches, feeds, self._call)
         return self._call(self._session.run(fetches, feeds, timeout=timeout))

@@ -7,7 +7,6 @@ of a private host, or the master of a cluster. It owns its runs: leaving the ses
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections import OrderedDict
 from collections.abc import (
@@ -191,13 +190,13 @@ class Session:
         return CompiledStep(self, step)
 
     def run_here(self, fetches: Any, feeds: Mapping[Any, Any] | None, wait: Callable[..., Any]) -> Any:
-        """`run` in the caller's thread where that can be; else ``wait`` runs a coroutine where runs are awaited."""
+        """`run` in the caller's thread if it is short: none can cancel it there; else ``wait`` has it awaited."""
         given = self._given(feeds)
         step = self._steps.get(self._asked(fetches, tuple(given))[0])
         if step is None:
             return wait(self.run(fetches, feeds))
         arrays, number = step.arrays(list(given.values())), self.fresh_number()
-        answer = self._run_now(step, arrays, number, math.inf)
+        answer = self._run_now(step, arrays, number)
         return wait(self._run(step, arrays, number=number)) if answer is PENDING else answer
 
     async def _run_soon(self, step: Step, arrays: Sequence[Array]) -> Any:

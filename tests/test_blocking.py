@@ -174,6 +174,29 @@ def test_leaving_ends_the_calls_of_other_threads() -> None:
     assert lanes() == []
 
 
+def test_leaving_ends_the_endless_loop_that_another_thread_runs() -> None:
+    with fr.Graph() as graph:
+        x, turns = fr.placeholder("float32", ()), fr.placeholder("int64", ())
+        out = fr.while_loop(lambda i, y: i < turns, lambda i, y: (i + 1, fr.cos(y)), (0, x))[1]
+    ended: list[BaseException] = []
+
+    def work(session: fr.BlockingSession) -> None:
+        try:
+            session.run(out, {x: 1.0, turns: 1 << 60})
+        except fr.ClosedError as error:
+            ended.append(error)
+
+    with fr.BlockingSession(graph) as session:
+        for _ in range(4):
+            session.run(out, {x: 1.0, turns: 3})
+        thread = threading.Thread(target=work, args=(session,), daemon=True)
+        thread.start()
+        while thread.is_alive() and not session._session._running:
+            pass
+    thread.join(60)
+    assert len(ended) == 1
+
+
 def test_an_interrupt_cancels_the_step_and_leaving_waits_for_it() -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float64", (2,))
