@@ -91,7 +91,8 @@ def test_every_edge_of_a_tile_is_right(flags: tuple[bool, bool]) -> None:
     rng, wide = np.random.default_rng(3), geometry.columns("float32")
     for m in range(1, 2 * geometry.rows + 2):
         for n in (1, 2, wide - 1, wide, wide + 1):
-            close(*product("matmul", *operands(rng, (m, n, 9), flags, "float32"), flags), 9)
+            for k in (9, 40):  # without tiles some, and with them
+                close(*product("matmul", *operands(rng, (m, n, k), flags, "float32"), flags), k)
 
 
 @pytest.mark.parametrize("flags", FLAGS)
@@ -114,7 +115,7 @@ def test_long_sums_and_many_rows_go_block_by_block(flags: tuple[bool, bool]) -> 
 def test_an_entry_outside_what_is_multiplied_is_never_used(flags: tuple[bool, bool]) -> None:
     """What lies around the operands is NaN, and what lies around the result stays as it was."""
     rng = np.random.default_rng(5)
-    for shape in ((5, 3, 7), (13, 33, 4), (6, 16, 3), (1, 5, 9)):
+    for shape in ((5, 3, 7), (5, 3, 70), (13, 33, 4), (6, 16, 3), (1, 5, 9), (1, 5, 90)):
         a, b = operands(rng, shape, flags, "float32")
         memory = np.full(a.size + b.size + 256, np.nan, np.float32)
         spaced = [memory[64 : 64 + a.size].reshape(a.shape), memory[128 + a.size : 128 + a.size + b.size]]

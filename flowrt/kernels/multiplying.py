@@ -33,6 +33,7 @@ class How(NamedTuple):
     deep: int
     near: int
     shared: int
+    tiny: int
 
 
 class Memory(NamedTuple):
@@ -270,6 +271,24 @@ def right_panels(geometry: Geometry) -> Callable[..., Any]:
     return slab_panels
 
 
+@jitable
+def multiply_tiny(operands: Any, how: How, units: Any) -> None:
+    """Whole products, one multiply-add after another."""
+    a, b, bias, _, y = operands
+    terms, none = a.shape[2] if how.transpose_a else a.shape[3], y.dtype.type(0)
+    for unit in range(units[0], units[1]):
+        outer, inner = unit // y.shape[1], unit % y.shape[1]
+        left = a[min(outer, a.shape[0] - 1), min(inner, a.shape[1] - 1)]
+        right, out = b[min(outer, b.shape[0] - 1), min(inner, b.shape[1] - 1)], y[outer, inner]
+        for i in range(y.shape[2]):
+            for j in range(y.shape[3]):
+                total = bias[j] if bias.size > 0 else none
+                for p in range(terms):
+                    x = left[p, i] if how.transpose_a else left[i, p]
+                    total += x * (right[j, p] if how.transpose_b else right[p, j])
+                out[i, j] = none if how.floor and total < none else total
+
+
 @cache
 def multiplying(geometry: Geometry) -> Callable[..., None]:
     """``multiply(operands, memory, how, units)``: the units [begin, end) of a product.
@@ -307,6 +326,9 @@ def multiplying(geometry: Geometry) -> Callable[..., None]:
     @jitable
     def multiply(operands: Any, memory: Memory, how: How, units: Any) -> None:
         memory.taps[0] = memory.taps[1] = 0
+        if how.tiny:
+            multiply_tiny(operands, how, units)
+            return
         for unit in range(units[0], units[1]):
             multiply_block(operands, block_of(unit, operands, how, full // operands[0].itemsize), memory, how)
 

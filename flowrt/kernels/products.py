@@ -8,7 +8,7 @@ a core's second cache while one column panel of the right operand after another 
 first one (Goto and van de Geijn, 2008; Van Zee and van de Geijn, 2015). Rows are read where they lie; those of a
 transposed left operand are turned around first. Every unit packs its panels for itself, unless they all fit the last
 cache and turned rows meet all of them: then a step of its own packs them. A single column is computed as a single row
-of the transposed product.
+of the transposed product, and a product of few numbers without tiles.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ PACKING, TURNING, READING = 16, 24, 6  # multiply-adds in whose time an entry is
 ROWS, UNITS = 48, 8  # a unit has no fewer rows than pay for packing, but there should be some units to share
 MANY, EVEN = 3 * UNITS, 4  # units of a large product, which are best a multiple of some: so threads end together
 SHARED = 1 << 20  # multiply-adds of a product whose right operand is packed by all for all, in a step of its own
+TINY = 128  # multiply-adds of a product that takes less time one by one than to be laid out for tiles
 PANELS = 4  # column panels that are packed together: so many lines of a row are side by side, rows on other pages
 LONG = 4  # column panels that a lone row is multiplied with at a time, unpacked: pages are far apart, lines are not
 
@@ -81,7 +82,7 @@ def _batches(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[int]]:
 class Blocks:
     """How a product is divided: a unit's ``rows`` and ``columns``, the terms of a slab, the rows that stay near.
 
-    If panels are ``shared`` a step of its own packs the right operand.
+    If panels are ``shared`` a step of its own packs the right operand; what is ``tiny`` is computed without tiles.
     """
 
     rows: int
@@ -89,11 +90,14 @@ class Blocks:
     depth: int
     near: int
     shared: bool = False
+    tiny: bool = False
 
 
 def blocked(m: int, n: int, k: int, transposed: bool, size: int, geometry: Geometry) -> Blocks:
     """How an [m, n] product of ``k`` terms of ``size`` bytes is divided."""
     wide, most, depth = geometry.columns(np.float32), geometry.rows, _share(k, DEEP)
+    if m * n * k <= TINY:
+        return Blocks(max(m, 1), max(n, 1), max(k, 1), 1, tiny=True)
     if m == 1 and not transposed:
         return Blocks(1, max(wide * LONG, -(-n // UNITS)), _share(k, DEEP), 1)
     fits = max(NEAR // (depth * size) // most, 1) * most
