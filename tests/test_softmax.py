@@ -17,7 +17,7 @@ from flowrt.ops import nn
 Array = np.ndarray[Any, Any]
 TINY = float(np.finfo(np.float32).tiny)
 ROUNDED = 4e-6  # an entry 40 below the largest is rounded to half a unit of 40, and e to that power likewise
-LENGTHS = [1, 7, 255, 256, 257, 2049, 50_000]
+LENGTHS = [1, 7, 32, 33, 255, 256, 257, 2049, 50_000]
 
 
 def log_softmax(x: Array) -> Array:
@@ -70,6 +70,28 @@ def test_slopes_of_losses_are_as_exact_as_their_softmax(length: int) -> None:
     want = each[:, None] * (np.exp(log_softmax(x)) - hot)
     np.testing.assert_allclose(nn.class_cross_entropy_slope(x, labels, each), want, rtol=ROUNDED, atol=5e-7)
     np.testing.assert_allclose(nn.cross_entropy_slope(x, hot, each), want, rtol=ROUNDED, atol=5e-7)
+
+
+@pytest.mark.parametrize("length", [1, 10, 32, 33])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_that_are_computed_together_answer_as_each_by_itself(length: int, dtype: Any) -> None:
+    rng = np.random.default_rng(length)
+    x, weights = rng.normal(0, 5, (700, length)).astype(dtype), rng.random((700, length)).astype(dtype)
+    labels, each = rng.integers(0, length, 700), rng.normal(size=700).astype(dtype)
+    x[5, 0], x[600] = np.nan, np.inf
+    functions: list[tuple[Any, tuple[Array, ...]]] = [
+        (fr.nn.softmax, (x,)),
+        (fr.nn.log_softmax, (x,)),
+        (fr.nn.softmax_cross_entropy, (x, labels)),
+        (fr.nn.softmax_cross_entropy, (x, weights)),
+        (nn.class_cross_entropy_slope, (x, labels, each)),
+        (nn.cross_entropy_slope, (x, weights, each)),
+    ]
+    for function, given in functions:
+        alone = [function(*(a[i : i + 1] for a in given)) for i in (0, 4, 5, 6, 203, 204, 600, 699)]
+        together = function(*given)
+        np.testing.assert_array_equal(together[[0, 4, 5, 6, 203, 204, 600, 699]], np.concatenate(alone))
+        assert np.isfinite(np.delete(together, (5, 600), 0)).all()
 
 
 def test_rows_of_doubles_are_exact_to_doubles() -> None:
