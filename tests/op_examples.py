@@ -308,7 +308,7 @@ REDUCE = [
             name, lambda x, n=name, a=axis: getattr(fr, n)(x, a), (x,), lambda v, n=name, a=axis: getattr(np, n)(v, a)
         )
         for name in ("argmax", "argmin")
-        for x, axis in [(CUBE, None), (CUBE, 0), (CUBE, -1), (WITH_NAN, 1), (integers(3, 40), 1)]
+        for x, axis in [(CUBE, None), (CUBE, 0), (CUBE, -1), (WITH_NAN, 1), (integers(3, 40), 1), (integers(300, 9), 1)]
     ],
     Example("argmax", lambda x: fr.argmax(x, 1, True), (CUBE,), lambda x: x.argmax(1, keepdims=True)),
     Example(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 1024  # folded at a time, so that what is held of them stays in a core's nearest cache
 SEARCHED = 64
+SHORT, TOGETHER = 32, 256  # entries of rows that are searched side by side, and how many are
 
 
 def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
@@ -286,15 +287,18 @@ def _position_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Att
     """Rows if the axis is the last (or all there is), else columns. Each result is a unit of work."""
     outer, count, inner = _position_sizes(inputs, attrs)
     sizes, last = ((outer, 1, count), 1) if inner == 1 else ((outer, count, inner), 0)
-    columns = View.dense((2, min(inner, COLUMNS)))
-    return Call((View.dense(sizes), View.dense((outer, inner)), columns, columns), (last,), outer * inner)
+    local = (View.dense(spec.concrete) for spec in _position_local(inputs, outputs, attrs))
+    return Call((View.dense(sizes), View.dense((outer, inner)), *local), (last,), outer * inner)
 
 
 def _position_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """The best of each column and where it is: in 32 bits where they suffice, as wide as most entries."""
+    """The best of each column or short row and where it is: in 32 bits where they suffice, as wide as most entries.
+
+    The third line of the best is for an entry of each short row.
+    """
     _, count, inner = _position_sizes(inputs, attrs)
-    columns = (2, min(inner, COLUMNS))
-    return [Spec(inputs[0].dtype, columns), Spec("int32" if count < 2**31 else "int64", columns)]
+    columns = TOGETHER if inner == 1 else min(inner, COLUMNS)
+    return [Spec(inputs[0].dtype, (3, columns)), Spec("int32" if count < 2**31 else "int64", (2, columns))]
 
 
 @jitable
@@ -327,8 +331,36 @@ def first_equal(row: Any, value: Any) -> Any:
 def position(beats: Any, in_row: Any) -> Callable[..., Any]:
     """The kernel that finds where the first entry is that no other beats."""
 
+    @jitable
+    def beat(entries: Any, start: int, k: int, width: int, best: Any, where: Any) -> None:
+        """Have the entries of line ``k`` beat the best before them, taking turns as in `row_fold`."""
+        here = where.dtype.type(k)
+        old, new, before, after = best[(k - 1) % 2], best[k % 2], where[(k - 1) % 2], where[k % 2]
+        for i in range(width):
+            after[i] = here if beats(entries[np.uint64(start + i)], old[i]) else before[i]
+        for i in range(width):
+            new[i] = entries[np.uint64(start + i)] if beats(entries[np.uint64(start + i)], old[i]) else old[i]
+
+    @jitable
+    def find_in_short(rows: Any, out: Any, best: Any, where: Any) -> None:
+        """In rows whose loops would take most of their time to begin: an entry of each at a time."""
+        width, count = rows.shape[0], rows.shape[1]
+        for i in range(width):
+            best[0, i], where[0, i] = rows[i, 0], 0
+        for k in range(1, count):
+            for i in range(width):
+                best[2, i] = rows[i, k]
+            beat(best[2], 0, k, width, best, where)
+        for i in range(width):
+            out[i] = where[(count - 1) % 2, i]
+
     def find(x: Any, y: Any, best: Any, where: Any, last: int, begin: int, end: int) -> None:
         if last != 0:
+            if x.shape[2] <= SHORT:
+                for o in range(begin, end, best.shape[1]):
+                    stop = min(o + best.shape[1], end)
+                    find_in_short(x[o:stop, 0], y[o:stop, 0], best, where)
+                return
             for o in range(begin, end):
                 row = x[o, 0]
                 top = row[0]
@@ -343,13 +375,8 @@ def position(beats: Any, in_row: Any) -> Callable[..., Any]:
             row, out = x[o, 0], y[o]
             for i in range(width):
                 best[0, i], where[0, i] = row[np.uint64(start + i)], 0
-            for k in range(1, x.shape[1]):  # taking turns as in `row_fold`
-                row, here = x[o, k], where.dtype.type(k)
-                old, new, before, after = best[(k - 1) % 2], best[k % 2], where[(k - 1) % 2], where[k % 2]
-                for i in range(width):
-                    after[i] = here if beats(row[np.uint64(start + i)], old[i]) else before[i]
-                for i in range(width):
-                    new[i] = row[np.uint64(start + i)] if beats(row[np.uint64(start + i)], old[i]) else old[i]
+            for k in range(1, x.shape[1]):
+                beat(x[o, k], start, k, width, best, where)
             for i in range(width):
                 out[np.uint64(start + i)] = where[(x.shape[1] - 1) % 2, i]
             at += width
