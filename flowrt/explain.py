@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError
+from flowrt.kernels.many import ManyStep
 from flowrt.ops.fused import parts_of
 from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
 from flowrt.sched.memory import amount
@@ -223,7 +224,11 @@ def _recorded(plan: Plan, region: Region, feeds: Sequence[Spec]) -> Recording | 
 
 def _memory(made: Recording) -> str:
     guess = f"{1e6 * made.predicted_seconds:.1f} µs"
-    return f"{made.arena_bytes} bytes of arena, {made.output_bytes} of outputs, {guess}"
+    several = [launch.step.units for launch in made.launches if isinstance(launch.step, ManyStep)]
+    launches = f"{len(made.launches)} launches" + (
+        f", {len(several)} of them of {sum(several)} small ones" * bool(several)
+    )
+    return f"{launches}; {made.arena_bytes} bytes of arena, {made.output_bytes} of outputs, {guess}"
 
 
 # Rendering

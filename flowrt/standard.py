@@ -21,6 +21,7 @@ from flowrt.initial import initial_waves
 from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.many import ManyStep
 from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
 from flowrt.passes import compile_step
@@ -88,6 +89,8 @@ def _steps(name: str, inputs: Sequence[Spec], attrs: dict[str, Any]) -> Iterator
 def _variants(step: AnyStep) -> Iterator[Variant]:
     if isinstance(step, EpilogueStep):
         yield from (step.product.variant(), step.epilogue.variant())
+    elif isinstance(step, ManyStep):
+        yield from (member.variant() for member in step.members)
     elif isinstance(step, Step):
         yield step.variant()
 

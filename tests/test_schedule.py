@@ -18,6 +18,7 @@ class Touching:
     touched: tuple[Stretch, ...] = ()
     node: int = 0
     control: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()
 
     def stretches(self) -> tuple[Stretch, ...]:
         return self.touched

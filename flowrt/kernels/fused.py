@@ -47,7 +47,8 @@ from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
 WORTH_BYTES = 4096
-"""Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay."""
+"""Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay, but where there are
+many of the kind, as of an optimiser's updates of many small variables."""
 
 
 @kernel("fused", form=Form.PROGRAM)
@@ -67,7 +68,10 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     if again and not orders:
         return _apart(parts, specs, members, results, in_stages(specs, members, results, first), device)
     apart = _apart(parts, specs, members, results, [[n] for n in range(first, len(specs))], device)
-    return apart if _saved_bytes(first, specs, members) < WORTH_BYTES else replace(apart, orders=orders)
+    saved = _saved_bytes(first, specs, members)
+    if saved < WORTH_BYTES:
+        return replace(apart, wishes=tuple((order, saved) for order in orders))
+    return replace(apart, orders=orders)
 
 
 def _saved_bytes(inputs: int, specs: Sequence[Spec], members: Sequence[Member]) -> int:

@@ -24,6 +24,7 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from flowrt.kernels.background import Order
     from flowrt.kernels.epilogue import EpilogueStep
+    from flowrt.kernels.many import ManyStep
     from flowrt.kernels.nested import NestedStep
     from flowrt.kernels.scalar_loop import ScalarLoopStep
 
@@ -109,7 +110,7 @@ class Step:
         return np.array(head + self._odometer() + [_bits(w) for w in self.call.words], np.int64)
 
 
-AnyStep: TypeAlias = "Step | EpilogueStep | NestedStep | ScalarLoopStep"
+AnyStep: TypeAlias = "Step | EpilogueStep | ManyStep | NestedStep | ScalarLoopStep"
 
 
 @valueclass
@@ -125,6 +126,7 @@ class Application:
     slots: int = 0  # of the bases, that it sets itself; operands behind all others
     orders: tuple[Order, ...] = ()  # what, once it is compiled, serves better than these steps
     longest_seconds: float = 0.0  # a guess of what its loops may come to whose turns only values count
+    wishes: tuple[tuple[Order, int], ...] = ()  # orders that save only so many bytes: too few for one application
 
 
 def _floating(word: Word) -> bool:

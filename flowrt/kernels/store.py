@@ -253,7 +253,8 @@ SCALAR_LOOP_FILES = (
     "epilogue.py",
 )
 _EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("emit_epilogue.py", "epilogue.py"))
-PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values(), _EPILOGUE)
+_MANY = Part("many", "flowrt.kernels.emit_many", "emit_many", (), ("emit_many.py", "many.py"))
+PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values(), _EPILOGUE, _MANY)
 
 
 def loop_address(name: str = "alone") -> int:
@@ -274,6 +275,11 @@ def nested_address(kind: str) -> int:
 def epilogue_address() -> int:
     """The address of the entry that runs a product's units, each with what is to be done with its results."""
     return _part_address(_EPILOGUE)
+
+
+def many_address() -> int:
+    """The address of the entry that runs several steps as one."""
+    return _part_address(_MANY)
 
 
 @cache

@@ -14,20 +14,26 @@ outputs, its variables, its constants, and what loops and branches point at from
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
+from flowrt.kernels.fused import WORTH_BYTES
+from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
+from flowrt.kernels.many import ManyStep
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost, predict
+from flowrt.sched.gathering import gather
 from flowrt.sched.lives import Lives, find_lives
 from flowrt.sched.nesting import apply_structured
 from flowrt.sched.regions import READ, ROW_WRITES, WRITES, Name, Region, resource_of, resources_of, variable_spec
+from flowrt.sched.schedule import control
 from flowrt.sched.sharing import Sharing, share
 from flowrt.sched.structured import PURE_STRUCTURED
 from flowrt.spec import Spec
@@ -59,8 +65,9 @@ class Stretch:
 class Launch:
     """One call of an entry: its operands' places and sizes, and the plan's node it is part of.
 
-    ``control`` are plan nodes that must be done before it and may share no memory with it: those that its node waits
-    for, and those that an assignment waits for which this launch carries out by writing straight to the variable.
+    ``also`` are other nodes that it is part of. ``control`` are plan nodes that must be done before it and may share no
+    memory with it: those that its nodes wait for, and those that an assignment waits for which this launch carries out
+    by writing straight to the variable.
     """
 
     step: AnyStep
@@ -69,6 +76,7 @@ class Launch:
     sizes: tuple[int, ...] = ()
     control: tuple[int, ...] = ()
     seconds: float = 0.0  # roughly
+    also: tuple[int, ...] = ()
 
     def stretches(self) -> Iterator[Stretch]:
         """The shared memory it reads and writes; what it writes may also be read by it."""
@@ -207,8 +215,10 @@ class _Pending:
     storages: list[_Storage]
     sizes: tuple[int, ...]
     node: int
+    index: int  # of that node in the region
     control: tuple[int, ...]
     seconds: float
+    also: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -230,6 +240,7 @@ class _Recorder:
     value_bytes: int = 0
     cost: Cost = field(default_factory=Cost)
     orders: list[Order] = field(default_factory=list)
+    wishes: Counter[Order] = field(default_factory=Counter)  # with the bytes that they would save together
     longest: float = 0.0
 
     # Where values lie
@@ -351,12 +362,27 @@ class _Recorder:
         sizes = tuple(spec.nbytes for spec in (*specs, *application.scratch, *application.local))
         position = self.lives.region.nodes[index]
         seconds = predict(op, specs) / max(len(application.steps), 1)
-        self.pending += [_Pending(step, storages, sizes, position, control, seconds) for step in application.steps]
+        self.pending += [
+            _Pending(step, storages, sizes, position, index, control, seconds) for step in application.steps
+        ]
         self.cost.add(op, specs, len(application.steps))
         self.orders += application.orders
+        self.wishes.update(dict(application.wishes))
         self.longest += application.longest_seconds
 
+    def gather(self) -> None:
+        """Make one of small launches where the order allows; what they touch is in memory until they run."""
+        reached = [*accumulate((p.index for p in self.pending), max), len(self.lives.region.nodes) - 1]
+        made: list[_Pending] = []
+        for numbers, before in gather(self.pending, control(self.lives.plan, self.pending)):
+            members = [self.pending[number] for number in numbers]
+            for storage in (s for p in members for s in p.storages if s.slot == ARENA_SLOT):
+                storage.last = max(storage.last, reached[before])
+            made.append(_as_one(members) if len(members) > 1 else members[0])
+        self.pending = made
+
     def recording(self) -> Recording:
+        self.gather()
         offsets, total = lay_out([(s.spec.nbytes, s.first, s.last) for s in self.arena])
         for storage, offset in zip(self.arena, offsets, strict=True):
             storage.offset = offset
@@ -364,10 +390,17 @@ class _Recorder:
         first += len(self.memory) + len(self.lives.constants)
         for number, storage in enumerate(self.private, first):
             storage.slot = number
+        worth = [order for order, saved in self.wishes.items() if saved >= WORTH_BYTES]
         return Recording(
             launches=tuple(
                 Launch(
-                    p.step, tuple(Operand(s.slot, s.offset) for s in p.storages), p.node, p.sizes, p.control, p.seconds
+                    p.step,
+                    tuple(Operand(s.slot, s.offset) for s in p.storages),
+                    p.node,
+                    p.sizes,
+                    p.control,
+                    p.seconds,
+                    p.also,
                 )
                 for p in self.pending
             ),
@@ -381,5 +414,21 @@ class _Recorder:
             value_bytes=self.value_bytes,
             predicted_seconds=self.cost.seconds,
             longest_seconds=self.longest,
-            orders=tuple(dict.fromkeys(self.orders)),
+            orders=tuple(dict.fromkeys([*self.orders, *worth])),
         )
+
+
+def _as_one(members: Sequence[_Pending]) -> _Pending:
+    """Launches that do not depend on one another, as one."""
+    steps = tuple(p.step for p in members if isinstance(p.step, Step))
+    first, *others = dict.fromkeys(p.node for p in members)
+    return _Pending(
+        ManyStep(steps, tuple(len(p.storages) for p in members)),
+        [storage for p in members for storage in p.storages],
+        tuple(size for p in members for size in p.sizes),
+        first,
+        members[0].index,
+        tuple(dict.fromkeys(node for p in members for node in p.control)),
+        sum(p.seconds for p in members),
+        tuple(others),
+    )

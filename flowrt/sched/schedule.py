@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from flowrt.valueclass import valueclass
 
@@ -182,13 +182,25 @@ def hazards(launches: Sequence[Launch]) -> list[set[int]]:
     return out
 
 
-def control(plan: Plan, launches: Sequence[Launch]) -> list[set[int]]:
+class Ordered(Protocol):
+    """A launch as far as nodes order it: see `recording.Launch`."""
+
+    @property
+    def node(self) -> int: ...
+    @property
+    def also(self) -> tuple[int, ...]: ...
+    @property
+    def control(self) -> tuple[int, ...]: ...
+
+
+def control(plan: Plan, launches: Sequence[Ordered]) -> list[set[int]]:
     """For each launch the earlier ones that must have succeeded before it, whatever memory they touch."""
     if not any(launch.control for launch in launches):
         return [set() for _ in launches]
     done: dict[int, set[int]] = {}  # plan node → the launches that it is done with
     for number, launch in enumerate(launches):
-        done.setdefault(launch.node, set()).add(number)
+        for position in (launch.node, *launch.also):
+            done.setdefault(position, set()).add(number)
     starts = plan.value_starts()
     for position, node in enumerate(plan.nodes):
         if position not in done:  # nothing is launched for it: it is done when all before it is
