@@ -299,14 +299,13 @@ def multiplying(geometry: Geometry) -> Callable[..., None]:
     most, full = geometry.rows, geometry.vectors * geometry.width
 
     @jitable
-    def multiply_block(operands: Any, block: Block, memory: Memory, how: How) -> None:
-        """A block of the result, slab by slab."""
+    def multiply_block(operands: Any, block: Block, memory: Memory, how: How, filled: int) -> Any:
+        """A block of the result, slab by slab. The table is that of ``filled`` rows; the answer is of how many now."""
         a, b, _, _, y = operands
         size, n, wide = y.itemsize, y.shape[3], full // y.itemsize
         padded = (n + wide - 1) // wide * wide
         step, across = right_steps(b, how.transpose_b)
         a_step, apart = (most, how.deep + 1) if how.transpose_a else (1, a.shape[3])
-        filled = 0
         for p in range(0, max(block.terms, 1), how.deep):
             depth = min(how.deep, block.terms - p)
             there = block.b + p * step * size
@@ -322,6 +321,7 @@ def multiplying(geometry: Geometry) -> Callable[..., None]:
                 here = near_rows(a, source, (count, depth), block.beyond - i, memory, how)
                 where = here, there, block.c + i * n * size
                 meet(y, where, (a_step, step, across), (count, depth, block.columns), kept, memory, ends)
+        return filled
 
     @jitable
     def multiply(operands: Any, memory: Memory, how: How, units: Any) -> None:
@@ -329,8 +329,10 @@ def multiplying(geometry: Geometry) -> Callable[..., None]:
         if how.tiny:
             multiply_tiny(operands, how, units)
             return
+        filled = 0
         for unit in range(units[0], units[1]):
-            multiply_block(operands, block_of(unit, operands, how, full // operands[0].itemsize), memory, how)
+            block = block_of(unit, operands, how, full // operands[0].itemsize)
+            filled = multiply_block(operands, block, memory, how, filled)
 
     return multiply
 
