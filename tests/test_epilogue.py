@@ -76,6 +76,29 @@ def test_what_is_of_another_shape_or_assigned_stays_apart() -> None:
     assert ["matmul"] in parts(plan_of(assigned, (3, 3), (3, 3)))
 
 
+def test_a_residual_of_a_batch_that_only_a_step_knows_is_joined_where_it_is_the_products_own() -> None:
+    def block(x: Any, w: Any, v: Any) -> Any:
+        return fr.tanh(x @ w) @ v + x * 0.5
+
+    joined = [parts_of(node.op, node.attrs) for node in plan_of(block, (None, None, 4), (4, 3), (3, 4)).nodes]
+    assert ["matmul", "tanh"] in joined
+    assert ["matmul", "multiply", "add"] in joined
+
+    def apart(x: Any, w: Any, r: Any) -> Any:
+        return x @ w + r * 0.5
+
+    assert "with_epilogue" not in {node.op for node in plan_of(apart, (None, 4), (4, 3), (None, 3)).nodes}
+    rng = np.random.default_rng(3)
+    x, w, v = (rng.standard_normal(shape).astype("f") for shape in ((2, 5, 4), (4, 3), (3, 4)))
+    with fr.Graph() as graph:
+        fed = fr.placeholder("float32", (None, None, 4))
+        made = block(fed, w, v)
+    with fr.BlockingSession(graph) as session:
+        for part in (x, x[:1], x[:, :1]):
+            judge = np.tanh(part @ w) @ v + part * 0.5
+            np.testing.assert_allclose(session.run(made, {fed: part}), judge, rtol=1e-5, atol=1e-6)
+
+
 WIDENED: dict[str, tuple[Callable[..., Any], list[Any], list[Any]]] = {  # what is built, the dims, and a step's shapes
     "rows": (lambda x, w, r: x @ w + r, [(None, 3), (3, 4), (None, 4)], [(1, 3), (3, 4), (5, 4)]),
     "columns": (lambda x, w, b: fr.tanh(x @ w + b), [(4, 3), (3, None), (None,)], [(4, 3), (3, 1), (6,)]),

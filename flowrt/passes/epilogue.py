@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
+from flowrt.passes.folds import FOLDS
 from flowrt.passes.fuse import Fusible, markers, moved, outside
+from flowrt.passes.rows import LINKS
+from flowrt.passes.sizes import Sizes
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
-from flowrt.passes.views import REPEATS
+from flowrt.passes.views import PART, REPEATS
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -78,10 +81,12 @@ def _pair(
     reader, made = step.nodes[waiting[0]], product.outputs[0]
     if (product.id, 0) not in reader.inputs or made.dims is None or len(made.dims) < 2:
         return None
-    if any(out.dims != made.dims for out in reader.outputs) or not _same_shape(step, product, reader):
+    kind = placement[reader.id].kind or ""
+    sizes = Sizes(step, lambda node: _entrywise(step, node, fusible, kind))
+    if any(out.dims != made.dims for out in reader.outputs) or not _same_shape(product, reader, sizes):
         return None
     dtypes = [spec.dtype for spec in (*map(step.spec, reader.inputs), *reader.outputs)]
-    if reader.op.name != "fused" and not fusible(reader.op.name, dtypes, placement[reader.id].kind or ""):
+    if reader.op.name != "fused" and not fusible(reader.op.name, dtypes, kind):
         return None
     if any(step.nodes[i].op.stateful for i in followers[reader.id]):
         return None
@@ -89,18 +94,29 @@ def _pair(
     return _Pair(product, reader, wanted)
 
 
-def _same_shape(step: Step, product: StepNode, reader: StepNode) -> bool:
+def _same_shape(product: StepNode, reader: StepNode, sizes: Sizes) -> bool:
     """Whether results of the product's dims are never larger, whatever a step finds for those that are unknown."""
     made = product.outputs[0].dims or ()
     if None not in made:
         return True
     if not REPEATS.isdisjoint(parts_of(reader.op.name, reader.attrs)):
         return False  # what is repeated may be so to any size
-    others = [step.spec(ref).dims for ref in reader.inputs if ref != (product.id, 0)]
-    return all(
-        dims is not None and all(m == 1 for n, m in zip(reversed(made), reversed(dims), strict=False) if n is None)
-        for dims in others
-    )
+    unknown = [axis for axis, size in enumerate(made, -len(made)) if size is None]
+    others = [ref for ref in reader.inputs if ref != (product.id, 0)]
+    return all(sizes.no_larger(ref, axis, (product.id, 0)) for ref in others for axis in unknown)
+
+
+def _entrywise(step: Step, node: StepNode, fusible: Fusible, kind: str) -> bool:
+    """Whether a node's results lie entry for entry as what it takes, but for axes that it folds to 1."""
+    if node.op.name == "fused":
+        folds = [dict(attrs)["keepdims"] for op, _, _, attrs in _members(node) if op in FOLDS]
+        return all(folds) and not any(op in LINKS or op == PART for op in parts_of("fused", node.attrs))
+    dtypes = [spec.dtype for spec in (*map(step.spec, node.inputs), *node.outputs)]
+    return len(node.outputs) == 1 and fusible(node.op.name, dtypes, kind)
+
+
+def _members(node: StepNode) -> Any:
+    return node.attrs["members"]
 
 
 def _rewritten(step: Step, pairs: Mapping[int, _Pair]) -> Step:
