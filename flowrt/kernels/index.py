@@ -39,18 +39,6 @@ def _taking(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
 
 
 @jitable
-def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
-    """`take` along the last axis, of indices within its range: one row of ``x`` after another."""
-    size = x.shape[1]
-    for i in range(x.shape[0]):
-        row, out = x[i], y[i]
-        for j in range(begin, end):
-            at = np.int64(indices[np.uint64(j)])
-            entry = row[np.uint64(0 if at == ABSENT else at + size if at < 0 else at), 0]
-            out[np.uint64(j), 0] = 0 if at == ABSENT else entry
-
-
-@jitable
 def within(indices: Any, size: int, begin: int, end: int) -> bool:
     """Whether all indices are row numbers as they are, small enough for the signed integers of their size."""
     limit = min(size, 2**31) if indices.itemsize == 4 else size
@@ -59,6 +47,23 @@ def within(indices: Any, size: int, begin: int, end: int) -> bool:
         at = np.int64(indices[np.uint64(j)])
         beyond += int((at < 0) | (at >= limit))
     return beyond == 0
+
+
+@jitable
+def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
+    """`take` along the last axis, of indices within its range: one row of ``x`` after another."""
+    size = x.shape[1]
+    as_they_are = within(indices, size, begin, end)
+    for i in range(x.shape[0]):
+        row, out = x[i], y[i]
+        if as_they_are:
+            for j in range(begin, end):
+                out[np.uint64(j), 0] = row[np.uint64(indices[np.uint64(j)]), 0]
+            continue
+        for j in range(begin, end):
+            at = np.int64(indices[np.uint64(j)])
+            entry = row[np.uint64(0 if at == ABSENT else at + size if at < 0 else at), 0]
+            out[np.uint64(j), 0] = 0 if at == ABSENT else entry
 
 
 @jitable
