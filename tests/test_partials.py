@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_units import in_ranges
 
+import flowrt as fr
 from flowrt.kernels.launch import Prepared, apply_kernel, run_kernel
 from flowrt.kernels.partials import PARTS, count_parts
 from flowrt.spec import Spec
@@ -39,6 +40,14 @@ def test_rows_of_any_length_are_added_up_to_their_last_entry(op: str) -> None:
     for length in (0, 1, 7, 8, 9, 31, 32, 33, 63, 100, 257) if op == "sum" else (1, 9, 33, 100):
         x = rng.normal(size=(5, length)).astype(np.float32)
         np.testing.assert_allclose(reduced(op, x, 1), getattr(x.astype(np.float64), op)(1), 1e-6, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "float64"])
+def test_means_of_entries_that_are_no_float32_are_added_up_one_by_one(dtype: str) -> None:
+    print("seed 8")
+    x = np.random.default_rng(8).integers(0, 100, (2, 50_000)).astype(dtype)
+    for rows, axis in ((x[:, :9], 1), (x, None)):  # at once, and in parts
+        np.testing.assert_allclose(np.asarray(fr.mean(rows, axis)), rows.mean(axis), 1e-6)
 
 
 def test_nan_is_found_in_any_part() -> None:

@@ -84,7 +84,7 @@ def along_row(fold: Fold) -> Callable[..., Any]:
 def _as_singles(singles: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
     @jitable
     def fold_along(row: Any, begin: int, end: int, held: Any, found: Any) -> Any:
-        if row.itemsize != 4 or found.dtype.type(0.5) == 0:  # known when it is compiled
+        if row.itemsize != 4 or row.dtype.type(0.5) == 0:  # no float32, as is known when it is compiled
             return others(row, begin, end, held, found)
         singles(row, (row.ctypes.data + begin * row.itemsize, end - begin, found.ctypes.data))
         return held + found[0, 0]
