@@ -257,3 +257,13 @@ def test_rests_of_edges_are_those_of_numpy(dtype: Any) -> None:
         rests, quotients = np.remainder(x, y), np.floor_divide(x, y)
     np.testing.assert_array_equal(fr.remainder(x, y), rests)
     np.testing.assert_allclose(fr.floor_divide(x, y), quotients, rtol=2 * np.finfo(dtype).eps, atol=0)
+
+
+@FLOATS
+def test_a_rest_of_zero_has_the_divisors_sign_whatever_lies_beside_it(dtype: Any) -> None:
+    x, y = np.array([0.0, -0.0, -6, 6, -6, 6], dtype), np.array([-1, 1, 3, -3, -3, 3], dtype)
+    for beside in ([], [np.nan], [1e30]):
+        rests = fr.remainder(np.array([*x, *beside], dtype), np.array([*y, *np.ones_like(beside)], dtype))
+        np.testing.assert_array_equal(np.signbit(rests[:6]), np.signbit(y))
+    for a, b in zip(x, y, strict=True):
+        assert np.signbit(fr.remainder(a, b)) == np.signbit(b)

@@ -1,7 +1,8 @@
 """Rests of divisions as plain arithmetic without branches, where quotients are small; see `exponential`.
 
 A quotient below 2**22 times the divisor, or its first bits, is exact in float64, and so is what that leaves of the
-dividend: the rest that C's library finds bit by bit.
+dividend: the rest that C's library finds bit by bit. A rest of 0 takes its sign by bits, as products may lose it
+(`abi`): else it would depend on how a loop was compiled.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.exponential import INFINITY, whole64
+from flowrt.kernels.exponential import INFINITY, signed_as, whole64
 from flowrt.kernels.table import jitable
 
 QUOTIENT_END = np.float32(2.0**22)
@@ -50,14 +51,14 @@ def near_remainder32(x: Any, y: Any) -> Any:
     by = np.float64(y)
     _, rest = nearest_quotient32(np.float64(x), by)
     rest = rest + by if is_beyond(rest, by) else rest
-    return np.float32(rest if rest != 0.0 else 0.0 * by)
+    return np.float32(rest if rest != 0.0 else signed_as(0.0, by))
 
 
 @jitable
 def near_remainder64(x: Any, y: Any) -> Any:
     _, rest = nearest_quotient(x, y)
     rest = rest + y if is_beyond(rest, y) else rest
-    return rest if rest != 0.0 else 0.0 * y
+    return rest if rest != 0.0 else signed_as(0.0, y)
 
 
 @jitable
