@@ -384,6 +384,19 @@ def test_sums_of_float32_are_as_good_as_adding_in_pairs() -> None:
     assert np.abs(mean - exact).max() <= max(np.abs(x.mean(1, keepdims=True) - exact).max(), 5e-4)
 
 
+def test_columns_of_many_rows_one_after_another_are_added_up_as_well_as_those_of_rows_in_turns() -> None:
+    members = (
+        ("max", (0,), F4, ALONG),
+        ("subtract", (0, 1), F4, ()),
+        ("sum", (2,), F4, (("axis", 1), ("keepdims", False))),
+    )
+    x = np.random.default_rng(0).normal(size=(200, 900, 20)).astype(F4)
+    application = compiled([x], members, [3])
+    assert application.steps[0].kernel.form is Form.ROWS
+    (found,) = run(application, [x], [np.empty((200, 20), F4)])
+    np.testing.assert_allclose(found, (x - x.max(-1, keepdims=True)).sum(1, dtype=np.float64), rtol=2e-7)
+
+
 def test_columns_are_added_up_beside_rows_the_same_however_units_are_shared_out() -> None:
     members = (
         ("max", (0,), F4, ALONG),

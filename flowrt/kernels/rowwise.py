@@ -275,7 +275,8 @@ def whole_rows(
     kept = kept_entries(made, pattern)
     row = View.dense((space.length,)).broadcast_to((*space.bare, space.length))
     narrow = narrow_totals(made, pattern)
-    if sum(math.prod(left[at]) for at in narrow) > NARROW_TOTALS:
+    in_turns = all(_take_turns(space, left[at]) for at in narrow)
+    if not in_turns or sum(math.prod(left[at]) for at in narrow) > NARROW_TOTALS:
         narrow = ()
     local = tuple(Spec(made.dtypes[n], (space.length,)) for n in kept)
     local += tuple(Spec("float32", (math.prod(left[at]),)) for at in narrow)
@@ -290,6 +291,11 @@ def whole_rows(
     dtypes = (*made.inputs, *(specs[n].dtype for _, n in dense), *made.held, *(spec.dtype for spec in local))
     call = Call(tuple(views), words, units)
     return Whole(Step(made_kernel, operands, dtypes, call, len(reading.sources)), ends, local)
+
+
+def _take_turns(space: RowSpace, kept: tuple[int, ...]) -> bool:
+    """Whether rows one after another go to each of the totals in turn, so that none of these takes more than others."""
+    return any(kept == (1,) * first + space.shape[first:] for first in range(len(kept)))
 
 
 def _kernel(reading: Reading, results: Sequence[int], ends: Sequence[int], device: str) -> Kernel:
