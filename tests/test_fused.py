@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.kernels import chains, fused
+from flowrt.kernels import chains, fused, short_rows
 from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
 from flowrt.kernels.store import entry_address
@@ -200,6 +200,20 @@ def test_what_would_cut_rows_short_is_copied(columns: int, copies: int) -> None:
     assert len(application.steps) == 1 + copies
     (found,) = run(application, [x, y, z, one], [np.empty((40, columns), F4)])
     np.testing.assert_allclose(found, np.tanh(x * z) + y + one, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("op", "copies"), [("square", 0), ("tanh", 1)])
+def test_what_no_cache_holds_is_copied_only_beside_costly_ops(
+    op: str, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_rows, "CACHED", 1 << 10)
+    x, y = np.linspace(-1, 1, 360, dtype=F4).reshape(40, 9), np.linspace(0, 1, 9, dtype=F4)
+    members = (("multiply", (0, 1), F4, ()), (op, (2,), F4, ()))
+    application = compiled([x, y], members, (3,))
+    assert len(application.steps) == 1 + copies
+    assert len(application.scratch) == copies
+    (found,) = run(application, [x, y], [np.empty_like(x)])
+    np.testing.assert_allclose(found, getattr(np, op)(x * y), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("size", "cached", "launches"), [(5000, 1 << 22, 3), (5000, 1 << 14, 1), (900, 1 << 22, 1)])

@@ -138,7 +138,7 @@ def _in_order(seen: Sequence[_Source], free: int, costly: bool, device: str) -> 
     """The sources, those that would cut rows short as copies, in operands from ``free`` on; and what copies them."""
     found, copies = list(seen), list[Step]()
     for at, source in enumerate(seen):
-        if needs_copy(source.view, costly):
+        if needs_copy(source.view, source.dtype.itemsize, costly):
             dense = View.dense(source.view.shape)
             found[at] = _Source(free + len(copies), source.dtype, dense)
             copies.append(copy_step(source.operand, found[at].operand, source.dtype, source.view, dense, device))
