@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_world import compiled
 
 import flowrt as fr
 from flowrt.errors import FlowrtError, GraphError, SpecError
 from flowrt.ops.slices import ABSENT, group_rows
+from flowrt.sched.warming import warm
 
 SIZE, WIDTH = 23, 3
 WAYS = {
@@ -376,3 +378,11 @@ def test_rows_that_do_not_fit_a_variable_say_so() -> None:
             counts.scatter_sub([0], np.ones((1, 2), np.uint8))
         with pytest.raises(SpecError, match="shape must be known and have an axis"):
             fr.Variable(1.0, name="scalar").scatter_add([0], [1.0])
+
+
+def test_kernels_that_move_rows_are_found_before_a_cluster_needs_them() -> None:
+    with fr.Graph():
+        v = fr.Variable(np.ones((4, 3), np.float32))
+        train = fr.optim.Adam(0.1).minimize(fr.sum(fr.nn.embedding_lookup(v, fr.constant([0, 2, 2]))))
+    for plan in compiled([], [train]).plans.values():
+        warm(plan)

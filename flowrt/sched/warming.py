@@ -14,6 +14,7 @@ from flowrt.kernels.store import loop_address, nested_address
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.op import lookup
 from flowrt.plan import Plan
+from flowrt.sched.regions import ROW_WRITES, resources_of, variable_spec
 from flowrt.sched.structured import PURE_STRUCTURED
 from flowrt.spec import Spec
 
@@ -40,6 +41,8 @@ def warm(plan: Plan) -> None:
 def _warm_node(node: PlanNode, inputs: list[Spec]) -> None:
     try:
         outputs = lookup(node.op).infer(inputs, node.attrs)
+        if node.op in ROW_WRITES:  # whose kernels write the variables
+            outputs = tuple(variable_spec(node) for _ in resources_of(node))
         application = apply_kernel(node.op, inputs, outputs, node.attrs)
     except (FlowrtError, ValueError):  # these sizes do not fit, or are not enough
         return
