@@ -8,7 +8,8 @@ other row as it is, slots included: no momentum carries it on, no mean and no we
 what the dense gradient does; for the others it is what PyTorch's SparseAdam and TensorFlow's sparse momentum do.
 
 Variables that one call moves always move together. What is then the same for all of them, as the count of their steps,
-is kept and computed once for each place that variables were asked to be in, so that no server waits for another's.
+is kept and computed once for each place that variables were asked to be in, so that no server waits for another's. The
+count is named after the first variable of its place: a checkpoint continues it where that one is the first again.
 """
 
 from __future__ import annotations
