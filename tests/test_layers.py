@@ -55,7 +55,7 @@ OWNERS = {
         "kernels/pools",
     ],
     "concurrent": ["sched/lanes"],
-    "uvloop": ["blocking", "worker"],
+    "uvloop": ["blocking"],
     "pickle": [],
     "marshal": [],
 }
