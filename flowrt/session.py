@@ -117,8 +117,7 @@ class Session:
         self._retired: list[Step] = []
         self._running: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
-        self._closed = False
-        self._runs_now = 0
+        self._closed, self._runs_now = False, 0
         self._numbers = Numbers()
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
@@ -192,9 +191,12 @@ class Session:
     def run_here(self, fetches: Any, feeds: Mapping[Any, Any] | None, wait: Callable[..., Any]) -> Any:
         """`run` in the caller's thread if it is short: none can cancel it there; else ``wait`` has it awaited."""
         given = self._given(feeds)
-        step = self._steps.get(self._asked(fetches, tuple(given))[0])
+        key = self._asked(fetches, tuple(given))[0]
+        step = self._steps.get(key)
         if step is None:
             return wait(self.run(fetches, feeds))
+        with suppress(KeyError):  # another thread's step has just pushed it out
+            self._steps.move_to_end(key)
         arrays, number = step.arrays(list(given.values())), self.fresh_number()
         answer = self._run_now(step, arrays, number)
         return wait(self._run(step, arrays, number=number)) if answer is PENDING else answer
@@ -277,13 +279,12 @@ class Session:
 
     async def _forget_retired(self, runner: Runner) -> None:
         """Let the nodes forget steps that were pushed out by newer ones, once nothing runs them."""
-        for step in [step for step in self._retired if not step.users]:
-            if step not in self._retired:
-                continue  # another run did so meanwhile
+        while (step := next((step for step in self._retired if not step.users), None)) is not None:
             self._retired.remove(step)
-            if step.registered is not None:
+            registered, step.registered = step.registered, None  # who looked it up before it was pushed out may run it
+            if registered is not None:
                 with suppress(RemoteError):  # a node that is lost has forgotten it
-                    await runner.unregister(step.registered)
+                    await runner.unregister(registered)
 
     def _open(self) -> Runner:
         if self._closed or self._runner is None:

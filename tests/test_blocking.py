@@ -23,6 +23,20 @@ def model() -> Any:
         return graph, x, v, x * 2.0 + v, v.assign_add(x)
 
 
+def test_a_step_that_is_run_again_and_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrt.session.MAX_STEPS", 4)
+    graph, x, _, y, _ = model()
+    with graph:
+        others = [x + float(i) for i in range(6)]
+    with fr.BlockingSession(graph) as session:
+        session.run(y, {x: [1, 2]})
+        (known,) = (step for step in session._session._steps.values() if y in step._wanted)
+        for other in others:
+            session.run(other, {x: [1, 2]})
+            assert session.run(y, {x: [1, 2]}).tolist() == [3, 5]
+        assert known in session._session._steps.values()
+
+
 def test_a_script_runs_steps_without_await() -> None:
     graph, x, v, y, bump = model()
     with fr.BlockingSession(graph) as session:
