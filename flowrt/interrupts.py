@@ -13,7 +13,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from flowrt.sched.interrupts import present_run
+from flowrt.sched.interrupts import is_default, present_run
 from flowrt.sched.lanes import this_thread
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class InterruptWatch:
         if self._ends is None or signal.SIGINT not in os.read(self._ends[0], 1 << 12):
             return
         stop = present_run(self._main)
-        if stop is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if stop is not None and is_default():
             self._loop.call_later(GRACE, stop)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ import flowrt as fr
 from flowrt.interrupts import NOBODY, _line
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 from flowrt.sched.interrupts import Noted, present_run
-from flowrt.sched.lanes import this_thread
+from flowrt.sched.lanes import main_thread, this_thread
 from flowrt.sched.tape import CANCELLED
+from flowrt.sched.variables import Variables
 
 ENDLESS = """
 import sys
@@ -140,3 +142,31 @@ def test_what_a_handler_runs_leaves_what_it_interrupted_known() -> None:
     assert present_run(this_thread()) is None
     assert outer[STATUS] == CANCELLED
     assert inner[STATUS] != CANCELLED
+
+
+@pytest.mark.parametrize("method", ["try_hold", "release"])
+def test_ctrl_c_leaves_no_variable_held(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fr.Graph() as graph:
+        v = fr.Variable(0.0)
+        grow = v.assign_add(1.0)
+    done = getattr(Variables, method)
+
+    def interrupted(self: Variables, *names: Any) -> Any:
+        if this_thread() == main_thread().ident:
+            signal.raise_signal(signal.SIGINT)
+        return done(self, *names)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with fr.BlockingSession(graph) as session:
+            for _ in range(4):
+                session.run(grow)
+            monkeypatch.setattr(Variables, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.run(grow)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            monkeypatch.undo()
+            session.run(grow, timeout=5)
+            assert session.run(v) == 6
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
@@ -22,7 +23,7 @@ from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.effects import handler_of
 from flowrt.sched.footprint import Footprint, predict_peak, survey
-from flowrt.sched.interrupts import Noted
+from flowrt.sched.interrupts import Noted, Unbroken
 from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
@@ -43,6 +44,7 @@ INLINE_SECONDS = 200e-6  # a hop to a lane and back costs about as much on a vir
 INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 ADMITTED = 256  # shapes of feeds that need not be looked at again
 LARGEST = 8  # tensors that a refusal names
+AT_ANY_TIME = nullcontext()
 YIELD_EVERY = 256  # inline units between two looks at the loop
 
 
@@ -128,15 +130,16 @@ class Executor:
         if tape is None or tape.expected_seconds > within:
             return None
         variables, holds = self.host.variables, bool(unit.reads or unit.writes)
-        if holds and not variables.try_hold(unit.reads, unit.writes):
-            return None
-        words = run_words(number, seed)
-        try:
-            with Noted(words):
-                outputs = self.run_tape(unit, tape, inputs, words)
-        finally:
-            if holds:
-                variables.release(unit.reads, unit.writes)
+        with Unbroken() if holds else AT_ANY_TIME:
+            if holds and not variables.try_hold(unit.reads, unit.writes):
+                return None
+            words = run_words(number, seed)
+            try:
+                with Noted(words):
+                    outputs = self.run_tape(unit, tape, inputs, words)
+            finally:
+                if holds:
+                    variables.release(unit.reads, unit.writes)
         if self._direct and not tape.passes_on:
             return outputs
         return self._answers(unit, outputs, feeds)

@@ -2,18 +2,21 @@
 
 Law: Python calls the handler of a signal between two steps of the main thread's Python, and a loop that values count
 may have no end. Runs in a caller's thread are therefore known here by that thread: those from Python are noted, and of
-direct calls the plans say who runs by them. Who wants a run stopped asks for it while it holds the GIL.
+direct calls the plans say who runs by them. Who wants a run stopped asks for it while it holds the GIL. What must be
+done whole by Python, as holding variables and letting them go, is `Unbroken`.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` makes enumerations of, at ten times the cost
+import signal
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flowrt.kernels.direct import BUSY
 from flowrt.kernels.launch import STATUS
-from flowrt.sched.lanes import this_thread
+from flowrt.sched.lanes import main_thread, this_thread
 from flowrt.sched.tape import CANCELLED
 
 if TYPE_CHECKING:
@@ -43,6 +46,37 @@ class Noted:
             _noted.pop(this_thread(), None)
         else:
             _noted[this_thread()] = self._before
+
+
+class Unbroken:
+    """``with Unbroken():`` a Ctrl-C that means what it does by default is raised behind the block, not inside."""
+
+    __slots__ = ("_came", "_ours")
+
+    def __enter__(self) -> None:
+        self._came = False
+        self._ours = this_thread() == main_thread().ident and _interrupt() is signal.default_int_handler
+        if self._ours:
+            _signal.signal(signal.SIGINT, self._wait)
+
+    def __exit__(self, *error: object) -> None:
+        if self._ours:
+            _signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._came:
+                raise KeyboardInterrupt
+
+    def _wait(self, *signal: object) -> None:
+        self._came = True
+
+
+def is_default() -> bool:
+    """Whether Ctrl-C means what it does by default, at once or behind what is `Unbroken`."""
+    handler = _interrupt()
+    return handler is signal.default_int_handler or type(getattr(handler, "__self__", None)) is Unbroken
+
+
+def _interrupt() -> Any:
+    return _signal.getsignal(signal.SIGINT)
 
 
 def note_plan(room: Room, plan: np.ndarray[Any, Any]) -> None:

@@ -31,6 +31,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 NOBODY = -(1 << 40)  # sleepers: however many add themselves
 
 this_thread = threading.get_ident
+main_thread = threading.main_thread
 
 
 def usable_cores() -> int:
