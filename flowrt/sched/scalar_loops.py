@@ -31,7 +31,7 @@ def why_launches(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> str | None
     except Unfit as reason:
         return str(reason)
     except (GraphError, ValueError) as error:
-        return f"its body does not fit: {error}"
+        return f"a body that does not fit: {error}"
     return None
 
 
