@@ -232,7 +232,14 @@ def test_an_angle_comes_to_the_same_bits_beside_large_ones(dtype: Any) -> None:
         check(beside[1500:1700:97], function(mixed[1500:1700:97].astype(np.longdouble).astype(np.float64)), 1)
 
 
-# ── rests of divisions ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── quotients and their rests ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@FLOATS
+def test_quotients_by_one_subnormal_number_are_quotients(dtype: Any) -> None:
+    tiny = np.finfo(dtype).smallest_subnormal * 1000
+    x = np.tile(np.array([0, 1, 500, -3000], dtype) * np.finfo(dtype).smallest_subnormal, 500)
+    np.testing.assert_array_equal(fr.divide(x, tiny), x / tiny)
 
 
 @FLOATS
