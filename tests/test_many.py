@@ -95,7 +95,7 @@ def training() -> tuple[fr.Graph, Any, list[fr.Variable]]:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_updates_are_the_same_bits_as_one_by_one(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for apart in (False, True):
+    for apart in (False, False, True):  # the first has kernels compiled, and computes its first steps without them
         graph, train, state = training()
         if apart:
             monkeypatch.setattr(recording, "gather", lambda launches, _: [([n], n) for n in range(len(launches))])
@@ -109,7 +109,7 @@ def test_updates_are_the_same_bits_as_one_by_one(threads: int, monkeypatch: pyte
             assert (most == 0) if apart else (most > len(state) // 2), most
             assert ("small ones;" in str(session.explain(train))) is not apart
             found.append(session.run(state))
-    for mine, other in zip(*found, strict=True):
+    for mine, other in zip(*found[1:], strict=True):
         np.testing.assert_array_equal(mine, other)
 
 
