@@ -124,13 +124,13 @@ def test_random_strides_dilations_paddings_and_groups_are_right() -> None:
         check(x_shape, filter_shape, **how)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_channels_with_filters_of_their_own_are_right(dtype: str) -> None:
+@pytest.mark.parametrize(("prefix", "dtype"), [("", "float32"), ("wide_", "float32"), ("", "float64")])
+def test_channels_with_filters_of_their_own_are_right(prefix: str, dtype: str) -> None:
     rng = np.random.default_rng(14)
     for channels in (2, 3, 8, 16, 17, 32, 47):
         x_shape, filter_shape, how = random_case(rng)
         own = {**how, "groups": channels}
-        check((*x_shape[:3], channels), (*filter_shape[:2], 1, channels), dtype=dtype, **own)
+        check((*x_shape[:3], channels), (*filter_shape[:2], 1, channels), prefix, dtype, **own)
 
 
 def test_double_precision_is_kept() -> None:

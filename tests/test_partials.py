@@ -42,7 +42,7 @@ def test_rows_of_any_length_are_added_up_to_their_last_entry(op: str) -> None:
         np.testing.assert_allclose(reduced(op, x, 1), getattr(x.astype(np.float64), op)(1), 1e-6, 2e-6)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "float64"])
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "float64"])
 def test_means_of_entries_that_are_no_float32_are_added_up_one_by_one(dtype: str) -> None:
     print("seed 8")
     x = np.random.default_rng(8).integers(0, 100, (2, 50_000)).astype(dtype)
