@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kernel_world import own_tables
 from numba import njit
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
@@ -16,7 +17,7 @@ from flowrt.kernels.emit import bind_helpers
 from flowrt.kernels.expression import express, narrowed
 from flowrt.kernels.fingerprint import fingerprint
 from flowrt.kernels.table import Narrow, elementwise
-from flowrt.kernels.trigonometry import is_near, near_sin64
+from flowrt.kernels.trigonometry import far_sin64, is_near, near_cos64, near_sin64
 
 F4, F8, I8, B1 = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
 KINDS = ("sum", "mean", "max", "min", "prod", "any", "all")
@@ -80,6 +81,7 @@ def test_an_expression_of_narrow_functions_says_where_it_holds() -> None:
     assert narrowed(express((F4, F4), MEMBERS, (4, 5))) is None
 
 
-def test_a_function_that_does_not_choose_what_is_narrow_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not choose"):
-        elementwise("sin", lambda x: x, narrow=Narrow(is_near, near_sin64))
+def test_a_kernel_is_named_by_its_narrow_functions_too() -> None:
+    with own_tables():
+        made = [elementwise("sin", far_sin64, narrow=Narrow(is_near, near)) for near in (near_sin64, near_cos64)]
+    assert len({fingerprint(function) for function in made}) == 2

@@ -98,6 +98,18 @@ def float_remainder(x: Any, y: Any) -> Any:
 
 
 @jitable
+def far_quotient(x: Any, y: Any) -> Any:
+    """`floor_quotient` in float64, where subnormal divisors are ordinary ones."""
+    return floor_quotient(np.float64(x), np.float64(y))
+
+
+@jitable
+def far_remainder(x: Any, y: Any) -> Any:
+    """`float_remainder` likewise."""
+    return float_remainder(np.float64(x), np.float64(y))
+
+
+@jitable
 def signed_quotient(x: Any, y: Any) -> Any:
     """The lowest integer over -1 overflows: the hardware would trap."""
     if y == 0:
@@ -111,37 +123,13 @@ def signed_remainder(x: Any, y: Any) -> Any:
 
 
 elementwise("floor_divide", lambda x, y: floor_quotient(x, y))
-elementwise(
-    "floor_divide",
-    lambda x, y: near_quotient32(x, y) if is_small_quotient(x, y) else floor_quotient(np.float64(x), np.float64(y)),
-    on=("cpu",),
-    dtypes=single,
-    narrow=Narrow(is_small_quotient, near_quotient32),
-)
-elementwise(
-    "floor_divide",
-    lambda x, y: near_quotient64(x, y) if is_small_quotient(x, y) else floor_quotient(x, y),
-    on=("cpu",),
-    dtypes=double,
-    narrow=Narrow(is_small_quotient, near_quotient64),
-)
+elementwise("floor_divide", far_quotient, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_quotient32))
+elementwise("floor_divide", far_quotient, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient, near_quotient64))
 elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=_integral)
 elementwise("floor_divide", lambda x, y: signed_quotient(x, y), dtypes=_signed)
 elementwise("remainder", lambda x, y: float_remainder(x, y))
-elementwise(
-    "remainder",
-    lambda x, y: near_remainder32(x, y) if is_small_quotient(x, y) else float_remainder(np.float64(x), np.float64(y)),
-    on=("cpu",),
-    dtypes=single,
-    narrow=Narrow(is_small_quotient, near_remainder32),
-)
-elementwise(
-    "remainder",
-    lambda x, y: near_remainder64(x, y) if is_small_quotient(x, y) else float_remainder(x, y),
-    on=("cpu",),
-    dtypes=double,
-    narrow=Narrow(is_small_quotient, near_remainder64),
-)
+elementwise("remainder", far_remainder, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_remainder32))
+elementwise("remainder", far_remainder, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient, near_remainder64))
 elementwise("remainder", lambda x, y: x % y if y != 0 else y, dtypes=_integral)
 elementwise("remainder", lambda x, y: signed_remainder(x, y), dtypes=_signed)
 

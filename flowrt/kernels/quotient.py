@@ -56,6 +56,7 @@ def near_remainder32(x: Any, y: Any) -> Any:
 
 @jitable
 def near_remainder64(x: Any, y: Any) -> Any:
+    """The same of float64."""
     _, rest = nearest_quotient(x, y)
     rest = rest + y if is_beyond(rest, y) else rest
     return rest if rest != 0.0 else signed_as(0.0, y)
@@ -71,5 +72,6 @@ def near_quotient32(x: Any, y: Any) -> Any:
 
 @jitable
 def near_quotient64(x: Any, y: Any) -> Any:
+    """The same of float64."""
     quotient, rest = nearest_quotient(x, y)
     return quotient - 1.0 if is_beyond(rest, y) else quotient

@@ -110,11 +110,7 @@ Layout: TypeAlias = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Call]
 
 @valueclass
 class Narrow:
-    """What a scalar function comes to for those arguments that it ``fits``: arithmetic that loops make vectors of.
-
-    The function itself must be the same choice between this one and another, entry by entry, so that an entry's value
-    does not depend on those beside it.
-    """
+    """What a scalar function comes to for those arguments that it ``fits``: arithmetic that loops make vectors of."""
 
     fits: Callable[..., Any]
     function: Callable[..., Any]
@@ -249,15 +245,22 @@ def elementwise(
 ) -> Callable[..., Any]:
     """Register a scalar expression as ``op``'s kernel: one line serves both devices.
 
-    Where all entries of a stretch fit ``narrow``, loops on CPUs take its function instead.
+    Entries that fit ``narrow`` take its function instead; where all of a stretch do, loops on CPUs have no other.
     """
     if narrow is not None:
-        if not {narrow.fits.__name__, narrow.function.__name__} <= set(function.__code__.co_names):
-            raise ValueError(f"{op} does not choose by what is narrow, so its kernels' names would not tell of it")
+        function = _chosen(narrow, function)
         NARROW[function] = narrow
     for device in on:
         kernel(op, device, layout=broadcast, form=Form.SCALARS, dtypes=dtypes)(function)
     return function
+
+
+def _chosen(narrow: Narrow, others: Callable[..., Any]) -> Callable[..., Any]:
+    """The choice between two helpers, entry by entry: no value depends on those beside it."""
+    fits, near = narrow.fits, narrow.function
+    if others.__code__.co_argcount == 1:
+        return lambda x: near(x) if fits(x) else others(x)
+    return lambda x, y: near(x, y) if fits(x, y) else others(x, y)
 
 
 def single(dtypes: Sequence[Any]) -> bool:

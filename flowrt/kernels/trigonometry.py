@@ -103,6 +103,24 @@ def far_tan32(x: Any) -> Any:
     return found if x != ZERO else x
 
 
+@jitable
+def far_sin64(x: Any) -> Any:
+    """The sine of a float64 as C's library has it."""
+    return math.sin(x)
+
+
+@jitable
+def far_cos64(x: Any) -> Any:
+    """The cosine of a float64 as C's library has it."""
+    return math.cos(x)
+
+
+@jitable
+def far_tan64(x: Any) -> Any:
+    """The tangent of a float64 as C's library has it."""
+    return math.tan(x)
+
+
 # ── arguments below 2**20 ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -141,6 +159,7 @@ def half_turned(wide: Any, quarters: Any) -> Any:
 
 @jitable
 def near_sin32(x: Any) -> Any:
+    """The sine of a float32 below 2**20."""
     wide = np.float64(x)
     rounded = wide * PI_INVERSE + WIDE_ROUNDER
     sine = half_turned(wide, 2.0 * (rounded - WIDE_ROUNDER))
@@ -150,6 +169,7 @@ def near_sin32(x: Any) -> Any:
 
 @jitable
 def near_cos32(x: Any) -> Any:
+    """The cosine of a float32 below 2**20."""
     wide = np.float64(x)
     rounded = (wide * PI_INVERSE - 0.5) + WIDE_ROUNDER
     sine = half_turned(wide, 2.0 * (rounded - WIDE_ROUNDER) + 1.0)
@@ -158,6 +178,7 @@ def near_cos32(x: Any) -> Any:
 
 @jitable
 def near_tan32(x: Any) -> Any:
+    """The tangent of a float32 below 2**20."""
     wide = np.float64(x)
     rounded = wide * TWO_PI_INVERSE + WIDE_ROUNDER
     quarters = rounded - WIDE_ROUNDER
@@ -211,6 +232,7 @@ def near64(x: Any) -> Any:
 
 @jitable
 def near_sin64(x: Any) -> Any:
+    """The sine of a float64 below 2**20."""
     sine, cosine, quarter = near64(x)
     found = with_sign(cosine if (quarter & ONE_BIT) != START else sine, quarter)
     return found if x != 0.0 else x
@@ -218,12 +240,14 @@ def near_sin64(x: Any) -> Any:
 
 @jitable
 def near_cos64(x: Any) -> Any:
+    """The cosine of a float64 below 2**20."""
     sine, cosine, quarter = near64(x)
     return with_sign(sine if (quarter & ONE_BIT) != START else cosine, quarter + ONE_BIT)
 
 
 @jitable
 def near_tan64(x: Any) -> Any:
+    """The tangent of a float64 below 2**20."""
     sine, cosine, quarter = near64(x)
     odd = (quarter & ONE_BIT) != START
     found = (-cosine if odd else sine) / (sine if odd else cosine)
@@ -379,50 +403,14 @@ def acos64(x: Any) -> Any:
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 elementwise("sin", lambda x: math.sin(x))
-elementwise(
-    "sin",
-    lambda x: near_sin32(x) if is_near(x) else far_sin32(x),
-    on=("cpu",),
-    dtypes=single,
-    narrow=Narrow(is_near, near_sin32),
-)
-elementwise(
-    "sin",
-    lambda x: near_sin64(x) if is_near(x) else math.sin(x),
-    on=("cpu",),
-    dtypes=double,
-    narrow=Narrow(is_near, near_sin64),
-)
+elementwise("sin", far_sin32, on=("cpu",), dtypes=single, narrow=Narrow(is_near, near_sin32))
+elementwise("sin", far_sin64, on=("cpu",), dtypes=double, narrow=Narrow(is_near, near_sin64))
 elementwise("cos", lambda x: math.cos(x))
-elementwise(
-    "cos",
-    lambda x: near_cos32(x) if is_near(x) else far_cos32(x),
-    on=("cpu",),
-    dtypes=single,
-    narrow=Narrow(is_near, near_cos32),
-)
-elementwise(
-    "cos",
-    lambda x: near_cos64(x) if is_near(x) else math.cos(x),
-    on=("cpu",),
-    dtypes=double,
-    narrow=Narrow(is_near, near_cos64),
-)
+elementwise("cos", far_cos32, on=("cpu",), dtypes=single, narrow=Narrow(is_near, near_cos32))
+elementwise("cos", far_cos64, on=("cpu",), dtypes=double, narrow=Narrow(is_near, near_cos64))
 elementwise("tan", lambda x: math.tan(x))
-elementwise(
-    "tan",
-    lambda x: near_tan32(x) if is_near(x) else far_tan32(x),
-    on=("cpu",),
-    dtypes=single,
-    narrow=Narrow(is_near, near_tan32),
-)
-elementwise(
-    "tan",
-    lambda x: near_tan64(x) if is_near(x) else math.tan(x),
-    on=("cpu",),
-    dtypes=double,
-    narrow=Narrow(is_near, near_tan64),
-)
+elementwise("tan", far_tan32, on=("cpu",), dtypes=single, narrow=Narrow(is_near, near_tan32))
+elementwise("tan", far_tan64, on=("cpu",), dtypes=double, narrow=Narrow(is_near, near_tan64))
 elementwise("asin", lambda x: math.asin(x))
 elementwise("asin", lambda x: asin64(x), on=("cpu",), dtypes=floating)
 elementwise("acos", lambda x: math.acos(x))
