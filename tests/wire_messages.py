@@ -37,4 +37,4 @@ def same(left: Any, right: Any) -> bool:
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, tuple):
         return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
+    return bool(left == right) or (left != left and right != right)  # damage may make a NaN of a number
