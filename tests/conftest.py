@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples each time, at any speed
+settings.load_profile("suite")
 
 HERE = Path(__file__).parent
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out, most_alive
@@ -15,7 +15,6 @@ lifetimes = st.lists(
 
 
 @given(lifetimes)
-@settings(deadline=None)
 def test_values_alive_together_never_share_a_byte(lives: list[tuple[int, int, int]]) -> None:
     offsets, total = lay_out(lives)
     for i, (size, first, last) in enumerate(lives):
@@ -28,7 +27,6 @@ def test_values_alive_together_never_share_a_byte(lives: list[tuple[int, int, in
 
 
 @given(lifetimes)
-@settings(deadline=None)
 def test_a_layout_needs_at_least_what_is_alive_and_at_most_the_sum(lives: list[tuple[int, int, int]]) -> None:
     _, total = lay_out(lives)
     assert most_alive(lives) <= total <= sum(aligned(size) for size, _, _ in lives)

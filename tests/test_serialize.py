@@ -134,7 +134,7 @@ SAMPLE = sample().to_bytes()
 
 
 @given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_mutated_bytes_are_a_graph_or_a_clear_error(changes: list[tuple[int, int]]) -> None:
     data = bytearray(SAMPLE)
     for at, value in changes:
@@ -154,7 +154,7 @@ plain = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_value_anywhere_is_a_graph_or_a_clear_error(data: Any) -> None:
     message = unpack(SAMPLE)
     spot, key = _spots(message, data)
