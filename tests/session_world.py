@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import flowrt as fr
+from flowrt.kernels.direct import BLOCKED, HOLDERS
 from flowrt.op import no_gradient, op
 
 if TYPE_CHECKING:
@@ -117,13 +118,22 @@ def host_of(session: Any) -> Any:
     return session._runner._host
 
 
+def holders(variables: Any, name: Any) -> tuple[int, int]:
+    """How many hold a variable to read it, and how many to write it."""
+    slot, known = variables._slots[name], [one() for one in variables._together]
+    assert not any(one.words[BLOCKED] < 0 or one.words[HOLDERS] < 0 for one in known if one is not None)
+    direct = [(one.words[HOLDERS], one) for one in known if one is not None]
+    readers, writers = (sum(count for count, one in direct if name in getattr(one, to)) for to in ("reads", "writes"))
+    return slot.readers + readers, slot.writers + writers
+
+
 def assert_quiet(session: Any) -> None:
     """Nothing waits, holds or is held on the session's host."""
     host = host_of(session)
     assert not session._running
     assert host.rendezvous.open_steps == 0
     assert not host.variables._waiting
-    assert not any(any(slot.marks) for slot in host.variables._slots.values())
+    assert not any(any(holders(host.variables, name)) for name in host.variables._slots)
     for queue in host._queues.values():
         found = queue.statistics()
         assert (found.waiting_enqueues, found.waiting_dequeues) == (0, 0)

@@ -92,23 +92,63 @@ def test_the_callable_is_machine_code_where_there_is_some(way: bool) -> None:
             step(x=X)
 
 
-def test_a_planned_step_takes_no_detour(way: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def detours(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The values of the calls that were not direct ones."""
+    arrays, taken = steps.Step.arrays, []
+
+    def noted(self: Any, values: Any) -> Any:
+        taken.append(values)
+        return arrays(self, values)
+
+    monkeypatch.setattr(steps.Step, "arrays", noted)
+    return taken
+
+
+def test_a_planned_step_takes_no_detour(way: bool, detours: list[Any]) -> None:
     m = Model()
     with fr.BlockingSession(m.graph) as session:
         step = session.compile([m.y, m.grow], [m.x])
         warm(step, X)
-        detours = 0
-
-        def arrays(self: Any, values: Any) -> Any:
-            nonlocal detours
-            detours += 1
-            return original(self, values)
-
-        original = steps.Step.arrays
-        monkeypatch.setattr(steps.Step, "arrays", arrays)
+        detours.clear()
         for _ in range(5):
             step(X)
-        assert detours == (0 if way else 5)
+        assert len(detours) == (0 if way else 5)
+
+
+def test_feeds_of_several_shapes_may_take_turns(way: bool, detours: list[Any]) -> None:
+    m = Model()
+    sizes = range(direct.MOST_PLANS)
+    feeds = [np.full(size, size, np.float32) for size in sizes]
+    with fr.BlockingSession(m.graph) as session:
+        step, total = session.compile([m.y, m.grow], [m.x]), 0.0
+        for turn in range(6):
+            if turn == 3:
+                detours.clear()
+            for x in feeds:
+                assert step(x)[0].tolist() == (x * 2 + 1).tolist()
+                total += float(np.sum(x))
+        assert len(detours) == (0 if way else 3 * len(feeds))
+        more = np.ones(len(feeds), np.float32)
+        for x in (more, more, more, *feeds, more):
+            assert step(x)[0].tolist() == (x * 2 + 1).tolist()
+            total += float(np.sum(x))
+        assert session.run(m.total) == total
+
+
+def test_a_step_that_is_planned_outdates_no_other(way: bool, detours: list[Any]) -> None:
+    m = Model()
+    with m.graph:
+        shrink = m.total.assign_sub(fr.sum(m.x))
+    with fr.BlockingSession(m.graph) as session:
+        made = [session.compile(fetches, [m.x]) for fetches in (m.grow, shrink, [m.y, m.total])]
+        for step in made:
+            warm(step, X)
+        detours.clear()
+        for step in made:
+            step(X)
+        assert len(detours) == (0 if way else 3)
+        assert session.run(m.total) == 0
 
 
 def test_fetches_in_any_order_and_repeated_ones_are_planned_too(way: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_world import assert_quiet, host_of
+from session_world import assert_quiet, holders, host_of
 
 import flowrt as fr
 from flowrt import step as steps
 from flowrt.kernels import direct
-from flowrt.kernels.direct import READERS, WRITING
 from flowrt.op import lookup
 
+READERS, WRITING = range(2)
 LARGE = 1 << 17  # elements: enough for a crew
 PLAIN = fr.Options(optimize=False, threads=2)  # waits for no kernel of the helper process
 pytestmark = pytest.mark.timeout(60)
@@ -45,10 +45,15 @@ def feed(value: float = 1.0) -> np.ndarray[Any, Any]:
     return np.full(2, value)
 
 
-def marks(session: fr.BlockingSession) -> Any:
-    """Who holds the one variable of a session."""
-    (slot,) = host_of(session._session).variables._slots.values()
-    return slot.marks
+class Marks:
+    """How many hold the one variable of a session, now: to read it, to write it."""
+
+    def __init__(self, session: fr.BlockingSession) -> None:
+        self._variables = host_of(session._session).variables
+        (self._name,) = self._variables._slots
+
+    def __getitem__(self, mark: int) -> int:
+        return holders(self._variables, self._name)[mark]
 
 
 @contextmanager
@@ -72,7 +77,7 @@ def warmed(session: fr.BlockingSession, fetches: Any, x: Any, value: Any) -> Any
 def test_other_threads_run_while_a_step_does() -> None:
     m = Slow()
     with fr.BlockingSession(m.graph) as session:
-        grow, held, met = warmed(session, m.grow, m.x, feed()), marks(session), 0
+        grow, held, met = warmed(session, m.grow, m.x, feed()), Marks(session), 0
         for _ in range(20):
             with in_the_middle(grow, feed(), of=held):
                 assert sum(range(1000)) == 499500
@@ -89,7 +94,7 @@ def test_who_wants_what_a_step_writes_waits_for_its_end() -> None:
         grow, read = warmed(session, m.grow, m.x, feed()), session.compile(m.read)
         before = float(read())
         for _ in range(3):
-            with in_the_middle(grow, feed(), of=marks(session)):
+            with in_the_middle(grow, feed(), of=Marks(session)):
                 later = [pool.submit(read), pool.submit(session.run, m.v), pool.submit(grow, feed())]
             assert before + 1 <= float(later[0].result()) <= before + 2
             assert before + 1 <= float(later[1].result()) <= before + 2
@@ -102,7 +107,7 @@ def test_who_wants_what_a_step_writes_waits_for_its_end() -> None:
 def test_readers_run_side_by_side() -> None:
     m = Slow()
     with fr.BlockingSession(m.graph) as session, ThreadPoolExecutor(1) as pool:
-        seen, read, held = warmed(session, m.seen, m.x, feed()), session.compile(m.read), marks(session)
+        seen, read, held = warmed(session, m.seen, m.x, feed()), session.compile(m.read), Marks(session)
         for _ in range(3):
             read()
         most = 0
@@ -127,7 +132,7 @@ def test_what_happens_to_a_session_meanwhile_leaves_a_running_step_whole(what: s
     session = fr.BlockingSession(m.graph).__enter__()
     step = warmed(session, m.seen, m.x, feed())
     expected = step(feed())
-    with in_the_middle(step, feed(), of=marks(session), mark=READERS) as running:
+    with in_the_middle(step, feed(), of=Marks(session), mark=READERS) as running:
         if what == "reset":
             session.reset()
         elif what == "assign":
@@ -153,7 +158,7 @@ def test_what_happens_to_a_session_meanwhile_leaves_a_running_step_whole(what: s
 def test_an_interrupt_comes_when_the_step_is_over_and_leaves_nothing_held(waited_for: bool) -> None:
     m = Slow()
     with fr.BlockingSession(m.graph) as session, ThreadPoolExecutor(2) as pool:
-        grow, held = warmed(session, m.grow, m.x, feed()), marks(session)
+        grow, held = warmed(session, m.grow, m.x, feed()), Marks(session)
         before = float(session.run(m.v))
         main, waiting = threading.get_ident(), host_of(session._session).variables._waiting
 
@@ -236,6 +241,30 @@ def test_threads_that_share_a_crew_and_a_step_lose_no_update() -> None:
         assert_quiet(session._session)
 
 
+def test_steps_that_share_some_of_their_variables_lose_no_update() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float64", (), name="x")
+        a, b, c = (fr.Variable(np.zeros(3), name=name) for name in "abc")
+        both, other, all_three = [a, b], [b, c], [a, b, c]
+        grow = [[v.assign_add(fr.broadcast_to(x, (3,))) for v in some] for some in (both, other, [a])]
+    with fr.BlockingSession(graph, options=PLAIN) as session:
+        steps = [session.compile(form, [x]) for form in grow]
+        read = session.compile(all_three)
+        whole: list[bool] = []
+
+        def work(number: int) -> None:
+            for turn in range(300):
+                steps[(number + turn) % 3](np.float64(number))
+                seen = read()
+                whole.append(all(value.tolist() == [value[0]] * 3 for value in seen))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(1, 5)))
+        assert all(whole)
+        assert [float(value[0]) for value in read()] == [100.0 * 2 * 10, 100.0 * 2 * 10, 100.0 * 10]
+        assert_quiet(session._session)
+
+
 async def test_tasks_and_threads_share_a_session() -> None:
     m = Large()
     async with fr.Session(m.graph, options=PLAIN) as session:
@@ -297,7 +326,8 @@ def test_no_reference_is_lost_or_kept() -> None:
     with fr.BlockingSession(m.graph) as session:
         step, x = warmed(session, [m.y, m.grow], m.x, feed()), feed()
         (slot,) = host_of(session._session).variables._slots.values()
-        counted = (x, slot.value, slot.marks, step, session)
+        (together,) = host_of(session._session).variables._together
+        counted = (x, slot.value, together(), together().memory, step, session)
         gc.collect()
         before = [sys.getrefcount(value) for value in counted]
         for _ in range(3):

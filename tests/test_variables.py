@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import random
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,10 @@ from session_world import cancel_everywhere, every_way, host_of
 
 import flowrt as fr
 from flowrt.errors import GraphError
+from flowrt.kernels.direct import BLOCKED, HOLDERS, RIVALS, RIVALS_AT, TAKING, WAITING
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
-from flowrt.sched.variables import Variables
+from flowrt.sched.variables import Together, Variables
 from flowrt.spec import Spec
 
 A, B = ("", "a"), ("", "b")
@@ -156,6 +159,83 @@ async def test_random_holders_on_the_loop_and_on_threads_exclude_each_other(seed
         group.create_task(asyncio.to_thread(tries, random.Random(seed)))
     assert not broken, (seed, broken[:3])
     assert held.try_hold(NONE, frozenset(names))
+
+
+def claim(held: Variables, together: Together) -> bool:
+    """Take variables as a direct call does."""
+    words, table = together.words, ctypes.c_int64 * together.words[RIVALS]
+    rivals = [ctypes.c_int64.from_address(at + 8 * HOLDERS) for at in table.from_address(words[RIVALS_AT])]
+    if held.words[TAKING] or held.words[WAITING] or words[BLOCKED] or any(rival.value for rival in rivals):
+        return False
+    words[HOLDERS] += 1
+    return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_direct_calls_and_others_get_what_nobody_holds_in_another_way(seed: int) -> None:
+    rng = random.Random(seed)
+    names = [("", str(i)) for i in range(5)]
+    held = variables(*names)
+    inside: list[tuple[Any, Any, Together | None]] = []
+    known: list[Together] = []
+
+    def excluded(reads: Any, writes: Any) -> bool:
+        return any(excluded_by((r, w), (reads, writes)) for r, w, _ in inside)
+
+    def pick() -> Any:
+        writes = frozenset(rng.sample(names, rng.randint(0, 2)))
+        return frozenset(rng.sample(names, rng.randint(0, 3))) - writes, writes
+
+    for _ in range(400):
+        match rng.randrange(5):
+            case 0:
+                reads, writes = pick()
+                blocked = any(one is None and excluded_by((r, w), (reads, writes)) for r, w, one in inside)
+                together = held.together(reads, writes)
+                assert (together is None) <= blocked, seed
+                known += [together] * (together is not None and together not in known)
+            case 1 if known:
+                known.remove(rng.choice(known))  # those who hold it keep it
+            case 2:
+                reads, writes = pick()
+                free = not excluded(reads, writes)
+                assert held.try_hold(reads, writes) is free, seed
+                inside += [(reads, writes, None)] * free
+            case 3 if known:
+                together = rng.choice(known)
+                free = not excluded(together.reads, together.writes)
+                assert claim(held, together) is free, seed
+                inside += [(together.reads, together.writes, together)] * free
+            case _ if inside:
+                reads, writes, holder = inside.pop(rng.randrange(len(inside)))
+                if holder is None:
+                    held.release(reads, writes)
+                else:
+                    holder.words[HOLDERS] -= 1
+                del holder
+        together = None
+
+
+def excluded_by(have: Any, want: Any) -> bool:
+    return bool(want[1] & (have[0] | have[1]) or want[0] & have[1])
+
+
+def test_memory_taken_together_is_let_go_with_the_variables() -> None:
+    held = variables(A, B)
+    together = held.together(some(A), some(B))
+    assert together is not None
+    assert together.memory == ()
+    value = np.zeros(2, np.float32)
+    held.begin(A, value)
+    assert together.memory is None
+    assert held.together(some(A), some(B)) is together
+    assert together.memory is not None
+    assert together.memory[0] is value
+    alive = weakref.ref(value)
+    del value
+    held.reset("")
+    assert together.memory is None
+    assert alive() is None
 
 
 def test_a_variable_exists_once_with_one_spec() -> None:

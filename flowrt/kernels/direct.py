@@ -4,7 +4,7 @@ A `Direct` holds a callable that Python calls as it calls ``len``. Whoever knows
 say what arguments it is for and where everything lies. As long as the arguments are plain arrays of just those dtypes
 and shapes, the gate is open, nobody else runs by the plan, and its variables are free and lie where they lay, a call
 holds them and runs that tape; in every other case it calls the fallback with what it was given, and nothing was done.
-So nothing is decided here.
+So nothing is decided here. Some plans are kept, for different arguments, so that callers may take turns.
 
 It relies on what compiled extension modules rely on: the layout of NumPy's array (its ABI 2), of an object's head, and
 addresses that Python and NumPy hand out. `available` looks whether all of that is so here; where it is not, the
@@ -67,19 +67,20 @@ _BOXES: dict[type, tuple[str, str]] = {
 }
 
 # The words of a plan: the thread that runs by it (0: none), what it needs to know, then the records of its arguments
-# and outputs, then of the variables that it holds. Of an argument or output: dtype, rank, cell (0: none), who makes it
-# (0: NumPy), dims. Of a variable: its marks, the position of the one that is set, its array.
-(ARGUMENTS, OUTPUTS, HOLDS, BUSY, GATE, HELD, CHANGES, COUNTER, BASE, SPAN, WORDS, LAUNCHES) = range(12)
-(LOOP, GIVEN, _, _, LETS_OTHERS, FAIL, GRANT, RECORDS) = range(12, 20)
+# and outputs: dtype, rank, cell (0: none), who makes it (0: NumPy), dims.
+(ARGUMENTS, OUTPUTS, _, BUSY, GATE, HELD, CHANGES, COUNTER, BASE, SPAN, WORDS, LAUNCHES) = range(12)
+(LOOP, GIVEN, _, _, LETS_OTHERS, FAIL, GRANT, TOGETHER, MEMORY, RECORDS) = range(12, 22)
 DTYPE, RANK, CELL, MAKER, DIMS = range(5)
-MARKS, MARK, OBJECT, HOLD_WORDS = range(4)
 
 # What `sched.variables` tells: whether someone takes or gives back some now, how often memory was replaced or
-# forgotten, how many wait; and of each variable who holds it.
+# forgotten, how many wait; and of variables that are taken together: how many direct calls hold them, how many others
+# hold some so that they cannot be taken, how many rivals they have, and where it is said whose words those are: while
+# a rival is held, they cannot be taken either.
 TAKING, CHANGES_WORD, WAITING = range(3)
-READERS, WRITING = range(2)
+HOLDERS, BLOCKED, RIVALS, RIVALS_AT, TOGETHER_WORDS = range(5)
 
-NO_PLAN = (np.full(RECORDS, -1, np.int64),)
+MOST_PLANS = 8  # of different arguments, that one callable keeps
+NO_PLAN = (np.full(RECORDS, -1, np.int64), None)
 
 
 @valueclass
@@ -117,14 +118,15 @@ class Direct:
         kind: type | None,
         finish: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self._choice: list[Any] = [NO_PLAN]
+        self._choice: list[Any] = [NO_PLAN] * MOST_PLANS
         self.call = fallback
         if available() and (kind is not None or len(leaves) == 1):
             self.call = self._made(fallback, leaves, kind, finish)
 
     def choose(self, plan: tuple[Any, ...]) -> None:
-        """Run by this plan from now on: its words, then all that must live as long as they do."""
-        self._choice[0] = plan
+        """Run by this plan from now on where arguments are what it is for: made by `plan_words`."""
+        others = [kept for kept in self._choice if kept[1] != plan[1]]
+        self._choice[:] = ([plan, *others] + [NO_PLAN] * MOST_PLANS)[:MOST_PLANS]
 
     def _made(
         self, fallback: Any, leaves: Sequence[int | None], kind: type | None, finish: Callable[[list[Any]], Any] | None
@@ -151,10 +153,10 @@ class Terms:
     """When and how runs of a plan take place.
 
     ``gate`` is one word, open while not 0. Runs are numbered by what ``counter`` iterates to, added to the word
-    ``base``. ``held`` are the words of the variables, whose changes must stay ``changes``; ``holds`` are the marks of
-    each that is needed, which of them is set, and its memory; ``grant`` is called where someone waits when they are
-    given back. ``lets_others``: whether the GIL is let go meanwhile. ``fail(reached, status)`` raises for a run that
-    stopped.
+    ``base``. ``held`` are the words of all variables, whose changes must stay ``changes``; ``together`` are those of
+    the ones that are needed, whose memory ``memory`` keeps, which lives as long as there are no changes; ``grant`` is
+    called where someone waits when they are given back.
+    ``lets_others``: whether the GIL is let go meanwhile. ``fail(reached, status)`` raises for a run that stopped.
     """
 
     gate: Words
@@ -162,7 +164,8 @@ class Terms:
     base: Words
     held: Words
     changes: int
-    holds: Sequence[tuple[Words, int, Array]]
+    together: Words
+    memory: tuple[Array, ...]
     grant: Callable[[], Any]
     lets_others: bool
     fail: Callable[[int, int], Any]
@@ -176,23 +179,24 @@ def plan_words(
 ) -> tuple[Any, ...]:
     """A plan for `Direct.choose`: for arguments of these specs, each with the cell its address is put in (0: none).
 
-    Outputs have cells too, and are made by NumPy or by who is given.
+    Outputs have cells too, and are made by NumPy or by who is given. A plan is its words, what it is for, and then all
+    that must live as long as it does.
     """
     words = [0] * RECORDS
-    words[ARGUMENTS], words[OUTPUTS], words[HOLDS] = len(arguments), len(outputs), len(terms.holds)
-    words[GATE], words[HELD], words[BASE] = map(ctypes.addressof, (terms.gate, terms.held, terms.base))
+    words[ARGUMENTS], words[OUTPUTS] = len(arguments), len(outputs)
+    near = terms.gate, terms.held, terms.base, terms.together
+    words[GATE], words[HELD], words[BASE], words[TOGETHER] = map(ctypes.addressof, near)
     words[CHANGES], words[COUNTER], words[LETS_OTHERS] = terms.changes, id(terms.counter), int(terms.lets_others)
-    words[FAIL], words[GRANT] = id(terms.fail), id(terms.grant)
+    words[FAIL], words[GRANT], words[MEMORY] = id(terms.fail), id(terms.grant), id(terms.memory)
     words[SPAN], words[WORDS], words[LAUNCHES] = room.span, room.words, room.launches
     words[LOOP : LOOP + 4] = room.loop
     dtypes = []
     for spec, cell, maker in (*((spec, cell, None) for spec, cell in arguments), *outputs):
         dtypes.append(np.dtype(spec.dtype.type))  # the one object that arrays of it share
         words += [id(dtypes[-1]), len(spec.concrete), cell, 0 if maker is None else id(maker), *spec.concrete]
-    for marks, mark, array in terms.holds:
-        words += [ctypes.addressof(marks), mark, id(array)]
-    alive = [marks for marks, _, _ in terms.holds], (terms.gate, terms.counter, terms.base, terms.held)
-    return np.array(words, np.int64), alive, terms.grant, terms.fail, dtypes, outputs
+    signature = tuple((spec.dtype, spec.concrete) for spec, _ in arguments)
+    alive = *near, terms.counter, terms.grant, terms.fail
+    return np.array(words, np.int64), signature, alive, dtypes, outputs
 
 
 @cache

@@ -122,54 +122,36 @@ def _let_go(head: int, made: int, count: int) -> None:
         call(word_at(head, at.RELEASE), (word_at(made, number),))
 
 
-def _first_hold(plan: int) -> Any:
-    return past(plan + 8 * at.RECORDS, word_at(plan, at.ARGUMENTS) + word_at(plan, at.OUTPUTS))
-
-
 def _claim(head: int, plan: int) -> Any:
     """Have the plan and its variables for this call alone; False, and nothing was done, where that cannot be now."""
-    held = word_at(plan, at.HELD)
+    held, together = word_at(plan, at.HELD), word_at(plan, at.TOGETHER)
     if word_at(plan, at.BUSY) != 0 or word_at(word_at(plan, at.GATE), 0) == 0:
         return False
-    if word_at(held, at.TAKING) != 0 or word_at(held, at.WAITING) != 0:
+    if word_at(held, at.TAKING) != 0 or word_at(held, at.WAITING) != 0 or word_at(together, at.BLOCKED) != 0:
         return False
     if word_at(held, at.CHANGES_WORD) != word_at(plan, at.CHANGES):
         return False
-    first, many = first_hold(plan), word_at(plan, at.HOLDS)
-    for number in range(many):
-        hold = first + 8 * at.HOLD_WORDS * number
-        marks = word_at(hold, at.MARKS)
-        if word_at(marks, at.WRITING) != 0:
+    for number in range(word_at(together, at.RIVALS)):
+        if word_at(word_at(word_at(together, at.RIVALS_AT), number), at.HOLDERS) != 0:
             return False
-        if word_at(hold, at.MARK) == at.WRITING and word_at(marks, at.READERS) != 0:
-            return False
-    for number in range(many):
-        hold = first + 8 * at.HOLD_WORDS * number
-        add_to_mark(hold, 1)
-        call(word_at(head, at.RETAIN), (word_at(hold, at.OBJECT),))  # should someone reset the variables meanwhile
+    set_word(together, at.HOLDERS, word_at(together, at.HOLDERS) + 1)
+    call(word_at(head, at.RETAIN), (word_at(plan, at.MEMORY),))  # should someone reset the variables meanwhile
     set_word(plan, at.BUSY, _this_thread())
     return True
 
 
-def _add_to_mark(hold: int, change: int) -> None:
-    marks, mark = word_at(hold, at.MARKS), word_at(hold, at.MARK)
-    set_word(marks, mark, word_at(marks, mark) + change)
-
-
 def _give_back(head: int, plan: int, noted: int) -> Any:
     """Undo a claim; False where an error of Python's came between."""
-    held, first, many = word_at(plan, at.HELD), first_hold(plan), word_at(plan, at.HOLDS)
+    held, together = word_at(plan, at.HELD), word_at(plan, at.TOGETHER)
     while word_at(held, at.TAKING) != 0:  # someone is at the marks: not for long
         state = call(word_at(head, at.LET_OTHERS), (0,))
         _yield()
         call(word_at(head, at.RESUME), (state,))
-    for number in range(many):
-        add_to_mark(first + 8 * at.HOLD_WORDS * number, -1)
+    set_word(together, at.HOLDERS, word_at(together, at.HOLDERS) - 1)
     waiting = word_at(held, at.WAITING)
     set_word(plan, at.BUSY, 0)
-    for number in range(many):
-        call(word_at(head, at.RELEASE), (word_at(first + 8 * at.HOLD_WORDS * number, at.OBJECT),))
-    return many == 0 or waiting == 0 or granted(head, plan, noted)
+    call(word_at(head, at.RELEASE), (word_at(plan, at.MEMORY),))
+    return waiting == 0 or granted(head, plan, noted)
 
 
 def _granted(head: int, plan: int, noted: int) -> Any:
@@ -277,23 +259,23 @@ def _put_away(head: int, box: int, made: int, count: int) -> None:
 
 def _direct(self: int, values: int, count: int) -> Any:
     head, made = word_at(self, _DATA), stack_words()
-    chosen = call(word_at(head, at.GET_LIST), (word_at(head, at.CHOICE), 0))
-    plan = word_at(call(word_at(head, at.GET_TUPLE), (chosen, 0)), _DATA)
     answer = _NOT_RUN
-    if all_fit(head, plan, values, count):
-        call(word_at(head, at.RETAIN), (chosen,))  # another may be chosen meanwhile
-        answer = planned(head, plan, values, made)
-        call(word_at(head, at.RELEASE), (chosen,))
+    for place in range(at.MOST_PLANS):
+        chosen = call(word_at(head, at.GET_LIST), (word_at(head, at.CHOICE), place))
+        plan = word_at(call(word_at(head, at.GET_TUPLE), (chosen, 0)), _DATA)
+        if all_fit(head, plan, values, count):
+            call(word_at(head, at.RETAIN), (chosen,))  # others may be chosen meanwhile
+            answer = planned(head, plan, values, made)
+            call(word_at(head, at.RELEASE), (chosen,))
+            break
     if answer == _NOT_RUN:
         return call(word_at(head, at.CALL), (word_at(head, at.FALLBACK), values, count, 0))
     return answer
 
 
-fits, past, let_go, leaf, add_to_mark, put = (
-    Lowered(function) for function in (_fits, _past, _let_go, _leaf, _add_to_mark, _put)
-)
-all_fit, make, first_hold, granted, run, fail, fill, put_away = (
-    Lowered(function) for function in (_all_fit, _make, _first_hold, _granted, _run, _fail, _fill, _put_away)
+fits, past, let_go, leaf, put = (Lowered(function) for function in (_fits, _past, _let_go, _leaf, _put))
+all_fit, make, granted, run, fail, fill, put_away = (
+    Lowered(function) for function in (_all_fit, _make, _granted, _run, _fail, _fill, _put_away)
 )
 claim, give_back, planned = (Lowered(function) for function in (_claim, _give_back, _planned))
 

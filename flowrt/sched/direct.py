@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels.direct import MOST_OUTPUTS, READERS, WRITING, Terms, plan_words
+from flowrt.kernels.direct import MOST_OUTPUTS, Terms, plan_words
 from flowrt.sched.interrupts import note_plan
 from flowrt.sched.memory import counted
 from flowrt.spec import Spec, spec_of
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-KEPT_SECONDS = 20e-6  # for which a tape keeps the GIL: to have it again from who took it may cost 50
 _NO_VARIABLES = (ctypes.c_int64 * 3)()
+KEPT_SECONDS = 20e-6  # for which a tape keeps the GIL: to have it again from who took it may cost 50
 
 
 class Numbers:
@@ -61,13 +61,16 @@ def direct_plan(
         return made[1]
     if tape.passes_on or len(tape.recording.outputs) > MOST_OUTPUTS:
         return None
-    changes, memory = variables.changes, {}
-    for name, spec in zip(tape.variables, tape.recording.variable_specs, strict=True):
-        value = variables.find(name, spec)
-        if value is None or not value.flags.c_contiguous:
-            return None
-        memory[name] = value
-    room, place, first = tape.lay(seed, list(memory.values()), crew)
+    together = variables.together(unit.reads, unit.writes)
+    if together is None:
+        return None
+    changes, memory = variables.changes, together.memory  # in this order: what comes between outdates the plan
+    needed = zip(tape.variables, tape.recording.variable_specs, strict=True)
+    found = [variables.find(name, spec) for name, spec in needed]
+    laid = [value for value in found if value is not None and value.flags.c_contiguous]
+    if memory is None or len(laid) < len(found):
+        return None
+    room, place, first = tape.lay(seed, laid, crew)
     cells = {value: first + 8 * number for number, value in enumerate(unit.inputs)}
     arguments = [(spec_of(array), cells.get(value, 0)) for value, array in enumerate(inputs)]
     after = first + 8 * len(unit.inputs)
@@ -83,15 +86,16 @@ def direct_plan(
         numbers.gate,
         numbers.counter,
         numbers.base,
-        variables.words if memory else _NO_VARIABLES,
-        changes if memory else 0,
-        [(variables.marks(name), WRITING if name in unit.writes else READERS, memory[name]) for name in memory],
+        variables.words if laid else _NO_VARIABLES,
+        changes if laid else 0,
+        together.words,
+        memory if laid else (),
         variables.grant,
         tape.expected_seconds > KEPT_SECONDS,
         fail,
     )
     # not the variables' memory: where that is let go, ``changes`` have changed
-    plan = (*plan_words(place, terms, arguments, outputs), room, tape, crew)
+    plan = (*plan_words(place, terms, arguments, outputs), together, room, tape, crew)
     tape.direct = changes, plan
     note_plan(room, plan[0])
     return plan

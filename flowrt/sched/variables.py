@@ -5,7 +5,9 @@ other; who asked first goes first where two requests conflict. Holders may be on
 
 Direct calls (`kernels.direct`) take and give back what they need by themselves, between two instructions of Python's,
 and know nothing of the mutex: so who changes something here says so in a word as long as it has the mutex. They take
-nothing while it is set, or while someone waits, and give nothing back while it is set.
+nothing while it is set, or while someone waits, and give nothing back while it is set. So that they need not look at
+every variable, those that one takes are known `Together`, with a word in which direct calls say that they hold them,
+and one that tells them whether anyone else holds what they may not have meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -21,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.kernels.direct import CHANGES_WORD, READERS, TAKING, WAITING, WRITING
+from flowrt.kernels.direct import BLOCKED, CHANGES_WORD, HOLDERS, RIVALS, RIVALS_AT, TAKING, TOGETHER_WORDS, WAITING
 from flowrt.spec import Spec
 
 T = TypeVar("T")
@@ -30,11 +33,37 @@ Name: TypeAlias = tuple[str, str]
 
 @dataclass(slots=True)
 class Slot:
-    """A variable's memory, and who holds it. ``value`` is None until it is first assigned."""
+    """A variable's memory, and how many hold it, direct calls apart. ``value`` is None until it is first assigned."""
 
     spec: Spec
     value: np.ndarray[Any, Any] | None = None
-    marks: Any = field(default_factory=lambda: (ctypes.c_int64 * 2)())  # readers; whether it is held to be written
+    readers: int = 0
+    writers: int = 0
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Together:
+    """Variables that direct calls take at once. ``memory`` is theirs, None once it is not any more."""
+
+    reads: frozenset[Name]
+    writes: frozenset[Name]
+    memory: tuple[np.ndarray[Any, Any], ...] | None = None
+    words: Any = field(default_factory=lambda: (ctypes.c_int64 * TOGETHER_WORDS)())
+    rivals: list[tuple[weakref.ref[Together], Any]] = field(default_factory=list)  # them, and their words
+    _table: Any = None  # of where the rivals' words are
+
+    def excludes(self, reads: frozenset[Name], writes: frozenset[Name]) -> bool:
+        """Whether nobody may hold those as long as these are held."""
+        mine = self.writes
+        return not (mine.isdisjoint(reads) and mine.isdisjoint(writes) and writes.isdisjoint(self.reads))
+
+    def meet(self, other: Together) -> None:
+        """Look at another from now on, before these are taken, if they exclude each other."""
+        if not other.excludes(self.reads, self.writes):
+            return
+        self.rivals = [*(rival for rival in self.rivals if rival[0]() is not None), (weakref.ref(other), other.words)]
+        self._table = (ctypes.c_int64 * len(self.rivals))(*(ctypes.addressof(words) for _, words in self.rivals))
+        self.words[RIVALS_AT], self.words[RIVALS] = ctypes.addressof(self._table), len(self.rivals)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +81,7 @@ class Variables:
     def __init__(self, task: str) -> None:
         self._task = task
         self._slots: dict[Name, Slot] = {}
+        self._together: list[weakref.ref[Together]] = []  # those of plans that may still be run by
         self._waiting: list[_Request] = []
         self._mutex = threading.Lock()
         self.words = (ctypes.c_int64 * 3)()
@@ -83,7 +113,7 @@ class Variables:
         for name, slot in self._slots.items():
             if container is None or name[0] == container:
                 slot.value = None
-        self.words[CHANGES_WORD] += 1
+        self._outdate()
 
     def find(self, name: Name, spec: Spec) -> np.ndarray[Any, Any] | None:
         """A held variable's memory, None if it has no value yet; raises `GraphError` where it is not of ``spec``.
@@ -112,6 +142,11 @@ class Variables:
 
     def _put(self, slot: Slot, value: np.ndarray[Any, Any]) -> None:
         slot.spec, slot.value = Spec(value.dtype, value.shape), value
+        self._outdate()
+
+    def _outdate(self) -> None:
+        for together in self._known_together():
+            together.memory = None
         self.words[CHANGES_WORD] += 1
 
     def _mismatch(self, name: Name, have: Spec, want: Spec) -> GraphError:
@@ -124,11 +159,11 @@ class Variables:
         """Take the variables if that needs no waiting."""
         return self._alone(self._take, reads, writes, None)
 
-    def release(self, reads: Iterable[Name], writes: Iterable[Name]) -> None:
+    def release(self, reads: frozenset[Name], writes: frozenset[Name]) -> None:
         """Give back what `try_hold` took."""
         self._alone(self._give_back, reads, writes)
 
-    def _give_back(self, reads: Iterable[Name], writes: Iterable[Name]) -> None:
+    def _give_back(self, reads: frozenset[Name], writes: frozenset[Name]) -> None:
         self._mark(reads, writes, -1)
         self._grant()
 
@@ -136,9 +171,30 @@ class Variables:
         """Give those who wait what a direct call has given back."""
         self._alone(self._grant)
 
-    def marks(self, name: Name) -> Any:
-        """The words that say who holds a variable."""
-        return self._slots[name].marks
+    def together(self, reads: frozenset[Name], writes: frozenset[Name]) -> Together | None:
+        """What direct calls take these by, for as long as somebody has it; None while others hold some of them."""
+        return self._alone(self._join, reads, writes)
+
+    def _join(self, reads: frozenset[Name], writes: frozenset[Name]) -> Together | None:
+        known = list(self._known_together())
+        found = next((one for one in known if (one.reads, one.writes) == (reads, writes)), None)
+        if found is None:
+            if not self._are_free(reads, writes):
+                return None  # whoever gives them back would not find that they were noted
+            found = Together(reads, writes)
+            known.append(found)
+            self._together = [weakref.ref(one) for one in known]
+            for one in known:
+                one.meet(found)
+                if one is not found:
+                    found.meet(one)
+        if found.memory is None:
+            slots = (self._slots[name] for name in (*reads, *writes))
+            found.memory = tuple(slot.value for slot in slots if slot.value is not None)
+        return found
+
+    def _known_together(self) -> Iterator[Together]:
+        return filter(None, (known() for known in self._together))
 
     @asynccontextmanager
     async def hold(self, reads: frozenset[Name], writes: frozenset[Name]) -> AsyncIterator[None]:
@@ -177,10 +233,9 @@ class Variables:
 
     def _take(self, reads: frozenset[Name], writes: frozenset[Name], before: _Request | None) -> bool:
         """Take everything if it is free and nobody who asked earlier wants it."""
-        slots = self._slots
-        if any(slots[n].marks[WRITING] for n in reads if n in slots):
+        if not self._are_free(reads, writes):
             return False
-        if any(slots[n].marks[WRITING] or slots[n].marks[READERS] for n in writes if n in slots):
+        if any(one.words[HOLDERS] and one.excludes(reads, writes) for one in self._known_together()):
             return False
         for other in self._waiting:
             if other is before:
@@ -190,14 +245,24 @@ class Variables:
         self._mark(reads, writes, 1)
         return True
 
-    def _mark(self, reads: Iterable[Name], writes: Iterable[Name], change: int) -> None:
+    def _are_free(self, reads: Iterable[Name], writes: Iterable[Name]) -> bool:
+        """Whether nobody but direct calls holds any of them in another's way."""
+        slots = self._slots
+        if any(slots[n].writers for n in reads if n in slots):
+            return False
+        return not any(slots[n].writers or slots[n].readers for n in writes if n in slots)
+
+    def _mark(self, reads: frozenset[Name], writes: frozenset[Name], change: int) -> None:
         slots = self._slots
         for name in reads:
             if name in slots:
-                slots[name].marks[READERS] += change
+                slots[name].readers += change
         for name in writes:
             if name in slots:
-                slots[name].marks[WRITING] += change
+                slots[name].writers += change
+        for one in self._known_together():
+            if one.excludes(reads, writes):
+                one.words[BLOCKED] += change
 
     def _done_waiting(self, request: _Request) -> None:
         self._waiting.remove(request)
