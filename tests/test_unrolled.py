@@ -14,7 +14,7 @@ import flowrt.sched.nesting
 from flowrt.kernels import background
 from flowrt.kernels.expression import Expression
 from flowrt.kernels.scalar_loop import ScalarLoopStep, read_program
-from flowrt.kernels.turn import InnerLoop, Turn, make_turn
+from flowrt.kernels.turn import InnerLoop, Lookup, Turn, make_turn
 from flowrt.sched.scalar_loops import apply_scalar_loop
 
 if TYPE_CHECKING:
@@ -48,9 +48,25 @@ def take_turn(turn: Turn, inputs: Sequence[Any]) -> list[Any]:
         if isinstance(part, Expression):
             with np.errstate(all="ignore"):
                 values += part.function()(*values)
+        elif isinstance(part, Lookup):
+            values += look_up(part, values)
         else:
             values += run_inside(part, values)
     return [values[i] for i in turn.results]
+
+
+def look_up(lookup: Lookup, values: Sequence[Any]) -> list[Any]:
+    """What a lookup finds; a table's address is the table."""
+    table = np.array([values[i] for i in lookup.entries]) if lookup.entries else values[lookup.table].ravel()
+    if lookup.index is None:
+        return [table[n] for n in lookup.offsets]
+    at, size = int(values[lookup.index]), int(values[lookup.size])
+    at += size if at < 0 else 0
+    if 0 <= at < size:
+        return [table[at * lookup.pitch + n] for n in lookup.offsets]
+    assert lookup.guard is not None
+    assert not values[lookup.guard]
+    return [lookup.dtype.type(0)] * len(lookup.offsets)
 
 
 def run_inside(loop: InnerLoop, values: Sequence[Any]) -> list[Any]:
@@ -68,7 +84,12 @@ def run_program(step: ScalarLoopStep, inputs: Sequence[Array]) -> list[Array]:
     assert program == step.program
     carried = sum(program.carried)
     first = [x for i in step.first for x in inputs[i].ravel()]
-    rest = [x for i in step.captured for x in inputs[i].ravel()] + [c[()] for c in step.constants]
+    rest = [x for i, width in zip(step.captured, program.captured, strict=True) for x in inputs[i].ravel()[:width]]
+    constants: list[Any] = [c[()] for c in step.constants]
+    for number, operand in program.tables:
+        constants[number] = inputs[step.captured[operand]]
+    where = {table.ctypes.data: table for table in step.held}
+    rest += [where.get(int(c), c) if c.shape == () and c.dtype == np.int64 else c for c in constants]
     numbers = range(carried, carried + len(rest))
     inside = InnerLoop(program.cond, program.body, tuple(range(carried)), tuple(numbers), step.limit, None, None)
     flat = run_inside(inside, [*first, *rest])
@@ -82,6 +103,7 @@ def run_program(step: ScalarLoopStep, inputs: Sequence[Array]) -> list[Array]:
 
 # ── random bodies ────────────────────────────────────────────────────────────────────────────────────────────────────
 
+LARGE, SMALL, ROWS = np.arange(300) * 7 % 101, np.array([5, -3, 8, 2]), np.arange(400).reshape(200, 2) % 13 - 6
 OPS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "divided": lambda a, b: (a - b) // 3,
@@ -94,6 +116,9 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "outer": lambda a, b: fr.sum(fr.transpose(fr.expand_dims(a, 0) * fr.expand_dims(b, 1)), axis=0) % 5,
     "constant": lambda a, b: a * 0 + np.array([3, -2]),
     "both": lambda a, b: fr.astype(fr.logical_and(a > 0, b > 0), "int64"),
+    "taken": lambda a, b: fr.take(a + b, b % 2) - fr.take(b, np.array([-1, 0])),
+    "looked up": lambda a, b: fr.take(LARGE, a % 300) - fr.take(SMALL, fr.stack([a[1] % 3, b[0] % 4 - 4])),
+    "row": lambda a, b: fr.take(ROWS, a[0] % 200) + fr.take(ROWS, fr.sum(b) % 2 - 1, axis=1)[:2],
     "clipped": lambda a, b: fr.minimum(fr.maximum(a, -20), 20 + b * 0),
 }
 

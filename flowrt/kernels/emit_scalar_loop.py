@@ -21,10 +21,12 @@ from flowrt.kernels.emit import bind_helpers, object_code, set_word, word_at
 from flowrt.kernels.emit_nested import stopped
 from flowrt.kernels.expression import Expression
 from flowrt.kernels.scalar_loop import COUNT, DONE, LIMIT, NONE, OPERANDS, REVERSE, ROWS
+from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE
+from flowrt.kernels.turn import Lookup
 
 if TYPE_CHECKING:
     from flowrt.kernels.scalar_loop import ScalarProgram
-    from flowrt.kernels.turn import InnerLoop, Turn
+    from flowrt.kernels.turn import InnerLoop, Part, Turn
 
 PATIENCE = 1 << 16
 
@@ -34,7 +36,7 @@ PATIENCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _TypedTurn:
-    parts: tuple[Composition | _TypedLoop, ...]
+    parts: tuple[Composition | Lookup | _TypedLoop, ...]
     results: tuple[int, ...]
 
     @property
@@ -55,13 +57,15 @@ class _TypedLoop:
 
 def _typed(typing_context: Any, turn: Turn) -> _TypedTurn:
     """A turn whose members Numba has typed and lowered."""
-    parts = [
-        infer_types(typing_context, part)
-        if isinstance(part, Expression)
-        else _typed_loop(typing_context, part.cond, part.body, part)
-        for part in turn.parts
-    ]
-    return _TypedTurn(tuple(parts), turn.results)
+    return _TypedTurn(tuple(_typed_part(typing_context, part) for part in turn.parts), turn.results)
+
+
+def _typed_part(typing_context: Any, part: Part) -> Composition | Lookup | _TypedLoop:
+    if isinstance(part, Lookup):
+        return part
+    if isinstance(part, Expression):
+        return infer_types(typing_context, part)
+    return _typed_loop(typing_context, part.cond, part.body, part)
 
 
 def _typed_loop(typing_context: Any, cond: Turn | None, body: Turn, facts: InnerLoop | None = None) -> _TypedLoop:
@@ -72,14 +76,18 @@ def _typed_loop(typing_context: Any, cond: Turn | None, body: Turn, facts: Inner
 
 
 class _Emitter:
-    """Emits loops and what is in them. ``looks`` emits whether the run is to stop, as a bit.
+    """Emits loops and what is in them. ``looks`` emits whether the run is to stop, as a bit, ``fails`` the end of a run
+    in which the lookup of a number failed, in turns of these numbers of the loops around it.
 
     Variables are places on the stack, which LLVM makes registers of. ``fuel`` is how many turns are left until a loop
     looks whether it is to stop: a loop that stops leaves none, so that those around it look, too, and stop.
     """
 
-    def __init__(self, context: Any, builder: Any, looks: Callable[[], Any]) -> None:
-        self._context, self._builder, self._looks = context, builder, looks
+    def __init__(
+        self, context: Any, builder: Any, looks: Callable[[], Any], fails: Callable[[int, Sequence[Any]], None]
+    ) -> None:
+        self._context, self._builder, self._looks, self._fails = context, builder, looks, fails
+        self._turns: list[Any] = []  # where each of the loops around counts its turns
         self._fuel = cgutils.alloca_once_value(builder, ZERO)
 
     def loop(
@@ -98,6 +106,7 @@ class _Emitter:
         builder = self._builder
         state = [cgutils.alloca_once_value(builder, value) for value in first]
         done = cgutils.alloca_once_value(builder, ZERO)
+        self._turns.append(done)
         head, begin, turn, goes_on, over, end = (
             builder.append_basic_block(f"loop.{name}") for name in ("head", "begin", "turn", "goes_on", "over", "end")
         )
@@ -130,6 +139,7 @@ class _Emitter:
             builder.and_(builder.icmp_signed(">=", most, ZERO), builder.icmp_signed(">=", now, most)), end, head
         )
         builder.position_at_end(end)
+        self._turns.pop()
         return [builder.load(place) for place in state], builder.load(done)
 
     def _go_on_where(self, answer: Any, taken: Any, end: Any) -> None:
@@ -163,9 +173,62 @@ class _Emitter:
         for part in turn.parts:
             if isinstance(part, Composition):
                 values = part.emit(self._context, self._builder, values)
+            elif isinstance(part, Lookup):
+                values += self._look_up(part, values)
             else:
                 values += self._inside(part, values)
         return [values[i] for i in turn.results]
+
+    def _look_up(self, lookup: Lookup, values: Sequence[Any]) -> list[Any]:
+        """What a lookup by a turn of these values finds."""
+        builder, kind = self._builder, numpy_support.from_dtype(lookup.dtype)
+        table = self._table(lookup, kind, values)
+        if lookup.index is None:
+            return self._entries(lookup, kind, table, ZERO)
+        given, size = values[lookup.index], values[lookup.size]
+        at = builder.select(builder.icmp_signed("<", given, ZERO), builder.add(given, size), given)
+        here, missing, behind = (builder.append_basic_block(f"lookup.{n}") for n in ("here", "missing", "behind"))
+        builder.cbranch(builder.icmp_unsigned("<", at, size), here, missing).set_weights([999, 1])
+        builder.position_at_end(here)
+        found = self._entries(lookup, kind, table, builder.mul(at, ir.Constant(WORD, lookup.pitch)))
+        here = builder.block
+        builder.branch(behind)
+        builder.position_at_end(missing)
+        self._fail_unless_zero(lookup, given, values, behind)
+        builder.position_at_end(behind)
+        return [self._or_zero(kind, entry, here, missing) for entry in found]
+
+    def _table(self, lookup: Lookup, kind: Any, values: Sequence[Any]) -> Any:
+        """A pointer to where the table begins."""
+        builder, held = self._builder, self._context.get_data_type(kind)
+        if not lookup.entries:
+            return pointer(builder, values[lookup.table], held)
+        table = cgutils.alloca_once(builder, held, size=len(lookup.entries))
+        for number, entry in enumerate(lookup.entries):
+            self._context.pack_value(builder, kind, values[entry], builder.gep(table, [ir.Constant(WORD, number)]))
+        return table
+
+    def _entries(self, lookup: Lookup, kind: Any, table: Any, first: Any) -> list[Any]:
+        builder = self._builder
+        places = [builder.gep(table, [builder.add(first, ir.Constant(WORD, n))]) for n in lookup.offsets]
+        return [self._context.unpack_value(builder, kind, place) for place in places]
+
+    def _fail_unless_zero(self, lookup: Lookup, given: Any, values: Sequence[Any], behind: Any) -> None:
+        """Go on ``behind`` where what is not in the table reads 0, else fail."""
+        builder = self._builder
+        reads_zero = builder.icmp_signed("==", given, ir.Constant(WORD, ABSENT))
+        if lookup.guard is not None:
+            reads_zero = builder.or_(reads_zero, builder.not_(values[lookup.guard]))
+        fail = builder.append_basic_block("lookup.fail")
+        builder.cbranch(reads_zero, behind, fail)
+        builder.position_at_end(fail)
+        self._fails(lookup.number, [builder.load(done) for done in self._turns])
+
+    def _or_zero(self, kind: Any, entry: Any, here: Any, missing: Any) -> Any:
+        found = self._builder.phi(entry.type)
+        found.add_incoming(entry, here)
+        found.add_incoming(self._context.get_constant_null(kind), missing)
+        return found
 
     def _inside(self, loop: _TypedLoop, values: Sequence[Any]) -> list[Any]:
         """What the loop inside a turn of these values makes."""
@@ -204,15 +267,19 @@ class _Operands:
     def behind(self) -> int:
         return self.at + 2 * len(self.widths)
 
+    def address(self, builder: Any, bases: Any, block: Any, number: int) -> Any:
+        """Where one of the operands lies."""
+        slot, offset = (word(builder, block, self.at + 2 * number + i) for i in (0, 1))
+        return builder.add(builder.load(builder.gep(pointer(builder, bases, WORD), [slot])), offset)
+
     def _places(self, context: Any, builder: Any, bases: Any, block: Any, row: Any) -> list[Any]:
         """Pointers to the scalars of the entry or row ``row``."""
         found: list[Any] = []
         for number, width in enumerate(self.widths):
-            slot, offset = (word(builder, block, self.at + 2 * number + i) for i in (0, 1))
-            base = builder.load(builder.gep(pointer(builder, bases, WORD), [slot]))
+            address = self.address(builder, bases, block, number)
             for i in range(width):
                 kind = context.get_data_type(self.kinds[len(found)])
-                start = pointer(builder, builder.add(base, offset), kind)
+                start = pointer(builder, address, kind)
                 first = builder.mul(row, ir.Constant(WORD, width))
                 found.append(builder.gep(start, [builder.add(first, ir.Constant(WORD, i))]))
         return found
@@ -241,19 +308,31 @@ class _Layout:
         self.stacks = _Operands(self.rows.behind, program.stacked, tuple(answers[carried:]))
         known = kinds[carried + scanned : carried + scanned + captured]
         self.captured = _Operands(self.stacks.behind, program.captured, tuple(known))
+        self._tables = dict(program.tables)
+        self._trace, self._depth = self.captured.behind + len(self.constants), program.depth
 
-    def load_constants(self, context: Any, builder: Any, block: Any) -> list[Any]:
-        """Those that are known as they are, the others from their words of the block."""
+    def load_constants(self, context: Any, builder: Any, bases: Any, block: Any) -> list[Any]:
+        """Tables' addresses, those that are known as they are, the others from their words of the block."""
         found = []
-        for number, (value, kind) in enumerate(self.constants, self.captured.behind):
+        for number, (value, kind) in enumerate(self.constants):
+            if number in self._tables:
+                found.append(self.captured.address(builder, bases, block, self._tables[number]))
+                continue
             if value is not None:
                 found.append(context.get_constant(kind, value))
                 continue
-            spot = builder.gep(pointer(builder, block, WORD), [ir.Constant(WORD, number)])
+            spot = builder.gep(pointer(builder, block, WORD), [ir.Constant(WORD, self.captured.behind + number)])
             found.append(
                 context.unpack_value(builder, kind, builder.bitcast(spot, context.get_data_type(kind).as_pointer()))
             )
         return found
+
+    def store_trace(self, builder: Any, bases: Any, block: Any, number: int, turns: Sequence[Any]) -> None:
+        """Say which lookup failed, in which turns, in the slots for it."""
+        without = [ir.Constant(WORD, NONE)] * (self._depth - len(turns))
+        for position, value in enumerate([ir.Constant(WORD, number + 1), *turns, *without], self._trace):
+            slot = word(builder, block, position)
+            builder.store(value, builder.gep(pointer(builder, bases, WORD), [slot]))
 
 
 # ── the entry ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -273,7 +352,8 @@ def _runs(program: ScalarProgram) -> Any:
             bases, block, most = args
             look = context.get_function(looking, looked)
             context.add_linking_libs(getattr(look, "libs", ()))
-            rest = at.captured.load(context, builder, bases, block) + at.load_constants(context, builder, block)
+            rest = at.captured.load(context, builder, bases, block)
+            rest += at.load_constants(context, builder, bases, block)
             backwards = builder.icmp_signed("!=", word(builder, block, REVERSE), ZERO)
 
             def row_of(done: Any) -> Any:
@@ -286,11 +366,21 @@ def _runs(program: ScalarProgram) -> Any:
             def keep(answers: Sequence[Any], done: Any) -> None:
                 at.stacks.store(context, builder, bases, block, answers, row_of(done))
 
-            emitter = _Emitter(context, builder, lambda: look(builder, [bases]))
+            end, taken = builder.append_basic_block("run.end"), cgutils.alloca_once_value(builder, ZERO)
+
+            def fails(number: int, turns: Sequence[Any]) -> None:
+                at.store_trace(builder, bases, block, number, turns)
+                builder.store(ir.Constant(WORD, OUT_OF_RANGE), pointer(builder, word(builder, bases, 0), WORD))
+                builder.branch(end)
+
+            emitter = _Emitter(context, builder, lambda: look(builder, [bases]), fails)
             first = at.first.load(context, builder, bases, block)
             state, done = emitter.loop(loop, first, most, inputs, keep)
             at.out.store(context, builder, bases, block, state)
-            return done
+            builder.store(done, taken)
+            builder.branch(end)
+            builder.position_at_end(end)
+            return builder.load(taken)
 
         return types.intp(types.intp, types.intp, types.intp), codegen
 

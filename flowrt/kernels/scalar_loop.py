@@ -4,7 +4,8 @@ Law: what is compiled depends on the program, never on how long a loop runs. A p
 ordered, not waited for, where the loop can be run by kernels that are. The block: the most turns (`limit`,
 the slot and offset of a count, the rows of what is scanned), whether backwards, where the number of turns goes; then
 slot and offset of each operand: where each carried value begins and ends, what is scanned, stacked, captured; then the
-constants, a word each. An operand, or a row of it, is one or several scalars, side by side.
+constants, a word each, and the private slots that say where a lookup failed (`ScalarLoopStep.trace`). An operand, or a
+row of it, is one or several scalars, side by side; a table that is only looked up in stays where it is, and is none.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Application, Operand
+    from flowrt.plan import PlanNode
 
 LOOP = "loop "
 """What an order of a scalar loop begins with, before the program's text."""
@@ -43,7 +45,7 @@ class ScalarProgram:
 
     ``body`` answers what is carried on, then what is stacked. The tuples say how many scalars each operand is. Of
     ``constants`` those that are no numbers with a point are known here, since much follows from a divisor; the others
-    are None, and in the block.
+    are None, and in the block. Of ``tables`` each says which constant is the address of which captured operand.
     """
 
     cond: Turn | None
@@ -53,25 +55,32 @@ class ScalarProgram:
     stacked: tuple[int, ...]
     captured: tuple[int, ...]
     constants: tuple[int | None, ...] = ()
+    tables: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """How many loops around a lookup there are at most."""
+        return max(self.body.depth, 0 if self.cond is None else self.cond.depth)
 
     @property
     def is_of_single_scalars(self) -> bool:
-        """Whether every operand, or row of one, is one scalar."""
-        return {1}.issuperset((*self.carried, *self.scanned, *self.stacked, *self.captured))
+        """Whether every operand, or row of one, is one scalar, tables apart."""
+        return {0, 1}.issuperset((*self.carried, *self.scanned, *self.stacked, *self.captured))
 
     def text(self) -> str:
         """The program as one line, by the names of its ops; see `read_program`."""
-        counts = (self.carried, self.scanned, self.stacked, self.captured, self.constants)
+        counts = (self.carried, self.scanned, self.stacked, self.captured, self.constants, self.tables)
         return json.dumps([plain_turn(self.cond), plain_turn(self.body), *counts])
 
 
 def read_program(text: str) -> ScalarProgram:
     """The program of that text. Raises `GraphError` where an op is none of scalars."""
-    cond, body, *counts = json.loads(text)
+    cond, body, *counts, tables = json.loads(text)
     inside = read_turn(body)
     if inside is None:
         raise GraphError("a loop of scalars has no body")
-    return ScalarProgram(read_turn(cond), inside, *map(tuple, counts))
+    facts: tuple[Any, ...] = (*map(tuple, counts), tuple(map(tuple, tables)))
+    return ScalarProgram(read_turn(cond), inside, *facts)
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,13 @@ class ScalarLoopStep:
     count: int | None
     rows: int | None
     reverse: bool
+    trace: tuple[int, ...] = ()
+    """Private slots: of the lookup that failed, counted from 1, and of the turns of the loops around it, -1 where there
+    are no more."""
+    looks: tuple[PlanNode, ...] = ()
+    """The node that each lookup is of, by its number."""
+    held: tuple[np.ndarray[Any, Any], ...] = ()
+    """Tables whose addresses are constants."""
 
     units = 1
 
@@ -120,7 +136,8 @@ class ScalarLoopStep:
         constants = np.zeros(len(self.constants), np.int64)
         for number, value in enumerate(self.constants):
             constants[number : number + 1].view(np.uint8)[: value.nbytes] = np.atleast_1d(value).view(np.uint8)
-        return np.concatenate([np.array(words, np.int64), constants])
+        trace = [places[number].slot for number in self.trace]
+        return np.concatenate([np.array(words, np.int64), constants, np.array(trace, np.int64)])
 
 
 def sooner(scalar: Application, nested: Callable[[], Application]) -> Application:

@@ -1,12 +1,14 @@
-"""What a turn of a loop of scalars computes: expressions and loops inside, one after another.
+"""What a turn of a loop of scalars computes: expressions, lookups and loops inside, one after another.
 
 Law: pure data, told apart by what it holds. A turn's values are numbered: its inputs first, then what each part makes:
-an expression the result of every member, a loop inside what it carried last and how many turns it took.
+an expression the result of every member, a lookup what it found, a loop inside what it carried last and how many turns
+it took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,11 +38,54 @@ class InnerLoop:
 
 
 @valueclass
+class Lookup:
+    """Entries of a table, read at the value ``index`` by that turn's values: those at ``offsets`` from row ``index``.
+
+    The value ``table`` is the address of the table, ``size`` how many rows it has, ``pitch`` entries apart; or the
+    values ``entries`` are the table. An index below 0 counts from the end, and the least int64 reads 0. One that is out
+    of range fails, unless the value ``guard`` is false; what is read then is 0. Without an index the offsets are those
+    from where the table begins. ``number`` is that of the lookup in the program.
+    """
+
+    table: int
+    size: int
+    index: int | None
+    guard: int | None
+    pitch: int
+    offsets: tuple[int, ...]
+    dtype: np.dtype[Any]
+    number: int
+    entries: tuple[int, ...] = ()
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The numbers of all the values that it takes."""
+        named = self.entries or (self.table,)
+        if self.index is None:
+            return named
+        return (*named, self.size, self.index, *(() if self.guard is None else (self.guard,)))
+
+    def renumbered(self, final: Callable[[int], int]) -> Lookup:
+        """The lookup by other numbers of the same values."""
+        return replace(
+            self,
+            table=0 if self.entries else final(self.table),
+            size=0 if self.index is None else final(self.size),
+            index=None if self.index is None else final(self.index),
+            guard=None if self.guard is None else final(self.guard),
+            entries=tuple(map(final, self.entries)),
+        )
+
+
+Part: TypeAlias = "Expression | Lookup | InnerLoop"
+
+
+@valueclass
 class Turn:
     """The body or the condition of a loop of scalars; ``results`` are the numbers of what it answers."""
 
     inputs: tuple[np.dtype[Any], ...]
-    parts: tuple[Expression | InnerLoop, ...]
+    parts: tuple[Part, ...]
     results: tuple[int, ...]
 
     @property
@@ -57,26 +102,43 @@ class Turn:
         dtypes = self.dtypes
         return tuple(dtypes[i] for i in self.results)
 
+    @property
+    def depth(self) -> int:
+        """How many loops around a lookup there are at most, the turn's own included; 0 where there is no lookup."""
+        return max((_depth(part) for part in self.parts), default=0)
 
-def made_by(part: Expression | InnerLoop) -> tuple[np.dtype[Any], ...]:
+
+def _depth(part: Part) -> int:
+    if isinstance(part, InnerLoop):
+        inside = max(part.body.depth, 0 if part.cond is None else part.cond.depth)
+        return inside and inside + 1
+    return int(isinstance(part, Lookup))
+
+
+def made_by(part: Part) -> tuple[np.dtype[Any], ...]:
     """The dtypes of the values that a part of a turn makes."""
     if isinstance(part, Expression):
         return tuple(member.dtype for member in part.members)
+    if isinstance(part, Lookup):
+        return (part.dtype,) * len(part.offsets)
     return (*part.body.answers, np.dtype(np.int64))
 
 
 def make_turn(
-    inputs: Sequence[Any], parts: Sequence[Sequence[PlainMember] | InnerLoop], results: Sequence[int]
+    inputs: Sequence[Any], parts: Sequence[Sequence[PlainMember] | Lookup | InnerLoop], results: Sequence[int]
 ) -> Turn:
     """The turn of these parts, whose expressions are lists of members.
 
     Raises `GraphError` where a member is none of scalars, or where a value is used that does not come before.
     """
     known = tuple(np.dtype(d) for d in inputs)
-    made: list[Expression | InnerLoop] = []
+    made: list[Part] = []
     for part in parts:
         if isinstance(part, InnerLoop):
             _check(part, len(known))
+            made.append(part)
+        elif isinstance(part, Lookup):
+            _check_lookup(part, known)
             made.append(part)
         else:
             numbers = tuple(range(len(known), len(known) + len(part)))
@@ -97,6 +159,15 @@ def _check(loop: InnerLoop, known: int) -> None:
             raise GraphError(f"a loop that carries {len(loop.first)} of {taken} values does not fit its bodies")
 
 
+def _check_lookup(lookup: Lookup, known: Sequence[np.dtype[Any]]) -> None:
+    if any(not 0 <= i < len(known) for i in lookup.taken):
+        raise GraphError(f"a lookup takes values {lookup.taken}, of which only {len(known)} come before")
+    if lookup.index is not None and known[lookup.index] != np.int64:
+        raise GraphError(f"a lookup at {known[lookup.index]}, which is no int64")
+    if any(known[i] != lookup.dtype for i in lookup.entries):
+        raise GraphError(f"a lookup of {lookup.dtype} in entries of other dtypes")
+
+
 def plain_turn(turn: Turn | None) -> Any:
     """The turn as lists of numbers and names; see `read_turn`."""
     if turn is None:
@@ -104,9 +175,12 @@ def plain_turn(turn: Turn | None) -> Any:
     return [[d.name for d in turn.inputs], [_plain_part(part) for part in turn.parts], turn.results]
 
 
-def _plain_part(part: Expression | InnerLoop) -> list[Any]:
+def _plain_part(part: Part) -> list[Any]:
     if isinstance(part, Expression):
         return [[m.op, m.operands, m.dtype.name] for m in part.members]
+    if isinstance(part, Lookup):
+        place = [part.table, part.size, part.index, part.guard, part.pitch]
+        return ["lookup", *place, part.offsets, part.dtype.name, part.number, part.entries]
     bodies = [plain_turn(part.cond), plain_turn(part.body)]
     return ["loop", *bodies, part.first, part.captured, part.limit, part.count, part.guard]
 
@@ -119,7 +193,10 @@ def read_turn(plain: Any) -> Turn | None:
     return make_turn(inputs, [_read_part(part) for part in parts], results)
 
 
-def _read_part(plain: Any) -> list[PlainMember] | InnerLoop:
+def _read_part(plain: Any) -> list[PlainMember] | Lookup | InnerLoop:
+    if plain[0] == "lookup":
+        *facts, offsets, dtype, number, entries = plain[1:]
+        return Lookup(*(*facts, tuple(offsets), np.dtype(dtype), number, tuple(entries)))
     if plain[0] != "loop":
         return [(op, tuple(operands), dtype) for op, operands, dtype in plain]
     cond, body, first, captured, *rest = plain[1:]

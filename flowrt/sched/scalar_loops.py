@@ -1,14 +1,13 @@
 """Which loops are of scalars or small tensors alone, and the one launch that each comes to.
 
 Law: pure. A loop is one where its bodies can be unrolled (`unrolled`) on what it carries, a row of what it scans, and
-what it captures.
+what it captures. Captured tables may be as large as they like where they are only looked up in.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +15,11 @@ from flowrt.errors import GraphError
 from flowrt.kernels.launch import Application
 from flowrt.kernels.scalar_loop import ScalarLoopStep, ScalarProgram
 from flowrt.kernels.table import View
-from flowrt.sched.making import Unfit
+from flowrt.sched.lookups import indexed_inputs, is_table
+from flowrt.sched.making import Shared, Table, Unfit
 from flowrt.sched.structured import longest_seconds
 from flowrt.sched.unrolled import SECONDS_PER_MEMBER, unroll_loop
-
-if TYPE_CHECKING:
-    from flowrt.spec import Spec
+from flowrt.spec import Spec
 
 
 def why_launches(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> str | None:
@@ -40,11 +38,12 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
     carried, scanned, counted = (int(attrs[name]) for name in ("carried", "scanned", "counted"))
     rows = inputs[counted + carried : counted + carried + scanned]
     try:
-        program, constants, seconds, longest = _program(inputs, attrs)
+        program, shared, seconds, longest = _program(inputs, attrs)
     except (Unfit, GraphError, ValueError):  # the last where shapes do not fit, which recording the body will tell
         return None
     first, count = len(inputs), len(inputs) + len(outputs)
     turns = rows[0].concrete[0] if rows else None
+    slots = 1 + program.depth if program.depth else 0
     step = ScalarLoopStep(
         program,
         tuple(range(count)),
@@ -55,20 +54,22 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
         scanned=tuple(range(counted + carried, counted + carried + scanned)),
         stacked=tuple(range(first + carried + 1, count)),
         captured=tuple(range(counted + carried + scanned, len(inputs))),
-        constants=constants,
+        constants=tuple(map(np.asarray, shared.constants)),
         done=first + carried,
         limit=attrs["limit"],
         count=0 if counted else None,
         rows=turns,
         reverse=attrs["reverse"],
+        trace=tuple(range(count, count + slots)),
+        looks=tuple(shared.looks),
+        held=tuple(shared.held),
     )
-    return Application((step,), (), longest_seconds=longest_seconds(attrs, turns, seconds, longest))
+    return Application((step,), (), slots=slots, longest_seconds=longest_seconds(attrs, turns, seconds, longest))
 
 
-def _program(
-    inputs: Sequence[Spec], attrs: Mapping[str, Any]
-) -> tuple[ScalarProgram, tuple[np.ndarray[Any, Any], ...], float, float]:
-    """The program of a loop on such inputs, its constants, a turn's seconds, and what loops inside may come to beside.
+def _program(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[ScalarProgram, Shared, float, float]:
+    """The program of a loop on such inputs, what its turns share, a turn's seconds, and what loops inside may come to
+    beside.
 
     Raises `Unfit` where there is none.
     """
@@ -76,17 +77,22 @@ def _program(
     behind = carried + scanned
     shapes = [s.concrete for s in inputs[counted:]]
     shapes[carried:behind] = [shape[1:] for shape in shapes[carried:behind]]
-    constants: list[np.generic] = []
-    loop = unroll_loop(attrs, shapes, [s.dtype for s in inputs[counted:]], constants)
+    shared, indexed = Shared(), indexed_inputs(attrs)
+    known: list[Spec | Table] = [Spec(s.dtype, shape) for s, shape in zip(inputs[counted:], shapes, strict=True)]
+    for number, spec in enumerate(inputs[counted + behind :], behind):
+        if is_table(spec.size, number in indexed):
+            known[number] = shared.captured_table(number - behind, spec.concrete, spec.dtype)
+    loop = unroll_loop(attrs, known, shared)
     if not loop.answers:
         raise Unfit("a loop that makes nothing")
-    widths = tuple(math.prod(shape) for shape in shapes)
+    widths = tuple(0 if isinstance(spec, Table) else spec.size for spec in known)
     program = ScalarProgram(
         *loop.turns(),
         widths[:carried],
         widths[carried:behind],
         tuple(answer.size for answer in loop.answers[carried:]),
         widths[behind:],
-        tuple(None if c.dtype.kind == "f" else int(c) for c in constants),
+        shared.known(),
+        tuple(shared.captured.items()),
     )
-    return program, tuple(map(np.asarray, constants)), loop.members * SECONDS_PER_MEMBER, loop.longest
+    return program, shared, loop.members * SECONDS_PER_MEMBER, loop.longest

@@ -15,6 +15,7 @@ from flowrt.kernels import board as at
 from flowrt.kernels.board import NODE_WORDS
 from flowrt.kernels.launch import Operand
 from flowrt.kernels.nested import LAUNCH_WORDS, LOOP, NestedStep
+from flowrt.kernels.scalar_loop import ScalarLoopStep
 from flowrt.sched.lanes import aligned_zeros
 from flowrt.sched.recording import FIRST_SLOT, LOCAL_SLOT, Launch
 from flowrt.sched.schedule import hazards
@@ -95,6 +96,10 @@ def stopped_inside(step: Any, places: Sequence[Operand], bases: Sequence[int]) -
         inner = span[abs(trace) - 1]
         node = inner.node or node
         step, places = inner.step, _resolved(inner, places)
+    if isinstance(step, ScalarLoopStep) and step.trace:
+        failed, *done = (bases[places[operand].slot] for operand in step.trace)
+        node = step.looks[failed - 1] if 0 < failed <= len(step.looks) else node
+        turns += [str(number + 1) for number in done if node is not None and number >= 0]
     if node is None:
         return ""
     return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(turns)) + ' of ' if turns else ''}"

@@ -2,7 +2,8 @@
 
 Law: pure. What moves entries comes to nothing, since it only says which is where; what computes comes to a member, or
 several, for each entry it answers. Branches come to both and a choice for each of their answers, since nothing in them
-can fail; a loop inside a branch takes no turn where it is not chosen. What does not fit raises `Unfit`.
+can fail; a loop inside a branch takes no turn where it is not chosen. What is read at computed indices stays in memory
+(`lookups`). What does not fit raises `Unfit`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,27 @@ import numpy as np
 
 from flowrt.kernels.expression import COSTLY
 from flowrt.kernels.table import ALIASES
-from flowrt.sched.making import MOST_MEMBERS, Entries, Inside, Making, Unfit, Unrolled, check_entries, flat, numbered
+from flowrt.sched.lookups import entries_of, part_of, taken
+from flowrt.sched.making import (
+    MOST_ENTRIES,
+    MOST_MEMBERS,
+    Entries,
+    Inside,
+    Making,
+    Shared,
+    Table,
+    Unfit,
+    Unrolled,
+    Value,
+    check_entries,
+    flat,
+    numbered,
+)
 from flowrt.sched.structured import COND, LOOP, longest_seconds
-from flowrt.spec import normal_axes
+from flowrt.spec import Spec, normal_axes
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.plan import Plan, PlanNode
 
 SECONDS_PER_MEMBER = 2e-9
 
@@ -31,44 +47,53 @@ SECONDS_PER_MEMBER = 2e-9
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """An op on entries: those it takes, and what its outputs are known to be."""
+    """An op on entries: those it takes (`_IN_PLACE`: tables, too), and what its outputs are known to be."""
 
     making: Making
-    inputs: Sequence[Entries]
+    inputs: Sequence[Any]
     attrs: Mapping[str, Any]
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
     guard: int | None
+    node: PlanNode
 
 
-def follow(making: Making, body: Plan, inputs: Sequence[Entries], guard: int | None = None) -> list[Entries]:
-    """What ``body`` answers for ``inputs``; its loops take turns only where the entry ``guard`` is true."""
+def follow(making: Making, body: Plan, inputs: Sequence[Value], guard: int | None = None) -> list[Entries]:
+    """What ``body`` answers for ``inputs``; its loops turn, and its lookups fail, only where ``guard`` is true."""
     values = list(inputs)
     for node in body.nodes:
         if not node.outputs:
             raise Unfit(f"{node.op}, which has an effect")
-        taken = [values[v] for v in node.inputs]
+        given = [values[v] for v in node.inputs]
         spec = node.outputs[0]
         shape = spec.concrete if spec.known else None
-        made = _apply(node.op, _Op(making, taken, node.attrs, spec.dtype, shape, guard))
+        made = _apply(node.op, _Op(making, given, node.attrs, spec.dtype, shape, guard, node))
         if len(made) != len(node.outputs):
             raise Unfit(f"{node.op} with {len(node.outputs)} outputs")
         values += made
-    return [values[v] for v in body.fetches]
+    return [entries_of(making, values[v]) for v in body.fetches]
 
 
-def _apply(name: str, op: _Op) -> list[Entries]:
+def _apply(name: str, op: _Op) -> Sequence[Value]:
+    if name not in _IN_PLACE:
+        op = replace(op, inputs=[entries_of(op.making, value) for value in op.inputs])
     several = _SEVERAL.get(name)
     if several is not None:
         return several(op)
     if name in ALIASES:
-        return [op.inputs[0].reshape(_known(op))]
+        return [_reshaped(op.inputs[0], _known(op))]
     compute = _ENTRIES.get(name)
     made = _entrywise(name, op.making, op.inputs, op.dtype) if compute is None else compute(op)
+    if isinstance(made, Table):
+        return [made]
     check_entries(made.size)
     if any(op.making.dtype(int(n)) != op.dtype for n in made.flat) or op.shape not in (None, made.shape):
         raise Unfit(f"{name} to another dtype or shape")
     return [made]
+
+
+def _reshaped(value: Value, shape: tuple[int, ...]) -> Value:
+    return replace(value, shape=shape) if isinstance(value, Table) else value.reshape(shape)
 
 
 def _known(op: _Op) -> tuple[int, ...]:
@@ -89,18 +114,19 @@ def _entrywise(name: str, making: Making, inputs: Sequence[Entries], dtype: np.d
     return np.array(numbers, np.int64).reshape(alike[0].shape)
 
 
-def _branch(op: _Op) -> list[Entries]:
+def _branch(op: _Op) -> Sequence[Value]:
     """Both branches, and a choice for each entry of their answers."""
-    making, (pred, *captured) = op.making, op.inputs
+    making, (first, *captured) = op.making, op.inputs
+    pred = entries_of(making, first)
     chosen = int(pred[()])
     flag = np.dtype(bool)
     answers = []
     for name in ("if_true", "if_false"):
-        taken = op.attrs[name]
+        body = op.attrs[name]
         guard = chosen if name == "if_true" else making.member("logical_not", [chosen], flag)
         if op.guard is not None:
             guard = making.member("logical_and", [op.guard, guard], flag)
-        answers.append(follow(making, taken, captured, guard))
+        answers.append(follow(making, body, captured, guard))
     return [_chosen(making, pred, one, other) for one, other in zip(*answers, strict=True)]
 
 
@@ -112,66 +138,62 @@ def _chosen(making: Making, pred: Entries, one: Entries, other: Entries) -> Entr
     return _entrywise("where", making, [pred, one, other], making.dtype(int(one.flat[0])))
 
 
-def _loop(op: _Op) -> list[Entries]:
+def _loop(op: _Op) -> Sequence[Value]:
     """A loop inside, of what it carries alone."""
     attrs, making = op.attrs, op.making
     counted, carried = int(attrs["counted"]), int(attrs["carried"])
     if attrs["scanned"] or len(attrs["body"].fetches) > carried or not all(v.size for v in op.inputs):
         raise Unfit("a loop inside that scans or stacks rows")
-    dtypes = [making.dtype(int(v.flat[0])) for v in op.inputs[counted:]]
-    unrolled = unroll_loop(attrs, [v.shape for v in op.inputs[counted:]], dtypes, making.constants)
+    first = [entries_of(making, v) for v in op.inputs[counted : counted + carried]]
+    given = [*first, *op.inputs[counted + carried :]]
+    known = [v if isinstance(v, Table) else Spec(making.dtype(int(v.flat[0])), v.shape) for v in given]
+    unrolled = unroll_loop(attrs, known, making.shared)
     longest = longest_seconds(attrs, None, unrolled.members * SECONDS_PER_MEMBER, unrolled.longest)
-    first, captured = op.inputs[counted : counted + carried], op.inputs[counted + carried :]
+    captured = [v for v in given[carried:] if not isinstance(v, Table)]
     count = int(op.inputs[0][()]) if counted else None
     made = making.inside(Inside(unrolled, flat(first), flat(captured), attrs["limit"], count, op.guard, longest))
     values = numbered([v.shape for v in first])
     return [np.array(made, np.int64)[value] for value in values] + [np.array(made[-1], np.int64)]
 
 
-def unroll_loop(
-    attrs: Mapping[str, Any],
-    shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[np.dtype[Any]],
-    constants: list[np.generic],
-) -> Unrolled:
-    """The bodies of a loop on values of these shapes and dtypes: what is carried, rows of what is scanned, captured."""
+def unroll_loop(attrs: Mapping[str, Any], known: Sequence[Spec | Table], shared: Shared) -> Unrolled:
+    """The bodies of a loop on values like these: what is carried, rows of what is scanned, captured."""
     carried, scanned = int(attrs["carried"]), int(attrs["scanned"])
-    body, answers = _unroll(attrs["body"], shapes, dtypes, constants)
-    for answer, shape, dtype in zip(answers, shapes[:carried], dtypes, strict=False):
-        if answer.shape != shape or any(body.dtype(n) != dtype for n in flat([answer])):
+    body, answers = _unroll(attrs["body"], known, shared)
+    for answer, spec in zip(answers, known[:carried], strict=False):
+        if answer.shape != spec.shape or any(body.dtype(n) != spec.dtype for n in flat([answer])):
             raise Unfit("something carried whose shape or dtype changes")
     if attrs["cond"] is None:
         return Unrolled(None, (), body, answers)
-    kept = [i for i in range(len(shapes)) if not carried <= i < carried + scanned]
-    made = _unroll(attrs["cond"], [shapes[i] for i in kept], [dtypes[i] for i in kept], constants)
+    made = _unroll(attrs["cond"], [*known[:carried], *known[carried + scanned :]], shared)
     return Unrolled(*made, body, answers)
 
 
-def _unroll(
-    body: Plan, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]], constants: list[np.generic]
-) -> tuple[Making, list[Entries]]:
-    values = numbered(shapes)
-    making = Making([d for d, value in zip(dtypes, values, strict=True) for _ in value.flat], constants)
-    return making, follow(making, body, values)
+def _unroll(body: Plan, known: Sequence[Spec | Table], shared: Shared) -> tuple[Making, list[Entries]]:
+    specs = [spec for spec in known if isinstance(spec, Spec)]
+    numbers = iter(numbered([spec.concrete for spec in specs]))
+    making = Making([spec.dtype for spec in specs for _ in range(spec.size)], shared)
+    return making, follow(making, body, [spec if isinstance(spec, Table) else next(numbers) for spec in known])
 
 
-def _fused(op: _Op) -> list[Entries]:
-    values = list(op.inputs)
+def _fused(op: _Op) -> Sequence[Value]:
+    values: list[Any] = list(op.inputs)
     for name, operands, dtype, attrs in op.attrs["members"]:
-        taken = [values[n] for n in operands]
-        values += _apply(name, _Op(op.making, taken, dict(attrs), np.dtype(dtype), None, op.guard))
+        given = [values[n] for n in operands]
+        member = replace(op, inputs=given, attrs=dict(attrs), dtype=np.dtype(dtype), shape=None)
+        values += _apply(name, member)
     return [values[n] for n in op.attrs["results"]]
 
 
-def _with_epilogue(op: _Op) -> list[Entries]:
+def _with_epilogue(op: _Op) -> Sequence[Value]:
     name, count, attrs = op.attrs["product"]
     if not op.inputs[0].size:
         raise Unfit("a product of no entries")
     dtype = op.making.dtype(int(op.inputs[0].flat[0]))
-    (made,) = _apply(name, _Op(op.making, op.inputs[:count], dict(attrs), dtype, None, op.guard))
+    (made,) = _apply(name, replace(op, inputs=op.inputs[:count], attrs=dict(attrs), dtype=dtype, shape=None))
     other, other_attrs = op.attrs["epilogue"]
-    taken = [made if n < 0 else op.inputs[n] for n in op.attrs["taken"]]
-    results = _apply(other, _Op(op.making, taken, dict(other_attrs), dtype, op.shape, op.guard))
+    given = [made if n < 0 else op.inputs[n] for n in op.attrs["taken"]]
+    results = _apply(other, replace(op, inputs=given, attrs=dict(other_attrs), dtype=dtype))
     return [made, *results] if op.attrs["kept"] else results
 
 
@@ -251,8 +273,8 @@ def _summed_to(op: _Op) -> Entries:
 
 
 def _summed(op: _Op) -> Entries:
-    total, *others = op.inputs
-    for other in others:
+    total: Entries = op.inputs[0]
+    for other in op.inputs[1:]:
         total = _entrywise("add", op.making, [total, other], op.dtype)
     return total
 
@@ -281,17 +303,41 @@ def _product_and_bias(op: _Op) -> Entries:
     return _entrywise("relu", op.making, [made], op.dtype) if op.attrs["activation"] else made
 
 
-_SEVERAL: dict[str, Callable[[_Op], list[Entries]]] = {
+def _constant(op: _Op) -> Value:
+    value = np.asarray(op.attrs["value"])
+    return op.making.shared.constant_table(value) if value.size > MOST_ENTRIES else op.making.constant(value)
+
+
+def _one_hot(op: _Op) -> Entries:
+    """Whether each class is that of an index, as a number; those that no index of the dtype names are zeros."""
+    making, indices = op.making, op.inputs[0]
+    if not indices.size:
+        raise Unfit("one_hot of no entries")
+    held = making.dtype(int(indices.flat[0]))
+    depth = op.attrs["depth"]
+    check_entries(indices.size * depth)
+    named = min(depth, np.iinfo(held).max + 1)
+    classes = making.constant(np.arange(named, dtype=held))
+    same = _entrywise("equal", making, [indices[..., None], classes], np.dtype(bool))
+    ones = same if op.dtype == bool else _entrywise("astype", making, [same], op.dtype)
+    (zero,) = making.constant(np.zeros(1, op.dtype))
+    return np.concatenate([ones, np.full((*indices.shape, depth - named), zero)], axis=-1)
+
+
+_IN_PLACE = frozenset({COND, LOOP, "fused", "take", "getitem", "shape_of", "full_like", *ALIASES})
+_SEVERAL: dict[str, Callable[[_Op], Sequence[Value]]] = {
     COND: _branch,
     LOOP: _loop,
     "fused": _fused,
     "with_epilogue": _with_epilogue,
 }
-_ENTRIES: dict[str, Callable[[_Op], Entries]] = {
-    "constant": lambda op: op.making.constant(op.attrs["value"]),
+_ENTRIES: dict[str, Callable[[_Op], Value]] = {
+    "constant": _constant,
+    "take": lambda op: taken(op.making, op.node, op.inputs, op.attrs["axis"], op.guard),
+    "one_hot": _one_hot,
     "shape_of": lambda op: op.making.constant(np.array(op.inputs[0].shape, np.int64)),
     "transpose": lambda op: np.transpose(op.inputs[0], op.attrs["axes"]),
-    "getitem": lambda op: np.asarray(op.inputs[0][_key(op)]),
+    "getitem": lambda op: part_of(op.making, op.inputs[0], _key(op)),
     "place": _put,
     "pad": _padded,
     "concat": lambda op: np.concatenate(op.inputs, op.attrs["axis"]),
