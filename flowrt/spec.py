@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -97,9 +97,9 @@ class Spec:
     @property
     def concrete(self) -> tuple[int, ...]:
         """The shape of a spec that is known entirely."""
-        if not self.known:
+        if self.dims is None or None in self.dims:
             raise SpecError(f"the shape of {self} is not known before a step")
-        return tuple(n for n in self.shape if n is not None)
+        return cast("tuple[int, ...]", self.dims)
 
     def accepts(self, dtype: np.dtype[Any], shape: Sequence[int | None]) -> bool:
         """Whether a tensor of ``dtype`` and ``shape`` may stand where this spec is asked for."""

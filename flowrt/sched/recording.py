@@ -172,11 +172,22 @@ def residents(plan: Plan, region: Region, inputs: Sequence[Spec]) -> list[Reside
 
 def _recorder(plan: Plan, region: Region, inputs: Sequence[Spec]) -> _Recorder:
     lives = find_lives(plan, region, inputs)
-    applications = {index: _apply_node(lives, index) for index, _, _ in lives.nodes() if lives.computes(index)}
+    applications = _apply_nodes(lives)
     recorder = _Recorder(lives, applications, share(lives, applications))
     recorder.decide_outputs()
     recorder.launch()
     return recorder
+
+
+def _apply_nodes(lives: Lives) -> dict[int, Application]:
+    """What computes each node: one for all nodes without attributes that do the same, as many do in long graphs."""
+    applications: dict[int, Application] = {}
+    alike: dict[tuple[int | str | Spec, ...], Application] = {}
+    for index, node, _ in lives.nodes():
+        if lives.computes(index):
+            key = (index if node.attrs else node.op, *lives.operands(index))
+            alike[key] = applications[index] = alike.get(key) or _apply_node(lives, index)
+    return applications
 
 
 def _apply_node(lives: Lives, index: int) -> Application:
