@@ -117,6 +117,26 @@ def test_an_alias_keeps_the_memory_it_shares_alive() -> None:
     assert tape.launches == 6
 
 
+def test_small_constants_of_the_same_bits_are_one() -> None:
+    make = PlanMaker()
+    x = make.feed("float32", (2,))
+    values = [np.float32(0.5), np.float32(0.0), np.float32(-0.0), np.float32([0.5]), np.float32([0.5, 0.5])]
+    values += [np.float32(np.nan), np.full(17, 0.5, np.float32)]
+    kept = [make.constant(value) for value in (*values, *values)]
+    made = [make.node("multiply", x, n) for n in (*kept[:6], *kept[7:13])]
+    whole = make.constant(np.int32(np.float32(0.5).view(np.int32)))
+    plan = make.plan(*made, whole, *kept)
+    data = array(2)
+    tape = tape_of(plan, data)
+    assert len(tape.recording.constants) == 5 + 2 + 1, "five small ones, the large one twice, and the integer"
+    outputs = dict(zip(whole_region(plan).outputs, tape.run(words(), [data]), strict=True))
+    for value, n, product in zip(values[:6] * 2, (*kept[:6], *kept[7:13]), made, strict=True):
+        np.testing.assert_array_equal(outputs[product].view(np.int32), (data * value).view(np.int32))
+        np.testing.assert_array_equal(outputs[n].view(np.int32), value.view(np.int32))
+        assert outputs[n].shape == value.shape
+    assert outputs[whole].dtype == np.int32
+
+
 def test_inputs_constants_and_aliases_may_leave() -> None:
     make = PlanMaker()
     x = make.feed("float32", (2, 3))

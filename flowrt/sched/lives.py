@@ -2,7 +2,7 @@
 
 Law: pure; it runs inference and knows no kernel and no memory. An alias shares its root's memory, and its uses count as
 the root's. What inference finds out by itself (shapes and their arithmetic) becomes a constant, and reads nothing.
-Moments are places among the region's nodes.
+Equal small constants, as an optimiser needs for every variable, are one. Moments are places among the region's nodes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
 
 
+SMALL = 64  # bytes: a line of memory
 IDLE = frozenset({"sum_to", "broadcast_to"})  # do nothing where the shape is already what is asked for
 
 
@@ -53,6 +54,7 @@ class Lives:
     roots: dict[int, int] = field(default_factory=dict)
     of: dict[int, Life] = field(default_factory=dict)  # by root
     constants: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)  # root → its array
+    equals: dict[Any, int] = field(default_factory=dict)  # what a small constant is → the first such, a root
     held: dict[Name, Spec] = field(default_factory=dict)
     touches: dict[Name, list[int]] = field(default_factory=dict)
 
@@ -74,6 +76,13 @@ class Lives:
     def operands(self, index: int) -> list[Spec]:
         """The specs of a node's inputs, then of its outputs."""
         return [self.specs[value] for value in (*self.node(index).inputs, *self.outputs(index))]
+
+    def know(self, value: int, array: np.ndarray[Any, Any]) -> None:
+        """That a value is a constant: the same as an equal one before, where it is small."""
+        if array.nbytes <= SMALL:
+            self.roots[value] = self.equals.setdefault((array.dtype, array.shape, array.tobytes()), value)
+        if self.roots[value] == value:
+            self.constants[value] = array
 
     def computes(self, index: int) -> bool:
         """Whether a kernel makes the node's outputs."""
@@ -97,9 +106,10 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
             lives.roots[value] = lives.roots[node.inputs[0]] if _shares(lives, node, spec) else value
             lives.of.setdefault(lives.roots[value], Life(index, index))
         if node.op == CONSTANT:
-            lives.constants[values[0]] = np.ascontiguousarray(node.attrs["value"])
+            lives.know(values[0], np.ascontiguousarray(node.attrs["value"]))
         elif _inferred_whole(node, outputs):
-            lives.constants |= {value: _frozen(spec) for value, spec in zip(values, outputs, strict=True)}
+            for value, spec in zip(values, outputs, strict=True):
+                lives.know(value, _frozen(spec))
             continue  # it reads nothing when the tape runs
         elif node.op == READ or node.op in WRITES:
             _touch(lives, node, index)
