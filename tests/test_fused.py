@@ -140,10 +140,28 @@ def test_members_of_several_shapes_are_computed_one_by_one() -> None:
     np.testing.assert_allclose(found[0], np.exp(inputs[0]) + inputs[1], rtol=1e-6)
 
 
+def test_what_small_parts_of_others_would_save_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many of them may be worth a compilation together."""
+    monkeypatch.undo()
+    members = (("exp", (0,), F4, ()), ("sqrt", (1,), F4, ()), ("tanh", (2,), F4, ()))
+    program, x = {"members": members, "results": (3,)}, Spec(F4, (5, 10))
+    (alone,) = apply([np.ones((5, 10), F4)], members, (3,)).wishes
+    matmul = ("matmul", 2, (("transpose_a", False), ("transpose_b", False)))
+    attrs = {"product": matmul, "epilogue": ("fused", tuple(program.items())), "taken": (-1,), "kept": False}
+    after = apply_kernel("with_epilogue", [Spec(F4, (5, 4)), Spec(F4, (4, 10))], [x], attrs)
+    assert after.wishes == (alone,)
+    parts = fused.Parts(1, 2)
+    for output in (1, 2):
+        parts.add(apply_kernel("fused", [x], [x], program), [0, output])
+    assert parts.application().wishes == (alone, alone)
+
+
 def test_what_is_small_is_not_worth_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     members = (("exp", (0,), F4, ()), ("sqrt", (1,), F4, ()), ("tanh", (2,), F4, ()))
-    assert apply([np.ones(100, F4)], members, (3,)).orders == ()
+    small = apply([np.ones(100, F4)], members, (3,))
+    assert small.orders == ()
+    assert len(small.wishes) == 1
     assert len(apply([np.ones(10_000, F4)], members, (3,)).orders) == 1
 
 

@@ -280,6 +280,7 @@ class Parts:
         self._scratch: list[Spec] = []
         self._local: list[Spec] = []
         self._orders: list[Order] = []
+        self._wishes: list[tuple[Order, int]] = []
 
     def take(self, spec: Spec) -> int:
         """The operand of new scratch."""
@@ -297,6 +298,7 @@ class Parts:
         at += [-1 - len(self._local) - n for n in range(len(part.local))]
         self._local += part.local
         self._orders += part.orders
+        self._wishes += part.wishes
         steps: Sequence[Any] = part.steps
         self.steps += [replace(step, operands=tuple(at[n] for n in step.operands)) for step in steps]
 
@@ -305,7 +307,8 @@ class Parts:
         steps = [
             replace(step, operands=tuple(n if n >= 0 else end - 1 - n for n in step.operands)) for step in self.steps
         ]
-        return Application(tuple(steps), tuple(self._scratch), tuple(self._local), orders=tuple(self._orders))
+        orders, wishes = tuple(self._orders), tuple(self._wishes)
+        return Application(tuple(steps), tuple(self._scratch), tuple(self._local), orders=orders, wishes=wishes)
 
 
 def _apart(
@@ -411,7 +414,7 @@ def apply_with_epilogue(
     parts.add(product, [*range(count), between])
     results = range(len(inputs) + kept, len(inputs) + len(outputs))
     parts.add(rest, [*(n if n >= 0 else between for n in taken), *results])
-    return replace(_joined(parts.application()) if near else parts.application(), orders=rest.orders)
+    return _joined(parts.application()) if near else parts.application()
 
 
 def _place(parts: Parts, made: Spec, outputs: Sequence[Spec], near: bool) -> int:

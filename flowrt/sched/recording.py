@@ -378,7 +378,8 @@ class _Recorder:
         ]
         self.cost.add(op, specs, len(application.steps))
         self.orders += application.orders
-        self.wishes.update(dict(application.wishes))
+        for order, saved in application.wishes:
+            self.wishes[order] += saved
         self.longest += application.longest_seconds
 
     def gather(self) -> None:
