@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,16 @@ PURE = [
 IMPURE = {"asyncio", "time", "random", "socket", "threading", "concurrent", "subprocess", "secrets"}
 
 
-def modules() -> list[tuple[str, ast.Module]]:
-    return [(str(p.relative_to(ROOT).with_suffix("")), ast.parse(p.read_text())) for p in sorted(ROOT.rglob("*.py"))]
+MODULES = [str(p.relative_to(ROOT).with_suffix("")) for p in sorted(ROOT.rglob("*.py"))]
+
+
+@cache  # read when a test asks: every process that shares in the tests collects all of them
+def imported(module: str) -> frozenset[str]:
+    return frozenset(imports(parsed(module)))
+
+
+def parsed(module: str) -> ast.Module:
+    return ast.parse((ROOT / f"{module}.py").read_text())
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -102,34 +111,34 @@ def room(module: str) -> str:
     return module.split("/")[0]
 
 
-@pytest.mark.parametrize(("module", "tree"), modules(), ids=[m for m, _ in modules()])
-def test_every_file_imports_only_what_its_layer_may(module: str, tree: ast.Module) -> None:
-    inside = {name.split(".")[1] for name in imports(tree) if name.startswith("flowrt.")}
+@pytest.mark.parametrize("module", MODULES)
+def test_every_file_imports_only_what_its_layer_may(module: str) -> None:
+    inside = {name.split(".")[1] for name in imported(module) if name.startswith("flowrt.")}
     if module in FLOOR:
         assert inside <= set(FLOOR[: FLOOR.index(module)])
     elif room(module) in MAY_IMPORT and module not in HEAD:
         assert inside <= {*MAY_IMPORT[room(module)], room(module)}
 
 
-@pytest.mark.parametrize(("module", "tree"), modules(), ids=[m for m, _ in modules()])
-def test_side_effects_stay_with_their_owners(module: str, tree: ast.Module) -> None:
-    for name in imports(tree):
+@pytest.mark.parametrize("module", MODULES)
+def test_side_effects_stay_with_their_owners(module: str) -> None:
+    for name in imported(module):
         owners = OWNERS.get(name.split(".")[0])
         if owners is not None:
             assert module in owners or room(module) in owners, f"{module} imports {name}, which belongs to {owners}"
 
 
-@pytest.mark.parametrize(("module", "tree"), modules(), ids=[m for m, _ in modules()])
-def test_meaning_and_pure_files_know_no_clock_thread_or_socket(module: str, tree: ast.Module) -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_meaning_and_pure_files_know_no_clock_thread_or_socket(module: str) -> None:
     if module in PURE or room(module) in PURE:
-        assert not {name.split(".")[0] for name in imports(tree)} & IMPURE
+        assert not {name.split(".")[0] for name in imported(module)} & IMPURE
 
 
 def test_op_families_import_leftward_only() -> None:
-    for module, tree in modules():
+    for module in MODULES:
         family = module.removeprefix("ops/")
         if module.startswith("ops/") and family in FAMILIES:
-            seen = {name.split(".")[2] for name in imports(tree) if name.startswith("flowrt.ops.")}
+            seen = {name.split(".")[2] for name in imported(module) if name.startswith("flowrt.ops.")}
             right = set(FAMILIES[FAMILIES.index(family) :]) & seen
             assert not right, f"ops/{family} imports {right}, which stand to its right"
 
@@ -139,6 +148,7 @@ def test_no_file_is_longer_than_500_lines() -> None:
 
 
 def test_nothing_executes_data() -> None:
-    for module, tree in modules():
-        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    for module in MODULES:
+        calls = [node.func for node in ast.walk(parsed(module)) if isinstance(node, ast.Call)]
+        called = {function.id for function in calls if isinstance(function, ast.Name)}
         assert not called & {"eval", "exec", "compile", "__import__"}, module
