@@ -72,8 +72,10 @@ class World:
         self.numbers: dict[Any, int] = {}
         self.answers: dict[tuple, tuple] = {}
         self.renamed: dict[tuple, int] = {}
+        self.arrivals: dict[tuple, list[tuple]] = {}
+        self.news: dict[tuple, list[tuple]] = {}
         self.columns: dict[Any, int] = {}
-        self.views: dict[int, tuple] = {}
+        self.views: dict[int, tuple[int, ...]] = {}
         self.sizes: dict[int, tuple] = {}
         first = coordinator.start(policy, replicas, len(SERVERS), remember=0)
         empty = self.number(shard.start(replicas))
@@ -201,24 +203,38 @@ class World:
             yield False, joined._replace(alive=put(state.alive, replica, True), joins=state.joins - 1)
 
     def _pushes(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
-        for index, (version, broken, orphan) in enumerate(state.tries[replica]):
+        key = (replica, state.tries[replica], state.reports[replica], state.shards)
+        if key not in self.arrivals:
+            self.arrivals[key] = list(self._arriving(*key))
+        for fair, shards, reports in self.arrivals[key]:
+            yield fair, state._replace(shards=shards, reports=put(state.reports, replica, reports))
+
+    def _arriving(self, replica: int, tries: tuple, before: int, shards: tuple[int, ...]) -> Iterator[tuple]:
+        """What a part of an update that arrives makes of shards and reports, where it changes any."""
+        for index, (version, broken, orphan) in enumerate(tries):
             for server in SERVERS:
                 finite = server not in broken
                 update = (replica, version, index)
-                number, verdict = self.ask(state.shards[server], "hold", version, replica, update, finite)
-                reports = state.reports[replica]
+                number, verdict = self.ask(shards[server], "hold", version, replica, update, finite)
+                reports = before
                 if verdict is not Verdict.LATE:
                     reports |= bit(version, verdict is not Verdict.REFUSED, server)
-                if number != state.shards[server] or reports != state.reports[replica]:
-                    shards, reported = put(state.shards, server, number), put(state.reports, replica, reports)
-                    yield not orphan, state._replace(shards=shards, reports=reported)
+                if number != shards[server] or reports != before:
+                    yield not orphan, put(shards, server, number), reports
 
     def _reports(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
+        key = (state.coordinator, replica, state.reports[replica])
+        if key not in self.news:
+            self.news[key] = [said for said in self._said(*key[1:]) if self.ask(key[0], "held", *said)[0] != key[0]]
+        for said in self.news[key]:
+            yield True, self._coordinate(state, "held", *said)[0]
+
+    def _said(self, replica: int, reports: int) -> Iterator[tuple]:
         for version in range(self.versions):
             for server in SERVERS:
                 for finite in (False, True):
-                    if state.reports[replica] & bit(version, finite, server):
-                        yield True, self._coordinate(state, "held", server, version, replica, finite, 0.0)[0]
+                    if reports & bit(version, finite, server):
+                        yield server, version, replica, finite, 0.0
 
     def _applies(self, state: State, server: int) -> Iterator[tuple[bool, State]]:
         hands = state.hands[server]
@@ -281,14 +297,18 @@ class World:
             state.alive,
             strict=True,
         )
-        keys = [self.columns.setdefault(column, len(self.columns)) for column in columns]
+        keys = list(map(self._column, columns))
         order = tuple(sorted(self.replicas, key=keys.__getitem__))
         return state if order == tuple(self.replicas) else self._rename(state, order)
 
-    def _view(self, number: int) -> tuple:
+    def _view(self, number: int) -> tuple[int, ...]:
         if number not in self.views:
-            self.views[number] = tuple(view(self.values[number], replica) for replica in self.replicas)
+            self.views[number] = tuple(self._column(view(self.values[number], replica)) for replica in self.replicas)
         return self.views[number]
+
+    def _column(self, said: tuple) -> int:
+        """A number for what is said of a replica, the same for equal ones."""
+        return self.columns.setdefault(said, len(self.columns))
 
     def _rename(self, state: State, order: tuple[int, ...]) -> State:
         name = {old: new for new, old in enumerate(order)}
@@ -390,17 +410,19 @@ class Search(NamedTuple):
 def search(world: World) -> Search:
     """Visit every state; raise `Violation` for a forbidden one and for one that cannot reach the last version."""
     start = world.canonical(world.start)
-    numbers, states = {start: 0}, [start]
+    numbers, states = {start: 0}, [start]  # by its representative's number, under whatever numbers it was met
     sources, targets, transitions = array("i"), array("i"), 0
     for source, state in enumerate(states):  # grows while it is read: breadth first
         for fair, after in world.steps(state):
             if after is state:
                 continue
             transitions += 1
-            after = world.canonical(after)
-            target = numbers.setdefault(after, len(states))
-            if target == len(states):
-                states.append(after)
+            target = numbers.get(after, -1)
+            if target < 0:
+                same = world.canonical(after)
+                target = numbers[after] = numbers.setdefault(same, len(states))
+                if target == len(states):
+                    states.append(same)
             if fair:
                 sources.append(source)
                 targets.append(target)
