@@ -15,6 +15,7 @@ import pytest
 
 import flowrt.ops as fr
 from flowrt.kernels.launch import run_kernel
+from flowrt.kernels.quotient import is_small_quotient64, near_quotient64, near_remainder64
 from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
@@ -264,6 +265,25 @@ def test_rests_of_edges_are_those_of_numpy(dtype: Any) -> None:
         rests, quotients = np.remainder(x, y), np.floor_divide(x, y)
     np.testing.assert_array_equal(fr.remainder(x, y), rests)
     np.testing.assert_allclose(fr.floor_divide(x, y), quotients, rtol=2 * np.finfo(dtype).eps, atol=0)
+
+
+def test_rests_are_exact_without_one_rounding_for_two_operations() -> None:
+    """As plain Python computes them, and processors that have no such instruction."""
+    rng = np.random.default_rng(15)
+    print("seed 15")
+    largest = np.finfo(np.float64).max
+    x = np.concatenate([rng.uniform(-1, 1, 3000) * largest, [largest, -largest, 2.0**1023, 0.99 * 2.0**1023]])
+    edges = [0.6 * largest, 0.51 * largest, largest, 0.6 * largest]
+    y = np.concatenate([rng.choice([-1, 1], 3000) * rng.uniform(0.05, 1, 3000) * largest, edges])
+    with np.errstate(all="ignore"):
+        small = [bool(is_small_quotient64(a, b)) for a, b in zip(x, y, strict=True)]
+        for a, b, fits in zip(x, y, small, strict=True):
+            if fits:
+                assert near_remainder64(a, b) == np.remainder(a, b), (a, b)
+                assert near_quotient64(a, b) == np.floor_divide(a, b), (a, b)
+        assert not all(small)
+        assert sum(small) > 1000
+        np.testing.assert_array_equal(fr.remainder(x, y), np.remainder(x, y))
 
 
 @FLOATS

@@ -19,6 +19,7 @@ from flowrt.kernels.logarithm import log1p32, log1p64, log32, log64, pow32
 from flowrt.kernels.power import pow64
 from flowrt.kernels.quotient import (
     is_small_quotient,
+    is_small_quotient64,
     near_quotient32,
     near_quotient64,
     near_remainder32,
@@ -124,12 +125,16 @@ def signed_remainder(x: Any, y: Any) -> Any:
 
 elementwise("floor_divide", lambda x, y: floor_quotient(x, y))
 elementwise("floor_divide", far_quotient, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_quotient32))
-elementwise("floor_divide", far_quotient, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient, near_quotient64))
+elementwise(
+    "floor_divide", far_quotient, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient64, near_quotient64)
+)
 elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=_integral)
 elementwise("floor_divide", lambda x, y: signed_quotient(x, y), dtypes=_signed)
 elementwise("remainder", lambda x, y: float_remainder(x, y))
 elementwise("remainder", far_remainder, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_remainder32))
-elementwise("remainder", far_remainder, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient, near_remainder64))
+elementwise(
+    "remainder", far_remainder, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient64, near_remainder64)
+)
 elementwise("remainder", lambda x, y: x % y if y != 0 else y, dtypes=_integral)
 elementwise("remainder", lambda x, y: signed_remainder(x, y), dtypes=_signed)
 

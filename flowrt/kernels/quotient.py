@@ -15,6 +15,7 @@ from flowrt.kernels.exponential import INFINITY, signed_as, whole64
 from flowrt.kernels.table import jitable
 
 QUOTIENT_END = np.float32(2.0**22)
+DIVIDEND_END = 2.0**1023
 HALF_BITS = np.uint64(0xFFFFFFFFF8000000)
 
 
@@ -22,6 +23,12 @@ HALF_BITS = np.uint64(0xFFFFFFFFF8000000)
 def is_small_quotient(x: Any, y: Any) -> Any:
     """Whether the functions below hold, as they do for no NaN and no division by zero."""
     return (abs(x / y) < QUOTIENT_END) & (abs(y) < INFINITY)
+
+
+@jitable
+def is_small_quotient64(x: Any, y: Any) -> Any:
+    """The same of float64: of larger dividends, the nearest quotient times the divisor may be above all numbers."""
+    return is_small_quotient(x, y) & (abs(x) < DIVIDEND_END)
 
 
 @jitable
