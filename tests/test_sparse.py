@@ -386,3 +386,13 @@ def test_kernels_that_move_rows_are_found_before_a_cluster_needs_them() -> None:
         train = fr.optim.Adam(0.1).minimize(fr.sum(fr.nn.embedding_lookup(v, fr.constant([0, 2, 2]))))
     for plan in compiled([], [train]).plans.values():
         warm(plan)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (2, 4, 3)], ids=str)
+def test_an_unsigned_index_beyond_all_signed_ones_is_out_of_range(shape: tuple[int, ...]) -> None:
+    x, axis = np.zeros(shape, np.float32), len(shape) // 3
+    for beyond in (2**63, 2**63 + 1, 2**64 - 1):
+        with pytest.raises(fr.FlowrtError, match="out of range"):
+            fr.take(x, np.uint64([1, beyond]), axis=axis)
+    np.testing.assert_array_equal(fr.take(x + 1, np.uint64([1, 3]), axis=axis), np.take(x + 1, [1, 3], axis))
+    assert fr.one_hot(np.uint64([2**63, 1, 2**64 - 1]), 2).tolist() == [[0, 0], [0, 1], [0, 0]]

@@ -16,7 +16,7 @@ from flowrt.kernels.rowmoves import (
     gather_rows_by_int64,
     move_bytes,
 )
-from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE
+from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE, row_number
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel
 from flowrt.spec import Spec, normal_axes
 
@@ -80,7 +80,7 @@ def take_rows(x: Any, indices: Any, y: Any, begin: int, end: int) -> int:
         return 0
     for j in range(begin, end):
         fetch(x, (source + np.int64(indices[np.uint64(min(j + AHEAD, end - 1))]) * nbytes, nbytes))
-        at = np.int64(indices[np.uint64(j)])
+        at = row_number(indices[np.uint64(j)])
         at = at + size if at < 0 and at != ABSENT else at
         if at >= 0 and at < size:
             move_bytes(x, (source + at * nbytes, target, nbytes))
@@ -97,7 +97,7 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
     size = x.shape[1]
     if x.shape[2] == 1 and size > 0:
         for j in range(begin, end):
-            at = np.int64(indices[j])
+            at = row_number(indices[j])
             if at != ABSENT and (at < -size or at >= size):
                 run[0] = OUT_OF_RANGE
                 return
@@ -108,7 +108,7 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
             run[0] = OUT_OF_RANGE
         return
     for j in range(begin, end):
-        at = np.int64(indices[j])
+        at = row_number(indices[j])
         if at == ABSENT:
             for i in range(x.shape[0]):
                 y[i, j] = 0
@@ -145,7 +145,7 @@ def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: in
             count = np.uint64(0)
             for j in range(start, min(start + PIECE, b * many + many)):
                 fetch(x, (first + np.int64(indices[np.uint64(min(j + AHEAD, last))]) * nbytes, nbytes))
-                at = np.int64(indices[np.uint64(j)])
+                at = row_number(indices[np.uint64(j)])
                 if at == ABSENT:
                     continue
                 at = at + size if at < 0 else at
@@ -181,7 +181,7 @@ def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begi
             for k in range(target.size):
                 target[k] = 0
     for j in range(indices.size):
-        at = np.int64(indices[j])
+        at = row_number(indices[j])
         if at == ABSENT:
             continue
         if at < -size or at >= size:
@@ -204,7 +204,7 @@ def _coding(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
 @kernel("one_hot", layout=_coding)
 def one_hot(indices: Any, y: Any, begin: int, end: int) -> None:
     for i in range(begin, end):
-        row, at = y[i], np.int64(indices[i])
+        row, at = y[i], row_number(indices[i])
         row[:] = 0
         if at >= 0 and at < row.size:
             row[at] = 1

@@ -12,7 +12,15 @@ from flowrt.spec import Spec
 
 OUT_OF_RANGE = 1  # of launch.FAILURES
 ABSENT = -(1 << 63)  # an index that is no row's
+BEYOND = (1 << 63) - 1  # one that no table has
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: consecutive rows are spread evenly
+
+
+@jitable
+def row_number(index: Any) -> Any:
+    """An index as a signed number; `BEYOND` for an unsigned one that is too large for that."""
+    at = np.int64(index)
+    return np.int64(BEYOND) if at < 0 and index > 0 else at
 
 
 def table_bits(count: int) -> int:
@@ -44,7 +52,7 @@ def find_groups(indices: Any, groups: Any, table: Any, member: Any, counts: Any,
     count, found = indices.size, np.uint64(0)
     rows, one, mask = np.uint64(count + 2), np.uint64(1), np.uint64(table.size - 1)
     for i in range(count):
-        at = np.int64(indices[np.uint64(i)])
+        at = row_number(indices[np.uint64(i)])
         if at == ABSENT:
             member[np.uint64(i)] = -1
             continue
