@@ -7,6 +7,8 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.interrupts import NOBODY, _line
+from flowrt.interrupts import NOBODY, _left, _line
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 from flowrt.sched.interrupts import Noted, present_run
 from flowrt.sched.lanes import main_thread, this_thread
@@ -109,6 +111,35 @@ def test_the_next_session_watches_when_the_one_that_did_closes() -> None:
     finally:
         assert signal.set_wakeup_fd(NOBODY) == NOBODY
     assert len(seen) == 3
+
+
+def in_another_thread(work: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def test_a_session_closed_in_another_thread_leaves_its_place_to_others() -> None:
+    with fr.Graph() as graph:
+        one = fr.constant(1.0)
+    first, second, third = (fr.BlockingSession(graph) for _ in range(3))
+    first.__enter__(), second.__enter__()
+    ends = first._interrupts._ends
+    in_another_thread(lambda: first.__exit__(None, None, None))
+    assert second._interrupts._ends == ends
+    os.write(ends[1], b"\0")
+    while select.select([ends[0]], [], [], 0)[0]:  # until the second session has read it
+        pass
+    in_another_thread(lambda: second.__exit__(None, None, None))
+    assert _left == [ends]
+    os.write(ends[1], bytes([signal.SIGINT]))  # one that came when nobody was there
+    with third:
+        assert third._interrupts._ends == ends
+        assert not select.select([ends[0]], [], [], 0)[0]
+        assert third.run(one) == 1
+    assert _left == []
+    assert signal.set_wakeup_fd(NOBODY) == NOBODY
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(ends[1])
 
 
 FORKING = """
