@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from flowrt.kernels.emit_folds import GROUP, add_groups, add_lanes, no_lanes
+from flowrt.kernels.squarecode import SQUARE_EMITTERS
 
 if TYPE_CHECKING:
     from flowrt.kernels.micro import Stub
@@ -181,4 +182,5 @@ ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many wo
     "gather_rows": (5, _gather_rows),
     "add_row": (3, _add_row),
     "add_rows": (7, _add_rows),
+    **SQUARE_EMITTERS,
 }

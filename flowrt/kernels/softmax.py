@@ -2,7 +2,8 @@
 
 Rows are taken as many at a time as stay in a core's nearest cache, and their exponentials in one loop over all of
 them: a loop over the ten entries of one row would hardly vectorise. So short rows are turned around first, and a loop
-takes an entry of each. Of float32 the exponential is the one that vectorises, for numbers that are 0 at most.
+takes an entry of each (`few_classes`). Of float32 the exponential is the one that vectorises, for numbers that are 0 at
+most.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.exponential import fading32
+from flowrt.kernels.few_classes import (
+    KNOWN,
+    SHORT,
+    short_class_loss_by,
+    short_class_slope_by,
+    short_log_softmax_by,
+    short_loss_by,
+    short_slope_by,
+    short_softmax_by,
+)
 from flowrt.kernels.folds import add_loosely, larger_loosely
-from flowrt.kernels.index import around
+from flowrt.kernels.index import around, within
 from flowrt.kernels.logarithm import log32
 from flowrt.kernels.table import Call, View, host_only, jitable, kernel, single
 from flowrt.spec import Spec
@@ -25,7 +36,6 @@ NOT_A_CLASS = 3  # of launch.FAILURES
 COLUMNS = 1024  # at a time, as in `reduce`
 ENTRIES = 2048  # of rows at a time
 STRETCH = 256  # entries whose sum may be held in their own type
-SHORT = 32  # entries of rows that are turned around
 
 
 def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -42,7 +52,7 @@ def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     _, count, after = around(inputs[0].concrete, attrs["axis"])
     width, dtype = min(after, COLUMNS) if after > 1 else rows_together(count), outputs[0].dtype
     room = max(count, ENTRIES) if after == 1 else 1
-    return Spec(dtype, (2, width)), Spec("float64", (width,)), Spec(dtype, (room,))
+    return Spec(dtype, (2, width)), Spec("float64", (width,)), Spec(dtype, (1, room))
 
 
 @jitable
@@ -113,45 +123,6 @@ def powers_by(exp: Any) -> Callable[..., Any]:
     return jitable(powers_of)
 
 
-def turned_by(exp: Any) -> Callable[..., Any]:
-    powers_of = powers_by(exp)
-
-    def turn_powers(rows: Any, room: Any, tops: Any, totals: Any) -> None:
-        """Put the exponentials of short rows, less the largest of each, into ``room``: of all rows entry by entry.
-
-        The largest go to ``tops`` and the sums to ``totals``.
-        """
-        count, classes, kind = rows.shape[0], rows.shape[1], room.dtype.type
-        for j in range(classes):
-            for i in range(count):
-                room[np.uint64(j * count + i)] = kind(rows[np.uint64(i), np.uint64(j)])
-        for i in range(count):
-            tops[i] = room[i]
-            totals[i] = 0
-        for j in range(1, classes):
-            for i in range(count):
-                tops[i] = larger_loosely(tops[i], room[np.uint64(j * count + i)])
-        for j in range(classes):
-            for i in range(count):
-                room[np.uint64(j * count + i)] -= tops[i]
-        powers_of(room, classes * count)
-        for j in range(classes):
-            for i in range(count):
-                totals[i] += room[np.uint64(j * count + i)]
-
-    return jitable(turn_powers)
-
-
-@jitable
-def turn_back(room: Any, scale: Any, rows: Any) -> None:
-    """Put what `turn_powers` found, each times its row's ``scale``, into ``rows``."""
-    count = rows.shape[0]
-    for i in range(count):
-        row = rows[i]
-        for j in range(row.size):
-            row[j] = room[np.uint64(j * count + i)] * scale[i]
-
-
 def columns_by(exp: Any) -> Callable[..., Any]:
     def exponentials(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> Any:
         """Put the exponentials of some columns, less the largest of each, into ``y``, and their sums into ``totals``.
@@ -174,8 +145,8 @@ def columns_by(exp: Any) -> Callable[..., Any]:
     return jitable(exponentials)
 
 
-def softmax_by(exp: Any) -> Callable[..., Any]:
-    """The kernel of softmax, given the exponential."""
+def softmax_by(exp: Any, itemsize: int) -> Callable[..., Any]:
+    """The kernel of softmax, given the exponential and the bytes of an entry."""
     exponentials = columns_by(exp)
 
     @jitable
@@ -188,7 +159,7 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
             for t in range(width):
                 out[np.uint64(start + t)] *= scale[t]
 
-    powers_of, turn_powers = powers_by(exp), turned_by(exp)
+    powers_of, short_softmax = powers_by(exp), short_softmax_by(exp, itemsize)
 
     def softmax(x: Any, y: Any, tops: Any, totals: Any, room: Any, last: int, begin: int, end: int) -> None:
         if x.size == 0:
@@ -199,10 +170,7 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
         for first in range(begin, end, rows_together(x.shape[2])):
             stop = min(first + rows_together(x.shape[2]), end)
             if x.shape[2] <= SHORT:
-                turn_powers(x[first:stop, 0], room, tops[0], tops[1])
-                for i in range(stop - first):
-                    tops[1, i] = 1 / tops[1, i]
-                turn_back(room, tops[1], y[first:stop, 0])
+                short_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
                 continue
             for i in range(first, stop):
                 less_largest(x[i, 0], y[i, 0])
@@ -216,8 +184,9 @@ def softmax_by(exp: Any) -> Callable[..., Any]:
     return softmax
 
 
-def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
-    exponentials, powers_of, turn_powers = columns_by(exp), powers_by(exp), turned_by(exp)
+def log_softmax_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
+    exponentials, powers_of = columns_by(exp), powers_by(exp)
+    short_log_softmax = short_log_softmax_by(exp, log, itemsize)
 
     @jitable
     def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
@@ -240,23 +209,17 @@ def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
         for first in range(begin, end, rows_together(x.shape[2])):
             stop = min(first + rows_together(x.shape[2]), end)
             if x.shape[2] <= SHORT:
-                turn_powers(x[first:stop, 0], room, tops[0], tops[1])
-                for i in range(stop - first):
-                    tops[1, i] = log(tops[1, i])
-                for i in range(first, stop):
-                    top, rest, out = tops[0, i - first], tops[1, i - first], y[i, 0]
-                    for j in range(out.size):
-                        out[j] = (y.dtype.type(x[i, 0, j]) - top) - rest
+                short_log_softmax(x[first:stop, 0], y[first:stop, 0], room, tops)
                 continue
             for i in range(first, stop):
                 out, start = y[i, 0], (i - first) * x.shape[2]
                 less_largest(x[i, 0], out)
                 for j in range(out.size):
-                    room[np.uint64(start + j)] = out[j]
-            powers_of(room, (stop - first) * x.shape[2])
+                    room[0, np.uint64(start + j)] = out[j]
+            powers_of(room[0], (stop - first) * x.shape[2])
             for i in range(first, stop):
                 out = y[i, 0]
-                rest = y.dtype.type(math.log(sum_of(room, (i - first) * out.size, out.size)))
+                rest = y.dtype.type(math.log(sum_of(room[0], (i - first) * out.size, out.size)))
                 for j in range(out.size):
                     out[j] -= rest
 
@@ -279,49 +242,34 @@ def _examples_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: 
 
 
 def _powers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
-    """For exponentials, and the largest entries and the sums of rows that are taken together."""
+    """For exponentials, and where rows are short for their labels; and for what is known of rows taken together."""
     dtype, classes = inputs[0].dtype, inputs[0].concrete[-1]
-    return Spec(dtype, (max(classes, ENTRIES),)), Spec(dtype, (2, rows_together(classes)))
+    return Spec(dtype, (1 + (classes <= SHORT), max(classes, ENTRIES))), Spec(dtype, (KNOWN, rows_together(classes)))
 
 
-@jitable
-def is_class(label: int, row: Any, run: Any) -> bool:
-    if label >= 0 and label < row.size:
-        return True
-    run[0] = NOT_A_CLASS
-    return False
-
-
-def class_cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
-    powers_of, turn_powers = powers_by(exp), turned_by(exp)
+def class_cross_entropy_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
+    powers_of, short_loss = powers_by(exp), short_class_loss_by(exp, log, itemsize)
 
     def class_cross_entropy(
         logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
     ) -> None:
         classes = logits.shape[1]
+        if not within(labels, classes, begin, end):
+            run[0] = NOT_A_CLASS
+            return
         for first in range(begin, end, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
             if classes <= SHORT:
-                for i in range(first, stop):
-                    if not is_class(int(labels[i]), logits[i], run):
-                        return
-                turn_powers(logits[first:stop], room, found[0], found[1])
-                for i in range(stop - first):
-                    found[1, i] = log(found[1, i])
-                for i in range(first, stop):
-                    y[i] = (found[0, i - first] - logits[i, int(labels[i])]) + found[1, i - first]
+                short_loss(logits[first:stop], labels[first:stop], y[first:stop], room, found)
                 continue
             for i in range(first, stop):
-                label, row, start = int(labels[i]), logits[i], (i - first) * classes
-                if not is_class(label, row, run):
-                    return
-                top = largest_in(row, y)
-                y[i] = top - row[label]
+                row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
+                y[i] = top - row[int(labels[i])]
                 for j in range(classes):
-                    room[np.uint64(start + j)] = row[j] - top
-            powers_of(room, (stop - first) * classes)
+                    room[0, np.uint64(start + j)] = row[j] - top
+            powers_of(room[0], (stop - first) * classes)
             for i in range(first, stop):
-                y[i] += math.log(sum_of(room, (i - first) * classes, classes))
+                y[i] += math.log(sum_of(room[0], (i - first) * classes, classes))
 
     return class_cross_entropy
 
@@ -334,25 +282,20 @@ def scale_powers(row: Any, by: Any) -> Any:
         row[j] *= scale
 
 
-def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
-    powers_of, turn_powers = powers_by(exp), turned_by(exp)
+def class_cross_entropy_slope_by(exp: Any, itemsize: int) -> Callable[..., Any]:
+    powers_of, short_slope = powers_by(exp), short_class_slope_by(exp, itemsize)
 
     def class_cross_entropy_slope(
         logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
     ) -> None:
         classes = logits.shape[1]
+        if not within(labels, classes, begin, end):
+            run[0] = NOT_A_CLASS
+            return
         for first in range(begin, end, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
-            for i in range(first, stop):
-                if not is_class(int(labels[i]), logits[i], run):
-                    return
             if classes <= SHORT:
-                turn_powers(logits[first:stop], room, found[0], found[1])
-                for i in range(stop - first):
-                    found[1, i] = dy[first + i] / found[1, i]
-                turn_back(room, found[1], y[first:stop])
-                for i in range(first, stop):
-                    y[i, int(labels[i])] -= dy[i]
+                short_slope(logits[first:stop], labels[first:stop], dy[first:stop], y[first:stop], room, found)
                 continue
             for i in range(first, stop):
                 less_largest(logits[i], y[i])
@@ -364,17 +307,8 @@ def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
     return class_cross_entropy_slope
 
 
-@jitable
-def total_of(row: Any) -> Any:
-    """The sum of few entries."""
-    total = row.dtype.type(0)
-    for j in range(row.size):
-        total += row[j]
-    return total
-
-
-def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
-    powers_of, turn_powers = powers_by(exp), turned_by(exp)
+def cross_entropy_slope_by(exp: Any, itemsize: int) -> Callable[..., Any]:
+    powers_of, short_slope = powers_by(exp), short_slope_by(exp, itemsize)
 
     def cross_entropy_slope(
         logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int
@@ -383,12 +317,7 @@ def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
         for first in range(begin, end if classes > 0 else begin, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
             if classes <= SHORT:
-                turn_powers(logits[first:stop], room, found[0], found[1])
-                for i in range(first, stop):
-                    out, weights, each = y[i], labels[i], dy[i]
-                    scale = each * total_of(weights) / found[1, i - first]
-                    for j in range(classes):
-                        out[j] = room[np.uint64(j * (stop - first) + i - first)] * scale - each * weights[j]
+                short_slope(logits[first:stop], labels[first:stop], dy[first:stop], y[first:stop], room, found)
                 continue
             for i in range(first, stop):
                 less_largest(logits[i], y[i])
@@ -416,51 +345,37 @@ def cost_of(row: Any, weights: Any, top: Any, rest: Any) -> Any:
     return total
 
 
-@jitable
-def short_cost_of(row: Any, weights: Any, top: Any, rest: Any) -> Any:
-    """As `cost_of`, one by one."""
-    total = row.dtype.type(0)
-    for j in range(row.size):
-        cost = weights[j] * (rest - (row[j] - top))
-        total += cost if weights[j] != 0 else row.dtype.type(0)
-    return total
-
-
-def cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
-    powers_of, turn_powers = powers_by(exp), turned_by(exp)
+def cross_entropy_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
+    powers_of, short_loss = powers_by(exp), short_loss_by(exp, log, itemsize)
 
     def cross_entropy(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
         classes = logits.shape[1]
         for first in range(begin, end, rows_together(classes)):
             stop = min(first + rows_together(classes), end)
             if 0 < classes <= SHORT:
-                turn_powers(logits[first:stop], room, found[0], found[1])
-                for i in range(stop - first):
-                    found[1, i] = log(found[1, i])
-                for i in range(first, stop):
-                    y[i] = short_cost_of(logits[i], labels[i], found[0, i - first], found[1, i - first])
+                short_loss(logits[first:stop], labels[first:stop], y[first:stop], room, found)
                 continue
             for i in range(first, stop if classes > 0 else first):
                 row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
                 y[i] = top
                 for j in range(classes):
-                    room[np.uint64(start + j)] = row[j] - top
-            powers_of(room, (stop - first) * classes)
+                    room[0, np.uint64(start + j)] = row[j] - top
+            powers_of(room[0], (stop - first) * classes)
             for i in range(first, stop):
-                rest = y.dtype.type(math.log(sum_of(room, (i - first) * classes, classes)))
+                rest = y.dtype.type(math.log(sum_of(room[0], (i - first) * classes, classes)))
                 y[i] = cost_of(logits[i], labels[i], y[i], rest)
 
     return cross_entropy
 
 
-for _dtypes, _exp, _log in ((None, math.exp, math.log), (single, fading32, log32)):
-    kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp))
-    kernel("log_softmax", layout=_along, local=_memory, dtypes=_dtypes)(log_softmax_by(_exp, _log))
+for _dtypes, _exp, _log, _size in ((None, math.exp, math.log, 8), (single, fading32, log32, 4)):
+    kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp, _size))
+    kernel("log_softmax", layout=_along, local=_memory, dtypes=_dtypes)(log_softmax_by(_exp, _log, _size))
     for _op, _function in (
-        ("class_cross_entropy", class_cross_entropy_by(_exp, _log)),
-        ("class_cross_entropy_slope", class_cross_entropy_slope_by(_exp)),
-        ("cross_entropy", cross_entropy_by(_exp, _log)),
-        ("cross_entropy_slope", cross_entropy_slope_by(_exp)),
+        ("class_cross_entropy", class_cross_entropy_by(_exp, _log, _size)),
+        ("class_cross_entropy_slope", class_cross_entropy_slope_by(_exp, _size)),
+        ("cross_entropy", cross_entropy_by(_exp, _log, _size)),
+        ("cross_entropy_slope", cross_entropy_slope_by(_exp, _size)),
     ):
         kernel(_op, layout=_examples_with_room, local=_powers, dtypes=_dtypes)(_function)
 
