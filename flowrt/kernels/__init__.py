@@ -3,6 +3,7 @@
 # Each family enters its kernels in the table when it is imported.
 from flowrt.kernels import (
     activation,
+    along,
     conv,
     elementwise,
     flow,
@@ -25,6 +26,7 @@ from flowrt.kernels import (
 
 __all__ = [
     "activation",
+    "along",
     "conv",
     "elementwise",
     "flow",

@@ -11,6 +11,8 @@ import numpy as np
 from flowrt.kernels.rowmoves import (
     AHEAD,
     add_rows_by_int64,
+    add_to_rows_by_int32,
+    add_to_rows_by_int64,
     fetch,
     gather_rows_by_int32,
     gather_rows_by_int64,
@@ -176,10 +178,17 @@ def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begi
     size = y.shape[1]
     first, last = size * begin // units, size * end // units
     for i in range(y.shape[0]):
-        for j in range(first, last):
-            target = y[i, j]
-            for k in range(target.size):
-                target[k] = 0
+        target = y[i, first]
+        for k in range((last - first) * y.shape[2]):  # of rows that lie one after another
+            target[np.uint64(k)] = 0
+    plain = y.shape[0] == 1 and last - first == size and indices.itemsize >= 4
+    if plain and y.dtype.type(2) != y.dtype.type(1) and within(indices, size, 0, indices.size):  # and no bools
+        words = (updates.ctypes.data, indices.ctypes.data, indices.size, y.ctypes.data, y.shape[2])
+        if indices.itemsize == 4:
+            add_to_rows_by_int32(y, words)
+        else:
+            add_to_rows_by_int64(y, words)
+        return
     for j in range(indices.size):
         at = row_number(indices[j])
         if at == ABSENT:

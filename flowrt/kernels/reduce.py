@@ -1,7 +1,9 @@
 """Reductions over axes, in one form: kept, reduced, kept, reduced and last axis, each merged of neighbours.
 
-The last axis is contiguous and either reduced (then the fourth is 1) or kept. Sums of floats are held in float64:
-a float32 sum of millions of entries is right to its last digit, and costs no more than reading them.
+The last axis is contiguous and either reduced (then the fourth is 1) or kept. Short rows are turned around some at a
+time, so that a loop takes an entry of each: one over a row would take most of its time to begin and to end. Sums of
+floats are held in float64: a float32 sum of millions of entries is right to its last digit, and costs no more than
+reading them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from flowrt.errors import SpecError
 from flowrt.kernels.folds import Fold, add_loosely, along_row, larger_loosely, multiply_loosely, smaller_loosely
 from flowrt.kernels.partials import Parted, register_parted
 from flowrt.kernels.rowmoves import add_row
-from flowrt.kernels.table import Attrs, Call, View, host_only, jitable, kernel, pieces
+from flowrt.kernels.squares import LANES, turn_rows
+from flowrt.kernels.table import Attrs, Call, View, jitable, kernel, pieces
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec, normal_axes
 
@@ -24,8 +27,7 @@ if TYPE_CHECKING:
     from flowrt.spec import Shape
 
 COLUMNS = 1024  # folded at a time, so that what is held of them stays in a core's nearest cache
-SEARCHED = 64
-SHORT, TOGETHER = 32, 256  # entries of rows that are searched side by side, and how many are
+SHORT = 32  # entries of rows that are folded side by side
 
 
 def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
@@ -62,7 +64,7 @@ def five_sizes(shape: Shape, axes: Sequence[int]) -> tuple[tuple[int, ...], bool
     raise SpecError(f"axes {tuple(axes)} of {shape} lie in more than two groups; reduce some of them first")
 
 
-def _axes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, ...]:
+def axes_taken(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, ...]:
     return normal_axes(attrs["axis"], inputs[0].rank)
 
 
@@ -71,11 +73,12 @@ def _call(sizes: tuple[int, ...], last: bool, ignored: Sequence[Spec]) -> Call:
     outer, _, middle, _, tail = sizes
     results = (outer, middle, 1 if last else tail)
     views = (View.dense(sizes), *(View.dense(s.concrete) for s in ignored), View.dense(results))
-    return Call((*views, View.dense((2, _columns(sizes, last)))), (int(last),), math.prod(results))
+    memory = View.dense((2, _columns(sizes, last))), View.dense(_lines(sizes, last))
+    return Call((*views, *memory), (int(last),), math.prod(results))
 
 
 def form_of(inputs: Sequence[Spec], attrs: Attrs) -> tuple[tuple[int, ...], bool]:
-    return five_sizes(inputs[0].concrete, _axes(inputs, attrs))
+    return five_sizes(inputs[0].concrete, axes_taken(inputs, attrs))
 
 
 def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
@@ -83,14 +86,27 @@ def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Ca
 
 
 def _columns(sizes: tuple[int, ...], last: bool) -> int:
-    """How many columns are folded at a time."""
-    return 1 if last else min(sizes[4], COLUMNS)
+    """How many columns, or short rows, are folded at a time."""
+    if not last:
+        return min(sizes[4], COLUMNS)
+    outer, _, middle, _, tail = sizes
+    together = min(outer * middle, 2 * COLUMNS // max(tail, 1))
+    return together if 1 < tail <= SHORT and together >= LANES else 1
+
+
+def _lines(sizes: tuple[int, ...], last: bool) -> tuple[int, int]:
+    """The shape of what short rows are turned around into: for each of their entries a line of those of all."""
+    together = _columns(sizes, last)
+    return (sizes[4], together) if last and together > 1 else (1, 1)
+
+
+def _memory(form: tuple[tuple[int, ...], bool], entry: Any, wide: Any) -> list[Spec]:
+    return [Spec(wide, (2, _columns(*form))), Spec(entry, _lines(*form))]
 
 
 def _local(wide: Callable[[np.dtype[Any]], Any]) -> Any:
     def local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        columns = _columns(*form_of(inputs, attrs))
-        return [Spec(wide(inputs[0].dtype), (2, columns))]
+        return _memory(form_of(inputs, attrs), inputs[0].dtype, wide(inputs[0].dtype))
 
     return local
 
@@ -180,8 +196,36 @@ def reduction(fold: Fold, start: int | None, finish: Any = as_it_is) -> Callable
     neutral = 0 if start is None else start
     fold_along, take, fold_rows = along_row(fold), fold.take, row_fold(fold)
 
-    def reduce(x: Any, y: Any, found: Any, last: int, begin: int, end: int) -> None:
+    @jitable
+    def fold_short(rows: Any, found: Any, lines: Any, again: bool, turn: int) -> Any:
+        """Fold short rows into ``found[turn]``, each into its own entry; see `row_fold` for the answer."""
+        turn_rows(rows, lines)
+        if not again:
+            for i in range(rows.shape[0]):
+                found[0, i] = take(lines[0, i], found) if first else neutral
+        return fold_rows(lines, 0, rows.shape[0], found, turn)
+
+    @jitable
+    def reduce_short(x: Any, y: Any, found: Any, lines: Any, begin: int, end: int) -> None:
+        a, middle, at = x.shape[1], x.shape[2], begin
+        while at < end:
+            o, m, turn = at // middle, at % middle, 0
+            width = min(end - at, found.shape[1])
+            if a > 1:  # else there are no axes between
+                width = min(width, middle - m)
+            for k in range(a):
+                rows = x[o, k, m : m + width, 0] if a > 1 else x[at : at + width, 0, 0, 0]
+                turn = fold_short(rows, found, lines, k > 0, turn)
+            folded, out = found[turn], y[o, m:, 0] if a > 1 else y[at:, 0, 0]
+            for i in range(width):
+                out[i] = finish(folded[i], a * x.shape[4])
+            at += width
+
+    def reduce(x: Any, y: Any, found: Any, lines: Any, last: int, begin: int, end: int) -> None:
         _, a, middle, b, tail = x.shape
+        if last != 0 and found.shape[1] > 1:
+            reduce_short(x, y, found, lines, begin, end)
+            return
         if last != 0:
             for result in range(begin, end):
                 o, m = result // middle, result % middle
@@ -240,7 +284,7 @@ def reduction_on_cuda(combine: Any, start: int | None, finish: Any = as_it_is) -
     """The twin of `reduction`: a block folds the entries of one result at a time."""
     fold_strand, fold_strands = strands_on_cuda(combine, start, finish)
 
-    def reduce(x: Any, y: Any, found: Any, last: int) -> None:
+    def reduce(x: Any, y: Any, found: Any, lines: Any, last: int) -> None:
         folded = cuda.shared.array(THREADS, found.dtype)
         for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
             fold_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)
@@ -275,163 +319,6 @@ _register("any", Fold(either, either, as_truth), either, 0, lambda dtype: "bool"
 _register("all", Fold(both, both, as_truth), both, 1, lambda dtype: "bool")
 
 
-def _position_sizes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, int, int]:
-    shape = inputs[0].concrete
-    if attrs["axis"] is None:
-        return 1, inputs[0].size, 1
-    axis = _axes(inputs, attrs)[0]
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-
-
-def _position_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    """Rows if the axis is the last (or all there is), else columns. Each result is a unit of work."""
-    outer, count, inner = _position_sizes(inputs, attrs)
-    sizes, last = ((outer, 1, count), 1) if inner == 1 else ((outer, count, inner), 0)
-    local = (View.dense(spec.concrete) for spec in _position_local(inputs, outputs, attrs))
-    return Call((View.dense(sizes), View.dense((outer, inner)), *local), (last,), outer * inner)
-
-
-def _position_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """The best of each column or short row and where it is: in 32 bits where they suffice, as wide as most entries.
-
-    The third line of the best is for an entry of each short row.
-    """
-    _, count, inner = _position_sizes(inputs, attrs)
-    columns = TOGETHER if inner == 1 else min(inner, COLUMNS)
-    return [Spec(inputs[0].dtype, (3, columns)), Spec("int32" if count < 2**31 else "int64", (2, columns))]
-
-
-@jitable
-def beats_as_larger(x: Any, y: Any) -> Any:
-    return (x > y) | ((x != x) & (y == y))
-
-
-@jitable
-def beats_as_smaller(x: Any, y: Any) -> Any:
-    return (x < y) | ((x != x) & (y == y))
-
-
-@jitable
-def first_equal(row: Any, value: Any) -> Any:
-    """Where ``value`` (or NaN, if it is) first is in a row that holds it; by blocks, whose search vectorises."""
-    start = 0
-    for block in range(row.size // SEARCHED):
-        there = False
-        for t in range(SEARCHED):
-            entry = row[np.uint64(block * SEARCHED + t)]
-            there |= (entry == value) | (entry != entry)
-        if there:
-            break
-        start += SEARCHED
-    while start < row.size - 1 and row[start] != value and row[start] == row[start]:
-        start += 1
-    return start
-
-
-def position(beats: Any, in_row: Any) -> Callable[..., Any]:
-    """The kernel that finds where the first entry is that no other beats."""
-
-    @jitable
-    def beat(entries: Any, start: int, k: int, width: int, best: Any, where: Any) -> None:
-        """Have the entries of line ``k`` beat the best before them, taking turns as in `row_fold`."""
-        here = where.dtype.type(k)
-        old, new, before, after = best[(k - 1) % 2], best[k % 2], where[(k - 1) % 2], where[k % 2]
-        for i in range(width):
-            after[i] = here if beats(entries[np.uint64(start + i)], old[i]) else before[i]
-        for i in range(width):
-            new[i] = entries[np.uint64(start + i)] if beats(entries[np.uint64(start + i)], old[i]) else old[i]
-
-    @jitable
-    def find_in_short(rows: Any, out: Any, best: Any, where: Any) -> None:
-        """In rows whose loops would take most of their time to begin: an entry of each at a time."""
-        width, count = rows.shape[0], rows.shape[1]
-        for i in range(width):
-            best[0, i], where[0, i] = rows[i, 0], 0
-        for k in range(1, count):
-            for i in range(width):
-                best[2, i] = rows[i, k]
-            beat(best[2], 0, k, width, best, where)
-        for i in range(width):
-            out[i] = where[(count - 1) % 2, i]
-
-    def find(x: Any, y: Any, best: Any, where: Any, last: int, begin: int, end: int) -> None:
-        if last != 0:
-            if x.shape[2] <= SHORT:
-                for o in range(begin, end, best.shape[1]):
-                    stop = min(o + best.shape[1], end)
-                    find_in_short(x[o:stop, 0], y[o:stop, 0], best, where)
-                return
-            for o in range(begin, end):
-                row = x[o, 0]
-                top = row[0]
-                for t in range(row.size):
-                    top = in_row(top, row[t])
-                y[o, 0] = first_equal(row, top)
-            return
-        at, inner = begin, y.shape[1]
-        while at < end:
-            o, start = at // inner, at % inner
-            width = min(min(inner - start, end - at), best.shape[1])
-            row, out = x[o, 0], y[o]
-            for i in range(width):
-                best[0, i], where[0, i] = row[np.uint64(start + i)], 0
-            for k in range(1, x.shape[1]):
-                beat(x[o, k], start, k, width, best, where)
-            for i in range(width):
-                out[np.uint64(start + i)] = where[(x.shape[1] - 1) % 2, i]
-            at += width
-
-    return find
-
-
-argmax = position(beats_as_larger, larger_loosely)
-argmin = position(beats_as_smaller, smaller_loosely)
-kernel("argmax", layout=_position_layout, local=_position_local)(argmax)
-kernel("argmin", layout=_position_layout, local=_position_local)(argmin)
-
-
-def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    """Rows or columns as in `_position_layout`; each is a unit of work."""
-    outer, count, inner = _position_sizes(inputs, attrs)
-    view = View.dense((outer, 1, count) if inner == 1 else (outer, count, inner))
-    return Call((view, view), (int(inner == 1), int(attrs["reverse"])), outer * inner)
-
-
-@jitable
-def run_four_rows(x: Any, y: Any, row: int, rows: int, reverse: int) -> None:
-    """Running sums of four rows side by side: a single one would wait for each sum. The last stands in for missing."""
-    here, last = x.shape[2] - 1 if reverse != 0 else 0, rows - 1
-    step = -1 if reverse != 0 else 1
-    p, q, s, u = row, min(row + 1, last), min(row + 2, last), min(row + 3, last)
-    a = b = c = d = y.dtype.type(0)
-    for _ in range(x.shape[2]):
-        at = np.uint64(here)
-        a, b = y.dtype.type(a + x[p, 0, at]), y.dtype.type(b + x[q, 0, at])
-        c, d = y.dtype.type(c + x[s, 0, at]), y.dtype.type(d + x[u, 0, at])
-        y[p, 0, at], y[q, 0, at], y[s, 0, at], y[u, 0, at] = a, b, c, d
-        here += step
-
-
-@kernel("cumsum", layout=_running_layout)
-def cumsum(x: Any, y: Any, last: int, reverse: int, begin: int, end: int) -> None:
-    if last != 0:
-        for row in range(begin, end, 4):
-            run_four_rows(x, y, row, end, reverse)
-        return
-    at, inner, count = begin, x.shape[2], x.shape[1]
-    while at < end:
-        o, start = at // inner, at % inner
-        width = min(inner - start, end - at)
-        for k in range(count):
-            here = count - 1 - k if reverse != 0 else k
-            source, out = x[o, here], y[o, here]
-            before = y[o, here + 1 if reverse != 0 else max(here - 1, 0)] if k > 0 else out
-            for i in range(width):
-                t = np.uint64(start + i)
-                out[t] = source[t] if k == 0 else before[t] + source[t]
-        at += width
-
-
 def _spread_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
     shape = outputs[0].concrete
     axes = normal_axes(attrs["axis"], len(shape))
@@ -459,15 +346,15 @@ def _sum_to_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs
 
 
 def _sum_to_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    columns = _columns(*five_sizes(inputs[0].concrete, _summed_axes(inputs[0], outputs[0])))
-    return [Spec(_sum_dtype(inputs[0].dtype), (2, columns))]
+    form = five_sizes(inputs[0].concrete, _summed_axes(inputs[0], outputs[0]))
+    return _memory(form, inputs[0].dtype, _sum_dtype(inputs[0].dtype))
 
 
 _add_up = jitable(reduction(SUM, 0))
 
 
-def sum_to(x: Any, shape: Any, y: Any, found: Any, last: int, begin: int, end: int) -> None:
-    _add_up(x, y, found, last, begin, end)
+def sum_to(x: Any, shape: Any, y: Any, found: Any, lines: Any, last: int, begin: int, end: int) -> None:
+    _add_up(x, y, found, lines, last, begin, end)
 
 
 kernel("sum_to", layout=_sum_to_layout, local=_sum_to_local)(sum_to)
@@ -475,7 +362,7 @@ _add_strand, _add_strands = strands_on_cuda(plus, 0, as_it_is)
 
 
 @kernel("sum_to", "cuda", layout=_sum_to_layout, local=_sum_to_local)
-def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, last: int) -> None:
+def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, lines: Any, last: int) -> None:
     folded = cuda.shared.array(THREADS, found.dtype)
     for entry in range(cuda.blockIdx.x, y.size, cuda.gridDim.x):
         _add_strand(x, folded, entry, y.shape[2], last, cuda.threadIdx.x)
@@ -483,6 +370,3 @@ def sum_to_on_cuda(x: Any, shape: Any, y: Any, found: Any, last: int) -> None:
         if cuda.threadIdx.x == 0:
             _add_strands(x, y, folded, entry, last)
         cuda.syncthreads()
-
-
-host_only("argmax", "argmin", "cumsum")

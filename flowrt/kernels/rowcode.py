@@ -174,6 +174,26 @@ def _add_block(code: _Code, index_bytes: int, words: Sequence[Any], column: Any,
         builder.store(builder.load(total), at(target, v), align=code.size)
 
 
+def _add_to_rows(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    """Whole vectors of a row, then what is left of it entry by entry."""
+    values, numbers, count, target, columns = words
+    builder, kind = code.builder, ir.IntType(8 * stub.rows)
+    source, first, table = code.pointer(values), code.pointer(numbers, kind), code.pointer(target)
+    add = builder.add if isinstance(code.element, ir.IntType) else builder.fadd
+    lanes = ir.Constant(_WORD, code.lanes)
+    left = builder.urem(columns, lanes)
+    with code.steps(count, [_ZERO, _ZERO], [_ONE, columns]) as (j, place):
+        number = builder.load(code.at(first, j))
+        row = code.at(table, builder.mul(builder.sext(number, _WORD) if stub.rows < 8 else number, columns))
+        more = code.at(source, place)
+        with code.steps(
+            builder.udiv(columns, ir.Constant(_WORD, code.lanes)), [_ZERO], [ir.Constant(_WORD, code.lanes)]
+        ) as (k,):
+            code.store(add(code.load(code.at(row, k)), code.load(code.at(more, k))), code.at(row, k))
+        with code.steps(left, [builder.sub(columns, left)], [_ONE]) as (k,):
+            builder.store(add(builder.load(code.at(row, k)), builder.load(code.at(more, k))), code.at(row, k))
+
+
 ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many words each takes
     "fetch": (2, _asking(0)),
     "claim": (2, _asking(1)),
@@ -182,5 +202,6 @@ ROW_EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many wo
     "gather_rows": (5, _gather_rows),
     "add_row": (3, _add_row),
     "add_rows": (7, _add_rows),
+    "add_to_rows": (5, _add_to_rows),
     **SQUARE_EMITTERS,
 }

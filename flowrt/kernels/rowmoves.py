@@ -63,3 +63,10 @@ add_rows_by_int64 = _row_stub("add_rows", 8, 8)
 ``y[k] = start + sum over j < count of a[rows[j] * step + k]``, in the order of j, where ``start`` is 0, or what ``y``
 holds. ``rows`` is the address of numbers of 64 bits, or for the other one of 32. ``like`` is any array of the dtype.
 """
+
+add_to_rows_by_int32 = _row_stub("add_to_rows", 4)
+add_to_rows_by_int64 = _row_stub("add_to_rows", 8)
+"""``add_to_rows_by_int64(like, (a, rows, count, y, columns))`` adds ``count`` rows of ``a`` to rows of ``y``, in order.
+
+``rows`` is the address of their numbers, of 64 bits or for the other one of 32, none of them negative.
+"""

@@ -51,8 +51,13 @@ def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     exponentials; and for as many exponentials as are computed at a time, if of rows."""
     _, count, after = around(inputs[0].concrete, attrs["axis"])
     width, dtype = min(after, COLUMNS) if after > 1 else rows_together(count), outputs[0].dtype
-    room = max(count, ENTRIES) if after == 1 else 1
-    return Spec(dtype, (2, width)), Spec("float64", (width,)), Spec(dtype, (1, room))
+    room = (1, *_room(count)) if after == 1 else (1, 1, 1)
+    return Spec(dtype, (2, width)), Spec("float64", (width,)), Spec(dtype, room)
+
+
+def _room(count: int) -> tuple[int, int]:
+    """For the rows of ``count`` entries that are taken at a time: turned around where they are short."""
+    return (count, rows_together(count)) if count <= SHORT else (1, max(count, ENTRIES))
 
 
 @jitable
@@ -145,8 +150,8 @@ def columns_by(exp: Any) -> Callable[..., Any]:
     return jitable(exponentials)
 
 
-def softmax_by(exp: Any, itemsize: int) -> Callable[..., Any]:
-    """The kernel of softmax, given the exponential and the bytes of an entry."""
+def softmax_by(exp: Any) -> Callable[..., Any]:
+    """The kernel of softmax, given the exponential."""
     exponentials = columns_by(exp)
 
     @jitable
@@ -159,7 +164,7 @@ def softmax_by(exp: Any, itemsize: int) -> Callable[..., Any]:
             for t in range(width):
                 out[np.uint64(start + t)] *= scale[t]
 
-    powers_of, short_softmax = powers_by(exp), short_softmax_by(exp, itemsize)
+    powers_of, short_softmax = powers_by(exp), short_softmax_by(exp)
 
     def softmax(x: Any, y: Any, tops: Any, totals: Any, room: Any, last: int, begin: int, end: int) -> None:
         if x.size == 0:
@@ -184,9 +189,9 @@ def softmax_by(exp: Any, itemsize: int) -> Callable[..., Any]:
     return softmax
 
 
-def log_softmax_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
+def log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
     exponentials, powers_of = columns_by(exp), powers_by(exp)
-    short_log_softmax = short_log_softmax_by(exp, log, itemsize)
+    short_log_softmax = short_log_softmax_by(exp, log)
 
     @jitable
     def columns(x: Any, y: Any, o: int, start: int, width: int, tops: Any, totals: Any) -> None:
@@ -215,11 +220,11 @@ def log_softmax_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
                 out, start = y[i, 0], (i - first) * x.shape[2]
                 less_largest(x[i, 0], out)
                 for j in range(out.size):
-                    room[0, np.uint64(start + j)] = out[j]
-            powers_of(room[0], (stop - first) * x.shape[2])
+                    room[0, 0, np.uint64(start + j)] = out[j]
+            powers_of(room[0, 0], (stop - first) * x.shape[2])
             for i in range(first, stop):
                 out = y[i, 0]
-                rest = y.dtype.type(math.log(sum_of(room[0], (i - first) * out.size, out.size)))
+                rest = y.dtype.type(math.log(sum_of(room[0, 0], (i - first) * out.size, out.size)))
                 for j in range(out.size):
                     out[j] -= rest
 
@@ -242,13 +247,13 @@ def _examples_with_room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: 
 
 
 def _powers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
-    """For exponentials, and where rows are short for their labels; and for what is known of rows taken together."""
+    """For exponentials, for the weights of short rows, and for what is known of rows taken together."""
     dtype, classes = inputs[0].dtype, inputs[0].concrete[-1]
-    return Spec(dtype, (1 + (classes <= SHORT), max(classes, ENTRIES))), Spec(dtype, (KNOWN, rows_together(classes)))
+    return Spec(dtype, (2, *_room(classes))), Spec(dtype, (KNOWN, rows_together(classes)))
 
 
-def class_cross_entropy_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
-    powers_of, short_loss = powers_by(exp), short_class_loss_by(exp, log, itemsize)
+def class_cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
+    powers_of, short_loss = powers_by(exp), short_class_loss_by(exp, log)
 
     def class_cross_entropy(
         logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
@@ -266,10 +271,10 @@ def class_cross_entropy_by(exp: Any, log: Any, itemsize: int) -> Callable[..., A
                 row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
                 y[i] = top - row[int(labels[i])]
                 for j in range(classes):
-                    room[0, np.uint64(start + j)] = row[j] - top
-            powers_of(room[0], (stop - first) * classes)
+                    room[0, 0, np.uint64(start + j)] = row[j] - top
+            powers_of(room[0, 0], (stop - first) * classes)
             for i in range(first, stop):
-                y[i] += math.log(sum_of(room[0], (i - first) * classes, classes))
+                y[i] += math.log(sum_of(room[0, 0], (i - first) * classes, classes))
 
     return class_cross_entropy
 
@@ -282,8 +287,8 @@ def scale_powers(row: Any, by: Any) -> Any:
         row[j] *= scale
 
 
-def class_cross_entropy_slope_by(exp: Any, itemsize: int) -> Callable[..., Any]:
-    powers_of, short_slope = powers_by(exp), short_class_slope_by(exp, itemsize)
+def class_cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
+    powers_of, short_slope = powers_by(exp), short_class_slope_by(exp)
 
     def class_cross_entropy_slope(
         logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int, run: Any
@@ -307,8 +312,8 @@ def class_cross_entropy_slope_by(exp: Any, itemsize: int) -> Callable[..., Any]:
     return class_cross_entropy_slope
 
 
-def cross_entropy_slope_by(exp: Any, itemsize: int) -> Callable[..., Any]:
-    powers_of, short_slope = powers_by(exp), short_slope_by(exp, itemsize)
+def cross_entropy_slope_by(exp: Any) -> Callable[..., Any]:
+    powers_of, short_slope = powers_by(exp), short_slope_by(exp)
 
     def cross_entropy_slope(
         logits: Any, labels: Any, dy: Any, y: Any, room: Any, found: Any, begin: int, end: int
@@ -345,8 +350,8 @@ def cost_of(row: Any, weights: Any, top: Any, rest: Any) -> Any:
     return total
 
 
-def cross_entropy_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
-    powers_of, short_loss = powers_by(exp), short_loss_by(exp, log, itemsize)
+def cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
+    powers_of, short_loss = powers_by(exp), short_loss_by(exp, log)
 
     def cross_entropy(logits: Any, labels: Any, y: Any, room: Any, found: Any, begin: int, end: int) -> None:
         classes = logits.shape[1]
@@ -359,23 +364,23 @@ def cross_entropy_by(exp: Any, log: Any, itemsize: int) -> Callable[..., Any]:
                 row, start, top = logits[i], (i - first) * classes, largest_in(logits[i], y)
                 y[i] = top
                 for j in range(classes):
-                    room[0, np.uint64(start + j)] = row[j] - top
-            powers_of(room[0], (stop - first) * classes)
+                    room[0, 0, np.uint64(start + j)] = row[j] - top
+            powers_of(room[0, 0], (stop - first) * classes)
             for i in range(first, stop):
-                rest = y.dtype.type(math.log(sum_of(room[0], (i - first) * classes, classes)))
+                rest = y.dtype.type(math.log(sum_of(room[0, 0], (i - first) * classes, classes)))
                 y[i] = cost_of(logits[i], labels[i], y[i], rest)
 
     return cross_entropy
 
 
-for _dtypes, _exp, _log, _size in ((None, math.exp, math.log, 8), (single, fading32, log32, 4)):
-    kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp, _size))
-    kernel("log_softmax", layout=_along, local=_memory, dtypes=_dtypes)(log_softmax_by(_exp, _log, _size))
+for _dtypes, _exp, _log in ((None, math.exp, math.log), (single, fading32, log32)):
+    kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp))
+    kernel("log_softmax", layout=_along, local=_memory, dtypes=_dtypes)(log_softmax_by(_exp, _log))
     for _op, _function in (
-        ("class_cross_entropy", class_cross_entropy_by(_exp, _log, _size)),
-        ("class_cross_entropy_slope", class_cross_entropy_slope_by(_exp, _size)),
-        ("cross_entropy", cross_entropy_by(_exp, _log, _size)),
-        ("cross_entropy_slope", cross_entropy_slope_by(_exp, _size)),
+        ("class_cross_entropy", class_cross_entropy_by(_exp, _log)),
+        ("class_cross_entropy_slope", class_cross_entropy_slope_by(_exp)),
+        ("cross_entropy", cross_entropy_by(_exp, _log)),
+        ("cross_entropy_slope", cross_entropy_slope_by(_exp)),
     ):
         kernel(_op, layout=_examples_with_room, local=_powers, dtypes=_dtypes)(_function)
 

@@ -17,7 +17,8 @@ _WORD = ir.IntType(64)
 
 def _turn_part(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
     source, across, read, target, below, written = words
-    builder, lanes = code.builder, code.lanes
+    builder, lanes = code.builder, min(code.lanes, stub.rows)
+    code = type(code)(builder, code.element, code.size, ir.VectorType(code.element, lanes))
     first, out = code.pointer(source), code.pointer(target)
     lines = [cgutils.alloca_once_value(builder, ir.Constant(code.vector, None)) for _ in range(lanes)]
     for n, line in enumerate(lines):
