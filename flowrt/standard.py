@@ -21,7 +21,11 @@ from flowrt.initial import initial_waves
 from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.lines import flattened
 from flowrt.kernels.many import ManyStep
+from flowrt.kernels.micro import Tile, native, tile_part, tiles_of
+from flowrt.kernels.products import Tiled
+from flowrt.kernels.store import symbol_of
 from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
 from flowrt.passes import compile_step
@@ -32,7 +36,7 @@ from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep
-    from flowrt.kernels.store import Variant
+    from flowrt.kernels.store import Part, Variant
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
 ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "floor_divide", "remainder", "pow")
@@ -48,11 +52,20 @@ ROWS, COLUMNS, WIDE = 64, 10, 64  # large enough for fusion to be worth a compil
 
 def standard_variants() -> Iterator[Variant]:
     """Every standard variant, the most wanted first, each once."""
-    seen: set[Variant] = set()
-    for variant in (*_of_programs(), *_of_elements()):
-        if variant not in seen:
-            seen.add(variant)
+    seen: set[str] = set()  # symbols, since several ops may share an entry
+    for variant in dict.fromkeys((*_of_programs(), *_of_elements())):
+        if symbol_of(variant) not in seen:
+            seen.add(symbol_of(variant))
             yield variant
+
+
+def standard_tiles() -> Iterator[Part]:
+    """The register tiles of products and convolutions, each once."""
+    geometry = native()
+    for dtype in (F32, F64):
+        beside, lines = tiles_of(geometry, dtype, "beside"), tiles_of(flattened(geometry), dtype)
+        found = (*Tiled(geometry).tiles(dtype), *beside, *lines)
+        yield from dict.fromkeys(tile_part(tile) for tile in found if isinstance(tile, Tile))
 
 
 # ── elementwise ops ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -73,6 +86,8 @@ def _of_elements() -> Iterator[Variant]:
     for dtype in (F32, F64, I32, I64, BOOL):
         yield from _steps("where", [Spec(BOOL, (ROWS,)), Spec(dtype, (ROWS,)), Spec(dtype, (ROWS,))], {})
         yield from _steps("transpose", [Spec(dtype, (ROWS, COLUMNS))], {"axes": (1, 0)})
+    sizes = {"strides": 1, "padding": "SAME", "dilations": 1, "groups": 1}
+    yield from _steps("conv2d", [Spec(F32, (ROWS, 8, 8, WIDE)), Spec(F32, (3, 3, WIDE, 1))], sizes)  # to few channels
     for source, target in CASTS:
         yield from _steps("astype", [Spec(source, (ROWS,))], {"dtype": np.dtype(target)})
 

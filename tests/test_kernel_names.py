@@ -133,12 +133,12 @@ def imported(path: Path) -> list[str]:
 
 
 def test_a_products_symbol_changes_with_the_code_of_register_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = micro.tile(3, 2, 16)
-    other = micro.tile.__wrapped__
+    stub = micro.transpose(16)
+    other = micro.transpose.__wrapped__
     before = store.fingerprint(stub)
-    assert store.fingerprint(other(3, 2, 16)) == before
+    assert store.fingerprint(other(16)) == before
     monkeypatch.setattr(micro, "_REVISION", "another")
-    assert store.fingerprint(other(3, 2, 16)) != before
+    assert store.fingerprint(other(16)) != before
 
 
 def test_symbols_tell_processors_compilers_and_systems_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from kernel_world import own_tables
 
 from flowrt.kernels.launch import run_kernel
-from flowrt.kernels.linalg import matmul_by_tiles, register
+from flowrt.kernels.linalg import register
 from flowrt.kernels.micro import AVX2, AVX512, NEON, SSE, Geometry, native
 from flowrt.spec import Spec
 
@@ -25,7 +25,7 @@ FLAGS = [(False, False), (False, True), (True, False), (True, True)]
 def kernels() -> Iterator[None]:
     with own_tables():
         for name, geometry in GEOMETRIES.items():
-            register(name, geometry, matmul_by_tiles(geometry))
+            register(name, geometry)
         yield
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from flowrt.errors import GraphError
 from flowrt.kernels.bundle import bundle_path, write_bundle
 from flowrt.kernels.store import PARTS, cache_folder, name_of, part_code, part_symbol, symbol_of, variant_code
-from flowrt.standard import standard_variants
+from flowrt.standard import standard_tiles, standard_variants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _items() -> Iterator[_Item]:
-    for part in PARTS:
+    for part in (*PARTS, *standard_tiles()):
         yield _Item(part.name, part.name, part_symbol(part), lambda part=part: part_code(part))  # type: ignore[misc]
     for variant in standard_variants():
         label = f"{variant.kernel.op} of ({', '.join(str(d) for d in variant.dtypes)})"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrt.kernels.correlated import Correlated
-from flowrt.kernels.correlation import correlation
-from flowrt.kernels.filter_sums import Summed, summation
+from flowrt.kernels.correlation import correlate_lines, correlate_panels, pack_panels
+from flowrt.kernels.filter_sums import Summed, add_parts, sum_parts
 from flowrt.kernels.micro import Geometry, native
 from flowrt.kernels.slabs import dense, steps_of
 from flowrt.kernels.table import Call, host_only, kernel
@@ -21,13 +21,12 @@ def register(geometry: Geometry, names: Sequence[str]) -> None:
     """Enter the kernels of convolution, of its gradients for images and filters, and of it with a bias, by name."""
     convolution, input_grad, filter_grad, with_bias = names
     for name, inverse, biased in ((convolution, False, False), (input_grad, True, False), (with_bias, False, True)):
-        steps, laid = correlation(geometry, inverse=inverse, biased=biased), Correlated(geometry, inverse=inverse)
-        ways = (steps.lines, laid.lines), (steps.apart, laid.apart), (steps.places, laid.places)
-        kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=ways)(steps.pack)
-    sum_parts, sum_apart, add_parts = summation(geometry)
+        laid = Correlated(geometry, inverse=inverse, biased=biased)
+        ways = (correlate_lines, laid.lines), (correlate_panels, laid.places)
+        kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=ways)(pack_panels)
     summed = Summed(geometry)
-    following = (sum_apart, summed.apart), (add_parts, summed.total)
-    kernel(filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=following)(sum_parts)
+    total = (add_parts, summed.total)
+    kernel(filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[total])(sum_parts)
 
 
 register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias"))

@@ -1,8 +1,8 @@
 """How a convolution, and its gradient for the images, is divided for register tiles; `correlation` computes it.
 
-Law: pure; specs in, views, words and memory out. The filters are packed in a step of its own; then one of three steps
-does the work: `places` where channels are a tile's columns, `apart` where each has a filter of its own, `lines` where
-groups make few channels, so that places are the columns. The others have no units, and are not even compiled.
+Law: pure; specs in, views, words and memory out. The filters are packed in a step of its own; then one of two steps
+does the work: `places` where channels are a tile's columns, `lines` where groups make few channels, so that places are
+the columns. The other has no units, and is not even compiled. Both are the same code for all these ops.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowrt.kernels.lines import Planes, counted, flattened, memory_needed, pays, planes_of
+from flowrt.kernels.micro import tiles_of
 from flowrt.kernels.panels import stage, table_size
 from flowrt.kernels.slabs import (
     LINE,
@@ -57,11 +58,19 @@ class Blocks(NamedTuple):
     panels: int
 
 
+class Kind(NamedTuple):
+    """Whether it is the gradient for the images, whether a bias is added, and whether what is negative becomes 0."""
+
+    inverse: int
+    biased: int
+    floor: int
+
+
 class Correlated:
     """How a convolution, or its gradient for the images, is laid out for tiles of one geometry."""
 
-    def __init__(self, geometry: Geometry, *, inverse: bool) -> None:
-        self.geometry, self.inverse = geometry, inverse
+    def __init__(self, geometry: Geometry, *, inverse: bool = False, biased: bool = False) -> None:
+        self.geometry, self.inverse, self.biased = geometry, inverse, biased
         self._roles: Roles = to_input if inverse else forward
 
     def packing(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -71,15 +80,11 @@ class Correlated:
 
     def places(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: some panels of some rows of some images are a unit."""
-        return self._met(inputs, outputs, attrs, Way.CHANNELS)
-
-    def apart(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        """The same where every channel has a filter of its own."""
-        return self._met(inputs, outputs, attrs, Way.APART)
+        return self._met(inputs, outputs, attrs, (Way.CHANNELS, Way.APART))
 
     def lines(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The same where places are a tile's columns."""
-        return self._met(inputs, outputs, attrs, Way.LINES)
+        return self._met(inputs, outputs, attrs, (Way.LINES,))
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The packed filters."""
@@ -117,15 +122,21 @@ class Correlated:
         return blocks.images * height * width * channels, blocks.images * blocks.rows * blocks.columns
 
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
-        x, filters, _ = self._roles(inputs, outputs)
+        (x, filters, _), (blocks, way) = self._roles(inputs, outputs), self._divided(inputs, outputs, attrs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        floor = int(attrs.get("activation") == "relu")
-        words = *tiled_steps(x, filters, attrs), *self._divided(inputs, outputs, attrs)[0], floor
-        return Call(dense((*inputs, *outputs, *extra)), words, units)
+        kind = Kind(int(self.inverse), int(self.biased), int(attrs.get("activation") == "relu"))
+        words = *tiled_steps(x, filters, attrs), *blocks, *kind
+        geometry = flattened(self.geometry) if way is Way.LINES else self.geometry
+        tiles = tiles_of(geometry, outputs[0].dtype, "beside" if way is Way.APART else "tile")
+        first = len(inputs)  # the result; behind it lie the packed filters, the slab, and one panel's biases
+        order = 0, 1, 2 if self.biased else first + 3, *range(first, first + 1 + len(extra))
+        return Call(dense((*inputs, *outputs, *extra)), words, units, tiles=tiles, order=order)
 
-    def _met(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], way: Way) -> Call:
+    def _met(
+        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], ways: tuple[Way, ...]
+    ) -> Call:
         blocks, chosen = self._divided(inputs, outputs, attrs)
-        if way is not chosen:
+        if chosen not in ways:
             return self._call(inputs, outputs, attrs, 0)
         batch, height, _ = self._grid(inputs, outputs, attrs)
         panels = self._panels(inputs, outputs, attrs)[1]

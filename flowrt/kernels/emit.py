@@ -12,6 +12,7 @@ a kernel raises, its entry sets the run's status instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,9 @@ def _arguments(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], word
     scalars = [types.float64 if w == "f" else types.int64 for w in words]
     limits = [types.intp] * (2 if kernel.takes_range else 0)
     tail = [types.Array(types.int64, 1, "C")] if kernel.takes_run else []
-    heads = [types.Tuple(arrays), types.Tuple(scalars)] if kernel.takes_tuples else [*arrays, *scalars]
+    kinds = [*arrays, *scalars]
+    cuts = [0, len(arrays), *([len(kinds) - words.count("t")] if kernel.takes_tiles else []), len(kinds)]
+    heads = [types.Tuple(kinds[a:b]) for a, b in pairwise(cuts)] if kernel.takes_tuples else kinds
     answer = types.Tuple([*heads, *limits, *tail])
 
     @intrinsic
@@ -76,7 +79,7 @@ def _arguments(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], word
                 value = _word(builder, block, position + i)
                 items.append(builder.bitcast(value, ir.DoubleType()) if kind is types.float64 else value)
             if kernel.takes_tuples:
-                parts = items[: len(arrays)], items[len(arrays) :]
+                parts = [items[a:b] for a, b in pairwise(cuts)]
                 items = [context.make_tuple(builder, kind, part) for kind, part in zip(heads, parts, strict=True)]
             items += range_of_units if limits else ()
             for kind in tail:

@@ -8,13 +8,12 @@ nearest cache can hold, where places of many channels would fall into the same f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flowrt.kernels.micro import START_STORED, Geometry
-from flowrt.kernels.panels import address, banding, packing, repeat_last, stage, table_size
-from flowrt.kernels.slabs import Steps, ceiling, channels_apart, dense, slabs, tiled_steps, to_filters
+from flowrt.kernels.micro import START_STORED, Geometry, Tiles, call, tiles_of
+from flowrt.kernels.panels import address, band, pack, repeat_last, stage, table_size
+from flowrt.kernels.slabs import Steps, ceiling, channels_apart, dense, fill_slab, tiled_steps, to_filters
 from flowrt.kernels.table import Call, View, jitable
 from flowrt.spec import Spec
 
@@ -30,21 +29,20 @@ class Summed:
         self.geometry = geometry
 
     def terms(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        """The first step: each part's sums."""
-        return self._summed(inputs, outputs, attrs, alone=False)
-
-    def apart(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        """The same where every channel has a filter of its own; one of the two has no units."""
-        return self._summed(inputs, outputs, attrs, alone=True)
+        """The first step: each part's sums, of some column panels."""
+        panels, parts = self._panels(outputs, attrs), self._parts(inputs, outputs, attrs)
+        return self._call(inputs, outputs, attrs, parts * -(-panels // together(panels, parts)))
 
     def total(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: the sums of all parts."""
-        call = self._call(inputs, outputs, attrs, outputs[0].size)
-        flat = View.dense((outputs[0].size,))
-        return Call((*call.views[:3], flat, *call.views[4:]), call.words, call.units)
+        views = self._call(inputs, outputs, attrs, 0).views
+        rows, groups, share, line = self._lines(outputs, attrs)
+        sums = View.dense((self._parts(inputs, outputs, attrs), rows, groups, line))
+        return Call((*views[:3], View.dense((rows, groups, share)), sums, *views[5:]), units=rows, order=(3, 4))
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
-        return (Spec(outputs[0].dtype, (self._parts(inputs, outputs, attrs), outputs[0].size)),)
+        rows, groups, _, line = self._lines(outputs, attrs)
+        return (Spec(outputs[0].dtype, (self._parts(inputs, outputs, attrs), rows * groups * line)),)
 
     def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """A slab, a panel of the result's gradient, the table, the taps, the stage."""
@@ -59,25 +57,25 @@ class Summed:
         table = Spec("int64", (table_size(geometry, tall * wide * depth),))
         return (slab, panel, table, Spec("int64", (2 * images * rows,)), *stage(geometry, dy.dtype))
 
-    def _summed(
-        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], *, alone: bool
-    ) -> Call:
-        if channels_apart(outputs[0], attrs["groups"]) != alone:
-            return self._call(inputs, outputs, attrs, 0)
-        panels, parts = self._panels(outputs, attrs), self._parts(inputs, outputs, attrs)
-        return self._call(inputs, outputs, attrs, parts * -(-panels // together(panels, parts)))
-
     def _call(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
         x, filters, dy = to_filters(inputs, outputs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
         words = (*tiled_steps(x, filters, attrs), *self._blocks(dy))
-        return Call(dense((*inputs, *outputs, *extra)), words, units)
+        tiles = tiles_of(self.geometry, dy.dtype, "beside" if channels_apart(filters, attrs["groups"]) else "tile")
+        return Call(dense((*inputs, *outputs, *extra)), words, units, tiles=tiles)
+
+    def _lines(self, outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[int, int, int, int]:
+        """Rows of a filter's sums, groups, columns of a group, and as many as half tiles make of these."""
+        tall, wide, depth, columns = outputs[0].concrete
+        groups: int = 1 if channels_apart(outputs[0], attrs["groups"]) else attrs["groups"]
+        full = self.geometry.columns(outputs[0].dtype)
+        return tall * wide * depth, groups, columns // groups, line_of(columns // groups, full)
 
     def _panels(self, outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> int:
         """Column panels of all groups."""
-        groups: int = 1 if channels_apart(outputs[0], attrs["groups"]) else attrs["groups"]
-        share: int = outputs[0].concrete[3] // groups
-        return groups * -(-share // self.geometry.columns(outputs[0].dtype))
+        _, groups, share, _ = self._lines(outputs, attrs)
+        each: int = ceiling(share, self.geometry.columns(outputs[0].dtype))
+        return groups * each
 
     def _parts(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> int:
         (images, rows), (batch, height, _, _) = self._blocks(inputs[1]), inputs[1].concrete
@@ -108,6 +106,14 @@ def panel_of(number: int, panels: int, share: int, columns: int) -> tuple[int, i
     """A panel's first column and how many it has, where every group has so many panels and a share of columns."""
     group, j = number // panels, number % panels * columns
     return group * share + j, min(columns, share - j)
+
+
+@jitable
+def line_of(share: int, columns: int) -> int:
+    """A group's columns in a line of sums: whole halves of tiles, which then need no stage."""
+    half = columns // 2
+    line: int = ceiling(share, half) * half
+    return line
 
 
 class Memory(NamedTuple):
@@ -174,164 +180,140 @@ def place_of(channel: int, planes: Planes) -> int:
     return channel // planes.plane * planes.apart + channel % planes.plane
 
 
-@cache
-def looking(geometry: Geometry) -> Callable[..., Any]:
-    """``look(x, piece, sizes, planes, steps, slab)``: where what a piece sees begins, and the step between images.
-
-    ``sizes`` are its height and width.
-    """
-    fill_slab = slabs(geometry)
-
-    @jitable
-    def look(x: Any, piece: Piece, sizes: Any, planes: Planes, steps: Steps, slab: Any) -> tuple[int, int]:
-        first = piece.top * steps.down - steps.top
-        if planes.copied:
-            where = planes.plane, planes.apart
-            fill_slab(x, piece.image, piece.images, (first, -steps.left), sizes, where, slab)
-            return address(slab), sizes[0] * planes.row
-        place = (piece.image * x.shape[1] + first) * planes.row - steps.left * planes.plane
-        return address(x) + place * x.itemsize, x.shape[1] * planes.row
-
-    return look
+@jitable
+def look(tiles: Tiles, x: Any, piece: Piece, sizes: Any, planes: Planes, steps: Steps, slab: Any) -> tuple[int, int]:
+    """Where what a piece sees begins, and the step between images. ``sizes`` are its height and width."""
+    first = piece.top * steps.down - steps.top
+    if planes.copied:
+        where = planes.plane, planes.apart
+        fill_slab(tiles, x, piece.image, piece.images, (first, -steps.left), sizes, where, address(slab))
+        return address(slab), sizes[0] * planes.row
+    place = (piece.image * x.shape[1] + first) * planes.row - steps.left * planes.plane
+    return address(x) + place * tiles.size, x.shape[1] * planes.row
 
 
 @jitable
-def list_filters(table: Any, window: Any, steps: Steps, planes: Planes, outputs: int) -> None:
-    """A row of the table for every tap and channel."""
+def list_filters(table: Any, window: Any, steps: Steps, planes: Planes, line: int) -> None:
+    """A row of the table for every tap and channel, whose sums are so long a line."""
     half, at = table.size // 2, 0
     for i in range(window[0]):
         for j in range(window[1]):
             here = i * steps.spread_down * planes.row + j * steps.spread_across * planes.plane
             for d in range(window[2]):
-                table[at], table[half + at] = here + place_of(d, planes), at * outputs
+                table[at], table[half + at] = here + place_of(d, planes), at * line
                 at += 1
     repeat_last(table, at)
 
 
 @jitable
-def clear_columns(parts: Any, part: int, outputs: int, first: int, count: int) -> None:
-    """Let some columns of a part's sums be zeros."""
-    for t in range(0, parts.shape[1], outputs):
-        for d in range(first, first + count):
-            parts[part, t + d] = 0
+def list_rows(piece: Piece, whole: int, planes: Planes, steps: Steps, panel: int, taps: Any) -> None:
+    """A tap for every row of places: where it begins, and in the panel, where it has so many entries."""
+    for n in range(piece.images):
+        for i in range(piece.rows):
+            tap = n * piece.rows + i
+            taps[2 * tap] = n * whole + i * steps.down * planes.row
+            taps[2 * tap + 1] = tap * panel
 
 
-@cache
-def meeting_panels(geometry: Geometry, alone: bool) -> Callable[..., None]:
-    """``meet(x, dy, sums, window, piece, sight, planes, panels, steps, memory)``: a piece's terms of some panels' sums.
+@jitable
+def meet_sums(
+    tiles: Tiles,
+    x: Any,
+    dy: Any,
+    sums: int,
+    window: Any,
+    piece: Piece,
+    sight: Any,
+    planes: Planes,
+    panels: Any,
+    steps: Steps,
+    memory: Memory,
+) -> None:
+    """A piece's terms of some panels' sums.
 
-    ``sums`` is where a part's are, ``sight`` what `looking` answers, ``panels`` the first panel, the one behind the
-    last, and how many a group has. Channels are ``alone`` with a filter of their own.
+    ``sums`` is where a part's are, ``sight`` what `look` answers, ``panels`` the first panel, the one behind the last,
+    and how many a group has. Where there are no groups channels are alone with a filter of their own.
     """
-    band, pack = banding(geometry, apart=alone), packing(geometry)
-    full = geometry.vectors * geometry.width
-
-    @jitable
-    def list_rows(piece: Piece, whole: int, planes: Planes, steps: Steps, panel: int, taps: Any) -> None:
-        """A tap for every row of places: where it begins, and in the panel, where it has so many entries."""
-        for n in range(piece.images):
-            for i in range(piece.rows):
-                tap = n * piece.rows + i
-                taps[2 * tap] = n * whole + i * steps.down * planes.row
-                taps[2 * tap + 1] = tap * panel
-
-    @jitable
-    def meet(
-        x: Any,
-        dy: Any,
-        sums: int,
-        window: Any,
-        piece: Piece,
-        sight: Any,
-        planes: Planes,
-        panels: Any,
-        steps: Steps,
-        memory: Memory,
-    ) -> None:
-        size, outputs, width = x.itemsize, dy.shape[3], dy.shape[2]
-        columns, share, rows = full // size, outputs // max(steps.groups, 1), piece.images * piece.rows
-        list_rows(piece, sight[1], planes, steps, width * columns, memory.taps)
-        source = address(dy) + (piece.image * dy.shape[1] + piece.top) * width * outputs * size
-        reach = rows, width, steps.across * planes.plane, columns
-        count, panel, how = window[0] * window[1] * window[2], address(memory.panel), (START_STORED, 0, 0)
-        for number in range(panels[0], panels[1]):
-            beside, wide = panel_of(number, panels[2], share, columns)
-            pack(x, source + beside * size, outputs, 1, rows * width, wide, panel)
-            mine = place_of(beside if alone else beside // share * window[2], planes)
-            where = sight[0] + mine * size, panel, sums + beside * size
-            band(x, where, memory.table, count, memory.taps, reach, wide, memory.stage, memory.places, how)
-
-    return meet
+    size, columns, outputs, width = tiles.size, tiles.wide, dy.shape[3], dy.shape[2]
+    share, rows = outputs // max(steps.groups, 1), piece.images * piece.rows
+    list_rows(piece, sight[1], planes, steps, width * columns, memory.taps)
+    source = address(dy) + (piece.image * dy.shape[1] + piece.top) * width * outputs * size
+    reach = rows, width, steps.across * planes.plane, columns
+    count, panel, how = window[0] * window[1] * window[2], address(memory.panel), (START_STORED, 0, 0)
+    for number in range(panels[0], panels[1]):
+        beside, wide = panel_of(number, panels[2], share, columns)
+        pack(tiles, source + beside * size, outputs, 1, rows * width, wide, panel)
+        mine = place_of(beside if steps.groups == 0 else number // panels[2] * window[2], planes)
+        at, wide = panel_of(number, panels[2], line_of(share, columns), columns)
+        where = sight[0] + mine * size, panel, sums + at * size
+        band(tiles, where, memory.table, count, memory.taps, reach, wide, memory.stage, memory.places, how)
 
 
-@cache
-def summing(geometry: Geometry, alone: bool) -> Callable[..., None]:
-    """The helper that computes the units [begin, end) of the filters' gradient: some panels of some parts."""
-    look, meet, full = looking(geometry), meeting_panels(geometry, alone), geometry.vectors * geometry.width
-
-    @jitable
-    def sum_pieces(
-        x: Any, dy: Any, sums: int, window: Any, numbers: Any, panels: Any, planes: Planes, memory: Memory, how: Any
-    ) -> None:
-        """The terms of the pieces of some ``numbers``."""
-        steps, blocks = how
-        down = ceiling(dy.shape[1], blocks[1])
-        for number in range(numbers[0], numbers[1]):
-            image, top = number // down * blocks[0], number % down * blocks[1]
-            piece = Piece(image, top, min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top))
-            sizes = seen_sizes(piece.rows, dy.shape[2], window, steps)
-            sight = look(x, piece, sizes, planes, steps, memory.slab)
-            meet(x, dy, sums, window, piece, sight, planes, panels, steps, memory)
-
-    @jitable
-    def sum_terms(
-        x: Any, dy: Any, window: Any, parts: Any, memory: Memory, steps: Steps, blocks: Any, units: Any
-    ) -> None:
-        outputs, columns, divided = dy.shape[3], full // x.itemsize, parts.shape[0]
-        share = outputs // max(steps.groups, 1)
-        each = ceiling(share, columns)
-        panels = max(steps.groups, 1) * each
-        shared = together(panels, divided)
-        shares = ceiling(panels, shared)
-        total = ceiling(dy.shape[0], blocks[0]) * ceiling(dy.shape[1], blocks[1])
-        if parts.shape[1] * dy.shape[2] == 0:
-            total = 0
-        planes = planes_of(x, dy, window, steps, blocks, columns)
-        if total > 0:
-            list_filters(memory.table, window, steps, planes, outputs)
-        for unit in range(units[0], units[1]):
-            part, begin = unit // shares, unit % shares * shared
-            end = min(begin + shared, panels)
-            for number in range(begin, end):
-                clear_columns(parts, part, outputs, *panel_of(number, each, share, columns))
-            sums = address(parts) + part * parts.shape[1] * x.itemsize
-            numbers = part * total // divided, (part + 1) * total // divided
-            sum_pieces(x, dy, sums, window, numbers, (begin, end, each), planes, memory, (steps, blocks))
-
-    return sum_terms
+@jitable
+def sum_pieces(
+    tiles: Tiles,
+    x: Any,
+    dy: Any,
+    sums: int,
+    window: Any,
+    numbers: Any,
+    panels: Any,
+    planes: Planes,
+    memory: Memory,
+    how: Any,
+) -> None:
+    """The terms of the pieces of some ``numbers``."""
+    steps, blocks = how
+    down = ceiling(dy.shape[1], blocks[1])
+    for number in range(numbers[0], numbers[1]):
+        image, top = number // down * blocks[0], number % down * blocks[1]
+        piece = Piece(image, top, min(blocks[0], dy.shape[0] - image), min(blocks[1], dy.shape[1] - top))
+        sizes = seen_sizes(piece.rows, dy.shape[2], window, steps)
+        sight = look(tiles, x, piece, sizes, planes, steps, memory.slab)
+        meet_sums(tiles, x, dy, sums, window, piece, sight, planes, panels, steps, memory)
 
 
-@cache
-def summation(geometry: Geometry) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-    """The steps of the gradient for the filters: `Summed.terms`, `Summed.apart` and `Summed.total`."""
-    own = -len(Memory._fields)
+@jitable
+def sum_terms(
+    tiles: Tiles, x: Any, dy: Any, window: Any, parts: Any, memory: Memory, steps: Steps, blocks: Any, units: Any
+) -> None:
+    """The units [begin, end) of the filters' gradient: some panels of some parts."""
+    outputs, columns, divided, length = dy.shape[3], tiles.wide, parts.shape[0], parts.shape[1]
+    share = outputs // max(steps.groups, 1)
+    each = ceiling(share, columns)
+    panels = max(steps.groups, 1) * each
+    shared = together(panels, divided)
+    shares = ceiling(panels, shared)
+    total = ceiling(dy.shape[0], blocks[0]) * ceiling(dy.shape[1], blocks[1]) if length * dy.shape[2] > 0 else 0
+    planes = planes_of(x, dy, window, steps, blocks, columns)
+    line = max(steps.groups, 1) * line_of(share, columns)
+    if total > 0:
+        list_filters(memory.table, window, steps, planes, line)
+    for unit in range(units[0], units[1]):
+        part, begin = unit // shares, unit % shares * shared
+        end = min(begin + shared, panels)
+        sums = address(parts) + part * length * tiles.size
+        for number in range(begin, end):
+            first, wide = panel_of(number, each, line_of(share, columns), columns)
+            for at in range(first, length, line):
+                call(tiles.clear, (sums + at * tiles.size, wide))
+        numbers = part * total // divided, (part + 1) * total // divided
+        sum_pieces(tiles, x, dy, sums, window, numbers, (begin, end, each), planes, memory, (steps, blocks))
 
-    def step(alone: bool) -> Callable[..., None]:
-        sum_terms = summing(geometry, alone)
 
-        def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
-            x, dy, _, y, parts = arrays[:own]
-            memory, steps, window = Memory(*arrays[own:]), Steps(*words[:-2]), (y.shape[0], y.shape[1], y.shape[2])
-            sum_terms(x, dy, window, parts, memory, steps, words[-2:], (begin, end))
+def sum_parts(arrays: Any, words: Any, tiles: Any, begin: int, end: int) -> None:
+    """The first step of the gradient for the filters, as `Summed.terms` lays it out."""
+    x, dy, _, y, parts = arrays[:5]
+    window, steps = (y.shape[0], y.shape[1], y.shape[2]), Steps(*words[:7])
+    sum_terms(Tiles(*tiles), x, dy, window, parts, Memory(*arrays[5:]), steps, words[7:], (begin, end))
 
-        return compute
 
-    def total(arrays: Any, words: Any, begin: int, end: int) -> None:
-        y, parts = arrays[3], arrays[4]
-        for i in range(begin, end):
-            y[i] = parts[0, i]
-        for part in range(1, parts.shape[0]):
-            for i in range(begin, end):
-                y[i] += parts[part, i]
-
-    return step(False), step(True), total
+def add_parts(y: Any, parts: Any, begin: int, end: int) -> None:
+    """The second step: the sums of all parts, row by row."""
+    for r in range(begin, end):
+        for group in range(y.shape[1]):
+            for j in range(y.shape[2]):
+                y[r, group, j] = parts[0, r, group, j]
+            for part in range(1, parts.shape[0]):
+                for j in range(y.shape[2]):
+                    y[r, group, j] += parts[part, r, group, j]

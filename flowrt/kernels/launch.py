@@ -33,6 +33,7 @@ RUN_WORDS = 4
 STATUS, STEP, SEED = 0, 1, 2
 
 FILL_OP = "fill"
+_SEEN_AS_BYTES = np.dtype("int8")  # floats, where tiles alone compute on them
 
 # What a kernel may leave in the run's status word.
 FAILURES = {
@@ -75,14 +76,22 @@ class Step:
 
     def variant(self) -> Variant:
         """What tells the compiled entry from the kernel's others."""
-        words = "".join("f" if _floating(w) else "i" for w in self.call.words)
-        dtypes = self.dtypes[:1] if self.kernel.form is Form.FOLD else self.dtypes  # one entry for any number of inputs
+        words = "".join("f" if _floating(w) else "i" for w in self.call.words) + "t" * len(self.call.tiles)
+        dtypes = tuple(self.dtypes[n] for n in self._order())
+        if self.kernel.takes_tiles:
+            dtypes = tuple(_SEEN_AS_BYTES if dtype.kind == "f" else dtype for dtype in dtypes)
+        if self.kernel.form is Form.FOLD:  # one entry for any number of inputs
+            dtypes = dtypes[:1]
         return Variant(self.kernel, dtypes, self._ranks(), words)
+
+    def _order(self) -> Sequence[int]:
+        """The operands that the function is given."""
+        return self.call.order or range(len(self.operands))
 
     def _ranks(self) -> tuple[int, ...]:
         """The ranks of arrays; of an expression's operands the inner strides, which are 0 or 1."""
         if self.kernel.form is Form.ARRAYS:
-            return tuple(len(view.shape) for view in self.call.views)
+            return tuple(len(self.call.views[n].shape) for n in self._order())
         if self.kernel.expression is None:
             return ()
         return tuple(self._odometer()[3 : 3 + len(self.call.views)])
@@ -101,12 +110,13 @@ class Step:
             words = [(place.slot, place.offset) for place in (output, *inputs)]
             return np.array([len(inputs), self.call.views[0].size, *(w for pair in words for w in pair)], np.int64)
         head: list[int] = []
-        for number, view, dtype in zip(self.operands, self.call.views, self.dtypes, strict=True):
-            place = places[number]
-            head += [place.slot, place.offset + view.offset * dtype.itemsize]
+        for n in self._order():
+            place, view = places[self.operands[n]], self.call.views[n]
+            head += [place.slot, place.offset + view.offset * self.dtypes[n].itemsize]
         if self.kernel.form is Form.ARRAYS:
-            head += [n for view in self.call.views for n in view.shape]
-            return np.array(head + [_bits(w) for w in self.call.words], np.int64)
+            head += [size for n in self._order() for size in self.call.views[n].shape]
+            tiles = [tile if isinstance(tile, int) else tile.address() for tile in self.call.tiles]
+            return np.array(head + [_bits(w) for w in self.call.words] + tiles, np.int64)
         return np.array(head + self._odometer() + [_bits(w) for w in self.call.words], np.int64)
 
 

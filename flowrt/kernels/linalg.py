@@ -9,15 +9,14 @@ single row of the transposed product.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.kernels.micro import Geometry, native
-from flowrt.kernels.multiplying import How, Memory, multiplying, sharing
+from flowrt.kernels.multiplying import multiply_blocks, multiply_tiny, share_panels
 from flowrt.kernels.products import Tiled, matrices
 from flowrt.kernels.table import Call, host_only, kernel
 from flowrt.kernels.twin import THREADS, cuda
@@ -63,45 +62,18 @@ def matmul_by_loops(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int, 
                 y[outer, inner, i, j] += x * b[bo, bi, p, j]
 
 
-@cache
-def matmul_by_tiles(geometry: Geometry, *, biased: bool = False) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two steps of products of floats on tiles of one geometry, as `Tiled` has them; ``biased``, they add a bias.
-
-    That is the third operand. Without one, no entries of a thread's memory stand for it.
-    """
-    share, multiply = sharing(geometry), multiplying(geometry)
-    own = -len(Memory._fields)
-    packed, result = own - 1, own - 2
-
-    def pack(arrays: Any, words: Any, begin: int, end: int) -> None:
-        how = How(*words)
-        share(arrays[0] if how.swapped else arrays[1], arrays[packed], how, (begin, end))
-
-    def compute(arrays: Any, words: Any, begin: int, end: int) -> None:
-        how, memory = How(*words), Memory(*arrays[own:])
-        one, other = (arrays[1], arrays[0]) if how.swapped else (arrays[0], arrays[1])
-        bias = arrays[2] if biased else memory.edge[:0]
-        multiply((one, other, bias, arrays[packed], arrays[result]), memory, how, (begin, end))
-
-    return pack, compute
-
-
-def register(name: str, geometry: Geometry, steps: tuple[Callable[..., None], Callable[..., None]]) -> None:
-    """Enter the kernel of float matrices for tiles of one geometry, by name."""
+def register(name: str, geometry: Geometry) -> None:
+    """Enter the kernel of float matrices for tiles of one geometry, by name. A third operand is a bias."""
     tiled = Tiled(geometry)
+    following = (multiply_blocks, tiled.layout), (multiply_tiny, tiled.tiny)
     enter = kernel(
-        name,
-        layout=tiled.packing,
-        scratch=tiled.scratch,
-        local=tiled.local,
-        dtypes=is_float,
-        then=[(steps[1], tiled.layout)],
+        name, layout=tiled.packing, scratch=tiled.scratch, local=tiled.local, dtypes=is_float, then=following
     )
-    enter(steps[0])
+    enter(share_panels)
 
 
-register("matmul", native(), matmul_by_tiles(native()))
-register("matmul_bias", native(), matmul_by_tiles(native(), biased=True))
+for _name in ("matmul", "matmul_bias"):
+    register(_name, native())
 host_only("matmul_bias")
 
 

@@ -9,14 +9,11 @@ plane's rows, ends included: what is computed there is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any, NamedTuple
 
-from flowrt.kernels import micro
-from flowrt.kernels.micro import START_ZERO, Geometry
-from flowrt.kernels.panels import address, repeat_last, stacking
+from flowrt.kernels.micro import START_ZERO, Geometry, Tiles, call
+from flowrt.kernels.panels import address, repeat_last, tile_rows
 from flowrt.kernels.slabs import Steps, ceiling, seen
 from flowrt.kernels.table import jitable
 
@@ -88,51 +85,44 @@ def pays(geometry: Geometry, itemsize: int, terms: int, taps: float, results: in
     return turned < terms * taps * vectors
 
 
-@cache
-def turning(geometry: Geometry) -> Callable[..., None]:
-    """``fill(x, image, place, planes, slab)``: what begins at ``place`` of an image, zeros around what it has."""
-    turn, move, clear = micro.transpose(geometry.width), micro.move(), micro.clear(geometry.width)
-    width = geometry.width
+@jitable
+def turn_line(tiles: Tiles, x: Any, source: int, beside: int, target: int, step: int, count: int) -> None:
+    """``count`` places that are ``beside`` each other: all their channels, into planes ``step`` apart.
 
-    @jitable
-    def turn_line(x: Any, source: int, beside: int, target: int, step: int, count: int) -> None:
-        """``count`` places that are ``beside`` each other: all their channels, into planes ``step`` apart.
+    Whole vectors of channels are read, beyond a place's last as well, unless nothing of the images lies there.
+    """
+    size, lanes, channels = tiles.size, tiles.lanes, x.shape[3]
+    end, whole = address(x) + x.size * size, ceiling(channels, lanes) * lanes
+    done = 0
+    while done < count:
+        begin = min(done, count - lanes)
+        here, there = source + begin * beside * size, target + begin * size
+        if count < lanes or here + ((lanes - 1) * beside + whole) * size > end:
+            left = min(lanes, count - done)
+            here, there = source + done * beside * size, target + done * size
+            call(tiles.move, (here, 1, beside, there, step, channels, left))
+        else:
+            for d in range(0, whole, lanes):
+                call(tiles.turn, (here + d * size, beside, there + d * step * size, step))
+        done += lanes
 
-        Whole vectors of channels are read, beyond a place's last as well, unless nothing of the images lies there.
-        """
-        size, channels = x.itemsize, x.shape[3]
-        lanes, end = width // size, address(x) + x.size * x.itemsize
-        whole = ceiling(channels, lanes) * lanes
-        done = 0
-        while done < count:
-            begin = min(done, count - lanes)
-            here, there = source + begin * beside * size, target + begin * size
-            if count < lanes or here + ((lanes - 1) * beside + whole) * size > end:
-                left = min(lanes, count - done)
-                here, there = source + done * beside * size, target + done * size
-                move(x, (here, 1, beside, there, step, channels, left))
-            else:
-                for d in range(0, whole, lanes):
-                    turn(x, (here + d * size, beside, there + d * step * size, step))
-            done += lanes
 
-    @jitable
-    def fill(x: Any, image: int, place: Any, planes: Planes, slab: Any) -> None:
-        (top, left), size, channels = place, x.itemsize, x.shape[3]
-        inside = left >= 0 and left + planes.width <= x.shape[2]
-        if not (inside and top >= 0 and top + planes.height <= x.shape[1]):
-            clear(x, (address(slab), channels * planes.step // (width // size)))
-        for i in range(max(-top, 0), min(planes.height, x.shape[1] - top)):
-            for phase in range(planes.across):
-                first = max(ceiling(-left - phase, planes.across), 0)
-                last = ceiling(min(planes.width, x.shape[2] - left) - phase, planes.across)
-                at = left + phase + first * planes.across
-                source = address(x) + ((image * x.shape[1] + top + i) * x.shape[2] + at) * channels * size
-                row = (i % planes.down * planes.across + phase) * planes.rows + i // planes.down
-                target = address(slab) + (row * planes.columns + first) * size
-                turn_line(x, source, planes.across * channels, target, planes.step, last - first)
-
-    return fill
+@jitable
+def fill_planes(tiles: Tiles, x: Any, image: int, place: Any, planes: Planes, slab: int) -> None:
+    """What begins at ``place`` of an image, zeros around what it has, into the slab at an address."""
+    (top, left), size, channels = place, tiles.size, x.shape[3]
+    inside = left >= 0 and left + planes.width <= x.shape[2]
+    if not (inside and top >= 0 and top + planes.height <= x.shape[1]):
+        call(tiles.clear, (slab, channels * planes.step))
+    for i in range(max(-top, 0), min(planes.height, x.shape[1] - top)):
+        for phase in range(planes.across):
+            first = max(ceiling(-left - phase, planes.across), 0)
+            last = ceiling(min(planes.width, x.shape[2] - left) - phase, planes.across)
+            at = left + phase + first * planes.across
+            source = address(x) + ((image * x.shape[1] + top + i) * x.shape[2] + at) * channels * size
+            row = (i % planes.down * planes.across + phase) * planes.rows + i // planes.down
+            target = slab + (row * planes.columns + first) * size
+            turn_line(tiles, x, source, planes.across * channels, target, planes.step, last - first)
 
 
 @jitable
@@ -163,78 +153,69 @@ def list_line_taps(filters: Any, reached: Any, planes: Planes, terms: int, inver
     return tall * wide, terms, each, planes.step
 
 
-@cache
-def writing(biased: bool) -> Callable[..., None]:
-    """``write(results, wide, step, y, corner, apart, sizes, channels, bias, floor)``: results into their places.
+@jitable
+def write(
+    tiles: Tiles,
+    results: int,
+    wide: int,
+    step: int,
+    y: Any,
+    corner: Any,
+    apart: Any,
+    sizes: Any,
+    channels: Any,
+    ends: Any,
+) -> None:
+    """Results into their places.
 
     ``results`` have rows of ``wide`` places, channels ``step`` apart; ``sizes`` count, ``channels`` are the first and
-    how many.
+    how many. ``ends`` are where the biases are, or 0, and whether what is negative becomes 0.
     """
-
-    @jitable
-    def write(
-        results: Any,
-        wide: int,
-        step: int,
-        y: Any,
-        corner: Any,
-        apart: Any,
-        sizes: Any,
-        channels: Any,
-        bias: Any,
-        floor: int,
-    ) -> None:
-        image, top, left = corner
-        for i in range(sizes[0]):
-            for r in range(channels[1]):
-                channel, begin = channels[0] + r, r * step + i * wide
-                more = bias[channel] if biased else y.dtype.type(0)
-                for j in range(sizes[1]):
-                    value = results[begin + j] + more if biased else results[begin + j]
-                    y[image, top + i * apart[0], left + j * apart[1], channel] = (
-                        y.dtype.type(0) if floor != 0 and value < 0 else value
-                    )
-
-    return write
+    (image, top, left), size, outputs = corner, tiles.size, y.shape[3]
+    for i in range(sizes[0]):
+        row = (image * y.shape[1] + top + i * apart[0]) * y.shape[2] + left
+        for r in range(channels[1]):
+            channel = channels[0] + r
+            place, bias = address(y) + (row * outputs + channel) * size, ends[0] + channel * size if ends[0] else 0
+            source = results + (r * step + i * wide) * size
+            call(tiles.put, (source, place, apart[1] * outputs, sizes[1], bias, ends[1]))
 
 
-@cache
-def meeting_lines(geometry: Geometry, inverse: bool, biased: bool) -> Callable[..., None]:
-    """``meet(operands, image, block, phase, planes, steps, memory, floor)``: an image's places of a phase, all groups.
-
-    ``operands`` are the source, the filters, the bias and the result.
-    """
-    flat = flattened(geometry)
-    tile_rows, write = stacking(flat), writing(biased)
-    vector, full = flat.width, flat.vectors * flat.width
-
-    @jitable
-    def meet(
-        operands: Any, image: int, block: Any, phase: Any, planes: Planes, steps: Steps, memory: Any, floor: int
-    ) -> None:
-        source, filters, bias, y = operands
-        size, channels, groups = source.itemsize, source.shape[3], steps.groups
-        wide, terms, share = full // size, channels // groups, y.shape[3] // groups
-        lanes = vector // size
-        count = counted(phase.rows, phase.columns, planes, wide)
-        reach = list_line_taps(filters, (phase.tall, phase.wide), planes, terms, inverse, memory)
-        half, table, taps = memory.table.size // 2, address(memory.table), address(memory.taps)
-        for r in range(share):
-            memory.table[r], memory.table[half + r] = r * (filters.shape[3] if inverse else 1), r * count
-        repeat_last(memory.table, share)
-        results = ceiling(channels, lanes) * lanes * planes.step + wide
-        apart = (steps.down, steps.across) if inverse else (1, 1)
-        corner = image, block.top * apart[0] + phase.down, block.left * apart[1] + phase.right
-        for group in range(groups):
-            a = address(filters) + group * (filters.shape[3] // groups) * size
-            b, c = address(memory.slab) + group * terms * planes.step * size, address(memory.slab) + results * size
-            for place in range(0, count * size, full):
-                done = 0
-                while done < share:
-                    listed = table + 8 * done, table + 8 * (half + done)
-                    words = (a, listed[0], b + place, taps, *reach, c + place, listed[1], START_ZERO, 0, 0)
-                    done += tile_rows(source, words, share - done)
-            sizes, made = (phase.rows, phase.columns), (group * share, share)
-            write(memory.slab[results:], planes.columns, count, y, corner, apart, sizes, made, bias, floor)
-
-    return meet
+@jitable
+def meet_lines(
+    tiles: Tiles,
+    operands: Any,
+    image: int,
+    block: Any,
+    phase: Any,
+    planes: Planes,
+    steps: Steps,
+    memory: Any,
+    kind: Any,
+) -> None:
+    """An image's places of a phase, all groups. ``operands`` are the source, the filters, the bias and the result."""
+    source, filters, bias, y = operands
+    size, lanes, wide, channels, groups = tiles.size, tiles.lanes, tiles.wide, source.shape[3], steps.groups
+    terms, share, inverse = channels // groups, y.shape[3] // groups, kind.inverse != 0
+    count = counted(phase.rows, phase.columns, planes, wide)
+    reach = list_line_taps(filters, (phase.tall, phase.wide), planes, terms, inverse, memory)
+    half, table, taps = memory.table.size // 2, address(memory.table), address(memory.taps)
+    for r in range(share):
+        memory.table[r], memory.table[half + r] = r * (filters.shape[3] if inverse else 1), r * count
+    repeat_last(memory.table, share)
+    slab = address(memory.slab)
+    results = slab + (ceiling(channels, lanes) * lanes * planes.step + wide) * size
+    apart = (steps.down, steps.across) if inverse else (1, 1)
+    corner = image, block.top * apart[0] + phase.down, block.left * apart[1] + phase.right
+    ends = address(bias) if kind.biased else 0, kind.floor
+    for group in range(groups):
+        a = address(filters) + group * (filters.shape[3] // groups) * size
+        b = slab + group * terms * planes.step * size
+        for place in range(0, count * size, wide * size):
+            done = 0
+            while done < share:
+                listed = table + 8 * done, table + 8 * (half + done)
+                words = (a, listed[0], b + place, taps, *reach, results + place, listed[1], START_ZERO, 0, 0)
+                done += tile_rows(tiles, False, words, share - done)
+        sizes, made = (phase.rows, phase.columns), (group * share, share)
+        write(tiles, results, planes.columns, count, y, corner, apart, sizes, made, ends)

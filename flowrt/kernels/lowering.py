@@ -113,6 +113,18 @@ def linked_object(function: Callable[..., Any], signature: Any, symbol: str, fai
         return _machine_code(library)
 
 
+def written_object(write: Callable[[Any], None], symbol: str) -> bytes:
+    """The object code of a module that ``write`` puts a C function ``symbol`` into."""
+    with global_compiler_lock:
+        library = _codegen().create_library(symbol)
+        library.symbol = symbol
+        module = library.create_ir_module(symbol)
+        write(module)
+        library.add_ir_module(module)
+        library.finalize()
+        return _machine_code(library)
+
+
 def _entry(module: Any, context: Any, made: Any, symbol: str, fail: Callable[..., None] | None) -> Any:
     """The C function that calls what was ``made``, in ``module``."""
     kinds = [context.get_value_type(kind) for kind in made.signature.args]

@@ -1,7 +1,8 @@
 """Register tiles: the innermost loop of every matrix product and convolution, in vectors as wide as the machine's.
 
-Law: variants differ by register tile, vector width and dtype, never by a shape. Here are the names that kernels call
-and the sizes that they plan by; `flowrt.kernels.tile` makes the machine code when a kernel that calls one is compiled.
+Law: variants differ by register tile, vector width and dtype, never by a shape. A `Tile` names one: it is an object of
+its own, which `flowrt.kernels.tile` makes, and which kernels `call` by an address that their launch's block holds. So
+what walks through matrices and images is compiled once for all dtypes, vectors and ops: it knows sizes and addresses.
 All addresses are in bytes, all strides and table entries in elements. Nothing beyond what is counted is read, except
 that vectors of a packed operand and of a result are whole.
 """
@@ -12,10 +13,11 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowrt.kernels.store import Part, part_address
 from flowrt.kernels.surroundings import architecture, processor_features
 from flowrt.valueclass import valueclass
 
@@ -56,6 +58,88 @@ def native() -> Geometry:
 
 
 @valueclass
+class Tile:
+    """A kind of code (see `Tiles`) for so many rows of so many vectors of ``width`` bytes, of one dtype."""
+
+    kind: str
+    rows: int
+    vectors: int
+    width: int
+    dtype: str
+
+    def address(self) -> int:
+        """Where its code begins, made first if this machine has none."""
+        return part_address(tile_part(self))
+
+
+def tile_part(tile: Tile) -> Part:
+    """The object that holds a tile's code."""
+    arguments = tile.kind, str(tile.rows), str(tile.vectors), str(tile.width), tile.dtype
+    return Part("_".join(("tile", *arguments)), "flowrt.kernels.tile", "emit_tile", arguments, TILE_FILES)
+
+
+TILE_FILES = ("tile.py", "micro.py", "rowcode.py")
+
+
+class Tiles(NamedTuple):
+    """Sizes of one geometry's tiles for one dtype, and the addresses by which compiled code calls them.
+
+    An entry has ``size`` bytes, a vector ``lanes`` entries, a tile ``wide`` columns and ``rows`` rows, or ``fewer``.
+
+    ``large`` tiles, ``small`` ones of fewer rows, and those half as wide take
+    ``(a, rows, b, taps, count, depth, a_step, b_step, c, places, start, bias, floor)``: for every row r and column j
+    of the tile ``c[places[r] + j] = start + sum over taps t and p < depth of
+    a[rows[r] + t.a + p * a_step] * b[t.b + p * b_step + j]``, where the table of ``count`` taps holds pairs (a, b).
+    ``start`` says whether from zero, from what ``c`` holds, or from ``bias[j]``. Where ``floor`` is not 0 negative
+    results become 0. Tiles of the kind "beside" have a left operand for each column: ``a[.. + j]`` for ``a[..]``.
+
+    ``copy`` and, of a single vector, ``copy_vector`` take ``(source, step, target, target_step, count)`` and move
+    ``count`` rows of vectors. ``spread`` takes ``(source, step, target, target_step, count, across, target_across,
+    parts, vectors)`` and moves, of each of ``count`` rows, so many parts of some vectors, which are ``across`` apart.
+    ``turn`` takes ``(source, step, target, target_step)`` and turns a square of a vector's lanes around. ``move`` takes
+    ``(source, step, across, target, target_step, rows, columns)``, where ``across`` is the source's step between
+    columns; ``move_listed`` takes ``(source, places, target, others, rows, columns)``, where two tables say where rows
+    begin. ``clear`` takes ``(target, count)``. ``put`` takes ``(source, target, across, count, bias, floor)`` and puts
+    neighbours ``across`` apart, with a bias unless that address is 0, and negative ones as 0 where ``floor`` is not.
+    """
+
+    size: int
+    lanes: int
+    wide: int
+    rows: int
+    fewer: int
+    large: int
+    small: int
+    large_half: int
+    small_half: int
+    copy: int
+    copy_vector: int
+    turn: int
+    move: int
+    move_listed: int
+    spread: int
+    clear: int
+    put: int
+
+
+def tiles_of(geometry: Geometry, dtype: Any, kind: str = "tile") -> tuple[int | Tile, ...]:
+    """What `Tiles` is made of, as a `Call` has it, for tiles of one ``kind``."""
+    width, name, size = geometry.width, str(np.dtype(dtype)), int(np.dtype(dtype).itemsize)
+    sizes = size, width // size, geometry.columns(dtype), geometry.rows, geometry.fewer
+
+    def made(kind: str, rows: int = 1, vectors: int = 1) -> Tile:
+        return Tile(kind, rows, vectors, width, name)
+
+    products = (
+        made(kind, rows, vectors)
+        for vectors in (geometry.vectors, geometry.vectors // 2)
+        for rows in (geometry.rows, geometry.fewer)
+    )
+    moves = map(made, ("copy", "transpose", "move", "move_listed", "spread", "clear", "put"))
+    return (*sizes, *products, made("copy", 1, geometry.vectors), *moves)
+
+
+@valueclass
 class Stub:
     """What is to be put in the place of a function: a kind of code and its numbers."""
 
@@ -84,56 +168,35 @@ def _stub(kind: str, rows: int, vectors: int, width: int) -> Callable[..., Any]:
     return stub(kind, rows, vectors, width, _REVISION)
 
 
-@cache
-def tile(rows: int, vectors: int, width: int) -> Callable[..., None]:
-    """``tile(like, (a, rows, b, taps, count, depth, a_step, b_step, c, places, start, bias, floor))``.
-
-    For every row r and column j of the tile: ``c[places[r] + j] = start + sum over taps t and p < depth of
-    a[rows[r] + t.a + p * a_step] * b[t.b + p * b_step + j]``, where the table of ``count`` taps holds pairs (a, b).
-    ``start`` says whether from zero, from what ``c`` holds, or from ``bias[j]``. Where ``floor`` is not 0 negative
-    results become 0. ``like`` is any array of the dtype.
-    """
-    return _stub("tile", rows, vectors, width)
-
-
-@cache
-def beside(rows: int, vectors: int, width: int) -> Callable[..., None]:
-    """`tile` where every column has a left operand of its own: ``a[.. + j]`` stands for ``a[..]``."""
-    return _stub("beside", rows, vectors, width)
-
-
-@cache
-def dots(rows: int, vectors: int, width: int) -> Callable[..., None]:
-    """``dots(like, (a, b, step, c, across, start, depth))``: a vector times ``rows`` others.
-
-    Those are ``step`` apart: ``c[r * across] = sum over p < depth of a[p] * b[r * step + p]``, plus what is there if
-    ``start`` says so.
-    """
-    return _stub("dots", rows, vectors, width)
-
-
-@cache
-def copy(vectors: int, width: int) -> Callable[..., None]:
-    """``copy(like, (source, step, target, target_step, count))`` moves ``count`` rows of ``vectors`` vectors."""
-    return _stub("copy", 1, vectors, width)
+call = _stub("call", 1, 1, 0)
+"""``call(address, words)`` calls code at an address, as that of a tile, with a tuple of integers."""
 
 
 @cache
 def transpose(width: int) -> Callable[..., None]:
-    """``transpose(like, (source, step, target, target_step))`` turns a square of one vector's lanes around."""
+    """`Tiles.turn` inside a kernel of one dtype, that of the array ``like``: ``transpose(like, words)``."""
     return _stub("transpose", 1, 1, width)
 
 
 @cache
-def clear(width: int) -> Callable[..., None]:
-    """``clear(like, (target, count))`` fills ``count`` vectors with zeros."""
-    return _stub("clear", 1, 1, width)
+def move() -> Callable[..., None]:
+    """`Tiles.move` likewise."""
+    return _stub("move", 1, 1, 0)
 
 
 @cache
-def move() -> Callable[..., None]:
-    """``move(like, (source, step, across, target, target_step, rows, columns))``, entry by entry.
+def tile(rows: int, vectors: int, width: int) -> Callable[..., None]:
+    """`Tiles.large` likewise."""
+    return _stub("tile", rows, vectors, width)
 
-    ``across`` is the source's step between columns; the target's columns lie side by side.
-    """
-    return _stub("move", 1, 1, 0)
+
+@cache
+def copy(vectors: int, width: int) -> Callable[..., None]:
+    """`Tiles.copy` likewise."""
+    return _stub("copy", 1, vectors, width)
+
+
+@cache
+def clear(width: int) -> Callable[..., None]:
+    """`Tiles.clear` likewise."""
+    return _stub("clear", 1, 1, width)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import GraphError
+from flowrt.kernels.micro import Tile, tiles_of
 from flowrt.kernels.panels import stage, table_size
 from flowrt.kernels.table import Call, View
 from flowrt.spec import Spec
@@ -40,6 +41,7 @@ MANY, EVEN = 3 * UNITS, 4  # units of a large product, which are best a multiple
 SHARED = 1 << 20  # multiply-adds of a product whose right operand is packed by all for all, in a step of its own
 TINY = 128  # multiply-adds of a product that takes less time one by one than to be laid out for tiles
 PANELS = 4  # column panels that are packed together: so many lines of a row are side by side, rows on other pages
+EDGE = 4  # which of a thread's own operands are one panel's biases
 LONG = 4  # column panels that a lone row is multiplied with at a time, unpacked: pages are far apart, lines are not
 
 
@@ -168,20 +170,46 @@ class Tiled:
         call, swapped = self._product(inputs, outputs, attrs)
         panels = -(-call.views[2].shape[3] // (PANELS * self.geometry.columns(outputs[0].dtype)))
         units = math.prod(call.views[1].shape[:2]) * panels if self._blocks(call, swapped, outputs).shared else 0
-        return replace(self.layout(inputs, outputs, attrs), units=units)
+        laid = self._laid(inputs, outputs, attrs, units)
+        return replace(laid, order=(laid.order[1], laid.order[3]))
 
     def layout(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
         """The second step: a block of the result is a unit."""
         call, swapped = self._product(inputs, outputs, attrs)
-        m, n = call.views[2].shape[2:]
-        blocks = self._blocks(call, swapped, outputs)
-        units = math.prod(call.views[2].shape[:2]) * -(-m // blocks.rows) * -(-n // blocks.columns)
-        views = (*call.views[:2], *(View.dense(s.concrete) for s in inputs[2:]), call.views[2])
+        blocks, (*batch, m, n) = self._blocks(call, swapped, outputs), call.views[2].shape
+        units = 0 if blocks.tiny else math.prod(batch) * -(-m // blocks.rows) * -(-n // blocks.columns)
+        rows = (m, n, blocks.rows) if blocks.columns >= n else None
+        return replace(self._laid(inputs, outputs, attrs, units), rows=rows)
+
+    def tiny(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+        """The step that takes the place of both where a product is tiny: a product is a unit."""
+        call, swapped = self._product(inputs, outputs, attrs)
+        *batch, m, n = call.views[2].shape
+        units = math.prod(batch) if self._blocks(call, swapped, outputs).tiny else 0
+        laid = self._laid(inputs, outputs, attrs, units)
+        order = *laid.order[:3], laid.order[4]
+        return replace(laid, words=laid.words[:4], rows=(m, n, max(m, 1)), tiles=(), order=order)
+
+    def _laid(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], units: int) -> Call:
+        """A step for a product's factors, the bias (or what stands for it), the packed panels, the result, `local`."""
+        call, swapped = self._product(inputs, outputs, attrs)
+        *blocks, _ = astuple(self._blocks(call, swapped, outputs))
+        biased, floor, first = len(inputs) > 2, int(attrs.get("activation") == "relu"), len(inputs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        floor = int(attrs.get("activation") == "relu")
-        words = floor, int(swapped), *call.words, *(int(n) for n in astuple(blocks))
+        views = (*call.views[:2], *(View.dense(s.concrete) for s in inputs[2:]), call.views[2])
         views = (*views, *(View.dense(s.concrete) for s in extra))
-        return Call(views, words, units, (m, n, blocks.rows) if blocks.columns >= n else None)
+        words = floor, int(biased), *call.words, *(int(n) for n in blocks)
+        factors = (1, 0) if swapped else (0, 1)
+        packed, local = first + 1, range(first + 2, first + 1 + len(extra))
+        order = *factors, 2 if biased else local[EDGE], packed, first, *local
+        return Call(views, words, units, tiles=self.tiles(outputs[0].dtype), order=order)
+
+    def tiles(self, dtype: Any) -> tuple[int | Tile, ...]:
+        """What products call: `micro.Tiles` and `multiplying.Tools`."""
+        width, name, rows = self.geometry.width, str(np.dtype(dtype)), self.geometry.rows * np.dtype(dtype).itemsize
+        row = Tile("tile", 1, LONG * self.geometry.vectors, width, name)
+        dots = (Tile("dots", count, 2, width, name) for count in (1, 4))
+        return (*tiles_of(self.geometry, dtype), row, *dots, Tile("copy", 1, -(-rows // width), width, name))
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
         """The panels of a shared right operand, slab by slab."""

@@ -7,16 +7,12 @@ Images are NHWC, filters HWIO. The places of a gradient for the images that are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from flowrt.kernels import micro
-from flowrt.kernels.panels import address, duplicating
+from flowrt.kernels.micro import Tiles, call
+from flowrt.kernels.panels import address, duplicate
 from flowrt.kernels.table import View, jitable
 from flowrt.spec import Spec, sliding
-
-if TYPE_CHECKING:
-    from flowrt.kernels.micro import Geometry
 
 LINE = 64  # bytes of a line of caches
 
@@ -115,50 +111,43 @@ def seen(places: int, window: int, stride: int, spread: int, before: int, invers
     return -before, (places - 1) * stride + reach + 1
 
 
-@cache
-def slabs(geometry: Geometry) -> Callable[..., None]:
-    """``fill_slab(x, image, images, place, sizes, planes, slab)``: a part of some images, zeros around what they have.
+@jitable
+def spread_row(tiles: Tiles, channels: int, source: int, target: int, plane: int, apart: int, columns: int) -> None:
+    """``columns`` places of a row, into planes that begin ``apart``: read in order, since they come from afar."""
+    size, lanes, full = tiles.size, tiles.lanes, channels // plane
+    whole = plane // lanes
+    call(tiles.spread, (source, channels, target, plane, columns, plane, apart, full, whole))
+    done, left = whole * lanes, channels - full * plane
+    if done < plane or left > 0:
+        for j in range(columns):
+            here, there = source + j * channels * size, target + j * plane * size
+            call(tiles.move, (here + done * size, plane, 1, there + done * size, apart, full, plane - done))
+            call(tiles.move, (here + full * plane * size, 0, 1, there + full * apart * size, 0, 1, left))
+
+
+@jitable
+def fill_slab(tiles: Tiles, x: Any, image: int, images: int, place: Any, sizes: Any, planes: Any, slab: int) -> None:
+    """A part of some images, zeros around what they have, into the slab at an address.
 
     ``place`` is its top row and left column, ``sizes`` its height and width. ``planes`` says how many channels lie side
     by side, and how far apart planes of so many begin.
     """
-    duplicate, vectors, move = duplicating(geometry), micro.copy(1, geometry.width), micro.move()
-    vector = geometry.width
-
-    @jitable
-    def spread_row(x: Any, source: int, target: int, plane: int, apart: int, columns: int) -> None:
-        """``columns`` places of a row, into planes that begin ``apart``: read in order, since they come from afar."""
-        channels, size = x.shape[3], x.itemsize
-        lanes, full = vector // size, channels // plane
-        whole = plane // lanes * lanes
-        for j in range(columns):
-            here, there = source + j * channels * size, target + j * plane * size
-            for d in range(0, whole, lanes):
-                vectors(x, (here + d * size, plane, there + d * size, apart, full))
-            if whole < plane:
-                move(x, (here + whole * size, plane, 1, there + whole * size, apart, full, plane - whole))
-            if full * plane < channels:
-                done = full * plane
-                move(x, (here + done * size, 0, 1, there + full * apart * size, 0, 1, channels - done))
-
-    @jitable
-    def fill_slab(x: Any, image: int, images: int, place: Any, sizes: Any, planes: Any, slab: Any) -> None:
-        (top, left), (height, width), (plane, apart) = place, sizes, planes
-        channels, size, row = x.shape[3], x.itemsize, width * plane
-        first, last = max(-left, 0), min(width, x.shape[2] - left)
-        for n in range(images):
-            for i in range(height):
-                h, at = top + i, (n * height + i) * row
-                inside = h >= 0 and h < x.shape[1] and first < last
-                start, end = (first * plane, last * plane) if inside else (row, row)
-                for each in range(at, at + ceiling(channels, plane) * apart, max(apart, 1)):
-                    slab[each : each + start] = 0
-                    slab[each + end : each + row] = 0
-                source = address(x) + (((image + n) * x.shape[1] + h) * x.shape[2] + left + first) * channels * size
-                target = address(slab) + (at + start) * size
-                if inside and plane == channels:
-                    duplicate(x, source, target, end - start)
-                elif inside:
-                    spread_row(x, source, target, plane, apart, last - first)
-
-    return fill_slab
+    (top, left), (height, width), (plane, apart) = place, sizes, planes
+    channels, size, row = x.shape[3], tiles.size, width * plane
+    first, last = max(-left, 0), min(width, x.shape[2] - left)
+    for n in range(images):
+        for i in range(height):
+            h, at = top + i, (n * height + i) * row
+            inside = h >= 0 and h < x.shape[1] and first < last
+            start, end = (first * plane, last * plane) if inside else (row, row)
+            for each in range(at, at + ceiling(channels, plane) * apart, max(apart, 1)):
+                if start > 0:
+                    call(tiles.clear, (slab + each * size, start))
+                if end < row:
+                    call(tiles.clear, (slab + (each + end) * size, row - end))
+            source = address(x) + (((image + n) * x.shape[1] + h) * x.shape[2] + left + first) * channels * size
+            target = slab + (at + start) * size
+            if inside and plane == channels:
+                duplicate(tiles, source, target, end - start)
+            elif inside:
+                spread_row(tiles, channels, source, target, plane, apart, last - first)

@@ -114,7 +114,7 @@ def name_of(variant: Variant) -> str | None:
             str([d.name for d in kernel.expression.inputs]),
             f"{kernel.expression.results} {kernel.expression.folds}",
         ]
-    what = f"{kernel.op} {kernel.form.value} {[str(d) for d in variant.dtypes]}"
+    what = f"{kernel.entry} {kernel.form.value} {[str(d) for d in variant.dtypes]}"
     return f"{' '.join(at)} {what} {list(variant.ranks)} {variant.words}"
 
 
@@ -139,9 +139,9 @@ def _symbol_by_name(name: str, composed: bool) -> str | None:
 def found_symbol(variant: Variant) -> str:
     """The same, from all that decides the entry's content."""
     kernel, dtypes = variant.kernel, [str(d) for d in variant.dtypes]
-    shape = f"|{kernel.op}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|"
+    shape = f"|{kernel.entry}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|"
     code = _surroundings() + shape.encode() + fingerprint(kernel.expression or kernel.function).encode()
-    name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.op)
+    name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.entry)
     return f"flowrt_{name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
@@ -259,27 +259,27 @@ PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values(), _EPILOGUE, _MANY)
 
 def loop_address(name: str = "alone") -> int:
     """The address of one of the loops that run tapes: ``alone``, ``shared`` with helpers, or to ``help``."""
-    return _part_address(_LOOPS[name])
+    return part_address(_LOOPS[name])
 
 
 def direct_address() -> int:
     """The address of the C function behind `direct`'s callables."""
-    return _part_address(_DIRECT)
+    return part_address(_DIRECT)
 
 
 def nested_address(kind: str) -> int:
     """The address of the entry that runs loops (``loop``) or branches (``cond``)."""
-    return _part_address(_NESTED[kind])
+    return part_address(_NESTED[kind])
 
 
 def epilogue_address() -> int:
     """The address of the entry that runs a product's units, each with what is to be done with its results."""
-    return _part_address(_EPILOGUE)
+    return part_address(_EPILOGUE)
 
 
 def many_address() -> int:
     """The address of the entry that runs several steps as one."""
-    return _part_address(_MANY)
+    return part_address(_MANY)
 
 
 @cache
@@ -292,7 +292,8 @@ def part_symbol(part: Part) -> str:
     return f"flowrt_{part.name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
-def _part_address(part: Part) -> int:
+def part_address(part: Part) -> int:
+    """The address of the part's entry, compiled first if need be."""
     symbol = part_symbol(part)
     return _address(symbol, lambda: part.emit(symbol))
 

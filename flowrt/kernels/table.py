@@ -25,6 +25,7 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
+    from flowrt.kernels.micro import Tile
 
 Attrs: TypeAlias = Mapping[str, Any]
 Word: TypeAlias = int | float
@@ -96,13 +97,16 @@ class Call:
     ``units`` is how many independent pieces of work it has: where the function takes ``begin`` and ``end``, ranges of
     them may run on several threads at once, in any order. The forms SCALARS and FOLD count elements by themselves.
     Where each unit makes whole rows of the first output, ``rows`` says which: (m, n, so many at most) if the output is
-    seen as [any, m, n] and the units go through its matrices one by one.
+    seen as [any, m, n] and the units go through its matrices one by one. ``tiles`` are integers, and addresses that
+    code has where the launch runs. ``order`` are the operands that the function is given, if not each in its turn.
     """
 
     views: tuple[View, ...]
     words: tuple[Word, ...] = ()
     units: int = 1
     rows: tuple[int, int, int] | None = None
+    tiles: tuple[int | Tile, ...] = ()
+    order: tuple[int, ...] = ()
 
 
 Layout: TypeAlias = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Call]
@@ -168,6 +172,16 @@ class Kernel:
         return {"arrays", "words"} <= _parameters(self.function)
 
     @property
+    def takes_tiles(self) -> bool:
+        """Whether the function takes, after its two tuples, one of `Call.tiles`."""
+        return "tiles" in _parameters(self.function)
+
+    @property
+    def entry(self) -> str:
+        """What the compiled entry is called: ops share a function that takes tiles, which they tell by words."""
+        return self.function.__name__ if self.takes_tiles else self.op
+
+    @property
     def takes_range(self) -> bool:
         """Whether the function is told, after its words, which of the application's units to compute."""
         return "begin" in _parameters(self.function)
@@ -217,7 +231,9 @@ def kernel(
     """Decorator: the function computes ``op`` on device kind ``on``.
 
     It takes the inputs, the outputs (to be filled), scratch arrays, local arrays, then the words of its ``layout``;
-    where it has parameters named ``arrays`` and ``words``, as only CPUs' may, it takes them as two tuples. Parameters
+    where it has parameters named ``arrays`` and ``words``, as only CPUs' may, it takes them as two tuples. One that has
+    ``tiles``, too, is compiled once for all float dtypes and ops: it sees floats as bytes, and their sizes, with the
+    addresses of what computes on them, are in that third tuple. Parameters
     named ``begin`` and ``end`` after those receive the range of the Call's units to compute, and a last one named
     ``run`` the run's words. Scratch is shared by all ranges of an application; local memory is the calling thread's own
     and holds nothing when a range begins. The function must compile under Numba and neither raise nor allocate. One

@@ -1,5 +1,7 @@
 """The machine code of register tiles: what `flowrt.kernels.micro` names, as LLVM with explicit vectors.
 
+A tile is an object of its own; a stub is put where a kernel calls it.
+
 LLVM splits vectors wider than the machine's, so every width compiles and computes the same everywhere.
 """
 
@@ -10,19 +12,40 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from flowrt.kernels.lowering import written_object
 from flowrt.kernels.micro import START_BIAS, START_STORED, Stub
 from flowrt.kernels.rowcode import ROW_EMITTERS
 
 _WORD, _LANE = ir.IntType(64), ir.IntType(32)
 
 
+def emit_tile(kind: str, rows: str, vectors: str, width: str, dtype: str, symbol: str) -> bytes:
+    """The object code of a tile (see `micro.Tile`): a C function ``symbol`` of so many integers as its kind takes."""
+    count, emitter = _EMITTERS[kind]
+    size = np.dtype(dtype).itemsize
+    element = {4: ir.FloatType(), 8: ir.DoubleType()}[size]
+    vector = ir.VectorType(element, int(width) // size)
+    stub = Stub(kind, int(rows), int(vectors), int(width))
+
+    def write(module: Any) -> None:
+        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD] * count), symbol)
+        builder = ir.IRBuilder(function.append_basic_block())
+        emitter(_Code(builder, element, size, vector), stub, function.args)
+        builder.ret_void()
+
+    return written_object(write, symbol)
+
+
 def implementation(stub: Stub) -> Any:
     """The intrinsic that stands for ``stub``: its first argument is an array of the dtype, the others are integers."""
+    if stub.kind == "call":
+        return _call
     count, emitter = _EMITTERS[stub.kind]
 
     @intrinsic
@@ -37,6 +60,17 @@ def implementation(stub: Stub) -> Any:
         return types.void(like, types.UniTuple(types.intp, count)), codegen
 
     return call
+
+
+@intrinsic
+def _call(typing_context: Any, address: Any, words: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given = cgutils.unpack_tuple(builder, args[1], len(words))
+        kind = ir.FunctionType(ir.VoidType(), [_WORD] * len(given))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), given)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.UniTuple(types.intp, len(words))), codegen
 
 
 class _Code:
@@ -258,9 +292,11 @@ def _transpose(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
 
 
 def _clear(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
-    target = code.pointer(words[0])
-    with code.steps(words[1], [ir.Constant(_WORD, 0)], [ir.Constant(_WORD, code.lanes)]) as (place,):
-        code.store(ir.Constant(code.vector, [0.0] * code.lanes), code.at(target, place))
+    builder, byte, flag = code.builder, ir.IntType(8), ir.IntType(1)
+    kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), byte, _WORD, flag])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.memset.p0i8.i64")
+    nbytes = builder.mul(words[1], ir.Constant(_WORD, code.size))
+    builder.call(function, [code.pointer(words[0], byte), ir.Constant(byte, 0), nbytes, ir.Constant(flag, 0)])
 
 
 def _move(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
@@ -273,6 +309,45 @@ def _move(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
             code.builder.store(code.builder.load(code.at(from_row, i)), code.at(to_row, j))
 
 
+def _move_listed(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    source, places, target, others, rows, columns = words
+    zero, one = ir.Constant(_WORD, 0), ir.Constant(_WORD, 1)
+    source, target = code.pointer(source), code.pointer(target)
+    places, others = code.pointer(places, _WORD), code.pointer(others, _WORD)
+    with code.steps(rows, [zero], [one]) as (r,):
+        from_row = code.at(source, code.builder.load(code.at(places, r)))
+        to_row = code.at(target, code.builder.load(code.at(others, r)))
+        with code.steps(columns, [zero], [one]) as (j,):
+            code.builder.store(code.builder.load(code.at(from_row, j)), code.at(to_row, j))
+
+
+def _spread(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    source, step, target, target_step, count, across, target_across, parts, vectors = words
+    zero, lanes = ir.Constant(_WORD, 0), ir.Constant(_WORD, code.lanes)
+    source, target = code.pointer(source), code.pointer(target)
+    with code.steps(count, [zero, zero], [step, target_step]) as (s, t):
+        from_row, to_row = code.at(source, s), code.at(target, t)
+        with code.steps(parts, [zero, zero], [across, target_across]) as (i, j):
+            here, there = code.at(from_row, i), code.at(to_row, j)
+            with code.steps(vectors, [zero], [lanes]) as (k,):
+                code.store(code.load(code.at(here, k)), code.at(there, k))
+
+
+def _put(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
+    source, target, across, count, bias, floor = words
+    builder, zero = code.builder, ir.Constant(_WORD, 0)
+    more, nothing = cgutils.alloca_once(builder, code.element), ir.Constant(code.element, 0.0)
+    builder.store(ir.Constant(code.element, -0.0), more)  # which changes nothing that it is added to
+    with builder.if_then(builder.icmp_signed("!=", bias, zero)):
+        builder.store(builder.load(code.pointer(bias)), more)
+    biased, floored = builder.load(more), builder.icmp_signed("!=", floor, zero)
+    source, target = code.pointer(source), code.pointer(target)
+    with code.steps(count, [zero, zero], [ir.Constant(_WORD, 1), across]) as (i, j):
+        value = builder.fadd(builder.load(code.at(source, i)), biased)
+        dropped = builder.and_(floored, builder.fcmp_ordered("<", value, nothing))
+        builder.store(builder.select(dropped, nothing, value), code.at(target, j))
+
+
 _EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many words each takes
     "tile": (13, _tile),
     "beside": (13, _tile),
@@ -281,5 +356,8 @@ _EMITTERS: dict[str, tuple[int, Callable[..., None]]] = {  # with how many words
     "transpose": (4, _transpose),
     "clear": (2, _clear),
     "move": (7, _move),
+    "move_listed": (6, _move_listed),
+    "spread": (9, _spread),
+    "put": (6, _put),
     **ROW_EMITTERS,
 }
