@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import compiler
+from numba import types
+from numba.core import compiler, typing
 from numba.core.codegen import AOTCodeLibrary, AOTCPUCodegen
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.cpu import CPUContext
 from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.sigutils import normalize_signature
 
@@ -26,14 +28,53 @@ from flowrt.kernels.abi import INLINED, OPTIONS
 
 
 class _Library(AOTCodeLibrary):  # type: ignore[misc]
-    """A function and what it calls, linked; optimised only under a ``symbol``, which is then all there is to see."""
+    """A function by itself, until something links it with what it calls: the object that has a ``symbol``.
+
+    Numba's own libraries are each linked with all that they call, over and over as one calls another.
+    """
 
     symbol = ""
+    _shared_module: Any
+
+    def finalize(self) -> None:
+        if self.symbol:
+            self._link_needed(self._final_module)
+            self._linking_libraries.clear()
+            super().finalize()
+        self._finalized = True
+
+    def _link_needed(self, module: Any) -> None:
+        """Add what is called to ``module``. Numba's own libraries come last: of them LLVM takes what is asked for."""
+        ours, left = {self}, [*self._linking_libraries]
+        others: dict[Any, None] = {}
+        while left:
+            library = left.pop()
+            if not isinstance(library, _Library):
+                others[library] = None
+            elif library not in ours:
+                ours.add(library)
+                module.link_in(library._alone(), preserve=True)
+                left += library._linking_libraries
+        for library in others:
+            module.link_in(library._get_module_for_linking(), preserve=True)
+
+    def _alone(self) -> Any:
+        """The function's own module, which any number of modules may take in."""
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage == llvm.Linkage.external:
+                function.linkage = "weak_odr"
+        return self._final_module
+
+    def _get_module_for_linking(self) -> Any:
+        """The same with what it calls, for libraries of Numba's own."""
+        if self._shared_module is None:
+            self._shared_module = self._alone().clone()
+            self._link_needed(self._shared_module)
+        return self._shared_module
 
     def _optimize_final_module(self) -> None:
-        if self.symbol:
-            _hide_all_but(self._final_module, self.symbol)
-            super()._optimize_final_module()
+        _hide_all_but(self._final_module, self.symbol)
+        super()._optimize_final_module()
 
     def _optimize_functions(self, module: Any) -> None:
         module.data_layout = self._codegen._data_layout
@@ -54,11 +95,53 @@ def _codegen() -> Any:
     return _Codegen("flowrt", "host")
 
 
+class _Typing(typing.Context):  # type: ignore[misc]
+    """Numba's own typing context, its very state, which remembers what operators come to: most calls are such.
+
+    Numba tries each operator's many definitions anew wherever it stands.
+    """
+
+    def __init__(self) -> None:
+        self.__dict__ = cpu_target.typing_context.__dict__
+
+    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        if isinstance(func, types.Function) and not kws and getattr(func.typing_key, "__module__", "") == "_operator":
+            return _resolve_operator(func, tuple(args))
+        return super().resolve_function_type(func, args, kws)
+
+
+class _Target(CPUContext):  # type: ignore[misc]
+    """Numba's own target context, its very state, which remembers sizes: Numba makes a module to ask for each."""
+
+    def __init__(self) -> None:
+        self.__dict__ = cpu_target.target_context.__dict__
+
+    def get_abi_sizeof(self, ty: Any) -> int:
+        return _size_of(ty)
+
+
+@lru_cache(4096)
+def _resolve_operator(func: Any, args: tuple[Any, ...]) -> Any:
+    return typing.Context.resolve_function_type(_contexts()[0], func, args, {})
+
+
+@lru_cache(4096)
+def _size_of(kind: Any) -> int:
+    size: int = kind.get_abi_size(cpu_target.target_context.target_data)
+    return size
+
+
+@cache
+def _contexts() -> tuple[_Typing, _Target]:
+    return _Typing(), _Target()
+
+
 class Lowered(CPUDispatcher):  # type: ignore[misc]
     """A Python function for compiled code to call, lowered for each list of argument types that it is called with."""
 
     def __init__(self, function: Callable[..., Any], *, inlined: bool = False) -> None:
         super().__init__(function, targetoptions=dict(INLINED if inlined else OPTIONS) | {"nopython": True})
+        self.typingctx, self.targetctx = _contexts()
 
     def compile(self, sig: Any) -> Any:
         """What the function is known by to its callers, for arguments of these types."""
