@@ -30,7 +30,7 @@ async def test_explain_says_which_loops_are_one_kernel_and_what_keeps_others_fro
         loops = [
             loop(lambda y: y * 0.5, fr.constant(1.0)),
             loop(lambda y: y * 0.5, fr.ones((1000,))),
-            loop(fr.tanh, fr.ones((100,))),
+            loop(lambda y: fr.tanh(fr.sin(fr.exp(fr.cos(fr.tanh(y))))), fr.ones((7,))),
             loop(lambda y: fr.cumsum(y, 0), fr.ones((10,))),
             loop(lambda y: y * 0.5, x),
         ]

@@ -1,170 +1,122 @@
+"""Loops over vectors as one kernel: entries alike are computed by loops of vectors, and carried side by side."""
+
 from __future__ import annotations
 
-import asyncio
-import os
-import subprocess
-import sys
-import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pytest
 
-from flowrt.errors import ClosedError
-from flowrt.sched.lanes import Lanes, _cgroup_cores, usable_cores
+import flowrt as fr
+from flowrt.kernels import background
+from flowrt.kernels.scalar_loop import ScalarLoopStep
+from flowrt.kernels.turn import Lanes, make_lanes, make_turn
+from flowrt.sched.scalar_loops import apply_scalar_loop
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
-async def test_a_function_runs_in_a_lane_and_its_answer_or_error_comes_back() -> None:
-    lanes = Lanes(2, "test")
-    name = await lanes.run(lambda: threading.current_thread().name)
-    assert name.startswith("flowrt-test")
-    with pytest.raises(ZeroDivisionError):
-        await lanes.run(lambda: 1 // 0)
-    lanes.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("flowrt-test")]
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that can be one kernel are compiled rather than ordered."""
+    monkeypatch.setattr(background, "was_tried", lambda symbol: True)
 
 
-async def test_cancellation_is_delivered_once_the_function_returned_and_asks_it_to_stop() -> None:
-    lanes = Lanes(1, "test")
-    began, stop, ended = threading.Event(), threading.Event(), []
-
-    def work() -> None:
-        began.set()
-        assert stop.wait(10)
-        ended.append(True)
-
-    task = asyncio.ensure_future(lanes.run(work, stop=stop.set))
-    await asyncio.to_thread(began.wait)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ended == [True]
-    lanes.close()
+def has_lanes(graph: fr.Graph) -> bool:
+    """Whether the graph's last loop is one kernel that computes entries alike by loops."""
+    node = [n for n in graph.nodes if n.op.name == "loop"][-1]
+    made = apply_scalar_loop([t.spec for t in node.inputs], [t.spec for t in node.outputs], node.attrs)
+    assert made is not None
+    (step,) = made.steps
+    assert isinstance(step, ScalarLoopStep)
+    return any(isinstance(part, Lanes) for part in step.program.body.parts)
 
 
-async def test_many_cancellations_are_one() -> None:
-    lanes = Lanes(1, "test")
-    release = threading.Event()
-    task = asyncio.ensure_future(lanes.run(release.wait, 10))
-    for _ in range(3):
-        await asyncio.sleep(0)
-        task.cancel()
-    await asyncio.sleep(0)
-    assert not task.done()
-    release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    lanes.close()
-
-
-async def test_who_came_first_is_served_first() -> None:
-    """Two that come again and again take turns, also where one of them hands in more."""
-    lanes, served = Lanes(1, "test"), []
-    both = asyncio.Barrier(2)
-
-    async def come(label: str, often: int) -> None:
-        await both.wait()
-        for _ in range(often):
-            await lanes.run(served.append, label)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(come("a", 30))
-        group.create_task(come("b", 30))
-    for number in range(1, 30):
-        assert abs(served[:number].count("a") - served[:number].count("b")) <= 1
-    lanes.close()
-
-
-async def test_closed_lanes_finish_what_they_were_given_and_take_no_more() -> None:
-    lanes, done = Lanes(1, "test"), []
-    release = threading.Event()
-    tasks = [asyncio.ensure_future(lanes.run(release.wait, 10))]
-    tasks += [asyncio.ensure_future(lanes.run(done.append, number)) for number in range(5)]
-    await asyncio.sleep(0)
-    asyncio.get_running_loop().call_soon(release.set)
-    await asyncio.to_thread(lanes.close)
-    with pytest.raises(ClosedError):
-        await lanes.run(done.append, 5)
-    await asyncio.gather(*tasks)
-    assert done == [0, 1, 2, 3, 4]
-
-
-def test_lanes_outlive_a_loop_that_was_left() -> None:
-    lanes, release = Lanes(1, "test"), threading.Event()
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(lanes.run(release.wait, 10))
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    release.set()
-    assert asyncio.run(lanes.run(lambda: 7)) == 7
-    lanes.close()
-
-
-async def test_an_error_beside_a_cancellation_is_its_cause() -> None:
-    lanes = Lanes(1, "test")
-    release = threading.Event()
-
-    def work() -> None:
-        release.wait(10)
-        raise ValueError("broken")
-
-    task = asyncio.ensure_future(lanes.run(work, stop=release.set))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await task
-    assert isinstance(caught.value.__cause__, ValueError)
-    lanes.close()
-
-
-def test_cores_are_those_of_the_affinity_cut_down_to_the_cgroups_quota(tmp_path: Path) -> None:
-    assert usable_cores() >= 1
-    mine = tmp_path / "cgroup"
-    root = tmp_path / "fs"
-    (root / "a" / "b").mkdir(parents=True)
-    assert _cgroup_cores(8, root, mine) == 8
-    mine.write_text("0::/a/b\n")
-    assert _cgroup_cores(8, root, mine) == 8
-    (root / "a" / "b" / "cpu.max").write_text("max 100000\n")
-    assert _cgroup_cores(8, root, mine) == 8
-    (root / "a" / "cpu.max").write_text("250000 100000\n")
-    assert _cgroup_cores(8, root, mine) == 3
-    (root / "cpu.max").write_text("rubbish\n")
-    assert _cgroup_cores(8, root, mine) == 3
-    (root / "a" / "b" / "cpu.max").write_text("50000 100000\n")
-    assert _cgroup_cores(8, root, mine) == 1
-
-
-def test_blas_has_one_thread_while_a_host_is_open_and_its_own_again_afterwards() -> None:
-    script = """
-import asyncio
-import numpy
-import flowrt as fr
-from flowrt.kernels.pools import pool_threads
-from flowrt.sched.host import Host
-
-async def main():
-    before = pool_threads()
-    first, second = Host(threads=1), Host(threads=1)
+def answers(build: Callable[..., Any], *fed: Array) -> Any:
+    """What one kernel with lanes answers."""
     with fr.Graph() as graph:
-        y = fr.matmul(fr.ones((300, 300)), fr.ones((300, 300)))
-    async with fr.Session(graph, options=fr.Options(optimize=False)) as session:
-        await session.run(y)
-        assert set(pool_threads().values()) <= {1}, pool_threads()
-    await first.aclose()
-    await first.aclose()
-    assert set(pool_threads().values()) <= {1}, pool_threads()
-    await second.aclose()
-    after = pool_threads()
-    assert all(threads == before.get(package, before.get("numpy")) for package, threads in after.items()), after
-    print(before)
+        feeds = [fr.placeholder(value.dtype, value.shape) for value in fed]
+        last = build(*feeds)
+    assert has_lanes(graph)
+    with fr.BlockingSession(graph, options=fr.Options(threads=1)) as session:
+        return session.run(last, dict(zip(feeds, fed, strict=True)))
 
-asyncio.run(main())
-"""
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("{")
+
+@pytest.mark.parametrize("size", [8, 19, 64])
+@pytest.mark.parametrize("far", [1.0, 1e9])
+def test_rows_are_scanned_carried_and_stacked_lane_by_lane(size: int, far: float) -> None:
+    """Where an argument is far from zero, other functions than the narrow ones are taken for all lanes."""
+    rng = np.random.default_rng(size)
+    rows, first = rng.normal(size=(6, size)), rng.normal(size=size)
+    rows[3, size // 2] *= far
+
+    def turn(v: Any, row: Any) -> Any:
+        v = fr.sin(v + row) * 0.5 + fr.where(row > 0, v, -0.25)
+        return v, (fr.exp(-v * v), fr.sum(v))
+
+    last, (bells, sums) = answers(lambda v, x: fr.scan(turn, v, x, reverse=True), first, rows)
+    v = first
+    for t in reversed(range(6)):
+        v = np.sin(v + rows[t]) * 0.5 + np.where(rows[t] > 0, v, -0.25)
+        np.testing.assert_allclose(bells[t], np.exp(-v * v), rtol=1e-11)
+        np.testing.assert_allclose(sums[t], v.sum(), rtol=1e-11)
+    np.testing.assert_allclose(last, v, rtol=1e-11)
+
+
+def test_vectors_that_are_carried_change_places_turn_around_and_are_read_at_indices() -> None:
+    rng = np.random.default_rng(4)
+    first = [rng.integers(-50, 50, 40) for _ in range(3)]
+
+    def turn(i: Any, a: Any, b: Any, c: Any) -> Any:
+        following = (a * 3 - b + fr.take(c, fr.take(a, i % 40) % 40)) % 101
+        return i + 1, b, fr.concat([c[1:], a[:1]], axis=0), following
+
+    got = answers(lambda *v: fr.while_loop(lambda i, *v: i < 30, turn, (np.int64(0), *v))[1:], *first)
+    a, b, c = first
+    for i in range(30):
+        a, b, c = b, np.concatenate([c[1:], a[:1]]), (a * 3 - b + c[a[i % 40] % 40]) % 101
+    for value, wanted in zip(got, (a, b, c), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_loops_and_branches_inside_carry_vectors_too() -> None:
+    first = np.linspace(-1, 1, 33, dtype=np.float32)
+
+    def turn(i: Any, v: Any) -> Any:
+        inner = fr.while_loop(lambda j, w: j < i, lambda j, w: (j + 1, fr.tanh(w) * 1.5 + v * 0.25), (i * 0, v))[1]
+        return i + 1, fr.cond(fr.max(inner) > 1.2, lambda: inner * 0.5, lambda: inner + fr.min(v) * 0.125)
+
+    got = answers(lambda v: fr.while_loop(lambda i, v: i < 9, turn, (np.int32(0), v))[1], first)
+    v = first.astype(np.float64)
+    for i in range(9):
+        w = v
+        for _ in range(i):
+            w = np.tanh(w) * 1.5 + v * 0.25
+        v = w * 0.5 if w.max() > 1.2 else w + v.min() * 0.125
+    np.testing.assert_allclose(got, v, rtol=1e-4)
+
+
+def test_flags_and_small_integers_are_lanes_too() -> None:
+    first = np.arange(50, dtype=np.int8)
+    flags = first % 3 == 0
+
+    def turn(i: Any, v: Any, f: Any) -> Any:
+        return i + 1, fr.where(f, v + np.int8(1), v), fr.logical_xor(f, v > 20)
+
+    v, f = answers(lambda v, f: fr.while_loop(lambda i, *_: i < 7, turn, (np.int64(0), v, f))[1:], first, flags)
+    known, known_flags = first, flags
+    for _ in range(7):
+        known, known_flags = np.where(known_flags, known + np.int8(1), known), known_flags ^ (known > 20)
+    np.testing.assert_array_equal(v, known)
+    np.testing.assert_array_equal(f, known_flags)
+
+
+def test_lanes_name_values_of_their_inputs_dtype_that_come_before() -> None:
+    lanes = make_lanes(["float32", "float32"], [("add", (0, 1), "float32")], [(0, 1), (2,)], 2)
+    assert make_turn(["float32"] * 3, [lanes], [3, 4]).answers == (np.float32,) * 2
+    for kinds in (["float32"] * 2, ["float32", "float64", "float32"]):
+        with pytest.raises(fr.GraphError, match="lanes"):
+            make_turn(kinds, [lanes], [0])

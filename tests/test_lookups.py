@@ -221,6 +221,18 @@ def test_an_index_out_of_range_fails_as_it_does_node_by_node(kind: str, turns: s
     assert f" in {turns} of loop 'while_loop'" in said[0]
 
 
+def test_an_unsigned_index_that_int64_lacks_is_out_of_range() -> None:
+    with fr.Graph() as graph:
+        x, start = fr.placeholder("float32", (300,)), fr.placeholder("uint64", ())
+        last = looped(3, lambda i, v: v + fr.take(x, start + fr.astype(i, "uint64")), np.float32(0))
+    step_of(graph)
+    with fr.BlockingSession(graph, options=fr.Options(threads=1)) as session:
+        assert float(session.run(last, {x: np.ones(300, np.float32), start: np.uint64(9)})) == 3
+        for far in (2**63, 2**64 - 4):
+            with pytest.raises(fr.FlowrtError, match=r"in turn 1 of loop .* out of range"):
+                session.run(last, {x: np.ones(300, np.float32), start: np.uint64(far)})
+
+
 def test_a_step_that_failed_may_be_run_again() -> None:
     with fr.Graph() as graph:
         x, n = fr.placeholder("float32", (300,)), fr.placeholder("int64", ())

@@ -18,11 +18,12 @@ from numba.np import numpy_support
 from flowrt.kernels.abi import ONE, WORD, ZERO, pointer, word
 from flowrt.kernels.compose import Composition, infer_types
 from flowrt.kernels.emit import bind_helpers, object_code, set_word, word_at
+from flowrt.kernels.emit_lanes import LanesEmitter, Spot, State, TypedLanes, typed_lanes
 from flowrt.kernels.emit_nested import stopped
 from flowrt.kernels.expression import Expression
 from flowrt.kernels.scalar_loop import COUNT, DONE, LIMIT, NONE, OPERANDS, REVERSE, ROWS
 from flowrt.kernels.slices import ABSENT, OUT_OF_RANGE
-from flowrt.kernels.turn import Lookup
+from flowrt.kernels.turn import Lanes, Lookup
 
 if TYPE_CHECKING:
     from flowrt.kernels.scalar_loop import ScalarProgram
@@ -36,7 +37,8 @@ PATIENCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _TypedTurn:
-    parts: tuple[Composition | Lookup | _TypedLoop, ...]
+    kinds: tuple[Any, ...]  # of its inputs
+    parts: tuple[Composition | TypedLanes | Lookup | _TypedLoop, ...]
     results: tuple[int, ...]
 
     @property
@@ -57,12 +59,15 @@ class _TypedLoop:
 
 def _typed(typing_context: Any, turn: Turn) -> _TypedTurn:
     """A turn whose members Numba has typed and lowered."""
-    return _TypedTurn(tuple(_typed_part(typing_context, part) for part in turn.parts), turn.results)
+    kinds = tuple(numpy_support.from_dtype(dtype) for dtype in turn.inputs)
+    return _TypedTurn(kinds, tuple(_typed_part(typing_context, part) for part in turn.parts), turn.results)
 
 
-def _typed_part(typing_context: Any, part: Part) -> Composition | Lookup | _TypedLoop:
+def _typed_part(typing_context: Any, part: Part) -> Composition | TypedLanes | Lookup | _TypedLoop:
     if isinstance(part, Lookup):
         return part
+    if isinstance(part, Lanes):
+        return typed_lanes(typing_context, part)
     if isinstance(part, Expression):
         return infer_types(typing_context, part)
     return _typed_loop(typing_context, part.cond, part.body, part)
@@ -84,9 +89,14 @@ class _Emitter:
     """
 
     def __init__(
-        self, context: Any, builder: Any, looks: Callable[[], Any], fails: Callable[[int, Sequence[Any]], None]
+        self,
+        context: Any,
+        builder: Any,
+        lanes: LanesEmitter,
+        looks: Callable[[], Any],
+        fails: Callable[[int, Sequence[Any]], None],
     ) -> None:
-        self._context, self._builder, self._looks, self._fails = context, builder, looks, fails
+        self._context, self._builder, self._lanes, self._looks, self._fails = context, builder, lanes, looks, fails
         self._turns: list[Any] = []  # where each of the loops around counts its turns
         self._fuel = cgutils.alloca_once_value(builder, ZERO)
 
@@ -104,7 +114,7 @@ class _Emitter:
         ``keep(what it answers beyond what it carries, turns done)`` follows it.
         """
         builder = self._builder
-        state = [cgutils.alloca_once_value(builder, value) for value in first]
+        state = State(self._context, builder, loop.body.kinds[: len(first)], first, self._lanes)
         done = cgutils.alloca_once_value(builder, ZERO)
         self._turns.append(done)
         head, begin, turn, goes_on, over, end = (
@@ -123,13 +133,13 @@ class _Emitter:
         now = builder.load(done)
         builder.cbranch(builder.icmp_signed("<", now, until), goes_on, over)
         builder.position_at_end(goes_on)
-        values = [builder.load(place) for place in state]
+        values = state.values()
         if loop.cond is not None:
-            self._go_on_where(self.turn(loop.cond, inputs(values, None))[0], builder.sub(now, before), end)
+            test = self._lanes.scalar(self.turn(loop.cond, inputs(values, None))[0])
+            self._go_on_where(test, builder.sub(now, before), end)
         answers = self.turn(loop.body, inputs(values, now))
-        for place, value in zip(state, answers[: len(state)], strict=True):
-            builder.store(value, place)
-        keep(answers[len(state) :], now)
+        keep([self._lanes.scalar(value) for value in answers[len(first) :]], now)
+        state.store(answers[: len(first)])
         builder.store(builder.add(now, ONE), done)
         builder.branch(turn)
 
@@ -140,7 +150,7 @@ class _Emitter:
         )
         builder.position_at_end(end)
         self._turns.pop()
-        return [builder.load(place) for place in state], builder.load(done)
+        return state.values(), builder.load(done)
 
     def _go_on_where(self, answer: Any, taken: Any, end: Any) -> None:
         """Go to ``end``, after so many turns, unless ``answer`` is true."""
@@ -172,12 +182,20 @@ class _Emitter:
         values = list(inputs)
         for part in turn.parts:
             if isinstance(part, Composition):
-                values = part.emit(self._context, self._builder, values)
+                self._load(part, values)
+                values += part.emit(self._context, self._builder, values)[len(values) :]
+            elif isinstance(part, TypedLanes):
+                values += self._lanes.emit(part, values)
             elif isinstance(part, Lookup):
                 values += self._look_up(part, values)
             else:
                 values += self._inside(part, values)
         return [values[i] for i in turn.results]
+
+    def _load(self, part: Composition, values: list[Any]) -> None:
+        """Load what members take, as far as it is not."""
+        for number in {i for member in part.expression.members for i in member.operands if i < len(values)}:
+            values[number] = self._lanes.scalar(values[number])
 
     def _look_up(self, lookup: Lookup, values: Sequence[Any]) -> list[Any]:
         """What a lookup by a turn of these values finds."""
@@ -185,7 +203,7 @@ class _Emitter:
         table = self._table(lookup, kind, values)
         if lookup.index is None:
             return self._entries(lookup, kind, table, ZERO)
-        given, size = values[lookup.index], values[lookup.size]
+        given, size = (self._lanes.scalar(values[i]) for i in (lookup.index, lookup.size))
         at = builder.select(builder.icmp_signed("<", given, ZERO), builder.add(given, size), given)
         here, missing, behind = (builder.append_basic_block(f"lookup.{n}") for n in ("here", "missing", "behind"))
         builder.cbranch(builder.icmp_unsigned("<", at, size), here, missing).set_weights([999, 1])
@@ -200,13 +218,9 @@ class _Emitter:
 
     def _table(self, lookup: Lookup, kind: Any, values: Sequence[Any]) -> Any:
         """A pointer to where the table begins."""
-        builder, held = self._builder, self._context.get_data_type(kind)
-        if not lookup.entries:
-            return pointer(builder, values[lookup.table], held)
-        table = cgutils.alloca_once(builder, held, size=len(lookup.entries))
-        for number, entry in enumerate(lookup.entries):
-            self._context.pack_value(builder, kind, values[entry], builder.gep(table, [ir.Constant(WORD, number)]))
-        return table
+        if lookup.entries:
+            return self._lanes.together(kind, [values[i] for i in lookup.entries])
+        return pointer(self._builder, values[lookup.table], self._context.get_data_type(kind))
 
     def _entries(self, lookup: Lookup, kind: Any, table: Any, first: Any) -> list[Any]:
         builder = self._builder
@@ -218,7 +232,7 @@ class _Emitter:
         builder = self._builder
         reads_zero = builder.icmp_signed("==", given, ir.Constant(WORD, ABSENT))
         if lookup.guard is not None:
-            reads_zero = builder.or_(reads_zero, builder.not_(values[lookup.guard]))
+            reads_zero = builder.or_(reads_zero, builder.not_(self._lanes.scalar(values[lookup.guard])))
         fail = builder.append_basic_block("lookup.fail")
         builder.cbranch(reads_zero, behind, fail)
         builder.position_at_end(fail)
@@ -245,11 +259,11 @@ class _Emitter:
         builder = self._builder
         most = ir.Constant(WORD, NONE if facts.limit is None else facts.limit)
         if facts.count is not None:
-            count = values[facts.count]
+            count = self._lanes.scalar(values[facts.count])
             count = builder.select(builder.icmp_signed("<", count, ZERO), ZERO, count)
             less = builder.icmp_unsigned("<", count, most)  # no limit is more than any count
             most = builder.select(less, count, most)
-        return most if facts.guard is None else builder.select(values[facts.guard], most, ZERO)
+        return most if facts.guard is None else builder.select(self._lanes.scalar(values[facts.guard]), most, ZERO)
 
 
 # ── operands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -272,26 +286,27 @@ class _Operands:
         slot, offset = (word(builder, block, self.at + 2 * number + i) for i in (0, 1))
         return builder.add(builder.load(builder.gep(pointer(builder, bases, WORD), [slot])), offset)
 
-    def _places(self, context: Any, builder: Any, bases: Any, block: Any, row: Any) -> list[Any]:
-        """Pointers to the scalars of the entry or row ``row``."""
-        found: list[Any] = []
+    def _spots(self, context: Any, builder: Any, bases: Any, block: Any, row: Any) -> list[Spot]:
+        """Where the scalars of the entry or row ``row`` lie."""
+        found: list[Spot] = []
         for number, width in enumerate(self.widths):
             address = self.address(builder, bases, block, number)
-            for i in range(width):
-                kind = context.get_data_type(self.kinds[len(found)])
-                start = pointer(builder, address, kind)
-                first = builder.mul(row, ir.Constant(WORD, width))
-                found.append(builder.gep(start, [builder.add(first, ir.Constant(WORD, i))]))
+            if width:
+                kind = self.kinds[len(found)]
+                whole = pointer(builder, address, context.get_data_type(kind))
+                start = builder.gep(whole, [builder.mul(row, ir.Constant(WORD, width))])
+                found += [Spot(start, i, kind) for i in range(width)]
         return found
 
     def load(self, context: Any, builder: Any, bases: Any, block: Any, row: Any = ZERO) -> list[Any]:
-        places = self._places(context, builder, bases, block, row)
-        return [context.unpack_value(builder, kind, place) for kind, place in zip(self.kinds, places, strict=True)]
+        return [
+            Spot(spot.start, spot.index, spot.kind, context.unpack_value(builder, spot.kind, spot.place(builder)))
+            for spot in self._spots(context, builder, bases, block, row)
+        ]
 
     def store(self, context: Any, builder: Any, bases: Any, block: Any, values: Sequence[Any], row: Any = ZERO) -> None:
-        places = self._places(context, builder, bases, block, row)
-        for kind, value, place in zip(self.kinds, values, places, strict=True):
-            context.pack_value(builder, kind, value, place)
+        for spot, value in zip(self._spots(context, builder, bases, block, row), values, strict=True):
+            context.pack_value(builder, spot.kind, value, spot.place(builder))
 
 
 class _Layout:
@@ -352,8 +367,9 @@ def _runs(program: ScalarProgram) -> Any:
             bases, block, most = args
             look = context.get_function(looking, looked)
             context.add_linking_libs(getattr(look, "libs", ()))
-            rest = at.captured.load(context, builder, bases, block)
-            rest += at.load_constants(context, builder, bases, block)
+            captured = at.captured.load(context, builder, bases, block)
+            constants = at.load_constants(context, builder, bases, block)
+            rest = [*captured, *constants]
             backwards = builder.icmp_signed("!=", word(builder, block, REVERSE), ZERO)
 
             def row_of(done: Any) -> Any:
@@ -373,10 +389,16 @@ def _runs(program: ScalarProgram) -> Any:
                 builder.store(ir.Constant(WORD, OUT_OF_RANGE), pointer(builder, word(builder, bases, 0), WORD))
                 builder.branch(end)
 
-            emitter = _Emitter(context, builder, lambda: look(builder, [bases]), fails)
             first = at.first.load(context, builder, bases, block)
+            ahead, start = (builder.append_basic_block(f"run.{name}") for name in ("ahead", "start"))
+            builder.branch(ahead)
+            builder.position_at_end(start)
+            lanes = LanesEmitter(context, builder, ahead, [*(spot.value for spot in captured), *constants])
+            emitter = _Emitter(context, builder, lanes, lambda: look(builder, [bases]), fails)
             state, done = emitter.loop(loop, first, most, inputs, keep)
-            at.out.store(context, builder, bases, block, state)
+            at.out.store(context, builder, bases, block, [lanes.scalar(value) for value in state])
+            with builder.goto_block(ahead):
+                builder.branch(start)
             builder.store(done, taken)
             builder.branch(end)
             builder.position_at_end(end)

@@ -250,7 +250,7 @@ _NESTED = {
 }
 SCALAR_LOOP_FILES = (
     *("turn.py", "scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py"),
-    *("epilogue.py", "slices.py"),
+    *("emit_lanes.py", "epilogue.py", "slices.py"),
 )
 _EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("emit_epilogue.py", "epilogue.py"))
 _MANY = Part("many", "flowrt.kernels.emit_many", "emit_many", (), ("emit_many.py", "many.py"))

@@ -1,8 +1,8 @@
-"""What a turn of a loop of scalars computes: expressions, lookups and loops inside, one after another.
+"""What a turn of a loop of scalars computes: expressions, lanes, lookups and loops inside, one after another.
 
 Law: pure data, told apart by what it holds. A turn's values are numbered: its inputs first, then what each part makes:
-an expression the result of every member, a lookup what it found, a loop inside what it carried last and how many turns
-it took.
+an expression the result of every member, lanes those of every member lane by lane, a lookup what it found, a loop
+inside what it carried last and how many turns it took.
 """
 
 from __future__ import annotations
@@ -19,6 +19,19 @@ from flowrt.valueclass import valueclass
 
 PlainMember: TypeAlias = "tuple[str, tuple[int, ...], str]"
 """An op, the numbers of the values it takes, and its result's dtype."""
+
+
+LEAST_LANES = 8
+"""Entries alike that are worth a loop of vectors."""
+
+
+@valueclass
+class Lanes:
+    """An expression of ``count`` entries alike: for each input the values it takes lane by lane, or the one of all."""
+
+    expression: Expression
+    taken: tuple[tuple[int, ...], ...]
+    count: int
 
 
 @valueclass
@@ -77,7 +90,7 @@ class Lookup:
         )
 
 
-Part: TypeAlias = "Expression | Lookup | InnerLoop"
+Part: TypeAlias = "Expression | Lanes | Lookup | InnerLoop"
 
 
 @valueclass
@@ -119,13 +132,15 @@ def made_by(part: Part) -> tuple[np.dtype[Any], ...]:
     """The dtypes of the values that a part of a turn makes."""
     if isinstance(part, Expression):
         return tuple(member.dtype for member in part.members)
+    if isinstance(part, Lanes):
+        return tuple(member.dtype for member in part.expression.members for _ in range(part.count))
     if isinstance(part, Lookup):
         return (part.dtype,) * len(part.offsets)
     return (*part.body.answers, np.dtype(np.int64))
 
 
 def make_turn(
-    inputs: Sequence[Any], parts: Sequence[Sequence[PlainMember] | Lookup | InnerLoop], results: Sequence[int]
+    inputs: Sequence[Any], parts: Sequence[Sequence[PlainMember] | Lanes | Lookup | InnerLoop], results: Sequence[int]
 ) -> Turn:
     """The turn of these parts, whose expressions are lists of members.
 
@@ -139,6 +154,9 @@ def make_turn(
             made.append(part)
         elif isinstance(part, Lookup):
             _check_lookup(part, known)
+            made.append(part)
+        elif isinstance(part, Lanes):
+            _check_lanes(part, known)
             made.append(part)
         else:
             numbers = tuple(range(len(known), len(known) + len(part)))
@@ -157,6 +175,20 @@ def _check(loop: InnerLoop, known: int) -> None:
     for turn, answers in ((loop.body, len(loop.first)), (loop.cond, 1)):
         if turn is not None and (len(turn.inputs) != taken or len(turn.results) != answers):
             raise GraphError(f"a loop that carries {len(loop.first)} of {taken} values does not fit its bodies")
+
+
+def make_lanes(
+    inputs: Sequence[Any], members: Sequence[PlainMember], taken: Sequence[Sequence[int]], count: int
+) -> Lanes:
+    """Entries alike, which answer every member. Raises `GraphError` where one is none of scalars."""
+    numbers = tuple(range(len(inputs), len(inputs) + len(members)))
+    return Lanes(express(tuple(inputs), tuple(members), numbers), tuple(map(tuple, taken)), count)
+
+
+def _check_lanes(lanes: Lanes, known: Sequence[np.dtype[Any]]) -> None:
+    for dtype, taken in zip(lanes.expression.inputs, lanes.taken, strict=True):
+        if len(taken) not in (1, lanes.count) or any(not 0 <= i < len(known) or known[i] != dtype for i in taken):
+            raise GraphError(f"{lanes.count} lanes of {dtype} cannot be of the values {taken}")
 
 
 def _check_lookup(lookup: Lookup, known: Sequence[np.dtype[Any]]) -> None:
@@ -178,6 +210,9 @@ def plain_turn(turn: Turn | None) -> Any:
 def _plain_part(part: Part) -> list[Any]:
     if isinstance(part, Expression):
         return [[m.op, m.operands, m.dtype.name] for m in part.members]
+    if isinstance(part, Lanes):
+        members = [[m.op, m.operands, m.dtype.name] for m in part.expression.members]
+        return ["lanes", [d.name for d in part.expression.inputs], members, part.taken, part.count]
     if isinstance(part, Lookup):
         place = [part.table, part.size, part.index, part.guard, part.pitch]
         return ["lookup", *place, part.offsets, part.dtype.name, part.number, part.entries]
@@ -193,7 +228,10 @@ def read_turn(plain: Any) -> Turn | None:
     return make_turn(inputs, [_read_part(part) for part in parts], results)
 
 
-def _read_part(plain: Any) -> list[PlainMember] | Lookup | InnerLoop:
+def _read_part(plain: Any) -> list[PlainMember] | Lanes | Lookup | InnerLoop:
+    if plain[0] == "lanes":
+        inputs, members, taken, count = plain[1:]
+        return make_lanes(inputs, [(op, tuple(operands), dtype) for op, operands, dtype in members], taken, count)
     if plain[0] == "lookup":
         *facts, offsets, dtype, number, entries = plain[1:]
         return Lookup(*(*facts, tuple(offsets), np.dtype(dtype), number, tuple(entries)))

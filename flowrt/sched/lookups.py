@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.kernels.slices import BEYOND
 from flowrt.kernels.table import ALIASES
 from flowrt.kernels.turn import Lookup
 from flowrt.sched.making import MOST_ENTRIES, Entries, Making, Table, Unfit, Value, check_entries
@@ -104,6 +105,9 @@ def _row(making: Making, node: PlanNode, x: Value, axis: int, index: int, guard:
     size, pitch = x.shape[axis], math.prod(x.shape[axis + 1 :])
     places = np.take(np.arange(x.size).reshape(x.shape), 0, axis)
     check_entries(places.size)
+    if making.dtype(index) == np.uint64:
+        (most,) = making.constant(np.array([BEYOND], np.uint64))
+        index = making.member("minimum", [index, int(most)], np.dtype(np.uint64))
     if making.dtype(index) != np.int64:
         index = making.member("astype", [index], np.dtype(np.int64))
     looks = making.shared.looks

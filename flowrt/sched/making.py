@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels.expression import is_scalar_function
+from flowrt.kernels.expression import COSTLY, is_scalar_function
 from flowrt.kernels.table import broadcast, find_kernel
-from flowrt.kernels.turn import InnerLoop, Lookup, PlainMember, Turn, make_turn
+from flowrt.kernels.turn import LEAST_LANES, InnerLoop, Lanes, Lookup, PlainMember, Turn, make_lanes, make_turn
 
 if TYPE_CHECKING:
     from flowrt.plan import PlanNode
@@ -28,6 +28,8 @@ MOST_MEMBERS = 640
 """A longer body is worth its launches, and would take long to compile."""
 MOST_COSTLY = 24
 """Entries, beyond one of each op, of functions that are computed one by one here, and by a launch in vectors."""
+MANY_LANES, MANY_MEMBERS = 32, 8
+"""So many entries alike, or members of them, are computed in a loop although each is an instruction or two."""
 MOST_ENTRIES = 256
 """Of one value."""
 
@@ -93,14 +95,58 @@ class Shared:
 
 
 @dataclass(slots=True)
+class Alike:
+    """Entries alike in the making: the entries they take, lane by lane or one for all, and members that take the
+    inputs by their numbers and members, counted from 0, from -1 downwards."""
+
+    count: int
+    taken: list[tuple[int, ...]] = field(default_factory=list)
+    members: list[tuple[str, tuple[int, ...], str]] = field(default_factory=list)
+    made: list[tuple[int, ...]] = field(default_factory=list)
+
+    def operand(self, lanes: tuple[int, ...]) -> int:
+        """Which operand of a member those entries are."""
+        if lanes in self.made:
+            return -1 - self.made.index(lanes)
+        one = lanes[:1] if len(set(lanes)) == 1 else lanes
+        if one not in self.taken:
+            self.taken.append(one)
+        return self.taken.index(one)
+
+    @property
+    def is_worth_loop(self) -> bool:
+        """Whether a loop over memory is faster than members one by one, which LLVM may find vectors in."""
+        costly = any(op in COSTLY for op, _, _ in self.members)
+        return costly or self.count >= MANY_LANES or len(self.members) >= MANY_MEMBERS
+
+    def one_by_one(self, final: Callable[[int], int]) -> list[PlainMember]:
+        """The members of every lane, by what numbers are in the end."""
+        found = []
+        for op, operands, kind in self.members:
+            lanes = [self.taken[n] if n >= 0 else self.made[-1 - n] for n in operands]
+            found += [(op, tuple(final(of[i % len(of)]) for of in lanes), kind) for i in range(self.count)]
+        return found
+
+    def lanes(self, dtype: Callable[[int], np.dtype[Any]], final: Callable[[int], int]) -> Lanes:
+        """The lanes, by what numbers are in the end."""
+        inputs = len(self.taken)
+        members = [
+            (op, tuple(n if n >= 0 else inputs - 1 - n for n in operands), kind) for op, operands, kind in self.members
+        ]
+        dtypes = [str(dtype(taken[0])) for taken in self.taken]
+        return make_lanes(dtypes, members, [tuple(map(final, taken)) for taken in self.taken], self.count)
+
+
+@dataclass(slots=True)
 class Making:
     """A turn in the making. Entries are known by numbers: inputs, then what is made; constants, which all turns of a
     program share, from -1 downwards."""
 
     inputs: Sequence[np.dtype[Any]]
     shared: Shared
-    parts: list[list[PlainMember] | Lookup | Inside] = field(default_factory=list)
+    parts: list[list[PlainMember] | Alike | Lookup | Inside] = field(default_factory=list)
     made: list[np.dtype[Any]] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)  # of what is made, the part that makes it
     members: int = 0
     costly: int = 0
     longest: float = 0.0
@@ -131,6 +177,50 @@ class Making:
         self.count(1)
         return self._number([dtype])[0]
 
+    def alike(self, op: str, operands: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[int]:
+        """The numbers of what ``op`` makes of entries lane by lane: together with others alike, where all that it takes
+        is there before them or made in the same lanes."""
+        if not _is_member(op, (*(self.dtype(lanes[0]) for lanes in operands), dtype)):
+            raise Unfit(f"{op}, which is no function of scalars")
+        place, part = self._part_for(operands)
+        part.members.append((op, tuple(part.operand(lanes) for lanes in operands), str(dtype)))
+        self.count(-(-part.count // LEAST_LANES))
+        part.made.append(tuple(self._number([dtype] * part.count, place)))
+        return list(part.made[-1])
+
+    def _part_for(self, operands: Sequence[tuple[int, ...]]) -> tuple[int, Alike]:
+        """The last part of as many lanes, if it can hold what takes these; else a new one."""
+        count = len(operands[0])
+        for place in reversed(range(len(self.parts))):
+            part = self.parts[place]
+            if isinstance(part, Alike) and part.count == count:
+                others = [n for lanes in operands if lanes not in part.made for n in lanes]
+                if all(self._maker(n) < place for n in others):
+                    return place, part
+                break
+        made = Alike(count)
+        self.parts.append(made)
+        return len(self.parts) - 1, made
+
+    def are_made_alike(self, lanes: tuple[int, ...]) -> bool:
+        """Whether entries are made lane by lane."""
+        place = self._maker(lanes[0])
+        return place >= 0 and isinstance(self.parts[place], Alike)
+
+    def lie_together(self, lanes: tuple[int, ...]) -> bool:
+        """Whether entries are constants, one for all, or will lie side by side in memory."""
+        first, *_, last = lanes
+        if max(lanes) < 0 or len(set(lanes)) == 1:
+            return True
+        if lanes != tuple(range(first, first + len(lanes))):
+            return False
+        place = self._maker(first)
+        return place == self._maker(last) and (place < 0 or isinstance(self.parts[place], Alike | Inside))
+
+    def _maker(self, number: int) -> int:
+        """The part that makes an entry; -1 where it is there before."""
+        return -1 if number < len(self.inputs) else self.makers[number - len(self.inputs)]
+
     def lookup(self, found: Lookup) -> list[int]:
         """The numbers of what a lookup finds."""
         self.parts.append(found)
@@ -152,29 +242,44 @@ class Making:
             most = f"{MOST_MEMBERS} and {MOST_COSTLY} are worth one kernel"
             raise Unfit(f"{self.members} functions of scalars and {self.costly} entries of costly ones: {most}")
 
-    def _number(self, dtypes: list[np.dtype[Any]]) -> list[int]:
+    def _number(self, dtypes: list[np.dtype[Any]], place: int = -1) -> list[int]:
         first = len(self.inputs) + len(self.made)
         self.made += dtypes
+        self.makers += [place % len(self.parts)] * len(dtypes)
         return list(range(first, first + len(dtypes)))
 
     def turn(self, results: Sequence[Entries]) -> Turn:
         """The turn that answers ``results``; its inputs are followed by all the program's constants."""
         shift, count = len(self.inputs), len(self.shared.constants)
+        order = sorted(range(len(self.makers)), key=self.makers.__getitem__)
+        places = {shift + number: shift + count + place for place, number in enumerate(order)}
 
         def final(number: int) -> int:
-            return shift - 1 - number if number < 0 else number if number < shift else number + count
+            return shift - 1 - number if number < 0 else places.get(number, number)
 
         constants = tuple(range(shift, shift + count))
-        parts: list[Any] = [
-            part.loop(final, constants)
-            if isinstance(part, Inside)
-            else part.renumbered(final)
-            if isinstance(part, Lookup)
-            else [(op, tuple(map(final, operands)), dtype) for op, operands, dtype in part]
-            for part in self.parts
-        ]
+        kept = self._loops()
+        parts = [self._final_part(part, n in kept, final, constants) for n, part in enumerate(self.parts)]
         dtypes = [*self.inputs, *(c.dtype for c in self.shared.constants)]
         return make_turn(dtypes, parts, [final(int(n)) for n in flat(results)])
+
+    def _loops(self) -> set[int]:
+        """The parts of entries alike that are computed in loops: those worth it, and what takes theirs from memory."""
+        kept: set[int] = set()
+        for place, part in enumerate(self.parts):
+            if isinstance(part, Alike) and (part.is_worth_loop or any(self._maker(n) in kept for n, *_ in part.taken)):
+                kept.add(place)
+        return kept
+
+    def _final_part(self, part: Any, kept: bool, final: Callable[[int], int], constants: tuple[int, ...]) -> Any:
+        match part:
+            case Inside():
+                return part.loop(final, constants)
+            case Lookup():
+                return part.renumbered(final)
+            case Alike():
+                return part.lanes(self.dtype, final) if kept else part.one_by_one(final)
+        return [(op, tuple(map(final, operands)), dtype) for op, operands, dtype in part]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from flowrt.kernels.expression import COSTLY
 from flowrt.kernels.table import ALIASES
+from flowrt.kernels.turn import LEAST_LANES
 from flowrt.sched.lookups import entries_of, part_of, taken
 from flowrt.sched.making import (
     MOST_ENTRIES,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode
 
 SECONDS_PER_MEMBER = 2e-9
+LEAST_CHEAP_LANES = 16
+"""Entries alike of an instruction or two that LLVM does not make vectors of by itself, and hold in registers."""
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,10 +111,21 @@ def _entrywise(name: str, making: Making, inputs: Sequence[Entries], dtype: np.d
     if not inputs or not alike[0].size:
         raise Unfit(f"{name} of no entries")  # for which no member would be asked, and so none found to be missing
     check_entries(alike[0].size)
+    lanes = [tuple(int(n) for n in a.flat) for a in alike]
+    if _are_lanes(making, name, lanes):
+        return np.array(making.alike(name, lanes, dtype), np.int64).reshape(alike[0].shape)
     if name in COSTLY:
         making.count(0, alike[0].size - 1)
     numbers = [making.member(name, entry, dtype) for entry in zip(*(a.flat for a in alike), strict=True)]
     return np.array(numbers, np.int64).reshape(alike[0].shape)
+
+
+def _are_lanes(making: Making, name: str, operands: Sequence[tuple[int, ...]]) -> bool:
+    """Whether entries alike are worth a loop of vectors: what they take lies together, or is worth bringing there."""
+    few = name in COSTLY or any(map(making.are_made_alike, operands))
+    if len(operands[0]) < (LEAST_LANES if few else LEAST_CHEAP_LANES):
+        return False
+    return name in COSTLY or all(map(making.lie_together, operands))
 
 
 def _branch(op: _Op) -> Sequence[Value]:
@@ -233,11 +247,12 @@ def _fold(making: Making, name: str, entries: Sequence[int], dtype: np.dtype[Any
     """Entries put together two by two, so that none waits for all before it."""
     if any(making.dtype(n) != dtype for n in entries):
         raise Unfit("a fold in another dtype")
-    left = list(entries)
+    left = np.array(entries, np.int64)
     while len(left) > 1:
-        paired = [making.member(name, pair, dtype) for pair in zip(left[::2], left[1::2], strict=False)]
-        left = paired + left[len(left) - len(left) % 2 :]
-    return left[0]
+        half = len(left) // 2
+        paired = _entrywise(name, making, [left[:half], left[half : 2 * half]], dtype)
+        left = np.concatenate([paired, left[2 * half :]])
+    return int(left[0])
 
 
 def _reduced(op: _Op, name: str) -> Entries:
