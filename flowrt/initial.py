@@ -1,16 +1,24 @@
-"""In which order variables get their first values.
+"""In which order variables get their first values, and which of them are tables.
 
 Law: pure. A variable may start from others (a slot of zeros like another, a copy), so those go first; all that can
-start side by side do.
+start side by side do. A table, of which steps see and move rows alone, need be no copy of what it starts from: only
+pages that are written are (`pages`). For what is read as a whole, ordinary memory is faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.pages import is_held
+from flowrt.sched.regions import READ, ROW_WRITES
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Resource
+
+Name: TypeAlias = tuple[str, str]
 
 
 def initial_waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> list[list[Node]]:
@@ -21,6 +29,26 @@ def initial_waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> 
         if resource.initialize is not None:
             out.setdefault(wave.get(resource.initialize.index, 0), []).append(resource.initialize)
     return [out[number] for number in sorted(out)]
+
+
+def tables(graph: Graph, missing: Mapping[Name, Resource]) -> dict[Name, np.ndarray[Any, Any]]:
+    """Those of the ``missing`` variables that are tables which start from large arrays, and these."""
+    found: dict[Name, np.ndarray[Any, Any]] = {}
+    for name, resource in missing.items():
+        first = None if resource.initial is None else resource.initial.op
+        value = first.attrs["value"] if first is not None and first.op.name == "constant" else None
+        if isinstance(value, np.ndarray) and is_held(value):
+            found[name] = value
+    first_values = {resource.initialize for resource in missing.values()}
+    for node in graph.nodes if found else ():
+        by_rows = node.op.name == "take" and node.attrs["axis"] == 0
+        whole = [source.op for source in node.inputs[by_rows:] if source.op.op.name == READ]
+        if node.op.name != READ and node.op.name not in ROW_WRITES and node not in first_values:
+            whole.append(node)
+        for other in whole:
+            for name in other.resources:
+                found.pop(name, None)
+    return found
 
 
 def _waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> dict[int, int]:

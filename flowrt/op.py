@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, cast, overload
 import numpy as np
 
 from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.pages import held
 from flowrt.plan import Plan
 from flowrt.spec import Spec, as_dtype
 from flowrt.valueclass import valueclass
@@ -112,12 +113,18 @@ def as_attr(value: Any) -> Attr:
     if isinstance(value, (list, tuple)):
         return tuple(as_attr(item) for item in value)
     if isinstance(value, np.ndarray):
-        return np.asarray(value) if _never_changes(value) else frozen(np.array(value))
+        return np.asarray(value) if _never_changes(value) else _copied(value)
     if isinstance(value, (np.dtype, type)):
         return as_dtype(value).name
     if isinstance(value, Plan):
         return value
     raise SpecError(f"{value!r} cannot be an attribute; use numbers, strings, tuples, dtypes or arrays")
+
+
+def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy that never changes."""
+    pages = held(array)
+    return frozen(np.array(array)) if pages is None else pages
 
 
 def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

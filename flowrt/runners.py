@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.warming import warm
+from flowrt.spec import spec_of
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
@@ -101,6 +102,9 @@ class Runner(Protocol):
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         """The variables that have a value."""
+
+    def begin(self, tables: Mapping[tuple[str, str], Array]) -> Collection[tuple[str, str]]:
+        """Have variables start as arrays of `pages`, where that takes no copy; answers which."""
 
     async def reset(self, container: str | None) -> None:
         """Forget the variables and queues of a container, or of all."""
@@ -194,6 +198,19 @@ class LocalRunner:
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return self._host.inventory()
 
+    def begin(self, tables: Mapping[tuple[str, str], Array]) -> Collection[tuple[str, str]]:
+        variables, names = self._host.variables, frozenset(tables)
+        for name, first in tables.items():
+            variables.declare(name, spec_of(first))
+        if not variables.try_hold(frozenset(), names):
+            return ()
+        try:
+            for name, first in tables.items():
+                variables.begin(name, self._host.memory.begun(first))
+        finally:
+            variables.release(frozenset(), names)
+        return names
+
     async def reset(self, container: str | None) -> None:
         self._host.reset(container)
 
@@ -256,6 +273,9 @@ class ClusterRunner:
 
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return await self._master.inventory()
+
+    def begin(self, tables: Mapping[tuple[str, str], Array]) -> Collection[tuple[str, str]]:
+        return ()  # they are sent to where they lie
 
     async def reset(self, container: str | None) -> None:
         await self._master.reset(container)

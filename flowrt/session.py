@@ -39,7 +39,7 @@ from flowrt.errors import (
 )
 from flowrt.feeds import copied_bytes
 from flowrt.graph import Graph, Node, Tensor
-from flowrt.initial import initial_waves
+from flowrt.initial import initial_waves, tables
 from flowrt.op import as_value
 from flowrt.operators import Operators
 from flowrt.passes.prune import placeholders_of
@@ -370,10 +370,10 @@ class Session:
                 )
             if key not in have and key not in done:
                 missing[key] = resource
-        number: int | None = 0  # what is drawn first does not depend on what was restored
-        for wave in initial_waves(self.graph, missing):
-            await self._run(self._step(wave, ()), (), counted=False, number=number)
-            number = None
+        begun = self._open().begin(tables(self.graph, missing))
+        waves = initial_waves(self.graph, {key: missing[key] for key in missing if key not in begun})
+        for place, wave in enumerate(waves):  # what is drawn first does not depend on what was restored
+            await self._run(self._step(wave, ()), (), counted=False, number=None if place else 0)
 
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container (all of them by default) on every node."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
-FLOOR = ["valueclass", "errors", "spec", "device", "codec", "plan"]  # each may import those to its left
+FLOOR = ["pages", "valueclass", "errors", "spec", "device", "codec", "plan"]  # each may import those to its left
 FAMILIES = [
     "source",
     "elementwise",

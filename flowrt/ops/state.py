@@ -97,8 +97,9 @@ class Variable(Operators):
 
     ``initial`` (a number, an array or a tensor of fully known shape, also one computed from other variables) is what a
     session starts it from, unless it was restored or an earlier session left it. The graph keeps an array for sessions
-    to come: a copy, or a large table only once where it is read-only (``table.setflags(write=False)``, ``np.load`` with
-    ``mmap_mode="r"``). Used as a tensor a variable means its value before the step's writes; `read` under control
+    to come: a copy, or the array itself where it is read-only (``table.setflags(write=False)``, ``np.load`` with
+    ``mmap_mode="r"``). A large table of which steps only look up and move rows shares the copy's pages until they are
+    written. Used as a tensor a variable means its value before the step's writes; `read` under control
     dependencies sees earlier ones.
     """
 

@@ -11,11 +11,13 @@ import math
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from flowrt import pages
 from flowrt.errors import ResourceError
 from flowrt.valueclass import valueclass
 
@@ -90,26 +92,30 @@ class Memory:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < COUNTED:
             return np.empty(shape, dtype)
-        return self._made(nbytes, shape, dtype)
+        return self._made(nbytes, lambda: np.empty(shape, dtype))
 
     def lasting(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty` for a variable, beginning at a cache line: a row of 64 bytes is then one line, not parts of two."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < COUNTED:
             return np.empty(shape, dtype)
-        whole = self._made(nbytes, (nbytes + LINE,), np.dtype(np.uint8))
+        whole = self._made(nbytes, lambda: np.empty(nbytes + LINE, np.uint8))
         start = -int(whole.ctypes.data) % LINE
         return whole[start : start + nbytes].view(dtype).reshape(shape)
 
-    def _made(self, nbytes: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A new array, counted as ``nbytes``."""
+    def begun(self, first: Array) -> Array:
+        """`lasting` for a table that starts as ``first``: counted whole, though only what is written takes memory."""
+        return self._made(first.nbytes, lambda: pages.begun(first)).reshape(first.shape)
+
+    def _made(self, nbytes: int, make: Callable[[], Array]) -> Array:
+        """A new array that owns its memory, counted as ``nbytes``."""
         if not self._take(nbytes):
             self.admit(nbytes)
             if not self._take(nbytes):  # somebody else took it meanwhile
                 raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
         try:
-            array = np.empty(shape, dtype)
-        except MemoryError as error:
+            array = make()
+        except (MemoryError, OSError) as error:
             self._gone.append(nbytes)
             raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
         held = _Held(array, self._forget)
