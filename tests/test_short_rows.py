@@ -96,3 +96,31 @@ def test_segments_add_up_rows_in_order(dtype: str, index: str) -> None:
         want = np.zeros((segments, columns), dtype)
         np.add.at(want, ids, x)
         np.testing.assert_array_equal(fr.segment_sum(x, ids, segments), want)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_short_rows_are_made_of_columns_and_of_one_entry_each(dtype: str) -> None:
+    for rows, columns in ((1, 4), (7, 5), (8, 2), (9, 8), (301, 3), (300, 31), (33, 32)):
+        x = (np.arange(rows * columns) * 7).reshape(columns, rows).astype(dtype)
+        (y,) = run_kernel("transpose", [x], [Spec(dtype, (rows, columns))], {"axes": (1, 0)})
+        np.testing.assert_array_equal(y, x.T)
+        column, shape = x[:1].T.copy(), (rows, columns)
+        (y,) = run_kernel("broadcast_to", [column, np.array(shape)], [Spec(dtype, shape)], {})
+        np.testing.assert_array_equal(y, np.broadcast_to(column, shape))
+
+
+def test_entries_are_taken_and_added_up_along_short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    print("seed 13")
+    rng = np.random.default_rng(13)
+    for rows, columns in ((0, 3), (1, 4), (7, 5), (8, 2), (9, 8), (700, 3), (300, 31), (33, 32), (20, 33)):
+        x, places = rng.normal(size=(rows, columns)).astype(np.float32), rng.integers(0, columns, 9).astype(np.int32)
+        np.testing.assert_array_equal(fr.take(x, places, axis=1), x[:, places])
+        np.testing.assert_array_equal(fr.take(x, places - columns, axis=1), x[:, places])
+        for reverse in (False, True):
+            order = -1 if reverse else 1
+            want = np.cumsum(x[:, ::order].astype(np.float64), 1)[:, ::order]
+            got = fr.cumsum(x, 1, reverse=reverse)
+            np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+            with monkeypatch.context() as patched:
+                patched.setattr(Prepared, "run", in_ranges(rng))
+                np.testing.assert_array_equal(fr.cumsum(x, 1, reverse=reverse), got)

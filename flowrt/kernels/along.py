@@ -13,11 +13,12 @@ import numpy as np
 
 from flowrt.kernels.folds import larger_loosely, smaller_loosely
 from flowrt.kernels.reduce import COLUMNS, SHORT, axes_taken
+from flowrt.kernels.squares import LANES, turn_lines, turn_rows
 from flowrt.kernels.table import Attrs, Call, View, host_only, jitable, kernel
 from flowrt.spec import Spec
 
 SEARCHED = 64
-TOGETHER = 256  # short rows that are searched side by side
+TOGETHER = 256  # short rows that are searched or added up side by side
 
 
 def _position_sizes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, int, int]:
@@ -139,7 +140,27 @@ def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attr
     """Rows or columns as in `_position_layout`; each is a unit of work."""
     outer, count, inner = _position_sizes(inputs, attrs)
     view = View.dense((outer, 1, count) if inner == 1 else (outer, count, inner))
-    return Call((view, view), (int(inner == 1), int(attrs["reverse"])), outer * inner)
+    (lines,) = _running_local(inputs, outputs, attrs)
+    return Call((view, view, View.dense(lines.concrete)), (int(inner == 1), int(attrs["reverse"])), outer * inner)
+
+
+def _running_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """For short rows that are turned around; of one entry where there are none."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    short = inner == 1 and 1 < count <= SHORT and outer >= LANES
+    return [Spec(outputs[0].dtype, (count, TOGETHER) if short else (1, 1))]
+
+
+@jitable
+def run_short_rows(rows: Any, out: Any, lines: Any, reverse: int) -> None:
+    turn_rows(rows, lines)
+    last = rows.shape[1] - 1
+    for j in range(1, rows.shape[1]):
+        before = lines[last + 1 - j if reverse != 0 else j - 1]
+        line = lines[last - j if reverse != 0 else j]
+        for i in range(rows.shape[0]):
+            line[i] += before[i]
+    turn_lines(lines, out)
 
 
 @jitable
@@ -157,8 +178,13 @@ def run_four_rows(x: Any, y: Any, row: int, rows: int, reverse: int) -> None:
         here += step
 
 
-@kernel("cumsum", layout=_running_layout)
-def cumsum(x: Any, y: Any, last: int, reverse: int, begin: int, end: int) -> None:
+@kernel("cumsum", layout=_running_layout, local=_running_local)
+def cumsum(x: Any, y: Any, lines: Any, last: int, reverse: int, begin: int, end: int) -> None:
+    if lines.shape[0] > 1:
+        for row in range(begin, end, TOGETHER):
+            stop = min(row + TOGETHER, end)
+            run_short_rows(x[row:stop, 0], y[row:stop, 0], lines, reverse)
+        return
     if last != 0:
         for row in range(begin, end, 4):
             run_four_rows(x, y, row, end, reverse)

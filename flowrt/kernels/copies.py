@@ -2,9 +2,9 @@
 
 Law: pure planning, then the loops. Axes that lie behind one another in both views count as one. What is left of
 them decides: where the source's neighbours are not the target's, squares that fit a machine's registers are turned
-around; where rows are short, repeated or backwards, they are copied row by row; all else is elementwise. What is put in
-the midst of a filling is copied while the filling is written. Entries are moved as unsigned integers of their size,
-whatever they mean.
+around; where rows are short, repeated or backwards, they are copied row by row, or turned around too where that fits; all else
+is elementwise. What is put in the midst of a filling is copied while the filling is written. Entries are moved as
+unsigned integers of their size, whatever they mean.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from flowrt.kernels import micro
 from flowrt.kernels.panels import address
 from flowrt.kernels.rowmoves import move_rows
+from flowrt.kernels.squares import LANES, turn
 from flowrt.kernels.table import Call, View, elementwise, host_only, jitable, kernel
 from flowrt.valueclass import valueclass
 
@@ -200,6 +201,8 @@ def copy_rows(
                 x,
                 (from_start + source * size, down * size, to_start + target * size, below * size, columns * size, many),
             )
+        elif down == 1 and below == columns and columns < SHORT and many >= LANES:  # neighbours come from far, or one
+            turn(x, from_start + source * size, across, to_start + target * size, below, many, columns)
         elif columns < SHORT:
             _move(x, (from_start + source * size, down, across, to_start + target * size, below, many, columns))
         else:

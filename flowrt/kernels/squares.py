@@ -74,6 +74,6 @@ def turn_rows(rows: Any, lines: Any) -> None:
 
 @jitable
 def turn_lines(lines: Any, rows: Any) -> None:
-    """Put lines of floats back into rows that lie one after another."""
+    """Put lines back into rows of their type that lie one after another."""
     count, length = rows.shape[0], rows.shape[1]
     turn(lines, lines.ctypes.data, lines.shape[1], rows.ctypes.data, length, count, length)
