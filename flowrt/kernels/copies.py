@@ -2,9 +2,9 @@
 
 Law: pure planning, then the loops. Axes that lie behind one another in both views count as one. What is left of
 them decides: where the source's neighbours are not the target's, squares that fit a machine's registers are turned
-around; where rows are short, repeated or backwards, they are copied row by row, or turned around too where that fits; all else
-is elementwise. What is put in the midst of a filling is copied while the filling is written. Entries are moved as
-unsigned integers of their size, whatever they mean.
+around; where rows are short, repeated or backwards, they are copied row by row, or turned around too where that fits;
+all else is elementwise. What is put in the midst of a filling is copied while the filling is written. Entries are moved
+as unsigned integers of their size, whatever they mean.
 """
 
 from __future__ import annotations
