@@ -23,14 +23,27 @@ settings.load_profile("suite")
 HERE = Path(__file__).parent
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
-LONG = (  # few tests, much to do
+LONG = (  # what takes longest where no kernel is compiled yet, far more than its number of tests tells; in this order
+    "test_ops",
+    "test_conv",
     "test_control_random",
     "test_replica_protocol",
     "test_workloads",
-    "test_fused_steps",
-    "test_unrolled",
-    "test_passes",
+    "test_micro",
+    "test_background",
+    "test_kernel_store",
+    "test_bundle",
     "test_api",
+    "test_fused",
+    "test_passes",
+    "test_sparse",
+    "test_fused_steps",
+    "test_random_loops",
+    "test_recurrent",
+    "test_unrolled",
+    "test_partials",
+    "test_rowwise",
+    "test_rowwise_random",
     "test_digits",
 )
 
@@ -56,8 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _longest_first(items: list[pytest.Item]) -> None:
     """File by file, so that no process is left with a long one at the end."""
     files = {item.path for item in items if _is_simulated(item)}
-    tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path not in files, item.path.stem not in LONG, -tests[item.path]))
+    tests, place = Counter(item.path for item in items), {stem: number for number, stem in enumerate(LONG)}
+    items.sort(key=lambda item: (item.path not in files, place.get(item.path.stem, len(LONG)), -tests[item.path]))
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
