@@ -22,6 +22,7 @@ import numpy as np
 _VERSIONED = sys.stdlib_module_names | {"numpy", "numba", "llvmlite"}
 _ROOTS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _STEPS = ("LOAD_ATTR", "LOAD_METHOD")
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _HAS_DOCSTRING = getattr(inspect, "CO_HAS_DOCSTRING", 0)  # from Python 3.14; before, the first constant is kept for it
 
 
@@ -45,7 +46,7 @@ def _raises(value: Any, seen: frozenset[Any]) -> bool:
     if any(instruction.opname == "RAISE_VARARGS" for instruction in dis.get_instructions(value.__code__)):
         return True
     known = {**value.__globals__, **_closure(value)}
-    paths = {path for path in _paths(value.__code__) if path[0] in known}
+    paths = [path for path in _paths(value.__code__) if path[0] in known]
     return any(_raises(_follow(known[path[0]], path[1:]), seen | {value}) for path in paths)
 
 
@@ -55,6 +56,10 @@ def _alone(function: FunctionType) -> str:
 
 
 def _describe(value: Any, seen: frozenset[Any]) -> str:
+    if type(value) in _PLAIN:  # nearly all that a loop's program holds
+        return repr(value)
+    if type(value) is tuple:
+        return f"tuple({', '.join([_describe(v, seen) for v in value])})"
     value = inspect.getattr_static(value, "py_func", value)  # what Numba's own decorators wrap
     if isinstance(value, FunctionType):
         if not seen:
@@ -78,10 +83,10 @@ def _describe(value: Any, seen: frozenset[Any]) -> str:
 
 def _function(function: FunctionType, seen: frozenset[Any]) -> str:
     known = {**function.__globals__, **_closure(function)}
-    parts = list(_code(function.__code__))
+    parts = list(_text(function.__code__))
     parts.append(_describe(function.__defaults__, seen))
     parts.append(_describe(tuple(sorted((function.__kwdefaults__ or {}).items())), seen))
-    paths = sorted(path for path in set(_paths(function.__code__)) if path[0] in known)
+    paths = [path for path in _paths(function.__code__) if path[0] in known]
     parts += [f"{'.'.join(path)}={_describe(_follow(known[path[0]], path[1:]), seen)}" for path in paths]
     return f"({';'.join(parts)})"
 
@@ -105,6 +110,11 @@ def _versioned(value: Any) -> bool:
     return module.partition(".")[0] in _VERSIONED - {"__main__"}
 
 
+@lru_cache(4096)
+def _text(code: CodeType) -> tuple[str, ...]:
+    return tuple(_code(code))
+
+
 def _code(code: CodeType) -> Iterator[str]:
     yield f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {code.co_flags} {code.co_argcount}"
     yield repr((code.co_kwonlyargcount, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
@@ -121,8 +131,13 @@ def _documented(code: CodeType) -> bool:
     return not code.co_name.startswith("<") and isinstance(code.co_consts[0], str)
 
 
-def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """The dotted names of globals and closures that the code loads."""
+@lru_cache(4096)  # many kernels call the same helpers
+def _paths(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """The dotted names of globals and closures that the code loads, in order."""
+    return tuple(sorted(set(_loads(code))))
+
+
+def _loads(code: CodeType) -> Iterator[tuple[str, ...]]:
     path: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
         if path and instruction.opname not in _STEPS:
@@ -134,4 +149,4 @@ def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
             path = (*path, str(instruction.argval))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _paths(constant)
+            yield from _loads(constant)
