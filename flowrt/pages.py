@@ -16,6 +16,7 @@ import numpy as np
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 LARGE = 4 << 20  # bytes: less is not worth a file
+MOST = 64  # arrays held at once: each takes two file descriptors, and one more for each table that begins as it
 
 
 class _Pages(mmap.mmap):
@@ -24,9 +25,12 @@ class _Pages(mmap.mmap):
     file: int
 
 
+_alive: weakref.WeakSet[_Pages] = weakref.WeakSet()
+
+
 def held(array: Array) -> Array | None:
     """A copy of a large array that never changes; None where there can be none."""
-    if array.nbytes < LARGE or array.dtype.hasobject or not hasattr(os, "memfd_create"):
+    if array.nbytes < LARGE or array.dtype.hasobject or not hasattr(os, "memfd_create") or len(_alive) >= MOST:
         return None
     try:
         file = os.memfd_create("flowrt")
@@ -40,6 +44,7 @@ def held(array: Array) -> Array | None:
         return None
     pages.file = file
     weakref.finalize(pages, os.close, file)
+    _alive.add(pages)
     return np.frombuffer(pages, array.dtype).reshape(array.shape)
 
 

@@ -58,6 +58,16 @@ def test_small_and_other_arrays_and_parts_are_not_held() -> None:
     assert not any(map(pages.is_held, (held[1:], held.T, numbers(), np.array(held))))
 
 
+def test_no_more_are_held_at_once_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    monkeypatch.setattr(pages, "MOST", len(pages._alive) + 2)
+    kept = [pages.held(numbers()) for _ in range(4)]
+    assert [array is not None for array in kept] == [True, True, False, False]
+    del kept[0]
+    gc.collect()
+    assert pages.held(numbers()) is not None
+
+
 def test_files_are_closed_with_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd"))
     held = [pages.held(numbers()) for _ in range(5)]
