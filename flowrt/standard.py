@@ -24,6 +24,7 @@ from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.kernels.lines import flattened
 from flowrt.kernels.many import ManyStep
 from flowrt.kernels.micro import Tile, native, tile_part, tiles_of
+from flowrt.kernels.nested import NestedStep
 from flowrt.kernels.products import Tiled
 from flowrt.kernels.store import symbol_of
 from flowrt.op import as_value, lookup
@@ -106,6 +107,8 @@ def _variants(step: AnyStep) -> Iterator[Variant]:
         yield from (step.product.variant(), step.epilogue.variant())
     elif isinstance(step, ManyStep):
         yield from (member.variant() for member in step.members)
+    elif isinstance(step, NestedStep):
+        yield from (variant for span in step.spans for inner in span for variant in _variants(inner.step))
     elif isinstance(step, Step):
         yield step.variant()
 
@@ -203,12 +206,15 @@ def _scale_and_offset(size: int) -> tuple[Variable, Variable]:
     return Variable(ops.ones((size,))), Variable(ops.zeros((size,)))
 
 
-def _recurrent() -> tuple[Any, Any]:
-    x, y = ops.placeholder(F32, (5, None, WIDE)), ops.placeholder(I32, (5, None))
-    zero, rows = ops.zeros((ROWS, WIDE)), (_weights(WIDE, 4 * WIDE), _weights(WIDE, 4 * WIDE))
-    outputs, _, _ = ops.nn.lstm(x, zero, zero, *rows, Variable(ops.zeros((4 * WIDE,))))
-    loss = ops.mean(ops.nn.softmax_cross_entropy(outputs @ _weights(WIDE, COLUMNS), y))
-    return _trained(loss, optim.Momentum(0.1, 0.9), x, y)
+def _recurrent(units: int) -> Program:
+    def program() -> tuple[Any, Any]:
+        x, y = ops.placeholder(F32, (5, None, WIDE)), ops.placeholder(I32, (5, None))
+        zero, rows = ops.zeros((ROWS, units)), (_weights(WIDE, 4 * units), _weights(units, 4 * units))
+        outputs, _, _ = ops.nn.lstm(x, zero, zero, *rows, Variable(ops.zeros((4 * units,))))
+        loss = ops.mean(ops.nn.softmax_cross_entropy(outputs @ _weights(units, COLUMNS), y))
+        return _trained(loss, optim.Momentum(0.1, 0.9), x, y)
+
+    return program
 
 
 def _embedded(by: optim.Optimizer) -> Program:
@@ -250,7 +256,7 @@ OPTIMISERS = (optim.Momentum(0.1, 0.9), optim.SGD(0.1), optim.Adam(0.1), optim.A
 PROGRAMS: Sequence[Program] = (
     *(_perceptron(by) for by in OPTIMISERS),
     _convolutional,
-    _recurrent,
+    *map(_recurrent, (WIDE, 4 * WIDE)),  # whose threads share the batch, or the units
     _embedded(optim.AdaGrad(0.1)),
     _perceptron(optim.SGD(0.1), I64),
     _perceptron(optim.AdamW(0.1)),

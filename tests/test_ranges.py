@@ -54,8 +54,9 @@ def run_in_ranges(node: Any, inputs: list[Array], outputs: list[Array], seed: in
     for array in (*made, *local):
         array.reshape(-1).view(np.uint8)[:] = 0x77
     memory = [*inputs, *made, *local]
-    places, run = [Operand(number + 1) for number in range(len(memory))], RUN.copy()
-    bases = np.array([run.ctypes.data, *(a.ctypes.data for a in memory)], np.int64)
+    places, run = [Operand(number + 1) for number in range(len(memory) + application.slots)], RUN.copy()
+    run[-1] = run.ctypes.data  # whom a loop inside asks whether it is to stop
+    bases = np.array([run.ctypes.data, *(a.ctypes.data for a in memory), *[0] * application.slots], np.int64)
     for step in application.steps:
         block, entry = step.block(places), ENTRY_TYPE(step.address())
         cuts = sorted({0, step.units, *(rng.randrange(step.units + 1) for _ in range(places_to_cut))})

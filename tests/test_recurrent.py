@@ -10,24 +10,25 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import GraphError, SpecError
-from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, apply_kernel
+from flowrt.kernels import recurrent
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, Application, Operand, apply_kernel
 from flowrt.op import lookup
 from flowrt.spec import Spec
 
-STEPS, BATCH, WIDTH, UNITS = 4, 37, 5, 18
-SHAPES = {
-    "x": (STEPS, BATCH, WIDTH),
-    "h": (BATCH, UNITS),
-    "c": (BATCH, UNITS),
-    "w_x": (WIDTH, 4 * UNITS),
-    "w_h": (UNITS, 4 * UNITS),
-    "bias": (4 * UNITS,),
-}
+SIZES = STEPS, BATCH, WIDTH, UNITS = 4, 37, 5, 18
 
 
-def operands(dtype: str = "float32") -> dict[str, np.ndarray]:
+def shapes_of(steps: int, batch: int, width: int, units: int) -> dict[str, tuple[int, ...]]:
+    state, weights = {"h": (batch, units), "c": (batch, units)}, {"w_x": (width, 4 * units), "w_h": (units, 4 * units)}
+    return {"x": (steps, batch, width), **state, **weights, "bias": (4 * units,)}
+
+
+SHAPES = shapes_of(*SIZES)
+
+
+def operands(dtype: str = "float32", sizes: tuple[int, int, int, int] = SIZES) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
-    return {name: (rng.normal(size=shape) / 2).astype(dtype) for name, shape in SHAPES.items()}
+    return {name: (rng.normal(size=shape) / 2).astype(dtype) for name, shape in shapes_of(*sizes).items()}
 
 
 def composed(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any) -> tuple[Any, Any, Any]:
@@ -63,38 +64,97 @@ async def test_answers_and_gradients_are_those_of_the_single_ops(dtype: str, use
             np.testing.assert_allclose(a, b, rtol=margin, atol=margin)
 
 
-def launch(op: str, inputs: list[np.ndarray], outputs: list[Spec], ranges: list[tuple[int, int]]) -> list[np.ndarray]:
-    """What ``op`` computes in calls for these ranges of its units, as threads would make them."""
-    made = [np.full(spec.concrete, 7, spec.dtype) for spec in outputs]
-    application = apply_kernel(op, [Spec(a.dtype, a.shape) for a in inputs], outputs, {})
-    (step,) = application.steps
+def applied(op: str, inputs: list[np.ndarray]) -> tuple[Application, list[np.ndarray], np.ndarray]:
+    """The launches of ``op``, all their operands, and the bases."""
+    specs = [Spec(a.dtype, a.shape) for a in inputs]
+    outputs = lookup(op).infer(specs, {})
+    application = apply_kernel(op, specs, outputs, {})
+    made = [np.full(s.concrete, 7, s.dtype) for s in (*outputs, *application.scratch, *application.local)]
     words = np.zeros(RUN_WORDS, np.int64)
-    for begin, end in ranges:
-        local = [np.full(spec.concrete, 9, spec.dtype) for spec in application.local]
-        arrays = [words, *inputs, *made, *local]
-        bases = np.array([a.ctypes.data for a in arrays], np.int64)
-        block = step.block([Operand(n) for n in range(1, len(arrays))])
-        ENTRY_TYPE(step.address())(bases.ctypes.data, block.ctypes.data, begin, end)
-    assert step.units == 3
-    return made
+    words[-1] = words.ctypes.data  # whom a loop asks whether it is to stop
+    arrays = [words, *inputs, *made]
+    bases = np.zeros(len(arrays) + application.slots, np.int64)
+    bases[: len(arrays)] = [a.ctypes.data for a in arrays]
+    return application, arrays, bases
 
 
-def test_blocks_of_the_batch_are_computed_apart_in_any_order() -> None:
-    given = operands()
-    forward = lookup("lstm_steps").infer([Spec(a.dtype, a.shape) for a in given.values()], {})
-    answers = launch("lstm_steps", list(given.values()), list(forward), [(0, 3)])
-    for mine, whole in zip(
-        launch("lstm_steps", list(given.values()), list(forward), [(2, 3), (0, 1), (1, 2)]), answers, strict=True
-    ):
-        np.testing.assert_array_equal(mine, whole)
-    backward = [answers[0], answers[1], answers[2], given["c"], given["w_h"], answers[4]]
-    specs = list(lookup("lstm_steps_grad").infer([Spec(a.dtype, a.shape) for a in backward], {}))
-    for mine, whole in zip(
-        launch("lstm_steps_grad", backward, specs, [(1, 3), (0, 1)]),
-        launch("lstm_steps_grad", backward, specs, [(0, 3)]),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(mine, whole)
+def launch(op: str, inputs: list[np.ndarray], *, backwards: bool = False) -> list[np.ndarray]:
+    """What ``op`` makes if every unit of its launches is a call of its own, in order or ``backwards``."""
+    application, arrays, bases = applied(op, inputs)
+    places = [Operand(n) for n in range(1, len(bases))]
+    for step in application.steps:
+        block = step.block(places)
+        for unit in range(step.units)[:: -1 if backwards else 1]:
+            ENTRY_TYPE(step.address())(bases.ctypes.data, block.ctypes.data, unit, unit + 1)
+    first = 1 + len(inputs)
+    return arrays[first : first + len(lookup(op).infer([Spec(a.dtype, a.shape) for a in inputs], {}))]
+
+
+def forth_and_back(given: dict[str, np.ndarray], *, backwards: bool = False) -> list[np.ndarray]:
+    answers = launch("lstm_steps", list(given.values()), backwards=backwards)
+    slopes = [answers[0], answers[1], answers[2], given["w_h"], answers[4]]
+    return [*answers, *launch("lstm_steps_grad", slopes, backwards=backwards)]
+
+
+LAYERS = [(4, 37, 5, 18), (1, 3, 4, 16), (0, 5, 4, 8), (3, 0, 2, 5), (2, 4, 0, 3), (2, 150, 3, 33)]  # x and units
+
+
+@pytest.mark.parametrize("sizes", LAYERS, ids=str)
+def test_batch_or_units_are_shared_in_any_order_to_the_same_bits(
+    sizes: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for by_rows in (False, True):
+        monkeypatch.setattr(recurrent, "are_shared_by_rows", lambda steps, *_, rows=by_rows: rows or steps == 0)
+        given = operands(sizes=sizes)
+        found += [forth_and_back(given, backwards=backwards) for backwards in (False, True)]
+    for other in found[1:]:
+        for mine, first in zip(other, found[0], strict=True):
+            np.testing.assert_array_equal(mine, first)
+
+
+def test_threads_share_the_turns_of_few_rows_and_many_units_and_compute_the_same_bits() -> None:
+    given = operands(sizes=(12, 16, 8, 160))
+    found = []
+    for threads in (1, 2):
+        with fr.Graph() as graph:
+            inputs = [fr.placeholder("float32", a.shape) for a in given.values()]
+            answers = fr.nn.lstm(*inputs)
+            slopes = fr.gradients(sum(fr.sum(fr.square(y)) for y in answers), inputs)
+        with fr.BlockingSession(graph, options=fr.Options(threads=threads)) as session:
+            step = session.compile([answers, slopes], inputs)
+            for _ in range(6):  # the first ones are alone, and timed
+                made = step(*given.values())
+        found.append([*made[0], *made[1]])
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_layer_that_is_to_stop_takes_no_more_turns() -> None:
+    given = list(operands(sizes=(3, 4, 5, 6)).values())
+    application, arrays, bases = applied("lstm_steps", given)
+    loop = application.steps[-1]
+    arrays[0][STATUS] = 1
+    block = loop.block([Operand(n) for n in range(1, len(bases))])
+    ENTRY_TYPE(loop.address())(bases.ctypes.data, block.ctypes.data, 0, 1)
+    assert (arrays[1 + len(given)] == 7).all()
+
+
+SHARED = [  # steps, batch, units
+    ((64, 32, 128), True),  # few weights: two blocks are enough
+    ((64, 16, 128), False),
+    ((50, 64, 256), False),  # many: each thread would read them all for few rows
+    ((50, 128, 256), True),
+    ((0, 1, 512), True),
+    ((5, 0, 512), False),
+]
+
+
+@pytest.mark.parametrize(("sizes", "by_rows"), SHARED, ids=str)
+def test_threads_share_the_batch_where_it_is_large_beside_the_weights(
+    sizes: tuple[int, int, int], by_rows: bool
+) -> None:
+    assert recurrent.are_shared_by_rows(*sizes, 4) is by_rows
 
 
 MISFITS: list[tuple[str, Callable[[dict[str, np.ndarray]], Any], str]] = [

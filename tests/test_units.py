@@ -21,9 +21,10 @@ def in_ranges(rng: np.random.Generator) -> Callable[..., None]:
     """What stands for `Prepared.run`: up to four ranges of each step's units, shuffled; some of them are empty."""
 
     def run(self: Prepared, run: int, addresses: Sequence[int]) -> None:
-        bases = self._kind(run, *addresses)
+        bases = self.bases(run, addresses)
         for entry, block, units in self._calls:
-            cuts = [0, *sorted(rng.integers(0, units + 1, 3).tolist()), units]
+            inside = rng.integers(0, units + 1, 3).tolist() if units > 1 else []  # what is one unit, nobody divides
+            cuts = [0, *sorted(inside), units]
             pairs = list(itertools.pairwise(cuts))
             for number in rng.permutation(len(pairs)).tolist():
                 entry(ctypes.addressof(bases), block, *pairs[number])

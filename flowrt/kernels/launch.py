@@ -235,25 +235,36 @@ def _planned(plan: Copy, source: int, target: int, device: str) -> Step:
 class Prepared:
     """An op on operands of fixed specs, ready to run at any addresses. Immutable once made; shared by threads."""
 
-    __slots__ = ("_calls", "_keep", "_kind", "orders", "scratch")
+    __slots__ = ("_calls", "_keep", "_kind", "_loops", "orders", "scratch")
 
     def __init__(self, application: Application, operands: int) -> None:
         self.orders = application.orders
         self.scratch = (*application.scratch, *application.local)  # one thread at a time has either for itself
-        places = [Operand(i + 1) for i in range(operands + len(self.scratch))]
+        self._loops = application.slots > 0
+        places = [Operand(i + 1) for i in range(operands + len(self.scratch) + application.slots)]
         self._keep = [step.block(places) for step in application.steps]
         self._calls = [
             (ENTRY_TYPE(step.address()), block.ctypes.data, step.units)
             for step, block in zip(application.steps, self._keep, strict=True)
         ]
-        self._kind = ctypes.c_int64 * (1 + len(places))
+        self._kind = ctypes.c_int64 * (1 + len(places) + (RUN_WORDS if self._loops else 0))
 
     def run(self, run: int, addresses: Sequence[int]) -> None:
         """Compute on the operands (inputs, outputs, scratch) at ``addresses``; ``run`` is the run's words' address."""
-        bases = self._kind(run, *addresses)
+        bases = self.bases(run, addresses)
         at = ctypes.addressof(bases)
         for entry, block, units in self._calls:
             entry(at, block, 0, units)
+
+    def bases(self, run: int, addresses: Sequence[int]) -> Any:
+        """The table that entries read. With loops inside, the run has words of its own behind it: from turn to turn a
+        loop looks by way of these whether those at ``run`` tell it to stop. No kernel in such a loop may fail."""
+        table = self._kind(run, *addresses)
+        if self._loops:
+            _, step, seed, _ = (ctypes.c_int64 * RUN_WORDS).from_address(run)
+            table[-RUN_WORDS:] = [0, step, seed, run]
+            table[0] = ctypes.addressof(table) + ctypes.sizeof(table) - 8 * RUN_WORDS
+        return table
 
 
 def prepare(

@@ -73,11 +73,13 @@ class Carried:
 
 @valueclass
 class Rows:
-    """Something scanned or stacked: the private slot of its present row, where it lies whole, and a row's bytes."""
+    """Something scanned or stacked: the private slot of its present row, where it lies whole, a row's bytes, and how
+    many bytes of the whole come before the first row."""
 
     present: int
     whole: int
     nbytes: int
+    before: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class NestedStep:
     operands: tuple[int, ...]
     reads: int
     views: tuple[View, ...]
+    local: tuple[int, ...]
+    """The operands that each thread has for itself."""
     spans: tuple[tuple[Inner, ...], ...]
     """A branch: where true, where false. A loop: the condition's launches, the body's."""
     pred: tuple[int, int]
@@ -200,7 +204,7 @@ class _Writer:
         return [present, NONE if one.fixed else following, *spots, one.nbytes]
 
     def _rows(self, one: Rows) -> list[int]:
-        return [self._places[one.present].slot, *self._at(one.whole), one.nbytes]
+        return [self._places[one.present].slot, *self._at(one.whole, one.before), one.nbytes]
 
     def _constants(self) -> dict[str, int]:
         rows = [[self._places[slot].slot, array.ctypes.data] for slot, array in self._step.constants]

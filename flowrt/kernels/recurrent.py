@@ -1,243 +1,252 @@
-"""All steps of a recurrent layer in one launch. A unit of work is a block of the batch's rows: whoever computes it runs
-all time steps for it, so that threads never wait for each other.
+"""Recurrent layers: how the time steps of one are divided among launches, and their work among threads.
 
-The weights are packed into column panels once for all steps, by each thread for itself: they stay in its cache.
-Elementwise work is cut into loops over few arrays: LLVM vectorises a loop only where it has few pairs to compare.
+Law: pure; sizes in, launches out. What does not wait for the step before comes ahead: the weights are packed into
+column panels once for all, the inputs of all steps are multiplied. Then threads share either the batch, each going
+through all steps for some of its rows, or the units, step by step: in a loop inside the launch, whose turns all share.
+In a turn each reads only its part of the weights, which stays in its cache, and they meet once. So a turn backwards
+begins with the product that ends the step after it; the first and the last turn, with half of that, are launches of
+their own. Either way computes the same bits (`recurrent_steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from flowrt.kernels import recurrent_steps as steps_of
 from flowrt.kernels.exponential import sigmoid32, sigmoid64, tanh32, tanh64
-from flowrt.kernels.micro import START_BIAS, START_STORED, START_ZERO, Geometry, native
-from flowrt.kernels.panels import address, banding, panelling, repeat_last, stage, table_size
-from flowrt.kernels.table import Call, View, host_only, jitable, kernel, single
+from flowrt.kernels.launch import Application, Operand, Step
+from flowrt.kernels.micro import native
+from flowrt.kernels.nested import Carried, Inner, NestedStep, Rows
+from flowrt.kernels.panels import stage, table_size
+from flowrt.kernels.recurrent_steps import BLOCK, GATES, GROUP, KEPT
+from flowrt.kernels.table import Call, Form, Kernel, View, host_only, kernel, natural
 from flowrt.spec import Spec
 
-ROWS = 16  # of the batch in a block: enough to use a panel several times while it is near
-KEPT, GATES = 6, 4  # what is kept of each step: i, f, g, o, c and tanh(c)
-ONE = np.float32(1)  # float64 where what it meets is
+NEAR, TOGETHER = 3 << 16, (3, 8)  # bytes of rows that meet a panel while they are near; how few and how many blocks
+FEW_WEIGHTS = 3 << 17  # bytes of weights that stay in a second cache
+BLOCKS = (2, 8)  # how many blocks of rows are enough to share few weights, and many
+PRODUCT = "table taps tile places"  # what products need of a thread's own memory
+NO_ROWS: Mapping[str, int] = MappingProxyType({})
 
 
-def _view(spec: Spec, vectors: int = 1) -> View:
-    """An operand as it is; where each step has several ``vectors`` they have an axis of their own."""
-    shape = spec.concrete
-    return View.dense(shape if vectors == 1 else (*shape[:-1], vectors, shape[-1] // vectors))
+def near_blocks(blocks: int, depth: int, size: int) -> int:
+    """How many of ``blocks`` of rows of ``depth`` numbers meet each panel: as many as stay in a cache."""
+    fewest, most = TOGETHER
+    fits = min(max(NEAR // max(BLOCK * depth * size, 1), fewest), most)
+    return -(-blocks // max(-(-blocks // fits), 1)) or 1
 
 
-def _whole(count: int, part: int) -> int:
-    """``count`` rounded up to a multiple of ``part``."""
-    return -(-count // part) * part
+def are_shared_by_rows(steps: int, batch: int, units: int, size: int) -> bool:
+    """Whether threads share the batch, each going through all steps with all weights, and not the units of a step.
 
-
-class Stepped:
-    """How both kernels are laid out for tiles of one geometry."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        self.geometry = geometry
-
-    def forward(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        views = [_view(spec) for spec in (*inputs, *outputs[:-1])]
-        views.append(_view(outputs[-1], KEPT))
-        return self._call(views, self.forward_local(inputs, outputs, attrs))
-
-    def backward(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-        views = [_view(spec) for spec in inputs[:-1]]
-        views += [_view(inputs[-1], KEPT), _view(outputs[0], GATES), *map(_view, outputs[1:])]
-        return self._call(views, self.backward_local(inputs, outputs, attrs))
-
-    def _call(self, views: Sequence[View], local: Sequence[Spec]) -> Call:
-        blocks = max(-(-views[1].shape[0] // ROWS), 1)  # of h, or its gradient
-        return Call((*views, *map(_view, local)), (blocks,), blocks)
-
-    def forward_local(
-        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
-    ) -> tuple[Spec, ...]:
-        """The weights and the bias in panels, then tables."""
-        x, h, w_x = inputs[0].concrete, inputs[1].concrete, inputs[3].concrete
-        dtype = inputs[0].dtype
-        columns = _whole(w_x[1], self.geometry.columns(dtype))
-        panels = Spec(dtype, (x[2] * columns,)), Spec(dtype, (h[1] * columns,)), Spec(dtype, (columns,))
-        return (*panels, *self._tables(h[0], dtype, 2))
-
-    def backward_local(
-        self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
-    ) -> tuple[Spec, ...]:
-        """The transposed weights in panels, then tables."""
-        w_h, dtype = inputs[4].concrete, inputs[0].dtype
-        panels = Spec(dtype, (w_h[1] * _whole(w_h[0], self.geometry.columns(dtype)),))
-        return (panels, *self._tables(outputs[1].concrete[0], dtype, 1))
-
-    def _tables(self, rows: int, dtype: Any, count: int) -> tuple[Spec, ...]:
-        table = Spec("int64", (table_size(self.geometry, rows),))
-        return (*[table] * count, Spec("int64", (2,)), *stage(self.geometry, dtype))
-
-
-@jitable
-def put(target: Any, source: Any) -> None:
-    """Copy a row."""
-    for k in range(target.size):
-        target[k] = source[k]
-
-
-@jitable
-def fill(table: Any, count: int, step: int, across: int) -> None:
-    """A table of ``count`` rows that lie ``step`` apart, their results ``across``."""
-    half = table.size // 2
-    for r in range(count):
-        table[r], table[half + r] = r * step, r * across
-    repeat_last(table, count)
+    They need no meeting then, but each reads all weights in every step: from a cache that holds them, or for so many
+    rows that it does not matter.
+    """
+    few, many = BLOCKS
+    weights = GATES * units * units * size
+    return steps == 0 or -(-batch // BLOCK) >= (few if weights <= FEW_WEIGHTS else many)
 
 
 @cache
-def multiplying(geometry: Geometry) -> Callable[..., None]:
-    """``multiply(like, (rows, panels, results), j, shape, table, start, edges, memory)``: a product's column panel.
-
-    It is the one from column ``j`` on; ``shape`` is (count, depth, columns): of rows, of numbers in a row, of columns.
-    Rows and results lie as ``table`` says, from two addresses on; sums begin with ``start``, the bias with ``edges``.
-    """
-    band, full = banding(geometry), geometry.vectors * geometry.width
-
-    @jitable
-    def multiply(like: Any, at: Any, j: int, shape: Any, table: Any, start: int, edges: int, memory: Any) -> None:
-        (rows, panels, results), (count, depth, columns), (taps, stage, places) = at, shape, memory
-        size, wide = like.itemsize, full // like.itemsize
-        where, how = (rows, panels + j * depth * size, results + j * size), (start, edges + j * size, 0)
-        reach = 1, depth, 1, wide
-        band(like, where, table, count, taps, reach, min(wide, columns - j), stage, places, how)
-
-    return multiply
+def _kernels(dtype: np.dtype[Any]) -> Mapping[str, Kernel]:
+    """What launches run, by name."""
+    geometry, functions = native(), (sigmoid32, tanh32) if dtype == np.float32 else (sigmoid64, tanh64)
+    made = (
+        steps_of.lstm_weights(geometry),
+        steps_of.lstm_inputs(geometry),
+        steps_of.lstm_turn(geometry, *functions),
+        steps_of.lstm_rows(geometry, *functions),
+        steps_of.lstm_weights_grad(geometry),
+        steps_of.lstm_turn_grad(geometry),
+        steps_of.lstm_rows_grad(geometry),
+    )
+    return {function.__name__: Kernel(function.__name__, "cpu", function, natural) for function in made}
 
 
-def gating(sigmoid: Callable[..., Any], tanh: Callable[..., Any]) -> Callable[..., None]:
-    @jitable
-    def gates(row: Any, cell: Any, y: Any) -> None:
-        """From the sums to the gates, the cell after what it was before, and the output of one example."""
-        i, f, g, o, kept, bent = row[0], row[1], row[2], row[3], row[4], row[5]
-        for k in range(i.size):
-            i[k] = sigmoid(i[k])
-        for k in range(f.size):
-            f[k] = sigmoid(f[k])
-        for k in range(g.size):
-            g[k] = tanh(g[k])
-        for k in range(o.size):
-            o[k] = sigmoid(o[k])
-        for k in range(cell.size):
-            cell[k] = f[k] * cell[k] + i[k] * g[k]
-        for k in range(cell.size):
-            kept[k] = cell[k]
-        for k in range(cell.size):
-            bent[k] = tanh(cell[k])
-        for k in range(cell.size):
-            y[k] = o[k] * bent[k]
+class _Operands:
+    """An application's operands as they are named: those given, then scratch, what each thread has for itself, and the
+    slots that a loop sets."""
 
-    return gates
+    def __init__(self, dtype: np.dtype[Any], given: Mapping[str, tuple[int, ...]]) -> None:
+        self.dtype = dtype
+        self._specs = {name: Spec(dtype, shape) for name, shape in given.items()}
+        self._given, self._scratch, self._local = len(given), 0, 0
 
+    def scratch(self, **shapes: tuple[int, ...]) -> None:
+        """Memory that all threads share, also for how many turns a loop took."""
+        self._specs |= {name: Spec(self.dtype, shape) for name, shape in shapes.items()}
+        self._specs["done"] = Spec("int64", ())
+        self._scratch = len(shapes) + 1
 
-def lstm_forward(geometry: Geometry, sigmoid: Callable[..., Any], tanh: Callable[..., Any]) -> Callable[..., None]:
-    """The kernel of `lstm_steps` for tiles of one geometry."""
-    pack_all, multiply, gates = panelling(geometry), multiplying(geometry), gating(sigmoid, tanh)
-    full = geometry.vectors * geometry.width
+    def local(self, fresh: int) -> None:
+        """Each thread's room for what it makes of some sums, and what products need."""
+        table, taps = Spec("int64", (table_size(native(), BLOCK),)), Spec("int64", (2,))
+        own = (Spec(self.dtype, (fresh,)), table, taps, *stage(native(), self.dtype))
+        self._specs |= dict(zip(f"fresh {PRODUCT}".split(), own, strict=True))
+        self._local = len(own)
 
-    @jitable
-    def prepare(weights: Any, panels: Any, tables: Any, count: int) -> None:
-        """Pack both weights and the bias, and fill in the tables of ``count`` rows."""
-        (w_x, w_h, bias), (from_x, from_h, edges), (x_table, h_table) = weights, panels, tables
-        width, units, sums = w_x.shape[0], w_h.shape[0], bias.size
-        pack_all(w_x, address(w_x), sums, 1, width, sums, address(from_x))
-        pack_all(w_h, address(w_h), sums, 1, units, sums, address(from_h))
-        put(edges, bias)
-        fill(x_table, count, width, KEPT * units)
-        fill(h_table, count, units, KEPT * units)
+    def slots(self, **shapes: tuple[int, ...]) -> None:
+        """What a loop points at from turn to turn."""
+        self._specs |= {name: Spec(self.dtype, shape) for name, shape in shapes.items()}
+        self._specs |= dict.fromkeys(("crew", "trace", "turn"), Spec("int64", ()))
 
-    @jitable
-    def add_up(x: Any, h: Any, kept: Any, count: int, panels: Any, tables: Any, memory: Any) -> None:
-        """The sums of one step, from the rows of ``x`` and ``h`` on, panel by panel while what it comes to is near."""
-        (from_x, from_h, edges), (x_table, h_table) = panels, tables
-        to, bias, sums = address(kept), address(edges), GATES * h.size
-        for j in range(0, sums, full // x.itemsize):
-            shape = count, x.size, sums
-            multiply(x, (address(x), address(from_x), to), j, shape, x_table, START_BIAS, bias, memory)
-            shape = count, h.size, sums
-            multiply(x, (address(h), address(from_h), to), j, shape, h_table, START_STORED, bias, memory)
+    def numbers(self, names: str) -> tuple[int, ...]:
+        """Where operands stand; no more of them may be named after this."""
+        order = list(self._specs)
+        return tuple(order.index(name) for name in names.split())
 
-    def lstm_steps(arrays: Any, words: Any, begin: int, end: int) -> None:
-        x, h, c = arrays[:3]
-        y, last_h, last_c, before, kept = arrays[6:11]
-        panels, tables, memory = arrays[11:14], arrays[14:16], arrays[16:]
-        first, last = h.shape[0] * begin // words[0], h.shape[0] * end // words[0]
-        prepare(arrays[3:6], panels, tables, last - first)
-        memory[0][0] = memory[0][1] = 0
-        for r in range(first, last):
-            put(last_h[r], h[r])
-            put(last_c[r], c[r])
-        for t in range(x.shape[0]):
-            for r in range(first, last):
-                put(before[t, r], last_h[r])
-            add_up(x[t, first], before[t, first], kept[t, first], last - first, panels, tables, memory)
-            for r in range(first, last):
-                gates(kept[t, r], last_c[r], y[t, r])
-                put(last_h[r], y[t, r])
+    def step(
+        self,
+        name: str,
+        reads: str,
+        writes: str,
+        units: int,
+        words: Sequence[int] = (),
+        rows: Mapping[str, int] = NO_ROWS,
+    ) -> Step:
+        """A launch of a kernel, of some operands only one of their ``rows``."""
+        names = f"{reads} {writes}".split()
+        views = tuple(self._view(each, rows.get(each)) for each in names)
+        dtypes = tuple(self._specs[each].dtype for each in names)
+        kernel, numbers = _kernels(self.dtype)[name], self.numbers(f"{reads} {writes}")
+        return Step(kernel, numbers, dtypes, Call(views, tuple(words), units), len(reads.split()))
 
-    return lstm_steps
+    def _view(self, name: str, row: int | None) -> View:
+        whole = View.dense(self._specs[name].concrete)
+        if row is None:
+            return whole
+        return View(whole.shape[1:], whole.strides[1:], row * whole.strides[0])
 
+    def loop(self, turn: Step, reads: str, writes: str, rows: int, **facts: Any) -> NestedStep:
+        """Turns of one launch, for each of so many rows."""
+        specs = list(self._specs.values())
+        sizes = tuple(specs[n].nbytes for n in turn.operands)
+        places = tuple(map(Operand, turn.operands))
+        inner = Inner(replace(turn, operands=tuple(range(len(places)))), places, sizes)
+        operands = self.numbers(f"{reads} {writes} done")
+        views = tuple(View.dense((specs[n].size,)) for n in operands)
+        done, crew, trace, number = self.numbers("done crew trace turn")
+        local = self.numbers(f"fresh {PRODUCT}")
+        return NestedStep(
+            "loop",
+            operands,
+            len(reads.split()),
+            views,
+            local,
+            ((), (inner,)),
+            (-1, 0),
+            rows=rows,
+            done=done,
+            crew=crew,
+            trace=trace,
+            turn=number,
+            **facts,
+        )
 
-@jitable
-def ungates(row: Any, before: Any, dy: Any, dh: Any, dc: Any, ds: Any) -> None:
-    """From what is known of one example's h and c after a step to its sums' gradients and that of c before."""
-    i, f, g, o, bent = row[0], row[1], row[2], row[3], row[5]
-    di, df, dg, do = ds[0], ds[1], ds[2], ds[3]
-    for k in range(dh.size):
-        dh[k] += dy[k]
-    for k in range(dh.size):
-        do[k] = dh[k] * bent[k] * (o[k] * (ONE - o[k]))
-    for k in range(dc.size):
-        dc[k] += dh[k] * o[k] * (ONE - bent[k] * bent[k])
-    for k in range(dc.size):
-        di[k] = dc[k] * g[k] * (i[k] * (ONE - i[k]))
-    for k in range(dc.size):
-        df[k] = dc[k] * before[k] * (f[k] * (ONE - f[k]))
-    for k in range(dc.size):
-        dg[k] = dc[k] * i[k] * (ONE - g[k] * g[k])
-    for k in range(dc.size):
-        dc[k] *= f[k]
+    def rows(self, present: str, whole: str, before: int = 0) -> Rows:
+        """The rows of an operand that a slot points at; the first comes after so many others."""
+        at, of = self.numbers(f"{present} {whole}")
+        nbytes = self._specs[present].nbytes
+        return Rows(at, of, nbytes, before * nbytes)
 
-
-def lstm_backward(geometry: Geometry) -> Callable[..., None]:
-    """The kernel of `lstm_steps_grad` for tiles of one geometry."""
-    pack_all, multiply, full = panelling(geometry), multiplying(geometry), geometry.vectors * geometry.width
-
-    def lstm_steps_grad(arrays: Any, words: Any, begin: int, end: int) -> None:
-        dy, dh, dc, c, w_h, kept, ds, dh0, dc0, panels, table = arrays[:11]
-        memory, units, sums = arrays[11:], w_h.shape[0], w_h.shape[1]
-        first, last = c.shape[0] * begin // words[0], c.shape[0] * end // words[0]
-        pack_all(w_h, address(w_h), 1, sums, sums, units, address(panels))
-        fill(table, last - first, sums, units)
-        memory[0][0] = memory[0][1] = 0
-        for r in range(first, last):
-            put(dh0[r], dh[r])
-            put(dc0[r], dc[r])
-        for t in range(dy.shape[0] - 1, -1, -1):
-            for r in range(first, last):
-                before = kept[t - 1, r, 4] if t > 0 else c[r]
-                ungates(kept[t, r], before, dy[t, r], dh0[r], dc0[r], ds[t, r])
-            at = address(ds[t, first]), address(panels), address(dh0[first])
-            for j in range(0, units, full // c.itemsize):
-                multiply(c, at, j, (last - first, sums, units), table, START_ZERO, address(panels), memory)
-
-    return lstm_steps_grad
+    def application(self, steps: Sequence[Any]) -> Application:
+        """Of these launches, those that have something to do."""
+        specs, local = list(self._specs.values()), self._given + self._scratch
+        slots = local + self._local
+        needed = tuple(step for step in steps if step.units)
+        return Application(needed, tuple(specs[self._given : local]), tuple(specs[local:slots]), len(specs) - slots)
 
 
-_stepped = Stepped(native())
-_forward = kernel("lstm_steps", layout=_stepped.forward, local=_stepped.forward_local)
-_forward(lstm_forward(native(), sigmoid64, tanh64))
-_forward_single = kernel("lstm_steps", layout=_stepped.forward, local=_stepped.forward_local, dtypes=single)
-_forward_single(lstm_forward(native(), sigmoid32, tanh32))
-_backward = kernel("lstm_steps_grad", layout=_stepped.backward, local=_stepped.backward_local)
-_backward(lstm_backward(native()))
+@kernel("lstm_steps", form=Form.PROGRAM)
+def apply_lstm_steps(
+    inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
+) -> Application:
+    """The launches of a layer."""
+    x, h, _, w_x, w_h, bias = (spec.concrete for spec in inputs)
+    (steps, batch, width), units, dtype = x, h[1], inputs[0].dtype
+    size, wide = dtype.itemsize, native().columns(dtype)
+    columns, blocks = -(-units // wide), -(-batch // BLOCK)
+    padded, groups = columns * wide, -(-columns // GROUP)
+    ahead, near = near_blocks(steps * blocks, width, size), BLOCK * near_blocks(blocks, units, size)
+    state, every, row = (batch, units), (steps, batch, units), (KEPT * batch * units,)
+    operands = _Operands(
+        dtype,
+        {"x": x, "h": h, "c": h, "w_x": w_x, "w_h": w_h, "bias": bias}
+        | {"y": every, "last_h": state, "last_c": state, "before": every, "kept": (steps, *row)},
+    )
+    panels = {"from_x": (GATES, padded * width), "from_h": (GATES, padded * units), "edges": (GATES, padded)}
+    operands.scratch(**panels, cells=(batch * units,), spare=state)
+    operands.local(BLOCK * wide)
+    by_rows = are_shared_by_rows(steps, batch, units, size)
+    if not by_rows:
+        operands.slots(h_now=state, h_next=state, y_row=state, before_row=state, kept_row=row)
+    weights = operands.step("lstm_weights", "c w_x w_h bias", "from_x from_h edges cells", GATES * groups, (groups,))
+    sums = operands.step(
+        "lstm_inputs", "x from_x edges", f"kept {PRODUCT}", -(-steps * blocks // ahead), (ahead, units)
+    )
+    if by_rows:
+        writes = f"cells last_h last_c y before kept fresh {PRODUCT}"
+        rows = operands.step("lstm_rows", "h c from_h", writes, blocks, (near,))
+        return operands.application([weights, sums, rows])
+    writes = f"cells h_next last_c y_row before_row kept_row fresh {PRODUCT}"
+    turn = operands.step("lstm_turn", "h_now from_h", writes, columns, (near,))
+    now, following, first, out, spare = operands.numbers("h_now h_next h last_h spare")
+    carried = Carried(now, following, first, out, spare, Spec(dtype, state).nbytes, False)
+    stacked = tuple(operands.rows(f"{name}_row", name) for name in ("y", "before", "kept"))
+    writes = "cells last_h last_c y before kept spare"
+    loop = operands.loop(turn, "h from_h", writes, steps, carried=(carried,), stacked=stacked)
+    return operands.application([weights, sums, loop])
+
+
+@kernel("lstm_steps_grad", form=Form.PROGRAM)
+def apply_lstm_steps_grad(
+    inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
+) -> Application:
+    """The launches of a layer's gradient."""
+    (steps, batch, units), w_h, dtype = inputs[0].concrete, inputs[3].concrete, inputs[0].dtype
+    wide = native().columns(dtype)
+    columns, blocks = -(-units // wide), -(-batch // BLOCK)
+    near = BLOCK * near_blocks(blocks, units, dtype.itemsize)
+    state, kept, sums = (batch, units), (KEPT * batch * units,), (batch, GATES * units)
+    operands = _Operands(
+        dtype,
+        {"dy": (steps, *state), "given_h": state, "given_c": state, "w_h": w_h, "kept": (steps, *kept)}
+        | {"ds": (steps, *sums), "dh": state, "dc": state},
+    )
+    operands.scratch(panels=(columns * wide * GATES * units,), dhs=(batch * units,), dcs=(batch * units,))
+    operands.local(5 * BLOCK * wide)
+    by_rows = are_shared_by_rows(steps, batch, units, dtype.itemsize)
+    if not by_rows:
+        operands.slots(later=sums, dy_row=state, kept_row=kept, ds_row=sums)
+    packed = operands.step("lstm_weights_grad", "w_h", "panels", columns)
+    if by_rows:
+        reads, writes = "panels given_h given_c dy kept", f"dhs dcs ds dh dc fresh {PRODUCT}"
+        rows = operands.step("lstm_rows_grad", reads, writes, blocks, (near,))
+        return operands.application([packed, rows])
+
+    def turn(row: str, later: str, *words: int, rows: Mapping[str, int] = NO_ROWS) -> Step:
+        reads = f"{later} panels given_h given_c dy{row} kept{row}"
+        writes = f"dhs dcs ds{row} dh dc fresh {PRODUCT}"
+        return operands.step("lstm_turn_grad", reads, writes, columns, (near, *words), rows)
+
+    first = turn("", "ds", 1, 0, 1, 0, rows=dict.fromkeys(("dy", "kept", "ds"), steps - 1))
+    last = turn("", "ds", 0, 1, 0, 1, rows=dict.fromkeys(("dy", "kept", "ds"), 0))
+    loop = operands.loop(
+        turn("_row", "later", 0, 1, 1, 0),
+        "panels given_h given_c dy kept",
+        "dhs dcs ds dh dc",
+        steps - 1,
+        reverse=True,
+        scanned=(operands.rows("later", "ds", 1), operands.rows("dy_row", "dy"), operands.rows("kept_row", "kept")),
+        stacked=(operands.rows("ds_row", "ds"),),
+    )
+    return operands.application([packed, first, loop, last])
+
+
 host_only("lstm_steps", "lstm_steps_grad")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.graph import beside
 from flowrt.op import op
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
@@ -15,7 +16,7 @@ from flowrt.spec import Spec
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
 
-GATES, KEPT = 4, 6  # i, f, g, o; then also the cell and its tanh
+GATES, KEPT = 4, 6  # i, f, g, o; then also the cell before the step and the tanh of the one after it
 
 
 def lstm(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any, *, name: str | None = None) -> tuple[Any, Any, Any]:
@@ -37,7 +38,10 @@ def lstm(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any, *, name: str | N
 
 @op(promote=True)
 def lstm_steps(x: Spec, h: Spec, c: Spec, w_x: Spec, w_h: Spec, bias: Spec) -> tuple[Spec, ...]:
-    """`lstm`, and for its gradient the h before every step and what each step computed: i, f, g, o, c and tanh(c)."""
+    """`lstm`, and for its gradient the h before every step and what each step computed.
+
+    That is i, f, g, o, the c before and tanh(c), for each step in the order in which kernels make and read them.
+    """
     if x.dtype.kind != "f":
         raise SpecError(f"lstm computes on floats, got {x}; use astype")
     units = _units(h, c, w_h, bias)
@@ -77,9 +81,10 @@ def _sizes(what: str, spec: Spec, wanted: tuple[int | None, ...]) -> tuple[int |
 
 @lstm_steps.gradient
 def lstm_steps_grad_rule(node: Node, dy: Tensor, dh: Tensor, dc: Tensor, *unused: Tensor) -> tuple[Any, ...]:
-    x, _, c, w_x, w_h, _ = node.inputs
+    x, _, _, w_x, w_h, _ = node.inputs
     before, kept = node.outputs[3:]
-    d_gates, d_h, d_c = lstm_steps_grad(dy, dh, dc, c, w_h, kept)
+    with beside(node):  # what is kept lies as the kernels of one machine make it
+        d_gates, d_h, d_c = lstm_steps_grad(dy, dh, dc, w_h, kept)
     rows = _rows(d_gates)
     d_w_x, d_w_h = matmul(_rows(x), rows, True), matmul(_rows(before), rows, True)
     return matmul(d_gates, w_x, False, True), d_h, d_c, d_w_x, d_w_h, sum_(rows, 0)
@@ -92,7 +97,7 @@ def _rows(x: Tensor) -> Any:
 
 
 @op
-def lstm_steps_grad(dy: Spec, dh: Spec, dc: Spec, c: Spec, w_h: Spec, kept: Spec) -> tuple[Spec, ...]:
+def lstm_steps_grad(dy: Spec, dh: Spec, dc: Spec, w_h: Spec, kept: Spec) -> tuple[Spec, ...]:
     """The gradients of the sums before the gates, [time, batch, 4 units], of h and of c, from those of the answers."""
     if kept.dims is None or kept.shape[2] is None:
         return Spec(kept.dtype, (None, None, None)), dh, dc

@@ -65,7 +65,7 @@ def _flops(op: str, specs: Sequence[Spec]) -> float:
         x, h, kept = specs[0], specs[1], specs[-1]
         return 2 * kept.size * 4 / 6 * (x.concrete[2] + h.concrete[1]) if kept.size else 0
     if op == "lstm_steps_grad":
-        return 2 * specs[0].size * specs[4].concrete[1]
+        return 2 * specs[0].size * specs[3].concrete[1]
     if not op.startswith(("matmul", "conv", "with_epilogue")):
         return 0
     sizes = [spec.size for spec in (*specs[:2], specs[-1]) if spec.dtype.kind == "f"]

@@ -158,8 +158,8 @@ class _Nest:
         scratch = (Spec(BYTE, (self.arena_bytes,)), *self.scratch)
         views = tuple(View.dense((spec.size,)) for spec in (*self.inputs, *self.outputs, *scratch))
         constants, trace = tuple(self.constants), self._slot()
-        step = NestedStep(kind, operands, len(self.inputs), views, spans, pred, constants, trace=trace, **facts)
-        local = (Spec(BYTE, (self.local_bytes,)),)
+        own, local = (self._local,), (Spec(BYTE, (self.local_bytes,)),)
+        step = NestedStep(kind, operands, len(self.inputs), views, own, spans, pred, constants, trace=trace, **facts)
         return Application((step,), scratch, local, self.used, self.orders, self.longest)
 
     # Bodies

@@ -6,7 +6,7 @@ operands of the loop's launch stand for slots. Loops inside branches have turns 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -43,7 +43,7 @@ class Turns:
         self.nodes[:, 1] = block + words.itemsize * self.nodes[:, 1]
         self.cell = places[step.crew].slot
         self.units = [inner.step.units for inner in body]
-        self.after = hazards([_as_launch(inner, len(step.operands) - 1) for inner in body])
+        self.after = hazards([_as_launch(inner, step.local) for inner in body])
         self.inside: dict[int, Turns] = {}
         for number, inner in enumerate(body):
             if isinstance(inner.step, NestedStep) and inner.step.kind == "loop":
@@ -67,9 +67,9 @@ def _resolved(inner: Inner, places: Sequence[Operand]) -> list[Operand]:
     return [Operand(places[p.slot].slot, places[p.slot].offset + p.offset) for p in inner.places]
 
 
-def _as_launch(inner: Inner, local: int) -> Launch:
-    """A launch of a body, the loop's operands as slots; ``local`` is the one that each thread has for itself."""
-    places = [Operand(LOCAL_SLOT if p.slot == local else FIRST_SLOT + p.slot, p.offset) for p in inner.places]
+def _as_launch(inner: Inner, local: Collection[int]) -> Launch:
+    """A launch of a body, the loop's operands as slots; ``local`` are those that each thread has for itself."""
+    places = [Operand(LOCAL_SLOT if p.slot in local else FIRST_SLOT + p.slot, p.offset) for p in inner.places]
     return Launch(inner.step, tuple(places), 0, inner.sizes)
 
 
