@@ -80,6 +80,42 @@ def collatz(a: Settings) -> Side:
     return _compiled(a, build, np.asarray(d.COLLATZ, np.int32), work=d.COLLATZ)
 
 
+def chase(a: Settings) -> Side:
+    def build(table: Any, n: Any) -> Any:
+        zero = fr.constant(0, "int32")
+        turn = lambda i, at: (i + 1, fr.take(table, (at + i) % d.TABLE))  # noqa: E731
+        return fr.while_loop(lambda i, at: i < n, turn, (zero, zero))[1]
+
+    return _compiled(a, build, d.table(), np.asarray(d.LONG, np.int32), work=d.LONG)
+
+
+def histogram(a: Settings) -> Side:
+    def build(numbers: Any) -> Any:
+        def turn(bins: Any, number: Any) -> Any:
+            bins = bins + fr.astype(fr.equal(fr.arange(d.BINS), number), "int32")
+            return bins, fr.max(bins)
+
+        return fr.scan(turn, fr.zeros((d.BINS,), "int32"), numbers)[1]
+
+    return _compiled(a, build, d.binned(), work=d.LONG)
+
+
+def sines(a: Settings) -> Side:
+    def build(x: Any) -> Any:
+        turn = lambda i, v: (i + 1, v * 0.99 + fr.sin(v) * 0.1)  # noqa: E731
+        return fr.while_loop(lambda i, v: i < d.SINES, turn, (0, x))[1]
+
+    return _compiled(a, build, d.few(), work=d.SINES)
+
+
+def squares(a: Settings) -> Side:
+    def build(m: Any) -> Any:
+        turn = lambda i, v: (i + 1, fr.tanh(v @ m))  # noqa: E731
+        return fr.while_loop(lambda i, v: i < d.SQUARES, turn, (0, m))[1]
+
+    return _compiled(a, build, d.square(), work=d.SQUARES)
+
+
 def branching(a: Settings) -> Side:
     def build(x: Any, y: Any) -> Any:
         def turn(i: Any, v: Any) -> Any:
@@ -140,7 +176,8 @@ def _with_gradients(loss: Any, weights: Sequence[Any], gradient: bool) -> Any:
 
 WORKLOADS: dict[str, Callable[[Settings], Side]] = {
     "scalars": scalars, "rotation": rotation, "power": power, "newton": newton, "collatz": collatz,
-    "branching": branching, "mapped": mapped,
+    "branching": branching, "mapped": mapped, "chase": chase, "histogram": histogram, "sines": sines,
+    "squares": squares,
     "lstm": _lstm(d.CELL, False), "lstm-back": _lstm(d.CELL, True), "large": _lstm(d.LARGE, False),
     "large-back": _lstm(d.LARGE, True), "gru": _gru(d.GRU, False), "gru-back": _gru(d.GRU, True),
 }  # fmt: skip

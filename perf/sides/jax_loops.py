@@ -80,6 +80,38 @@ def collatz(a: Settings) -> Side:
     return _compiled(f, I32(d.COLLATZ), work=d.COLLATZ)
 
 
+def chase(a: Settings) -> Side:
+    def f(table: Any, n: Any) -> Any:
+        turn = lambda c: (c[0] + 1, table[(c[1] + c[0]) % d.TABLE])  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[0] < n, turn, (I32(0), I32(0)))[1]
+
+    return _compiled(f, d.table(), I32(d.LONG), work=d.LONG)
+
+
+def histogram(a: Settings) -> Side:
+    def turn(bins: Any, number: Any) -> Any:
+        bins = bins + (jnp.arange(d.BINS) == number).astype(jnp.int32)
+        return bins, jnp.max(bins)
+
+    return _compiled(lambda x: jax.lax.scan(turn, jnp.zeros(d.BINS, jnp.int32), x)[1], d.binned(), work=d.LONG)
+
+
+def sines(a: Settings) -> Side:
+    def f(x: Any) -> Any:
+        turn = lambda c: (c[0] + 1, c[1] * 0.99 + jnp.sin(c[1]) * 0.1)  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[0] < d.SINES, turn, (0, x))[1]
+
+    return _compiled(f, d.few(), work=d.SINES)
+
+
+def squares(a: Settings) -> Side:
+    def f(m: Any) -> Any:
+        turn = lambda c: (c[0] + 1, jnp.tanh(c[1] @ m))  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[0] < d.SQUARES, turn, (0, m))[1]
+
+    return _compiled(f, d.square(), work=d.SQUARES)
+
+
 def branching(a: Settings) -> Side:
     def f(x: Any, y: Any) -> Any:
         def turn(c: Any) -> Any:
@@ -131,7 +163,8 @@ def _gru(size: d.Cell, gradient: bool) -> Callable[[Settings], Side]:
 
 WORKLOADS: dict[str, Callable[[Settings], Side]] = {
     "scalars": scalars, "rotation": rotation, "power": power, "newton": newton, "collatz": collatz,
-    "branching": branching, "mapped": mapped,
+    "branching": branching, "mapped": mapped, "chase": chase, "histogram": histogram, "sines": sines,
+    "squares": squares,
     "lstm": _lstm(d.CELL, False), "lstm-back": _lstm(d.CELL, True), "large": _lstm(d.LARGE, False),
     "large-back": _lstm(d.LARGE, True), "gru": _gru(d.GRU, False), "gru-back": _gru(d.GRU, True),
 }  # fmt: skip

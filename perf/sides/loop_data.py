@@ -12,6 +12,8 @@ MATRIX, POWER_TURNS = 256, 500  # power iteration
 NEWTON, NEWTON_TURNS = 1000, 200  # of cube roots, as long as the largest error is above nothing, at most so often
 COLLATZ = 200  # numbers whose sequences are followed to 1
 BRANCHING = 2_000  # turns that decide which of two vectors to add
+LONG, TABLE, BINS = 20_000, 1000, 64  # turns that read a table, or count
+SINES, SQUARES = 2_000, 5_000  # turns on 16 numbers
 ROWS, WIDTH = 256, 64  # mapped one by one
 
 
@@ -56,3 +58,19 @@ def numbers() -> np.ndarray:
 def rows() -> tuple[np.ndarray, np.ndarray]:
     r = np.random.default_rng(3)
     return r.standard_normal((ROWS, WIDTH)).astype(np.float32), r.standard_normal((WIDTH, WIDTH)).astype(np.float32)
+
+
+def table() -> np.ndarray:
+    return np.random.default_rng(6).integers(0, TABLE, TABLE).astype(np.int32)
+
+
+def binned() -> np.ndarray:
+    return np.random.default_rng(7).integers(0, BINS, LONG).astype(np.int32)
+
+
+def few() -> np.ndarray:
+    return np.random.default_rng(8).standard_normal(16).astype(np.float32)
+
+
+def square() -> np.ndarray:
+    return np.random.default_rng(9).standard_normal((4, 4)).astype(np.float32)
