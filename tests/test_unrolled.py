@@ -263,6 +263,33 @@ def test_a_loop_in_a_branch_takes_no_turn_where_the_branch_is_not_chosen() -> No
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_loop_inside_that_no_turn_changes_is_run_when_the_first_turn_needs_it() -> None:
+    with fr.Graph() as graph:
+        n, m, x = fr.placeholder("int64", ()), fr.placeholder("int64", ()), fr.placeholder("float64", ())
+
+        def inside() -> tuple[Any, Any]:  # without end where n is below 0
+            start = (np.int64(0), np.int64(1), np.ones(9))
+            turn = lambda i, a, v: (i + 1, (a * 3 + i) % 1009, v * x + 1.0)  # noqa: E731
+            return fr.while_loop(lambda i, a, v: fr.not_equal(i, n), turn, start)[1:]
+
+        def turn(i: Any, s: Any, v: Any) -> Any:
+            a, w = inside()
+            return i + 1, (s * 7 + a) % 1013, v + w
+
+        last = fr.while_loop(lambda i, s, v: i < m, turn, (np.int64(0), np.int64(0), np.zeros(9)))[1:]
+    assert is_unrolled(graph)
+    for turns, outer in ((5, 6), (0, 3), (-1, 0)):
+        a, w, s = 1, 1.0, 0
+        for i in range(turns):
+            a, w = (a * 3 + i) % 1009, w * 0.5 + 1.0
+        for _ in range(outer):
+            s = (s * 7 + a) % 1013
+        got = compiled(graph, last, [n, m, x], np.int64(turns), np.int64(outer), np.float64(0.5))
+        assert int(got[0]) == s
+        np.testing.assert_allclose(got[1], np.full(9, outer * w), rtol=1e-15)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_state_of_three_numbers_is_carried_scanned_and_stacked_as_scalars() -> None:
     def turn(state: Any, row: Any) -> Any:
         product = fr.matmul(m, fr.expand_dims(state, 1))[:, 0]

@@ -78,6 +78,17 @@ class LanesEmitter:
             return value.value
         return self._context.unpack_value(self._builder, value.kind, value.place(self._builder))
 
+    def is_fixed(self, value: Any) -> bool:
+        """Whether a value is known ahead of all turns."""
+        return id(value.value if isinstance(value, Spot) else value) in self._fixed
+
+    def flag_ahead(self) -> Any:
+        """A place for a bit that is 0 ahead of all turns."""
+        place = cgutils.alloca_once(self._builder, ir.IntType(1))
+        with self._builder.goto_block(self._ahead):
+            self._builder.store(ir.Constant(ir.IntType(1), 0), place)
+        return place
+
     def emit(self, lanes: TypedLanes, values: Sequence[Any]) -> list[Spot]:
         """The results of every member, lane by lane."""
         count, composition = lanes.facts.count, lanes.composition

@@ -107,8 +107,8 @@ class _Emitter:
         most: Any,
         inputs: Callable[[Sequence[Any], Any], list[Any]],
         keep: Callable[[Sequence[Any], Any], None],
-    ) -> tuple[list[Any], Any]:
-        """What a loop carries last and how many turns it took: at most ``most``, where that is not below 0.
+    ) -> tuple[State, Any]:
+        """Where a loop leaves what it carries last, and how many turns it took: at most ``most``, if not below 0.
 
         The inputs of a turn are ``inputs(what is carried, turns done)``, without the latter those of the condition;
         ``keep(what it answers beyond what it carries, turns done)`` follows it.
@@ -150,7 +150,7 @@ class _Emitter:
         )
         builder.position_at_end(end)
         self._turns.pop()
-        return state.values(), builder.load(done)
+        return state, done
 
     def _go_on_where(self, answer: Any, taken: Any, end: Any) -> None:
         """Go to ``end``, after so many turns, unless ``answer`` is true."""
@@ -245,15 +245,28 @@ class _Emitter:
         return found
 
     def _inside(self, loop: _TypedLoop, values: Sequence[Any]) -> list[Any]:
-        """What the loop inside a turn of these values makes."""
-        facts = loop.facts
+        """What the loop inside a turn of these values makes. Where all it takes is known ahead, it runs once."""
+        facts, builder = loop.facts, self._builder
         assert facts is not None
-        captured = [values[i] for i in facts.captured]
-        carried, done = self.loop(
+        captured, behind = [values[i] for i in facts.captured], builder.append_basic_block("inside.behind")
+        if all(self._lanes.is_fixed(values[i]) for i in facts.taken):
+            self._unless_done(behind)
+        state, done = self.loop(
             loop, [values[i] for i in facts.first], self._most(facts, values), lambda state, row: [*state, *captured],
             lambda rest, row: None,
         )  # fmt: skip
-        return [*carried, done]
+        builder.branch(behind)
+        builder.position_at_end(behind)
+        return [*state.values(), builder.load(done)]
+
+    def _unless_done(self, behind: Any) -> None:
+        """Go ``behind`` in all turns but the first that comes here."""
+        builder = self._builder
+        is_done = self._lanes.flag_ahead()
+        first = builder.append_basic_block("inside.first")
+        builder.cbranch(builder.load(is_done), behind, first)
+        builder.position_at_end(first)
+        builder.store(ir.Constant(ir.IntType(1), 1), is_done)
 
     def _most(self, facts: InnerLoop, values: Sequence[Any]) -> Any:
         builder = self._builder
@@ -396,10 +409,10 @@ def _runs(program: ScalarProgram) -> Any:
             lanes = LanesEmitter(context, builder, ahead, [*(spot.value for spot in captured), *constants])
             emitter = _Emitter(context, builder, lanes, lambda: look(builder, [bases]), fails)
             state, done = emitter.loop(loop, first, most, inputs, keep)
-            at.out.store(context, builder, bases, block, [lanes.scalar(value) for value in state])
+            at.out.store(context, builder, bases, block, [lanes.scalar(value) for value in state.values()])
             with builder.goto_block(ahead):
                 builder.branch(start)
-            builder.store(done, taken)
+            builder.store(builder.load(done), taken)
             builder.branch(end)
             builder.position_at_end(end)
             return builder.load(taken)

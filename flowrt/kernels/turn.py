@@ -49,6 +49,11 @@ class InnerLoop:
     count: int | None
     guard: int | None
 
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The numbers of all the values that it takes."""
+        return (*self.first, *self.captured, *(n for n in (self.count, self.guard) if n is not None))
+
 
 @valueclass
 class Lookup:
@@ -168,9 +173,8 @@ def make_turn(
 
 
 def _check(loop: InnerLoop, known: int) -> None:
-    used = [*loop.first, *loop.captured, *(n for n in (loop.count, loop.guard) if n is not None)]
-    if any(not 0 <= i < known for i in used):
-        raise GraphError(f"a loop inside a turn takes values {used}, of which only {known} come before")
+    if any(not 0 <= i < known for i in loop.taken):
+        raise GraphError(f"a loop inside a turn takes values {loop.taken}, of which only {known} come before")
     taken = len(loop.first) + len(loop.captured)
     for turn, answers in ((loop.body, len(loop.first)), (loop.cond, 1)):
         if turn is not None and (len(turn.inputs) != taken or len(turn.results) != answers):
