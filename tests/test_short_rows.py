@@ -124,3 +124,13 @@ def test_entries_are_taken_and_added_up_along_short_rows(monkeypatch: pytest.Mon
             with monkeypatch.context() as patched:
                 patched.setattr(Prepared, "run", in_ranges(rng))
                 np.testing.assert_array_equal(fr.cumsum(x, 1, reverse=reverse), got)
+
+
+def test_wide_segments_are_added_up_by_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    print("seed 14")
+    rng = np.random.default_rng(14)
+    x, ids = rng.normal(size=(90, 300)).astype(np.float32), rng.integers(0, 20, 90).astype(np.int32)
+    want = np.zeros((20, 300), np.float32)
+    np.add.at(want, ids, x)
+    monkeypatch.setattr(Prepared, "run", in_ranges(rng))
+    np.testing.assert_array_equal(fr.segment_sum(x, ids, 20), want)

@@ -25,6 +25,7 @@ from flowrt.spec import Spec, normal_axes
 PIECE = 64  # of a bag's rows, which are asked for before they are added up
 FEW, ROWS = 32, 256  # entries taken of rows that are not worth a loop of their own, and rows that stay in a near cache
 PARTS = 16  # into which the rows that are added to are cut
+WORTH_SHARING = 256  # entries added for an index, of which each part looks at all
 
 
 def around(shape: Sequence[int], axis: Any) -> tuple[int, int, int]:
@@ -177,7 +178,7 @@ def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     before, size, after = around(outputs[0].concrete, attrs["axis"])
     many = indices.size
     sources = View.dense((before, many, after)), View.dense((many,)), View.dense((shape.size,))
-    units = max(min(size, PARTS), 1)
+    units = max(min(size, PARTS), 1) if before * after >= WORTH_SHARING else 1
     return Call((*sources, View.dense((before, size, after))), (units,), units=units)
 
 
