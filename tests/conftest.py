@@ -6,6 +6,7 @@ several processes share the files out, one of them begins with it and waits, whi
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -71,6 +72,11 @@ def _longest_first(items: list[pytest.Item]) -> None:
     files = {item.path for item in items if _is_simulated(item)}
     tests, place = Counter(item.path for item in items), {stem: number for number, stem in enumerate(LONG)}
     items.sort(key=lambda item: (item.path not in files, place.get(item.path.stem, len(LONG)), -tests[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """Tests that collect garbage need not look through thousands of other tests, which stay to the end."""
+    gc.freeze()
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
