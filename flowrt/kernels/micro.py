@@ -86,7 +86,7 @@ class Tiles(NamedTuple):
 
     An entry has ``size`` bytes, a vector ``lanes`` entries, a tile ``wide`` columns and ``rows`` rows, or ``fewer``.
 
-    ``large`` tiles, ``small`` ones of fewer rows, and those half as wide take
+    ``large`` tiles, ``small`` ones of fewer rows, and such that are ``half`` as wide take
     ``(a, rows, b, taps, count, depth, a_step, b_step, c, places, start, bias, floor)``: for every row r and column j
     of the tile ``c[places[r] + j] = start + sum over taps t and p < depth of
     a[rows[r] + t.a + p * a_step] * b[t.b + p * b_step + j]``, where the table of ``count`` taps holds pairs (a, b).
@@ -110,8 +110,7 @@ class Tiles(NamedTuple):
     fewer: int
     large: int
     small: int
-    large_half: int
-    small_half: int
+    half: int
     copy: int
     copy_vector: int
     turn: int
@@ -130,11 +129,12 @@ def tiles_of(geometry: Geometry, dtype: Any, kind: str = "tile") -> tuple[int | 
     def made(kind: str, rows: int = 1, vectors: int = 1) -> Tile:
         return Tile(kind, rows, vectors, width, name)
 
-    products = (
-        made(kind, rows, vectors)
-        for vectors in (geometry.vectors, geometry.vectors // 2)
-        for rows in (geometry.rows, geometry.fewer)
+    shapes = (
+        (geometry.rows, geometry.vectors),
+        (geometry.fewer, geometry.vectors),
+        (geometry.fewer, geometry.vectors // 2),
     )
+    products = (made(kind, rows, vectors) for rows, vectors in shapes)
     moves = map(made, ("copy", "transpose", "move", "move_listed", "spread", "clear", "put"))
     return (*sizes, *products, made("copy", 1, geometry.vectors), *moves)
 

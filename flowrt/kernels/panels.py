@@ -72,11 +72,14 @@ def pack_all(tiles: Tiles, source: int, step: int, across: int, depth: int, coun
 
 @jitable
 def tile_rows(tiles: Tiles, half: bool, words: Any, left: int) -> int:
-    """One tile, perhaps ``half`` as wide, of as few rows as ``left`` needs; how many it has."""
-    if left <= tiles.fewer or tiles.rows < left <= 2 * tiles.fewer:
-        call(tiles.small_half if half else tiles.small, words)
+    """One tile, perhaps ``half`` as wide, of as few rows as ``left`` needs; how many it has.
+
+    Half as wide it sums two terms apart: of fewer rows these have registers, and fill the processor as well.
+    """
+    if half or left <= tiles.fewer or tiles.rows < left <= 2 * tiles.fewer:
+        call(tiles.half if half else tiles.small, words)
         return tiles.fewer
-    call(tiles.large_half if half else tiles.large, words)
+    call(tiles.large, words)
     return tiles.rows
 
 
@@ -102,15 +105,15 @@ def band(
     rows, half = address(table), table.size // 2
     narrow = 2 * columns <= wide
     staged = columns < (wide // 2 if narrow else wide)
-    to = address(stage) if staged else c
+    to, most = address(stage) if staged else c, tiles.fewer if narrow else tiles.rows
     if staged:
-        for r in range(tiles.rows):
+        for r in range(most):
             places[r] = r * wide
     i = 0
     while i < count:
         targets = address(places) if staged else rows + 8 * (half + i)
         if staged and how[0] == START_STORED:
-            call(tiles.move_listed, (c, rows + 8 * (half + i), to, targets, min(count - i, tiles.rows), columns))
+            call(tiles.move_listed, (c, rows + 8 * (half + i), to, targets, min(count - i, most), columns))
         done = tile_rows(tiles, narrow, (a, rows + 8 * i, b, address(taps), *reach, to, targets, *how), count - i)
         if staged:
             call(tiles.move_listed, (to, targets, c, rows + 8 * (half + i), min(count - i, done), columns))
