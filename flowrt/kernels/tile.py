@@ -8,7 +8,7 @@ LLVM splits vectors wider than the machine's, so every width compiles and comput
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -177,23 +177,6 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         for cell in cells:
             builder.store(value(*cell), sums[of][cell])
 
-    def multiply(here: Sequence[Any], right: Any, of: int) -> None:
-        def add(r: int, v: int, factor: Any, vector: Any) -> None:
-            builder.store(code.multiply_add(factor, vector, builder.load(sums[of][r, v])), sums[of][r, v])
-
-        if stub.vectors > stub.rows and stub.kind == "tile":  # then there are registers for a factor of each row
-            factors = [code.broadcast(place) for place in here]
-            for v in range(stub.vectors):
-                vector = code.load(code.at(right, v * lanes))
-                for r, factor in enumerate(factors):
-                    add(r, v, factor, vector)
-            return
-        vectors = [code.load(code.at(right, v * lanes)) for v in range(stub.vectors)]
-        for r, place in enumerate(here):
-            shared = code.broadcast(place) if stub.kind == "tile" else None
-            for v in range(stub.vectors):
-                add(r, v, shared or code.load(code.at(place, v * lanes)), vectors[v])
-
     stored = builder.icmp_signed("==", start, ir.Constant(_WORD, START_STORED))
     for of in range(together):
         each(lambda r, v: nothing, of)
@@ -210,11 +193,11 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         right = code.at(b, builder.load(code.at(tables[2], tap, 1)))
         with code.steps(turns, [zero, zero], steps) as (ap, bp):
             for of in range(together):
-                multiply([code.at(p, ap) for p in here], code.at(right, bp), of)
+                _multiply(code, stub, [code.at(p, ap) for p in here], code.at(right, bp), sums[of])
                 ap, bp = code.opaque(builder.add(ap, a_step)), code.opaque(builder.add(bp, b_step))
         if together > 1:
             with builder.if_then(builder.icmp_signed("!=", builder.srem(depth, factor), zero)):
-                multiply([code.at(p, done[0]) for p in here], code.at(right, done[1]), 0)
+                _multiply(code, stub, [code.at(p, done[0]) for p in here], code.at(right, done[1]), sums[0])
     if together > 1:
         each(lambda r, v: builder.fadd(builder.load(sums[0][r, v]), builder.load(sums[1][r, v])))
     with builder.if_then(stored):
@@ -225,6 +208,31 @@ def _tile(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
         place = out(r)
         for v in range(stub.vectors):
             code.store(builder.load(sums[0][r, v]), code.at(place, v * lanes))
+
+
+def _multiply(code: _Code, stub: Stub, here: Sequence[Any], right: Any, sums: Mapping[tuple[int, int], Any]) -> None:
+    """Add one term of each row's product with the vectors at ``right`` to the sums."""
+    own = stub.kind != "tile"  # each column has a left operand of its own
+
+    def part(place: Any, v: int) -> Any:
+        return code.load(code.at(place, v * code.lanes))
+
+    def add(r: int, v: int, factor: Any, vector: Any) -> None:
+        place = sums[r, v]
+        code.builder.store(code.multiply_add(factor, vector, code.builder.load(place)), place)
+
+    if stub.vectors > stub.rows and not own:  # then there are registers for a factor of each row
+        factors = [code.broadcast(place) for place in here]
+        for v in range(stub.vectors):
+            vector = part(right, v)
+            for r, factor in enumerate(factors):
+                add(r, v, factor, vector)
+        return
+    vectors = [part(right, v) for v in range(stub.vectors)]
+    for r, place in enumerate(here):
+        shared = None if own else code.broadcast(place)
+        for v in range(stub.vectors):
+            add(r, v, shared or part(place, v), vectors[v])
 
 
 def _dots(code: _Code, stub: Stub, words: Sequence[Any]) -> None:
