@@ -113,7 +113,8 @@ def as_attr(value: Any) -> Attr:
     if isinstance(value, (list, tuple)):
         return tuple(as_attr(item) for item in value)
     if isinstance(value, np.ndarray):
-        return np.asarray(value) if _never_changes(value) else _copied(value)
+        native = np.asarray(value, value.dtype.newbyteorder("="))
+        return native if _never_changes(native) else _copied(native)
     if isinstance(value, (np.dtype, type)):
         return as_dtype(value).name
     if isinstance(value, Plan):

@@ -55,6 +55,18 @@ def test_an_array_that_can_be_written_is_copied_and_one_that_never_changes_is_he
     assert not any(start.flags.writeable for start in starts)
 
 
+def test_an_array_of_the_other_byte_order_is_kept_as_numbers_of_this_machine() -> None:
+    given = np.arange(12, dtype=np.dtype(np.float32).newbyteorder("S")).reshape(4, 3)
+    never_changing = given.copy()
+    never_changing.setflags(write=False)
+    with Graph():
+        for array in (given, never_changing, given.T):
+            start = kept(fr.Variable(array))
+            assert start.dtype == np.float32
+            assert not start.flags.writeable
+            np.testing.assert_array_equal(start, array)
+
+
 def test_a_variables_nodes_are_named_after_it_and_its_scope() -> None:
     with Graph() as graph:
         with name_scope("layer"):
