@@ -371,9 +371,9 @@ class Session:
             if key not in have and key not in done:
                 missing[key] = resource
         begun = self._open().begin(tables(self.graph, missing))
-        waves = initial_waves(self.graph, {key: missing[key] for key in missing if key not in begun})
-        for place, wave in enumerate(waves):  # what is drawn first does not depend on what was restored
-            await self._run(self._step(wave, ()), (), counted=False, number=None if place else 0)
+        for place, wave in enumerate(initial_waves(self.graph, missing)):  # draws are the same whatever has begun
+            if left := [node for node in wave if node.resource not in begun]:
+                await self._run(self._step(left, ()), (), counted=False, number=None if place else 0)
 
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container (all of them by default) on every node."""

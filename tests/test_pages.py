@@ -125,3 +125,17 @@ def test_sessions_start_from_what_was_given_and_count_what_they_may_write() -> N
         np.testing.assert_array_equal(session.run(again.variables[0]), numbers())
     with pytest.raises(fr.ResourceError), fr.BlockingSession(graph, options=fr.Options(memory_limit=1000)):
         pass
+
+
+def test_what_is_drawn_first_does_not_depend_on_what_shares_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for large in (1 << 12, 1 << 60):
+        monkeypatch.setattr(pages, "LARGE", large)
+        with fr.Graph() as graph:
+            table = fr.Variable(numbers(), name="table")
+            rows = fr.nn.embedding_lookup(table, fr.constant([1, 2]))
+            near = fr.Variable(rows + fr.random.normal((2, COLUMNS)), name="near")
+        assert len(tables(graph, graph.resources)) == (large == 1 << 12)
+        with fr.BlockingSession(graph, options=fr.Options(seed=5)) as session:
+            drawn.append(session.run(near))
+    np.testing.assert_array_equal(*drawn)
