@@ -16,6 +16,7 @@ import flowrt as fr
 from flowrt import step as steps
 from flowrt.kernels import direct
 from flowrt.op import lookup
+from flowrt.sched.tape import Tape
 
 X = np.arange(3, dtype=np.float32)
 
@@ -327,6 +328,24 @@ def test_a_node_that_fails_is_named_and_the_step_goes_on(way: bool) -> None:
         gc.collect()
         assert sys.getrefcount(X.dtype) <= before + 2
         assert step(X)[0].tolist() == [0, 1, 2]
+
+
+def test_a_node_that_fails_is_named_though_others_run_by_the_plan_by_then(
+    way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = Model()
+    with fr.BlockingSession(m.graph) as session:
+        step = session.compile([m.checked, m.y], [m.x])
+        warm(step, X)
+        failure = Tape.failure
+
+        def later(*run: Any) -> Any:
+            assert step(X)[0].tolist() == [0, 1, 2]
+            return failure(*run)
+
+        monkeypatch.setattr(Tape, "failure", later)
+        with pytest.raises(fr.FlowrtError, match=r"world_checked.*an index is out of range"):
+            step(-X)
 
 
 def test_nothing_runs_once_the_session_is_closed(way: bool) -> None:

@@ -80,7 +80,7 @@ def direct_plan(
     outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in wanted]
 
     def fail(reached: int, status: int) -> None:
-        raise tape.failure(room)
+        raise tape.failure(room, reached, status)
 
     terms = Terms(
         numbers.gate,

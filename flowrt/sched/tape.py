@@ -238,7 +238,8 @@ class Tape:
             self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
         else:
             self._run_with(crew, room)
-        failed = self.failure(room) if room.cells[SPAN] < self.launches else None
+        reached = room.cells[SPAN]
+        failed = self.failure(room, reached, room.cells[WORDS + STATUS]) if reached < self.launches else None
         self._rooms.append(room)
         if failed is not None:
             try:
@@ -346,10 +347,9 @@ class Tape:
             leaving.append(value if outputs is None else outputs[number])
         return leaving
 
-    def failure(self, room: _Room) -> FlowrtError:
-        """The error for a run in ``room`` that stopped before its end."""
-        status = room.cells[WORDS + STATUS]
-        launch = self.recording.launches[room.cells[SPAN]]
+    def failure(self, room: _Room, reached: int, status: int) -> FlowrtError:
+        """The error for a run in ``room`` that stopped at its launch ``reached``; another may be under way there."""
+        launch = self.recording.launches[reached]
         node: PlanNode = self._plan.nodes[launch.node]
         if status not in (0, CANCELLED):
             where = stopped_inside(launch.step, launch.places, room.cells[BASES:]) + node.where()
