@@ -14,6 +14,7 @@ from flowrt.kernels import bundle, micro, names, store, surroundings
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.fused import _orders, _whole, fused_kernel, ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.micro import Tile, tile_part
 from flowrt.kernels.names import remember, symbol_by_name
 from flowrt.kernels.scalar_loop import ScalarProgram
 from flowrt.kernels.store import MAKERS, PARTS, SCALAR_LOOP_FILES, Variant, found_symbol, name_of, symbol_of
@@ -66,15 +67,16 @@ def loop_symbol() -> str:
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+ALL_PARTS = (*PARTS, tile_part(Tile("tile", 6, 2, 32, "float32")))
 ASKED = {
     "variant": lambda: found_symbol(matmul_variant()),
     "scalar loop": loop_symbol,
-    **{part.name: lambda part=part: store.part_symbol(part) for part in PARTS},  # type: ignore[misc]
+    **{part.name: lambda part=part: store.part_symbol(part) for part in ALL_PARTS},  # type: ignore[misc]
 }
 DECIDED_BY = {
     "variant": MAKERS,
     "scalar loop": (*MAKERS, *SCALAR_LOOP_FILES),
-    **{part.name: (*MAKERS, *part.files) for part in PARTS},
+    **{part.name: (*MAKERS, *part.files) for part in ALL_PARTS},
 }
 
 
@@ -94,7 +96,7 @@ def test_a_symbol_changes_with_each_file_that_decides_its_code(
 
 def emitters() -> list[tuple[str, str]]:
     """(what is compiled, the file that emits it)."""
-    parts = {part.name: part.module.rpartition(".")[2] + ".py" for part in PARTS}
+    parts = {part.name: part.module.rpartition(".")[2] + ".py" for part in ALL_PARTS}
     return [*parts.items(), ("scalar loop", "emit_scalar_loop.py"), ("variant", "emit.py")]
 
 
