@@ -89,6 +89,11 @@ def _of_elements() -> Iterator[Variant]:
         yield from _steps("transpose", [Spec(dtype, (ROWS, COLUMNS))], {"axes": (1, 0)})
     sizes = {"strides": 1, "padding": "SAME", "dilations": 1, "groups": 1}
     yield from _steps("conv2d", [Spec(F32, (ROWS, 8, 8, WIDE)), Spec(F32, (3, 3, WIDE, 1))], sizes)  # to few channels
+    flags = {"transpose_a": False, "transpose_b": False}
+    for dtype in (F32, F64):
+        few = Spec(dtype, (2, 2))  # of products of few numbers, which need no tiles
+        yield from _steps("matmul", [few, few], flags)
+        yield from _steps("matmul_bias", [few, few, Spec(dtype, (2,))], {**flags, "activation": ""})
     for source, target in CASTS:
         yield from _steps("astype", [Spec(source, (ROWS,))], {"dtype": np.dtype(target)})
 

@@ -16,10 +16,11 @@ from flowrt.kernels import __main__ as command
 from flowrt.kernels import building, store
 from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, write_bundle
 from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.micro import Tile, tile_part
 from flowrt.kernels.store import PARTS, Variant, name_of, part_code, part_symbol, symbol_of, variant_code
 from flowrt.kernels.table import elementwise
 from flowrt.spec import Spec
-from flowrt.standard import standard_variants
+from flowrt.standard import standard_tiles, standard_variants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +124,19 @@ def test_the_standard_kernels_are_bounded_and_each_is_there_once() -> None:
     named = [name for name in map(name_of, variants) if name is not None]
     assert len(set(named)) == len(named) > 100
     assert {"add", "matmul", "conv2d", "class_cross_entropy", "fused"} <= {v.kernel.op for v in variants}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_of_any_size_are_made_of_what_is_standard(dtype: str) -> None:
+    symbols, tiles = {symbol_of(variant) for variant in standard_variants()}, set(standard_tiles())
+    for m, n, k in [(2, 2, 2), (1, 50, 70), (50, 1, 70), (40, 50, 60), (700, 800, 300)]:
+        specs = [Spec(dtype, (m, k)), Spec(dtype, (k, n)), Spec(dtype, (n,))]
+        for op in ("matmul", "matmul_bias"):
+            inputs, flags = specs[: 2 + (op != "matmul")], {"transpose_a": False, "transpose_b": False}
+            for step in apply_kernel(op, inputs, [Spec(dtype, (m, n))], flags).steps:
+                assert isinstance(step, Step)
+                assert symbol_of(step.variant()) in symbols, (op, m, n, k)
+                assert {tile_part(tile) for tile in step.call.tiles if isinstance(tile, Tile)} <= tiles
 
 
 def test_only_kernels_that_stand_in_flowrts_own_files_have_names() -> None:

@@ -62,7 +62,7 @@ def _items() -> Iterator[_Item]:
     for part in (*PARTS, *standard_tiles()):
         yield _Item(part.name, part.name, part_symbol(part), lambda part=part: part_code(part))  # type: ignore[misc]
     for variant in standard_variants():
-        label = f"{variant.kernel.op} of ({', '.join(str(d) for d in variant.dtypes)})"
+        label = f"{variant.kernel.entry} of ({', '.join(str(d) for d in variant.dtypes)})"
         code: Callable[[], bytes] = lambda variant=variant: variant_code(variant)  # type: ignore[misc]  # noqa: E731
         yield _Item(label, name_of(variant), symbol_of(variant), code)
 
