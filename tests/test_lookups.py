@@ -283,6 +283,18 @@ def test_tables_of_any_size_share_a_kernel_and_rows_that_are_long_do_not_fit() -
     assert "a value of 300 entries" in str(why_launches([t.spec for t in node.inputs], node.attrs))
 
 
+def test_a_table_of_any_size_is_planned_without_memory_of_its_size() -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("int8", (1 << 40, 50))  # whose places in int64 would be 400 TiB
+        looped(9, lambda i, v: v + fr.sum(fr.astype(fr.take(x, i * 3) + x[-2, ::-1] + x[5:55, 7], "int64")), 0)
+    lookups = [part for part in step_of(graph).program.body.parts if isinstance(part, Lookup)]
+    assert sorted((part.pitch, part.offsets[0], part.offsets[-1]) for part in lookups) == [
+        (0, 50 * 5 + 7, 50 * 54 + 7),
+        (0, 50 * ((1 << 40) - 1) - 1, 50 * ((1 << 40) - 2)),
+        (50, 0, 49),
+    ]
+
+
 def test_a_lookup_names_only_values_that_come_before() -> None:
     fits = {"table": 0, "size": 1, "index": 2, "guard": None, "pitch": 1, "offsets": (0,)}
     facts: dict[str, Any] = {**fits, "dtype": np.dtype("float32"), "number": 0}

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from flowrt.kernels.slices import BEYOND
 from flowrt.kernels.table import ALIASES
@@ -66,17 +67,26 @@ def entries_of(making: Making, value: Value) -> Entries:
     """All the entries of a value."""
     if not isinstance(value, Table):
         return value
-    check_entries(value.size)
-    return _entries_at(making, value, np.arange(value.size).reshape(value.shape))
+    return _entries_at(making, value, _places(value.shape, ()))
 
 
 def part_of(making: Making, value: Value, key: Any) -> Entries:
     """The entries that a key of `getitem` names."""
     if not isinstance(value, Table):
         return np.asarray(value[key])
-    places = np.asarray(np.arange(value.size).reshape(value.shape)[key])
-    check_entries(places.size)
-    return _entries_at(making, value, places)
+    return _entries_at(making, value, _places(value.shape, key))
+
+
+def _places(shape: tuple[int, ...], key: tuple[Any, ...]) -> Entries:
+    """Where the entries that a key of `getitem` names lie, in a value of that shape however large."""
+    pitches = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    whole = as_strided(np.empty(1, np.int8), shape, pitches)  # whose entries, a byte each, are never looked at
+    named = whole[key if ... in key else (*key, ...)]
+    check_entries(named.size)
+    places = np.array(named.ctypes.data - whole.ctypes.data)
+    for size, pitch in zip(named.shape, named.strides, strict=True):
+        places = places[..., None] + np.arange(size) * pitch
+    return places
 
 
 def _entries_at(making: Making, table: Table, places: Entries) -> Entries:
@@ -103,8 +113,7 @@ def taken(making: Making, node: PlanNode, inputs: Sequence[Value], axis: int, gu
 def _row(making: Making, node: PlanNode, x: Value, axis: int, index: int, guard: int | None) -> Entries:
     """The row at that ``index`` along an axis, without the axis."""
     size, pitch = x.shape[axis], math.prod(x.shape[axis + 1 :])
-    places = np.take(np.arange(x.size).reshape(x.shape), 0, axis)
-    check_entries(places.size)
+    places = _places(x.shape, (*[slice(None)] * axis, 0))
     if making.dtype(index) == np.uint64:
         (most,) = making.constant(np.array([BEYOND], np.uint64))
         index = making.member("minimum", [index, int(most)], np.dtype(np.uint64))
@@ -125,8 +134,5 @@ def _indexable(making: Making, value: Value) -> Value:
         raise Unfit("a table of no entries")
     if isinstance(value, Table) or (value >= 0).any():
         return value
-    numbers = -1 - value
-    if making.shared.unknown.intersection(int(n) for n in numbers.flat):
-        return value
-    constants = [making.shared.constants[int(n)] for n in numbers.flat]
+    constants = [making.shared.constants[-1 - int(n)] for n in value.flat]
     return making.shared.constant_table(np.array(constants, constants[0].dtype).reshape(value.shape))

@@ -1,8 +1,8 @@
 """Bodies on scalars and small tensors as turns of scalars: every entry is a value of its own.
 
 Law: pure. What moves entries comes to nothing, since it only says which is where; what computes comes to a member, or
-several, for each entry it answers. Branches come to both and a choice for each of their answers, since nothing in them
-can fail; a loop inside a branch takes no turn where it is not chosen. What is read at computed indices stays in memory
+several, for each entry it answers. Branches come to both and a choice for each of their answers; in one that is not
+chosen a loop takes no turn and no lookup fails, and nothing else can. What is read at computed indices stays in memory
 (`lookups`). What does not fit raises `Unfit`.
 """
 
