@@ -86,6 +86,7 @@ def launch(op: str, inputs: list[np.ndarray], *, backwards: bool = False) -> lis
         block = step.block(places)
         for unit in range(step.units)[:: -1 if backwards else 1]:
             ENTRY_TYPE(step.address())(bases.ctypes.data, block.ctypes.data, unit, unit + 1)
+    assert arrays[0][STATUS] == 0
     first = 1 + len(inputs)
     return arrays[first : first + len(lookup(op).infer([Spec(a.dtype, a.shape) for a in inputs], {}))]
 
@@ -96,7 +97,7 @@ def forth_and_back(given: dict[str, np.ndarray], *, backwards: bool = False) -> 
     return [*answers, *launch("lstm_steps_grad", slopes, backwards=backwards)]
 
 
-LAYERS = [(4, 37, 5, 18), (1, 3, 4, 16), (0, 5, 4, 8), (3, 0, 2, 5), (2, 4, 0, 3), (2, 150, 3, 33)]  # x and units
+LAYERS = [(4, 37, 5, 18), (1, 3, 4, 16), (0, 5, 4, 8), (3, 0, 2, 5), (2, 4, 0, 3), (2, 17, 3, 0), (2, 150, 3, 33)]
 
 
 @pytest.mark.parametrize("sizes", LAYERS, ids=str)

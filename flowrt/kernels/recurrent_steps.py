@@ -194,9 +194,9 @@ def lstm_inputs(geometry: Geometry) -> Callable[..., None]:
         blocks, size, rows, across = (batch + BLOCK - 1) // BLOCK, x.itemsize, 0, 0
         memory[0][0] = memory[0][1] = 0
         for first in range(begin * some, min(end * some, steps * blocks), some):
-            for part in range(0, GATES * units, units):
+            for gate in range(GATES):
                 for j in range(0, units, full // size):
-                    gate, columns = part // units, min(full // size, units - j)
+                    columns = min(full // size, units - j)
                     panel, edge = address(from_x[gate]) + j * width * size, address(edges[gate]) + j * size
                     for block in range(first, min(first + some, steps * blocks)):
                         t, start = block // blocks, block % blocks * BLOCK
