@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from flowrt.device import Device
 from flowrt.eager import evaluate
-from flowrt.errors import GraphError, InternalError, NodeLost
+from flowrt.errors import GraphError, InternalError, NodeLost, ResourceError
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.passes import Compiled, compile_step
 from flowrt.sched.executor import Executor
@@ -204,12 +205,15 @@ class LocalRunner:
             variables.declare(name, spec_of(first))
         if not variables.try_hold(frozenset(), names):
             return ()
+        begun = []
         try:
-            for name, first in tables.items():
-                variables.begin(name, self._host.memory.begun(first))
+            with suppress(ResourceError):  # those that are left are copied, or it is told then why they cannot be
+                for name, first in tables.items():
+                    variables.begin(name, self._host.memory.begun(first))
+                    begun.append(name)
         finally:
             variables.release(frozenset(), names)
-        return names
+        return begun
 
     async def reset(self, container: str | None) -> None:
         self._host.reset(container)

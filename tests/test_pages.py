@@ -139,3 +139,21 @@ def test_what_is_drawn_first_does_not_depend_on_what_shares_pages(monkeypatch: p
         with fr.BlockingSession(graph, options=fr.Options(seed=5)) as session:
             drawn.append(session.run(near))
     np.testing.assert_array_equal(*drawn)
+
+
+def test_tables_for_which_there_are_no_files_left_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, made = pages.begun, []
+
+    def begun(array: Any) -> Any:
+        if made:
+            raise OSError("Too many open files")
+        made.append(array)
+        return begin(array)
+
+    monkeypatch.setattr(pages, "begun", begun)
+    with fr.Graph() as graph:
+        held = [fr.Variable(numbers() + n, name=f"t{n}") for n in range(3)]
+    with fr.BlockingSession(graph) as session:
+        assert len(made) == 1
+        for n, found in enumerate(session.run(held)):
+            np.testing.assert_array_equal(found, numbers() + n)
