@@ -26,7 +26,7 @@ from flowrt.kernels.many import ManyStep
 from flowrt.kernels.micro import Tile, native, tile_part, tiles_of
 from flowrt.kernels.nested import NestedStep
 from flowrt.kernels.products import Tiled
-from flowrt.kernels.store import symbol_of
+from flowrt.kernels.store import Variant, symbol_of
 from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
 from flowrt.passes import compile_step
@@ -37,7 +37,7 @@ from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep
-    from flowrt.kernels.store import Part, Variant
+    from flowrt.kernels.store import Part
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
 ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "floor_divide", "remainder", "pow")
@@ -116,6 +116,7 @@ def _variants(step: AnyStep) -> Iterator[Variant]:
         yield from (variant for span in step.spans for inner in span for variant in _variants(inner.step))
     elif isinstance(step, Step):
         yield step.variant()
+        yield from (called for called in step.call.tiles if isinstance(called, Variant))
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -31,39 +31,6 @@ def operands(dtype: str = "float32", sizes: tuple[int, int, int, int] = SIZES) -
     return {name: (rng.normal(size=shape) / 2).astype(dtype) for name, shape in shapes_of(*sizes).items()}
 
 
-def composed(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any) -> tuple[Any, Any, Any]:
-    """The same layer of single ops."""
-    outputs = []
-    for t in range(STEPS):
-        sums = x[t] @ w_x + h @ w_h + bias
-        i, f, g, o = (sums[:, n * UNITS : (n + 1) * UNITS] for n in range(4))
-        c = fr.sigmoid(f) * c + fr.sigmoid(i) * fr.tanh(g)
-        h = fr.sigmoid(o) * fr.tanh(c)
-        outputs.append(h)
-    return fr.stack(outputs), h, c
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1, 2)], ids=["outputs", "h", "c", "all"])
-async def test_answers_and_gradients_are_those_of_the_single_ops(dtype: str, used: tuple[int, ...]) -> None:
-    with fr.Graph() as graph:
-        inputs = [fr.placeholder(dtype, (None,) * len(shape)) for shape in SHAPES.values()]
-        fixed = [fr.reshape(x, shape) for x, shape in zip(inputs, SHAPES.values(), strict=True)]
-        found = []
-        for layer in (fr.nn.lstm, composed):
-            answers = layer(*fixed)
-            loss = sum(fr.sum(fr.square(answers[n] + 0.1)) for n in used)
-            found.append([answers, fr.gradients(loss, fixed)])
-        anything = fr.nn.lstm(*inputs)  # no size is known before the step
-    async with fr.Session(graph) as session:
-        feeds = dict(zip(inputs, operands(dtype).values(), strict=True))
-        (mine, judge), again = await session.run([found, anything], feeds)
-    margin = 2e-5 if dtype == "float32" else 1e-11
-    for got, want in ((mine[0], judge[0]), (mine[1], judge[1]), (again, judge[0])):
-        for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(a, b, rtol=margin, atol=margin)
-
-
 def applied(op: str, inputs: list[np.ndarray]) -> tuple[Application, list[np.ndarray], np.ndarray]:
     """The launches of ``op``, all their operands, and the bases."""
     specs = [Spec(a.dtype, a.shape) for a in inputs]
@@ -112,6 +79,39 @@ def test_batch_or_units_are_shared_in_any_order_to_the_same_bits(
     for other in found[1:]:
         for mine, first in zip(other, found[0], strict=True):
             np.testing.assert_array_equal(mine, first)
+
+
+def composed(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any) -> tuple[Any, Any, Any]:
+    """The same layer of single ops."""
+    outputs = []
+    for t in range(STEPS):
+        sums = x[t] @ w_x + h @ w_h + bias
+        i, f, g, o = (sums[:, n * UNITS : (n + 1) * UNITS] for n in range(4))
+        c = fr.sigmoid(f) * c + fr.sigmoid(i) * fr.tanh(g)
+        h = fr.sigmoid(o) * fr.tanh(c)
+        outputs.append(h)
+    return fr.stack(outputs), h, c
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1, 2)], ids=["outputs", "h", "c", "all"])
+async def test_answers_and_gradients_are_those_of_the_single_ops(dtype: str, used: tuple[int, ...]) -> None:
+    with fr.Graph() as graph:
+        inputs = [fr.placeholder(dtype, (None,) * len(shape)) for shape in SHAPES.values()]
+        fixed = [fr.reshape(x, shape) for x, shape in zip(inputs, SHAPES.values(), strict=True)]
+        found = []
+        for layer in (fr.nn.lstm, composed):
+            answers = layer(*fixed)
+            loss = sum(fr.sum(fr.square(answers[n] + 0.1)) for n in used)
+            found.append([answers, fr.gradients(loss, fixed)])
+        anything = fr.nn.lstm(*inputs)  # no size is known before the step
+    async with fr.Session(graph) as session:
+        feeds = dict(zip(inputs, operands(dtype).values(), strict=True))
+        (mine, judge), again = await session.run([found, anything], feeds)
+    margin = 2e-5 if dtype == "float32" else 1e-11
+    for got, want in ((mine[0], judge[0]), (mine[1], judge[1]), (again, judge[0])):
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=margin, atol=margin)
 
 
 def test_threads_share_the_turns_of_few_rows_and_many_units_and_compute_the_same_bits() -> None:

@@ -5,7 +5,7 @@ column panels once for all, the inputs of all steps are multiplied. Then threads
 through all steps for some of its rows, or the units, step by step: in a loop inside the launch, whose turns all share.
 In a turn each reads only its part of the weights, which stays in its cache, and they meet once. So a turn backwards
 begins with the product that ends the step after it; the first and the last turn, with half of that, are launches of
-their own. Either way computes the same bits (`recurrent_steps`).
+their own. Either way is the same code, told by words, and computes the same bits (`recurrent_steps`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import numpy as np
 from flowrt.kernels import recurrent_steps as steps_of
 from flowrt.kernels.exponential import sigmoid32, sigmoid64, tanh32, tanh64
 from flowrt.kernels.launch import Application, Operand, Step
-from flowrt.kernels.micro import native
+from flowrt.kernels.micro import Tile, native, tiles_of
 from flowrt.kernels.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.panels import stage, table_size
-from flowrt.kernels.recurrent_steps import BLOCK, GATES, GROUP, KEPT
+from flowrt.kernels.recurrent_steps import ASKED, BLOCK, GATES, GROUP, KEPT
+from flowrt.kernels.store import Variant
 from flowrt.kernels.table import Call, Form, Kernel, View, host_only, kernel, natural
 from flowrt.spec import Spec
 
@@ -32,6 +33,7 @@ NEAR, TOGETHER = 3 << 16, (3, 8)  # bytes of rows that meet a panel while they a
 FEW_WEIGHTS = 3 << 17  # bytes of weights that stay in a second cache
 BLOCKS = (2, 8)  # how many blocks of rows are enough to share few weights, and many
 PRODUCT = "table taps tile places"  # what products need of a thread's own memory
+OWN = f"fresh asked {PRODUCT}"  # all of it
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -53,20 +55,35 @@ def are_shared_by_rows(steps: int, batch: int, units: int, size: int) -> bool:
     return steps == 0 or -(-batch // BLOCK) >= (few if weights <= FEW_WEIGHTS else many)
 
 
-@cache
-def _kernels(dtype: np.dtype[Any]) -> Mapping[str, Kernel]:
-    """What launches run, by name."""
-    geometry, functions = native(), (sigmoid32, tanh32) if dtype == np.float32 else (sigmoid64, tanh64)
-    made = (
-        steps_of.lstm_weights(geometry),
-        steps_of.lstm_inputs(geometry),
-        steps_of.lstm_turn(geometry, *functions),
-        steps_of.lstm_rows(geometry, *functions),
-        steps_of.lstm_weights_grad(geometry),
-        steps_of.lstm_turn_grad(geometry),
-        steps_of.lstm_rows_grad(geometry),
+KERNELS = {
+    function.__name__: Kernel(function.__name__, "cpu", function, natural)
+    for function in (
+        steps_of.lstm_weights,
+        steps_of.lstm_inputs,
+        steps_of.lstm_turns,
+        steps_of.lstm_weights_grad,
+        steps_of.lstm_turns_grad,
     )
-    return {function.__name__: Kernel(function.__name__, "cpu", function, natural) for function in made}
+}
+"""What launches run, by name."""
+
+
+@cache
+def elementwise(turns: str, dtype: np.dtype[Any]) -> Variant:
+    """The kernel that those of ``turns`` call."""
+    if turns == "lstm_turns":
+        functions = (sigmoid32, tanh32) if dtype == np.float32 else (sigmoid64, tanh64)
+        function, count = steps_of.gating(*functions), 3
+    else:
+        function, count = steps_of.lstm_gates_grad, 4
+    return Variant(Kernel(function.__name__, "cpu", function, natural), (dtype,) * count, (2,) * count)
+
+
+@cache
+def _tiles(name: str, dtype: np.dtype[Any]) -> tuple[int | Tile | Variant, ...]:
+    """What a kernel calls."""
+    own = (elementwise(name, dtype),) if name.startswith("lstm_turns") else ()
+    return (*tiles_of(native(), dtype), *own)
 
 
 class _Operands:
@@ -85,10 +102,10 @@ class _Operands:
         self._scratch = len(shapes) + 1
 
     def local(self, fresh: int) -> None:
-        """Each thread's room for what it makes of some sums, and what products need."""
+        """Each thread's room for what it makes of some sums, for an elementwise kernel's block, and for products."""
         table, taps = Spec("int64", (table_size(native(), BLOCK),)), Spec("int64", (2,))
-        own = (Spec(self.dtype, (fresh,)), table, taps, *stage(native(), self.dtype))
-        self._specs |= dict(zip(f"fresh {PRODUCT}".split(), own, strict=True))
+        own = (Spec(self.dtype, (fresh,)), Spec("int64", (ASKED,)), table, taps, *stage(native(), self.dtype))
+        self._specs |= dict(zip(OWN.split(), own, strict=True))
         self._local = len(own)
 
     def slots(self, **shapes: tuple[int, ...]) -> None:
@@ -114,14 +131,16 @@ class _Operands:
         names = f"{reads} {writes}".split()
         views = tuple(self._view(each, rows.get(each)) for each in names)
         dtypes = tuple(self._specs[each].dtype for each in names)
-        kernel, numbers = _kernels(self.dtype)[name], self.numbers(f"{reads} {writes}")
-        return Step(kernel, numbers, dtypes, Call(views, tuple(words), units), len(reads.split()))
+        call = Call(views, tuple(words), units, tiles=_tiles(name, self.dtype))
+        return Step(KERNELS[name], self.numbers(f"{reads} {writes}"), dtypes, call, len(reads.split()))
 
     def _view(self, name: str, row: int | None) -> View:
-        whole = View.dense(self._specs[name].concrete)
+        """An operand, or its row, as a vector: kernels know sizes from their words."""
+        spec = self._specs[name]
         if row is None:
-            return whole
-        return View(whole.shape[1:], whole.strides[1:], row * whole.strides[0])
+            return View.dense((spec.size,))
+        size = View.dense(spec.concrete[1:]).size
+        return View((size,), (1,), row * size)
 
     def loop(self, turn: Step, reads: str, writes: str, rows: int, **facts: Any) -> NestedStep:
         """Turns of one launch, for each of so many rows."""
@@ -132,7 +151,7 @@ class _Operands:
         operands = self.numbers(f"{reads} {writes} done")
         views = tuple(View.dense((specs[n].size,)) for n in operands)
         done, crew, trace, number = self.numbers("done crew trace turn")
-        local = self.numbers(f"fresh {PRODUCT}")
+        local = self.numbers(OWN)
         return NestedStep(
             "loop",
             operands,
@@ -186,21 +205,21 @@ def apply_lstm_steps(
     by_rows = are_shared_by_rows(steps, batch, units, size)
     if not by_rows:
         operands.slots(h_now=state, h_next=state, y_row=state, before_row=state, kept_row=row)
-    weights = operands.step("lstm_weights", "c w_x w_h bias", "from_x from_h edges cells", GATES * groups, (groups,))
-    sums = operands.step(
-        "lstm_inputs", "x from_x edges", f"kept {PRODUCT}", -(-steps * blocks // ahead), (ahead, units)
-    )
+    reads, writes = "c w_x w_h bias", "from_x from_h edges cells"
+    weights = operands.step("lstm_weights", reads, writes, GATES * groups, (batch, width, units, groups))
+    reads, writes, shares = "x from_x edges", f"kept {PRODUCT}", -(-steps * blocks // ahead)
+    sums = operands.step("lstm_inputs", reads, writes, shares, (steps, batch, width, units, ahead))
     if by_rows:
-        writes = f"cells last_h last_c y before kept fresh {PRODUCT}"
-        rows = operands.step("lstm_rows", "h c from_h", writes, blocks, (near,))
+        writes = f"cells last_h last_c y before kept {OWN}"
+        rows = operands.step("lstm_turns", "h c from_h", writes, blocks, (steps, batch, units, near, 1))
         return operands.application([weights, sums, rows])
-    writes = f"cells h_next last_c y_row before_row kept_row fresh {PRODUCT}"
-    turn = operands.step("lstm_turn", "h_now from_h", writes, columns, (near,))
+    writes = f"cells h_next last_c y_row before_row kept_row {OWN}"
+    turn = operands.step("lstm_turns", "h_now c from_h", writes, columns, (1, batch, units, near, 0))
     now, following, first, out, spare = operands.numbers("h_now h_next h last_h spare")
     carried = Carried(now, following, first, out, spare, Spec(dtype, state).nbytes, False)
     stacked = tuple(operands.rows(f"{name}_row", name) for name in ("y", "before", "kept"))
     writes = "cells last_h last_c y before kept spare"
-    loop = operands.loop(turn, "h from_h", writes, steps, carried=(carried,), stacked=stacked)
+    loop = operands.loop(turn, "h c from_h", writes, steps, carried=(carried,), stacked=stacked)
     return operands.application([weights, sums, loop])
 
 
@@ -224,21 +243,20 @@ def apply_lstm_steps_grad(
     by_rows = are_shared_by_rows(steps, batch, units, dtype.itemsize)
     if not by_rows:
         operands.slots(later=sums, dy_row=state, kept_row=kept, ds_row=sums)
-    packed = operands.step("lstm_weights_grad", "w_h", "panels", columns)
-    if by_rows:
-        reads, writes = "panels given_h given_c dy kept", f"dhs dcs ds dh dc fresh {PRODUCT}"
-        rows = operands.step("lstm_rows_grad", reads, writes, blocks, (near,))
-        return operands.application([packed, rows])
+    packed = operands.step("lstm_weights_grad", "w_h", "panels", columns, (units,))
 
-    def turn(row: str, later: str, *words: int, rows: Mapping[str, int] = NO_ROWS) -> Step:
+    def turns(row: str, later: str, first: int, beyond: int, rows: Mapping[str, int] = NO_ROWS) -> Step:
         reads = f"{later} panels given_h given_c dy{row} kept{row}"
-        writes = f"dhs dcs ds{row} dh dc fresh {PRODUCT}"
-        return operands.step("lstm_turn_grad", reads, writes, columns, (near, *words), rows)
+        writes = f"dhs dcs ds{row} dh dc {OWN}"
+        words = steps, batch, units, near, int(by_rows), first, beyond
+        return operands.step("lstm_turns_grad", reads, writes, blocks if by_rows else columns, words, rows)
 
-    first = turn("", "ds", 1, 0, 1, 0, rows=dict.fromkeys(("dy", "kept", "ds"), steps - 1))
-    last = turn("", "ds", 0, 1, 0, 1, rows=dict.fromkeys(("dy", "kept", "ds"), 0))
+    if by_rows:
+        return operands.application([packed, turns("", "ds", 0, steps + 1)])
+    first = turns("", "ds", 0, 1, dict.fromkeys(("dy", "kept", "ds"), steps - 1))
+    last = turns("", "ds", steps, steps + 1, dict.fromkeys(("dy", "kept", "ds"), 0))
     loop = operands.loop(
-        turn("_row", "later", 0, 1, 1, 0),
+        turns("_row", "later", 1, 2),
         "panels given_h given_c dy kept",
         "dhs dcs ds dh dc",
         steps - 1,

@@ -89,6 +89,10 @@ class Variant:
     ranks: tuple[int, ...] = ()
     words: str = ""
 
+    def address(self) -> int:
+        """Where a kernel that calls this one finds it."""
+        return entry_address(self)
+
 
 def bundle() -> Bundle:
     """The bundle in the present folder, an empty one if there is none. Looked for once per folder."""

@@ -26,6 +26,7 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from flowrt.kernels.expression import Expression
     from flowrt.kernels.micro import Tile
+    from flowrt.kernels.store import Variant
 
 Attrs: TypeAlias = Mapping[str, Any]
 Word: TypeAlias = int | float
@@ -105,7 +106,7 @@ class Call:
     words: tuple[Word, ...] = ()
     units: int = 1
     rows: tuple[int, int, int] | None = None
-    tiles: tuple[int | Tile, ...] = ()
+    tiles: tuple[int | Tile | Variant, ...] = ()
     order: tuple[int, ...] = ()
 
 
