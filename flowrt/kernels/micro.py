@@ -182,21 +182,3 @@ def transpose(width: int) -> Callable[..., None]:
 def move() -> Callable[..., None]:
     """`Tiles.move` likewise."""
     return _stub("move", 1, 1, 0)
-
-
-@cache
-def tile(rows: int, vectors: int, width: int) -> Callable[..., None]:
-    """`Tiles.large` likewise."""
-    return _stub("tile", rows, vectors, width)
-
-
-@cache
-def copy(vectors: int, width: int) -> Callable[..., None]:
-    """`Tiles.copy` likewise."""
-    return _stub("copy", 1, vectors, width)
-
-
-@cache
-def clear(width: int) -> Callable[..., None]:
-    """`Tiles.clear` likewise."""
-    return _stub("clear", 1, 1, width)
