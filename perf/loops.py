@@ -8,11 +8,8 @@ Works as compare.py does: every side in a process of its own, interleaved, resul
 
 from __future__ import annotations
 
-import argparse
-import statistics
-
-import machine as this_machine
-from compare import Case, Failed, Result, figure, run_case, versions
+from beside import main
+from compare import Case
 
 BOTH: dict[str, tuple[str, ...]] = {"jax": ("",), "torch": ("",)}
 JAX: dict[str, tuple[str, ...]] = {"jax": ("",)}
@@ -38,37 +35,5 @@ WHATS = {
 CASES = {name: Case(name, name, what, dict(peers), 1.0, script="loops") for name, (what, peers) in WHATS.items()}
 
 
-def line(result: Result) -> str:
-    """One case: flowrt's time, its time per turn, and every peer's with the ratio and its spread."""
-    turn = 1e6 * result.flowrt.median / result.work
-    parts = [f"{result.case.name:11} flowrt {figure(result.flowrt.median, result)} ({turn:.3g} µs a turn)"]
-    for peer in sorted(result.peers, key=lambda side: side.median):
-        ratios = result.ratios(peer)
-        parts.append(
-            f"{peer.name} {figure(peer.median, result)}: {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f})"
-        )
-    parts += [f"{name} was left out: {why}" for name, why in result.failed.items()]
-    return "; ".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of measuring, per side and round")
-    a = parser.parse_args()
-    if unknown := set(a.cases) - set(CASES):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    print(this_machine.describe())
-    print(f"Peers: {versions()}. Ratios are the peer's time over flowrt's.", flush=True)
-    for name in a.cases or CASES:
-        try:
-            print(line(run_case(CASES[name], a.threads, a.rounds, a.seconds)), flush=True)
-        except Failed as why:
-            print(f"{name}: flowrt's side failed: {why}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, CASES)

@@ -1,0 +1,42 @@
+"""The program that scripts of some cases are: each case measured beside its peers, a line for each."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping
+
+import machine as this_machine
+from compare import Case, Failed, Result, figure, run_case, versions
+
+
+def main(about: str, cases: Mapping[str, Case]) -> None:
+    """Measure the cases that the command line asks for, or all of them."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.3, help="of measuring, per side and round")
+    a = parser.parse_args()
+    if unknown := set(a.cases) - set(cases):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
+    print(this_machine.describe())
+    print(f"Peers: {versions()}. Ratios are the peer's time over flowrt's.", flush=True)
+    for name in a.cases or cases:
+        try:
+            print(line(run_case(cases[name], a.threads, a.rounds, a.seconds)), flush=True)
+        except Failed as why:
+            print(f"{name}: flowrt's side failed: {why}", flush=True)
+
+
+def line(result: Result) -> str:
+    """One case: flowrt's time, that of one of several turns, and every peer's with the ratio and its spread."""
+    parts = [f"{result.case.name:18} flowrt {figure(result.flowrt.median, result)}"]
+    if result.work > 1:
+        parts[0] += f" ({1e6 * result.flowrt.median / result.work:.3g} µs a turn)"
+    for peer in sorted(result.peers, key=lambda side: side.median):
+        ratios = result.ratios(peer)
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        parts.append(f"{peer.name} {figure(peer.median, result)}: {spread}")
+    parts += [f"{name} was left out: {why}" for name, why in result.failed.items()]
+    return "; ".join(parts)
