@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pytest
+from loop_world import step_of
 
 import flowrt as fr
 from flowrt.kernels import background
-from flowrt.kernels.scalar_loop import ScalarLoopStep
 from flowrt.kernels.turn import Lanes, make_lanes, make_turn
-from flowrt.sched.scalar_loops import apply_scalar_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +26,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def has_lanes(graph: fr.Graph) -> bool:
     """Whether the graph's last loop is one kernel that computes entries alike by loops."""
-    node = [n for n in graph.nodes if n.op.name == "loop"][-1]
-    made = apply_scalar_loop([t.spec for t in node.inputs], [t.spec for t in node.outputs], node.attrs)
-    assert made is not None
-    (step,) = made.steps
-    assert isinstance(step, ScalarLoopStep)
-    return any(isinstance(part, Lanes) for part in step.program.body.parts)
+    return any(isinstance(part, Lanes) for part in step_of(graph).program.body.parts)
 
 
 def answers(build: Callable[..., Any], *fed: Array) -> Any:

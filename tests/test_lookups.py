@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pytest
+from loop_world import step_of
 
 import flowrt as fr
 from flowrt.kernels import background
-from flowrt.kernels.scalar_loop import ScalarLoopStep
 from flowrt.kernels.turn import Lookup, make_turn
-from flowrt.sched.scalar_loops import apply_scalar_loop, why_launches
+from flowrt.sched.scalar_loops import why_launches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,18 +29,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def looped(turns: int, turn: Callable[[Any, Any], Any], first: Any) -> Any:
     """``turn(number, carried)`` so many times."""
     return fr.while_loop(lambda i, v: i < turns, lambda i, v: (i + 1, turn(i, v)), (np.int64(0), first))[1]
-
-
-def step_of(graph: fr.Graph) -> ScalarLoopStep:
-    """The one launch that the graph's last loop comes to."""
-    node = [n for n in graph.nodes if n.op.name == "loop"][-1]
-    specs = [t.spec for t in node.inputs]
-    assert why_launches(specs, node.attrs) is None
-    made = apply_scalar_loop(specs, [t.spec for t in node.outputs], node.attrs)
-    assert made is not None
-    (step,) = made.steps
-    assert isinstance(step, ScalarLoopStep)
-    return step
 
 
 def both_ways(build: Callable[..., Any], *fed: Array, optimize: bool = True) -> list[Any]:

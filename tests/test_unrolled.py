@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pytest
+from loop_world import step_of
 
 import flowrt as fr
 import flowrt.sched.nesting
@@ -21,16 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-
-def unrolled(graph: fr.Graph) -> ScalarLoopStep:
-    """The one launch that the graph's last loop comes to."""
-    node = [n for n in graph.nodes if n.op.name == "loop"][-1]
-    made = apply_scalar_loop([t.spec for t in node.inputs], [t.spec for t in node.outputs], node.attrs)
-    assert made is not None
-    (step,) = made.steps
-    assert isinstance(step, ScalarLoopStep)
-    return step
 
 
 def is_unrolled(graph: fr.Graph) -> bool:
@@ -203,7 +194,7 @@ def test_random_bodies_come_to_programs_that_compute_the_same(size: int) -> None
             continue
         node = [n for n in graph.nodes if n.op.name == "loop"][-1]
         given = [np.int64(0), fed[0], *[fed[1]] * (len(node.inputs) - 2)]
-        got = run_program(unrolled(graph), [np.asarray(x) for x in given])
+        got = run_program(step_of(graph), [np.asarray(x) for x in given])
         np.testing.assert_array_equal(got[1], wanted, err_msg=f"seed {seed}")
     assert unfit < 20
 
@@ -242,7 +233,7 @@ def test_a_loop_of_scalars_in_a_loop_of_scalars_is_one_kernel() -> None:
             return fr.while_loop(lambda a, b: fr.not_equal(b, np.int64(0)), lambda a, b: (b, a % b), (a, b))[0]
 
         total = fr.while_loop(lambda i, s: i < 50, lambda i, s: (i + 1, s + common(i * 12, n)), (np.int64(1), n * 0))[1]
-    step = unrolled(graph)
+    step = step_of(graph)
     assert [type(part) for part in step.program.body.parts].count(InnerLoop) == 1
     assert int(compiled(graph, total, [n], np.int64(360))) == sum(math.gcd(12 * i, 360) for i in range(1, 50))
 
@@ -396,7 +387,7 @@ def test_divisors_are_known_to_the_kernel_and_factors_are_not() -> None:
         with fr.Graph() as graph:
             x = fr.placeholder("float32", ())
             fr.while_loop(lambda i, v: i < 90, lambda i, v: (i // divisor, v * factor), (np.int32(99), x))
-        return unrolled(graph).program.constants
+        return step_of(graph).program.constants
 
     assert constants(3, 0.5) == constants(3, 0.25) != constants(5, 0.5)
     assert sorted(constants(3, 0.5), key=str) == [3, 90, None]

@@ -1,0 +1,23 @@
+"""Loops that are one kernel, as tests look at them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrt.kernels.scalar_loop import ScalarLoopStep
+from flowrt.sched.scalar_loops import apply_scalar_loop, why_launches
+
+if TYPE_CHECKING:
+    import flowrt as fr
+
+
+def step_of(graph: fr.Graph) -> ScalarLoopStep:
+    """The one launch that the graph's last loop comes to."""
+    node = [n for n in graph.nodes if n.op.name == "loop"][-1]
+    specs = [t.spec for t in node.inputs]
+    assert why_launches(specs, node.attrs) is None
+    made = apply_scalar_loop(specs, [t.spec for t in node.outputs], node.attrs)
+    assert made is not None
+    (step,) = made.steps
+    assert isinstance(step, ScalarLoopStep)
+    return step
