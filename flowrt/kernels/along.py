@@ -49,11 +49,13 @@ def _position_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attr
 
 @jitable
 def beats_as_larger(x: Any, y: Any) -> Any:
+    """Whether x is found before y as the largest: NaN is, before all numbers."""
     return (x > y) | ((x != x) & (y == y))
 
 
 @jitable
 def beats_as_smaller(x: Any, y: Any) -> Any:
+    """Whether x is found before y as the smallest: NaN is, before all numbers."""
     return (x < y) | ((x != x) & (y == y))
 
 
@@ -153,6 +155,7 @@ def _running_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs
 
 @jitable
 def run_short_rows(rows: Any, out: Any, lines: Any, reverse: int) -> None:
+    """Running sums of each row, all rows at once: ``lines`` is room for them turned around."""
     turn_rows(rows, lines)
     last = rows.shape[1] - 1
     for j in range(1, rows.shape[1]):

@@ -2,8 +2,9 @@
 
 Every entry has the one ABI ``void(bases, block, begin, end)``. ``bases`` is the run's table of addresses; its slot 0
 holds the run's words. ``block`` is int64 words: for each operand its slot in ``bases`` and its byte offset, then what
-the form needs (dims; for SCALARS the odometer and strides), then the attribute words. ``begin`` and ``end`` are the
-range of the application's units to compute.
+the form needs (dims; for SCALARS the odometer and strides), then the attribute words, and the sizes
+and addresses of the code that the launch calls (`Call.tiles`). ``begin`` and ``end`` are the range of the application's
+units to compute.
 
 An object calls nothing of Python's or Numba's, so that it runs without the interpreter and loads without Numba. Where
 a kernel raises, its entry sets the run's status instead.

@@ -1,5 +1,6 @@
-"""The machine code of loops of scalars: everything a turn touches is in registers, that of loops inside it, too.
+"""The machine code of loops of scalars: what a turn touches is in registers, that of loops inside it, too.
 
+Entries computed alike, by the dozen, lie side by side on the stack (`emit_lanes`); tables stay where they are.
 The run's status and the word by which others stop it are looked at every `PATIENCE` turns, whichever loop takes them.
 """
 

@@ -35,6 +35,7 @@ def largest_of_lines(lines: Any, count: int, found: Any) -> Any:
 
 @jitable
 def scale_lines(lines: Any, count: int, scale: Any) -> None:
+    """Multiply entry i of every line by ``scale[i]``."""
     for j in range(lines.shape[0]):
         line = lines[j]
         for i in range(count):
@@ -42,6 +43,8 @@ def scale_lines(lines: Any, count: int, scale: Any) -> None:
 
 
 def powers_in_lines(exp: Any) -> Callable[..., Any]:
+    """What all of these begin with, by way of this exponential."""
+
     def powers(rows: Any, lines: Any, found: Any) -> Any:
         """Put the exponentials of rows, less the largest of each, into ``lines``, and their sums into ``found``.
 
@@ -65,6 +68,7 @@ def powers_in_lines(exp: Any) -> Callable[..., Any]:
 
 
 def short_softmax_by(exp: Any) -> Callable[..., Any]:
+    """Softmax of rows of few classes, by way of this exponential."""
     powers = powers_in_lines(exp)
 
     def softmax(rows: Any, out: Any, room: Any, found: Any) -> None:
@@ -78,6 +82,7 @@ def short_softmax_by(exp: Any) -> Callable[..., Any]:
 
 
 def short_log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
+    """Logarithms of softmax of rows of few classes."""
     powers = powers_in_lines(exp)
 
     def log_softmax(rows: Any, out: Any, room: Any, found: Any) -> None:
@@ -97,6 +102,7 @@ def short_log_softmax_by(exp: Any, log: Any) -> Callable[..., Any]:
 
 
 def short_class_loss_by(exp: Any, log: Any) -> Callable[..., Any]:
+    """Cross entropies of rows of few classes with the class that each is of."""
     powers = powers_in_lines(exp)
 
     def loss(rows: Any, labels: Any, out: Any, room: Any, found: Any) -> None:
@@ -112,6 +118,7 @@ def short_class_loss_by(exp: Any, log: Any) -> Callable[..., Any]:
 
 
 def short_class_slope_by(exp: Any) -> Callable[..., Any]:
+    """The gradients of such entropies by the rows."""
     powers = powers_in_lines(exp)
 
     def slope(rows: Any, labels: Any, dy: Any, out: Any, room: Any, found: Any) -> None:
@@ -127,6 +134,7 @@ def short_class_slope_by(exp: Any) -> Callable[..., Any]:
 
 
 def short_loss_by(exp: Any, log: Any) -> Callable[..., Any]:
+    """Cross entropies of rows of few classes with a weight for each class."""
     powers = powers_in_lines(exp)
 
     def loss(rows: Any, weights: Any, out: Any, room: Any, found: Any) -> None:
@@ -152,6 +160,7 @@ def short_loss_by(exp: Any, log: Any) -> Callable[..., Any]:
 
 
 def short_slope_by(exp: Any) -> Callable[..., Any]:
+    """The gradients of such entropies by the rows."""
     powers = powers_in_lines(exp)
 
     def slope(rows: Any, weights: Any, dy: Any, out: Any, room: Any, found: Any) -> None:

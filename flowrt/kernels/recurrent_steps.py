@@ -53,6 +53,8 @@ ASKED = 21  # words for the addresses of four operands, behind a word that nobod
 
 
 def gating(sigmoid: Callable[..., Any], tanh: Callable[..., Any]) -> Callable[..., None]:
+    """What is elementwise in a step of an LSTM, by way of these functions of one dtype."""
+
     def lstm_gates(kept: Any, cells: Any, outputs: Any) -> None:
         """From sums to the gates, the cell after what it was before, which is kept, and the output."""
         i, f, g, o, before, bent = kept[0], kept[1], kept[2], kept[3], kept[4], kept[5]

@@ -65,6 +65,7 @@ def five_sizes(shape: Shape, axes: Sequence[int]) -> tuple[tuple[int, ...], bool
 
 
 def axes_taken(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, ...]:
+    """The axes that are folded, each counted from the first."""
     return normal_axes(attrs["axis"], inputs[0].rank)
 
 

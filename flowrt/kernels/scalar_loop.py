@@ -1,4 +1,5 @@
-"""A loop of scalars as one kernel: its condition and body are turns, what it carries stays in registers.
+"""A loop of scalars as one kernel: its condition and body are turns, what it carries stays in registers
+or, where many entries are computed alike, on the stack.
 
 Law: what is compiled depends on the program, never on how long a loop runs. A program that is not compiled yet is
 ordered, not waited for, where the loop can be run by kernels that are. The block: the most turns (`limit`,
