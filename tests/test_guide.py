@@ -1,0 +1,39 @@
+"""The guide: what its pages tell a reader to type is run, page by page, as one program in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs" / "guide").glob("*.md"))
+WORDS = 800
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_short_and_the_readme_links_to_it(page: Path) -> None:
+    assert len(page.read_text().split()) <= WORDS
+    assert f"docs/guide/{page.name}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_snippets_of_a_page_run_one_after_another(page: Path, tmp_path: Path) -> None:
+    snippets = SNIPPET.findall(page.read_text())
+    assert snippets
+    (tmp_path / "page.py").write_text("\n".join(snippets))
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
