@@ -127,6 +127,20 @@ CASES = (
     ),
     Case("gru", "gru", "a GRU written with scan, 64 steps of batch 32", {"torch": [""], "jax": ["scan"]}, 1.0),
     Case("power", "power", "while_loop of 200 products of 256x256 with a vector", {"torch": [""], "jax": [""]}, 1.0),
+    Case(
+        "bodies",
+        "bodies",
+        "1,024 bodies that attract each other, 10 steps in a while_loop",
+        {"torch": ["compile", "eager"], "jax": [""]},
+        1.0,
+    ),
+    Case(
+        "heat",
+        "heat",
+        "five-point stencil on 1024x1024, 50 steps in a while_loop",
+        {"torch": ["compile", "eager"], "jax": [""]},
+        1.0,
+    ),
     Case("many-rows", "many_rows", "50,000 embeddings of 128, bags of 32, sparse Adam", {"torch": [""]}, 1.0),
     Case(
         "start",

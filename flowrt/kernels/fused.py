@@ -24,6 +24,7 @@ import numpy as np
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.chains import cut_chains
+from flowrt.kernels.coordinates import Coordinates, by_coordinates
 from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.launch import COPY_OP, Application, Step, apply_kernel, copy_step
 from flowrt.kernels.program import (
@@ -58,6 +59,9 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     specs, first = specs_of(inputs, members), len(inputs)
     parts = Parts(first, len(outputs))
     again = folds_read_again(members, first)
+    thin = by_coordinates(first, specs, members, results) if again else None
+    if thin is not None:
+        return _by_coordinates(parts, thin, device)
     pieces = [] if again else _pieces(first, specs, members, results)
     if pieces:
         return _apart(parts, specs, members, results, pieces, device)
@@ -226,6 +230,25 @@ def _together(op: str, totals: Spec, result: Spec, device: str = "cpu") -> Appli
     """What makes one result of the totals of stretches; few and of any size, so each entry of it is a unit of work."""
     by = "sum" if op == "mean" else op
     return apply_kernel(f"{by}_at_once", [totals], [result], {"axis": 0, "keepdims": False}, device)
+
+
+def _by_coordinates(parts: Parts, thin: Coordinates, device: str) -> Application:
+    """A program of coordinates, between copies that put apart what it reads and together what it answers."""
+    given = [parts.take(spec) if place.apart else place.operand for place, spec in zip(*thin.read, strict=True)]
+    made = [parts.take(spec) if place.apart else place.operand for place, spec in zip(*thin.written, strict=True)]
+    for at, place, spec in zip(given, *thin.read, strict=True):
+        if place.apart:
+            dense = View.dense(spec.concrete)
+            parts.steps.append(copy_step(place.operand, at, spec.dtype, place.view, dense, device))
+    _, inputs = thin.read
+    _, outputs = thin.written
+    program = {"members": thin.members, "results": thin.results}
+    parts.add(apply_fused(inputs, outputs, program, device), [*given, *made])
+    for at, place, spec in zip(made, *thin.written, strict=True):
+        if place.apart:
+            dense = View.dense(spec.concrete)
+            parts.steps.append(copy_step(at, place.operand, spec.dtype, dense, place.view, device))
+    return parts.application()
 
 
 # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────────────

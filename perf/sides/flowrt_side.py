@@ -193,6 +193,43 @@ def power(a: Settings) -> Side:
     return Side(lambda: float(step(matrix, first)))
 
 
+def bodies(a: Settings) -> Side:
+    (x, v, m), shape = h.points(), (h.POINTS, 3)
+    h.imported()
+    with fr.Graph() as graph:
+        px, pv = fr.placeholder("float32", shape), fr.placeholder("float32", shape)
+        pm = fr.placeholder("float32", shape[:1])
+
+        def turn(i: Any, x: Any, v: Any) -> Any:
+            d = fr.expand_dims(x, 0) - fr.expand_dims(x, 1)
+            squares = fr.sum(d * d, axis=-1) + h.SOFTENING
+            pull = pm * fr.rsqrt(squares) / squares
+            v = v + fr.sum(d * fr.expand_dims(pull, -1), axis=1) * h.POINT_TIME
+            return i + 1, x + v * h.POINT_TIME, v
+
+        start = (fr.constant(0, "int32"), px, pv)
+        _, _, last = fr.while_loop(lambda i, x, v: i < h.POINT_TURNS, turn, start)
+        energy = fr.sum(fr.expand_dims(pm, 1) * last * last)
+    step = _session(graph, a).compile(energy, [px, pv, pm])
+    return Side(lambda: float(step(x, v, m)))
+
+
+def heat(a: Settings) -> Side:
+    first = h.grid()
+    h.imported()
+    with fr.Graph() as graph:
+        given = fr.placeholder("float32", first.shape)
+
+        def turn(i: Any, u: Any) -> Any:
+            around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4.0 * u[1:-1, 1:-1]
+            return i + 1, u + h.GRID_RATE * fr.pad(around, ((1, 1), (1, 1)))
+
+        _, last = fr.while_loop(lambda i, u: i < h.GRID_TURNS, turn, (fr.constant(0, "int32"), given))
+        left = fr.sum(last * last)
+    step = _session(graph, a).compile(left, [given])
+    return Side(lambda: float(step(first)))
+
+
 def many_rows(a: Settings) -> Side:
     batches, values = itertools.cycle(h.many_batches()), h.many_rows()
     first = next(batches)
@@ -219,6 +256,8 @@ WORKLOADS = {
     "residual": residual,
     "gru": gru,
     "power": power,
+    "bodies": bodies,
+    "heat": heat,
     "many_rows": many_rows,
 }
 

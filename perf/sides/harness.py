@@ -59,6 +59,8 @@ ADAM_RATE, BETA1, BETA2, ADAM_EPSILON = 1e-3, 0.9, 0.999, 1e-8
 RESIDUAL_BATCH, RESIDUAL_RATE = 32, 0.01
 GRU_RATE = 0.1  # sizes as the LSTM's
 POWER_SIZE, POWER_TURNS = 256, 200
+POINTS, POINT_TURNS, POINT_TIME, SOFTENING = 1024, 10, 0.01, 0.01  # n bodies, steps, their length, squared length
+GRID, GRID_TURNS, GRID_RATE = 1024, 50, 0.1
 MANY_ROWS, MANY_WIDTH, MANY_BATCH, MANY_BAG = 50_000, 128, 256, 32
 
 
@@ -209,6 +211,18 @@ def power() -> tuple[np.ndarray, np.ndarray]:
     r = np.random.default_rng(16)
     a = r.standard_normal((POWER_SIZE, POWER_SIZE)).astype(np.float32)
     return a + a.T + 60 * np.eye(POWER_SIZE, dtype=np.float32), np.ones((POWER_SIZE, 1), np.float32)
+
+
+def points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions and velocities (n, 3) and masses (n,) of bodies that attract each other."""
+    r = np.random.default_rng(18)
+    x, v = (r.standard_normal((POINTS, 3)).astype(np.float32) for _ in range(2))
+    return x, v, r.uniform(0.5, 1.5, POINTS).astype(np.float32) / POINTS
+
+
+def grid() -> np.ndarray:
+    """What heat is at first, square."""
+    return np.random.default_rng(19).standard_normal((GRID, GRID)).astype(np.float32)
 
 
 def many_rows() -> list[np.ndarray]:

@@ -300,6 +300,50 @@ def power(a: Settings) -> Side:
     return Side(lambda: float(f(matrix, first)))
 
 
+def bodies(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    given = h.points()
+    h.imported()
+
+    @jax.jit
+    def f(x: Any, v: Any, m: Any) -> Any:
+        def turn(_: Any, c: Any) -> Any:
+            x, v = c
+            d = x[None] - x[:, None]
+            squares = jnp.sum(d * d, -1) + h.SOFTENING
+            pull = m * jax.lax.rsqrt(squares) / squares
+            v = v + jnp.sum(d * pull[..., None], 1) * h.POINT_TIME
+            return x + v * h.POINT_TIME, v
+
+        _, v = jax.lax.fori_loop(0, h.POINT_TURNS, turn, (x, v))
+        return jnp.sum(m[:, None] * v * v)
+
+    return Side(lambda: float(f(*given)))
+
+
+def heat(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    first = h.grid()
+    h.imported()
+
+    @jax.jit
+    def f(u: Any) -> Any:
+        def turn(_: Any, u: Any) -> Any:
+            around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4.0 * u[1:-1, 1:-1]
+            return u + h.GRID_RATE * jnp.pad(around, 1)
+
+        u = jax.lax.fori_loop(0, h.GRID_TURNS, turn, u)
+        return jnp.sum(u * u)
+
+    return Side(lambda: float(f(first)))
+
+
 if __name__ == "__main__":
     h.main(
         {
@@ -313,5 +357,7 @@ if __name__ == "__main__":
             "residual": residual,
             "gru": gru,
             "power": power,
+            "bodies": bodies,
+            "heat": heat,
         }
     )

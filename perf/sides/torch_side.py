@@ -254,6 +254,51 @@ def power(a: Settings) -> Side:
     return Side(step)
 
 
+def bodies(a: Settings) -> Side:
+    torch = _torch(a)
+    given = h.points()
+    h.imported()
+
+    def turn(x: Any, v: Any, m: Any) -> Any:
+        d = x[None] - x[:, None]
+        squares = (d * d).sum(-1) + h.SOFTENING
+        pull = m * squares.rsqrt() / squares
+        v = v + (d * pull[..., None]).sum(1) * h.POINT_TIME
+        return x + v * h.POINT_TIME, v
+
+    turn = torch.compile(turn) if a.variant == "compile" else turn
+
+    def step() -> float:
+        with torch.inference_mode():
+            x, v, m = (torch.from_numpy(g) for g in given)
+            for _ in range(h.POINT_TURNS):
+                x, v = turn(x, v, m)
+            return float((m[:, None] * v * v).sum())
+
+    return Side(step)
+
+
+def heat(a: Settings) -> Side:
+    torch = _torch(a)
+    first = h.grid()
+    h.imported()
+
+    def turn(u: Any) -> Any:
+        around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4.0 * u[1:-1, 1:-1]
+        return u + h.GRID_RATE * torch.nn.functional.pad(around, (1, 1, 1, 1))
+
+    turn = torch.compile(turn) if a.variant == "compile" else turn
+
+    def step() -> float:
+        with torch.inference_mode():
+            u = torch.from_numpy(first)
+            for _ in range(h.GRID_TURNS):
+                u = turn(u)
+            return float((u * u).sum())
+
+    return Side(step)
+
+
 def many_rows(a: Settings) -> Side:
     torch = _torch(a)
     functional = torch.nn.functional
@@ -322,6 +367,8 @@ if __name__ == "__main__":
             "residual": residual,
             "gru": gru,
             "power": power,
+            "bodies": bodies,
+            "heat": heat,
             "many_rows": many_rows,
         }
     )
