@@ -15,6 +15,12 @@ from flowrt.errors import BY_NAME, carried_site, user_site
 ROOT = f"{Path(__file__).parent.parent}/"
 
 
+@fr.op
+def forgotten(x: fr.Spec) -> fr.Spec:
+    """It has no kernel."""
+    return x
+
+
 def model() -> Any:
     with fr.Graph() as graph:
         x = fr.placeholder("float32", (None, 3), name="x")
@@ -143,6 +149,25 @@ def test_shapes_that_do_not_fit_name_op_line_and_both_specs() -> None:
     assert "transpose" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "flags", "hint"),
+    [
+        ((None, 784), (100, 10), (False, False), None),
+        ((5, None), (7, 3), (False, True), None),
+        ((None, None, 4), (5, 6), (False, False), None),
+        ((3, 2), (3, 2), (False, False), "transpose_"),
+        ((None, 4), (10, 4), (False, False), "transpose_b=True would fit"),
+        ((6, 4), (6, 5), (False, False), "transpose_a=True would fit"),
+    ],
+)
+def test_a_hint_is_given_where_what_is_known_would_fit(a: Any, b: Any, flags: Any, hint: str | None) -> None:
+    with fr.Graph():
+        left, right = fr.placeholder("float32", a), fr.placeholder("float32", b)
+        with pytest.raises(fr.SpecError) as caught:
+            fr.matmul(left, right, *flags)
+    assert (hint or "must be as long as") in str(caught.value)
+
+
 @pytest.mark.parametrize("device", ["/job:ps/task:0", "/device:cuda:0", "/device:cpu:7", "/job:nobody"])
 async def test_a_device_that_does_not_exist_names_the_node_and_those_that_do(device: str) -> None:
     with fr.Graph() as graph:
@@ -235,7 +260,7 @@ def test_errors_are_found_by_name_to_be_rebuilt_from_the_wire() -> None:
         (lambda x: fr.random.normal((2,), stddev=x), r"normal \(HERE\): stddev is a number"),
         (lambda x: fr.Variable("x"), r"variable \(HERE\): 'x' is not a tensor"),
         (lambda x: fr.Variable(None, dtype="float32"), r"variable \(HERE\): None is not a tensor"),
-        (lambda x: fr.FIFOQueue("a", "float32"), r"a queue \(HERE\) needs room .* got capacity='a'"),
+        (lambda x: fr.FIFOQueue("a", "float32"), r"a queue \(HERE\): it needs room .* got capacity='a'"),
         (lambda x: fr.optim.SGD(0.1).minimize(3.0), r"HERE: the loss to minimize is a tensor"),
         (lambda x: x[[0]], r"HERE: index with ints, slices"),
         (lambda x: x[: fr.constant(1)], r"HERE: a slice is from int to int"),
@@ -273,8 +298,8 @@ def test_what_is_written_to_a_variable_or_queue_is_not_bent_into_its_dtype() -> 
 
 
 def test_an_op_without_a_kernel_names_the_line_of_the_user_outside_graphs_too() -> None:
-    with pytest.raises(fr.GraphError, match=r"^add \(.*test_errors.py:\d+\): no cpu kernel for add of \(float16"):
-        fr.add(np.ones(2, np.float16), np.float16(1))
+    with pytest.raises(fr.GraphError, match=r"^forgotten \(.*test_errors.py:\d+\) means something only in a graph"):
+        forgotten(np.ones(2))
 
 
 async def test_a_producers_bad_element_names_the_line_that_feeds_the_queue() -> None:

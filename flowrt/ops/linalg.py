@@ -51,7 +51,7 @@ def _fix(a: Spec, b: Spec, transpose_a: bool, transpose_b: bool) -> str:
         if (a.rank == 1 and flag_a) or (b.rank == 1 and flag_b):
             continue
         k, other = _matrix(a, flag_a, row=True)[1], _matrix(b, flag_b, row=False)[0]
-        if k is None or other is None or k == other:
+        if k is not None and k == other:
             changed = [("transpose_a", flag_a, transpose_a), ("transpose_b", flag_b, transpose_b)]
             told = ", ".join(f"{name}={new}" for name, new, old in changed if new != old)
             return f"; {told} would fit"
