@@ -22,7 +22,7 @@ import msgpack
 import numpy as np
 
 from flowrt.errors import BrokenStream, SpecError
-from flowrt.spec import MAX_RANK, as_dtype
+from flowrt.spec import DTYPES, MAX_RANK, as_dtype
 from flowrt.valueclass import valueclass
 
 Message: TypeAlias = Any
@@ -49,8 +49,7 @@ PLAN = Limits(header=64 << 20, depth=64, items=1 << 22, arrays=1 << 16)  # graph
 
 _ARRAY = 1  # the extension code of an array
 _LARGEST = 2**63 - 1  # what NumPy can address
-_NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64"
-_DTYPES = {wire.str.encode(): wire for wire in (as_dtype(name).newbyteorder("<") for name in _NAMES.split())}
+_DTYPES = {wire.str.encode(): wire for wire in (np.dtype(name).newbyteorder("<") for name in DTYPES)}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _PREFIX = struct.Struct("<I")
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import FeedError, GraphError, user_site
-from flowrt.spec import KINDS, Spec
+from flowrt.plain import RANKS
+from flowrt.spec import MAX_RANK, Spec, holds
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor
 
 Array = np.ndarray[Any, Any]
-
-_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
 def as_feed(tensor: Tensor, value: Any, copy: Callable[[Array], Array] = np.ascontiguousarray) -> Array:
@@ -61,7 +60,7 @@ def _convert(tensor: Tensor, value: Any) -> Array:
 
 def _keeps_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """Whether numbers of one dtype, written in Python, may be taken for the other: bool, then ints, then floats."""
-    return given.kind in KINDS and _RANKS[given.kind] <= _RANKS[wanted.kind]
+    return holds(given) and RANKS[given.kind] <= RANKS[wanted.kind]
 
 
 def _begin(tensor: Tensor) -> str:
@@ -73,12 +72,12 @@ def _describe(array: Array) -> str:
 
 
 def _holdable(array: Array) -> bool:
-    return array.dtype.kind in KINDS and array.dtype.itemsize <= 8 and array.ndim <= 8
+    return holds(array.dtype) and array.ndim <= MAX_RANK
 
 
 def _fix(spec: Spec, array: Array) -> str:
     if array.dtype != spec.dtype:
-        return f"; convert it with .astype({spec.dtype.name!r})" if array.dtype.kind in KINDS else ""
+        return f"; convert it with .astype({spec.dtype.name!r})" if array.dtype.kind in RANKS else ""
     if array.ndim + 1 == len(spec.shape) and spec.accepts(array.dtype, (1, *array.shape)):
         return "; give it a first axis with value[None]"
     if spec.known and array.size == spec.size:

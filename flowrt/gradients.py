@@ -15,12 +15,13 @@ import numpy as np
 
 from flowrt.errors import GraphError, user_site
 from flowrt.graph import Node, Tensor, beside, name_scope
-from flowrt.op import active_builder, as_value, building, default_array, set_gradients
+from flowrt.op import active_builder, as_value, building, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
 from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import ones_like, shape_of, zeros_like
+from flowrt.plain import default_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,6 +17,7 @@ import numpy as np
 
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.pages import held
+from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.plan import Plan
 from flowrt.spec import Spec, as_dtype
 from flowrt.valueclass import valueclass
@@ -179,40 +180,6 @@ def _body_key(body: Plan) -> Hashable:
     return "body", tuple(feed.spec for feed in body.feeds), nodes, body.fetches
 
 
-def default_array(value: Any) -> np.ndarray[Any, Any]:
-    """``value`` as an array; Python floats become float32, ints int64."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-    else:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise SpecError(f"{_shortened(value)} is not a tensor: {error}") from None
-        if array.dtype == np.float64 and not _holds_numpy(value):
-            array = array.astype(np.float32)
-    if array.dtype.kind not in "biuf":
-        raise SpecError(f"{_shortened(value)} is not a tensor: its dtype would be {array.dtype}")
-    return array
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def fitting_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Plain data as an array of ``dtype``; raises `SpecError` where that would lose a fraction, a sign or a size.
-
-    Floats may lose precision: a float64 array is taken for float32.
-    """
-    array = default_array(value)
-    out = array.astype(dtype)
-    ranks = {"b": 0, "u": 1, "i": 1, "f": 2}
-    if ranks[array.dtype.kind] > ranks[dtype.kind] or (dtype.kind in "iu" and not np.array_equal(out, array)):
-        raise SpecError(f"{_shortened(value)}, {array.dtype}, does not fit {dtype}; convert it with .astype first")
-    return out
-
-
 @contextmanager
 def located(what: str) -> Iterator[None]:
     """Around a function's body, or as its decorator: a `SpecError` from it says ``what`` and the user's line."""
@@ -228,12 +195,6 @@ def _located(what: str, error: SpecError) -> SpecError:
     found = SpecError(f"{what} ({user_site()}): {error}")
     found.located = True
     return found
-
-
-def _holds_numpy(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_holds_numpy(item) for item in value)
-    return isinstance(value, (np.ndarray, np.generic))
 
 
 @valueclass
@@ -272,6 +233,7 @@ class Op:
         effect: bool = False,
         name: str | None = None,
         core: int = 0,
+        widens: bool = False,
     ) -> None:
         self.name = name or infer.__name__
         self.__name__ = self.name
@@ -284,6 +246,7 @@ class Op:
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
         self.effect = effect  # waits, on the event loop; it has no kernel
         self.core = core  # how many last axes of each input do not broadcast with the others'
+        self.widens = widens  # where a number beyond what the promoted inputs' dtype holds makes it wider
         self.differentiable = True
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
@@ -368,28 +331,15 @@ class Op:
         both = list(zip(values, promoted, strict=True))
         kinds = [builder.spec(v).dtype if is_tensor(v, builder) else v for v, cast_it in both if cast_it]
         dtype = common_dtype(kinds) if kinds else None
+        if dtype is not None and self.widens:
+            dtype = widened(kinds, dtype)
         return [_cast(builder, v, dtype if cast_it else None) for v, cast_it in both]
-
-
-def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
-    """NumPy's result type of dtypes, arrays and Python scalars; scalars alone are float32 or int64."""
-    kinds = []
-    for value in values:
-        if isinstance(value, np.dtype) or (isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)):
-            kinds.append(value)
-        else:
-            kinds.append(default_array(value).dtype)
-    if all(not isinstance(k, np.dtype) for k in kinds):
-        found = np.result_type(*[default_array(k).dtype for k in kinds])
-        return np.dtype(np.float32) if found.kind == "f" else found
-    return np.result_type(*[np.dtype(bool) if isinstance(k, bool) else k for k in kinds])
 
 
 def _cast(builder: Builder, value: Any, dtype: np.dtype[Any] | None) -> Any:
     """``value`` among the builder's own values, of ``dtype`` if one is asked for."""
     if not is_tensor(value, builder):
-        array = default_array(value)
-        return builder.constant(array if dtype is None else np.asarray(value).astype(dtype))  # 0.1 by way of no float32
+        return builder.constant(default_array(value) if dtype is None else as_dtype_of(value, dtype))
     return value if dtype is None or builder.spec(value).dtype == dtype else REGISTRY["astype"](value, dtype)
 
 
@@ -420,6 +370,7 @@ def op(
     effect: bool = False,
     name: str | None = None,
     core: int = 0,
+    widens: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]: ...
 
 
@@ -431,17 +382,19 @@ def op(
     effect: bool = False,
     name: str | None = None,
     core: int = 0,
+    widens: bool = False,
 ) -> Op | Callable[[Callable[..., Any]], Op]:
     """Decorator: make ``infer`` an op of the registry.
 
     ``promote`` casts the inputs (or those it names) to their common dtype; ``stateful`` ops read or write more than
     their inputs; an ``effect`` waits on the event loop and has no kernel. ``name`` is for an op behind a function that
     bears its name and brings arguments into one form first. ``core`` counts the last axes of each input that do not
-    broadcast (NumPy's core dimensions).
+    broadcast (NumPy's core dimensions). An op that ``widens`` takes numbers that the common dtype cannot hold: of use
+    where the result is of another.
     """
 
     def register(fn: Callable[..., Any]) -> Op:
-        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name, core=core)
+        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name, core=core, widens=widens)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
             raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
         REGISTRY[made.name] = made

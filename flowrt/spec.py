@@ -20,20 +20,39 @@ from flowrt.valueclass import valueclass
 Shape: TypeAlias = tuple[int | None, ...]
 Value: TypeAlias = int | tuple["Value", ...] | None
 
-KINDS = "biuf"  # bool, signed, unsigned, float: what a tensor may hold
+DTYPES = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float32", "float64")
+"""What a tensor may hold: the dtypes that kernels compute."""
 MAX_RANK = 8
 MAX_VALUE_SIZE = 64
+
+
+_KNOWN: dict[Any, np.dtype[Any]] = {known: np.dtype(name) for name in DTYPES for known in (name, np.dtype(name))}
+THE_DTYPES = "they are of bool, int8 to int64, uint8 to uint64, float32 or float64"
+
+
+def holds(dtype: np.dtype[Any]) -> bool:
+    """Whether a tensor may be of ``dtype``, in this machine's byte order."""
+    return dtype in _KNOWN
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
     """The NumPy dtype that ``dtype`` names, if a tensor may hold it."""
     try:
-        found: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError as error:
-        raise SpecError(f"{dtype!r} is not a dtype") from error
-    if found.kind not in KINDS or found.itemsize > 8:
-        raise SpecError(f"tensors of dtype {found} are not supported; use a bool, integer or float dtype")
-    return found
+        return _KNOWN[dtype]
+    except (KeyError, TypeError):
+        return _named(dtype)
+
+
+def _named(dtype: Any) -> np.dtype[Any]:
+    try:
+        found = None if dtype is None else np.dtype(dtype).newbyteorder("=")
+    except (TypeError, ValueError):
+        found = None
+    if found is None:
+        raise SpecError(f"{dtype!r} is not a dtype of tensors; {THE_DTYPES}")
+    if not holds(found):
+        raise SpecError(f"tensors of dtype {found} are not supported; {THE_DTYPES}")
+    return _KNOWN[found]
 
 
 def as_shape(shape: Any) -> Shape:

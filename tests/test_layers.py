@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
-FLOOR = ["pages", "valueclass", "errors", "spec", "device", "codec", "plan"]  # each may import those to its left
+# each may import those to its left
+FLOOR = ["pages", "valueclass", "errors", "spec", "plain", "device", "codec", "plan"]
 FAMILIES = [
     "source",
     "elementwise",

@@ -373,13 +373,6 @@ def test_what_means_nothing_outside_a_graph_says_so(run: Callable[[], Any]) -> N
         run()
 
 
-def test_float16_is_carried_but_not_computed_on() -> None:
-    half = np.float16([1, 2])
-    assert fr.reshape(half, (2, 1)).dtype == np.float16
-    with pytest.raises(GraphError, match=r"no cpu kernel for add of \(float16, float16, float16\)"):
-        fr.add(half, half)
-
-
 # ── inference that the examples do not reach ─────────────────────────────────────────────────────────────────────────
 
 

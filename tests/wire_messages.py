@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-WIDTHS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
+WIDTHS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (32, 64)}
 DTYPES = ["bool", *(f"{kind}{bits}" for kind, widths in WIDTHS.items() for bits in widths)]
 
 scalars = (

@@ -153,8 +153,6 @@ class Kernel:
     then: tuple[Kernel, ...] = ()  # further steps on the same operands, each begun when the one before is done
 
     def supports(self, dtypes: Sequence[Any]) -> bool:
-        if any(np.dtype(d) == np.float16 for d in dtypes):  # Numba computes on no float16
-            return False
         return self.dtypes is None or self.dtypes(dtypes)
 
     @property

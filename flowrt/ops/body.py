@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from flowrt.device import ANYWHERE
 from flowrt.errors import GraphError, Site, SpecError, carried_site, user_site
 from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
-from flowrt.op import as_value, building, default_array, lookup
+from flowrt.op import as_value, building, lookup
+from flowrt.plain import as_dtype_of, default_array, takes
 from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.spec import Spec
 from flowrt.structure import Structure, flatten
@@ -72,7 +73,7 @@ def trace(
 def asks_for_turn(traced: Traced) -> bool:
     """Whether anything in the body, or in bodies inside it, wants to know which turn it is."""
     turn = traced.graph.turn
-    return turn is not None and any(turn in node.inputs for node in traced.graph.nodes)
+    return turn is not None and any(turn is given for node in traced.graph.nodes for given in node.inputs)
 
 
 def capture(traced: Iterable[Traced]) -> list[Tensor]:
@@ -98,8 +99,8 @@ def as_tensor(graph: Graph, value: Any, dtype: Any = None) -> Tensor:
             raise GraphError(f"{user_site()}: {value!r} belongs to another graph")
         return value
     array = default_array(value)
-    if dtype is not None and isinstance(value, (bool, int, float)) and array.dtype.kind <= dtype.kind:
-        array = array.astype(dtype)
+    if dtype is not None and takes(value, dtype):
+        array = as_dtype_of(value, dtype)
     return graph.constant(array)
 
 

@@ -14,13 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import SpecError, user_site
-from flowrt.op import as_value, default_array
+from flowrt.op import as_value
 from flowrt.ops.elementwise import multiply
 from flowrt.ops.inference import described
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import expand_dims, reshape, squeeze, stack, transpose
 from flowrt.ops.source import eye, shape_of
+from flowrt.plain import default_array
 from flowrt.valueclass import valueclass
 
 Labels: TypeAlias = tuple[str, ...]

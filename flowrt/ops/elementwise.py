@@ -358,42 +358,42 @@ def where_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @no_gradient
-@op(promote=True)
+@op(promote=True, widens=True)
 def equal(a: Spec, b: Spec) -> Spec:
     """Whether ``a`` equals ``b``; NaN equals nothing."""
     return _compared(a, b)
 
 
 @no_gradient
-@op(promote=True)
+@op(promote=True, widens=True)
 def not_equal(a: Spec, b: Spec) -> Spec:
     """Whether ``a`` differs from ``b``; NaN differs from everything."""
     return _compared(a, b)
 
 
 @no_gradient
-@op(promote=True)
+@op(promote=True, widens=True)
 def less(a: Spec, b: Spec) -> Spec:
     """Whether ``a < b``."""
     return _compared(a, b)
 
 
 @no_gradient
-@op(promote=True)
+@op(promote=True, widens=True)
 def less_equal(a: Spec, b: Spec) -> Spec:
     """Whether ``a <= b``."""
     return _compared(a, b)
 
 
 @no_gradient
-@op(promote=True)
+@op(promote=True, widens=True)
 def greater(a: Spec, b: Spec) -> Spec:
     """Whether ``a > b``."""
     return _compared(a, b)
 
 
 @no_gradient
-@op(promote=True)
+@op(promote=True, widens=True)
 def greater_equal(a: Spec, b: Spec) -> Spec:
     """Whether ``a >= b``."""
     return _compared(a, b)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import as_value, default_array
+from flowrt.op import as_value
+from flowrt.plain import default_array
 from flowrt.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
 
 

@@ -14,20 +14,18 @@ import numpy as np
 
 from flowrt.errors import SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_scope, scoped
-from flowrt.op import active_builder, as_value, building, common_dtype, located
+from flowrt.op import active_builder, as_value, building, located
 from flowrt.ops.ahead import products_ahead
 from flowrt.ops.body import TURN, Traced, as_tensor, asks_for_turn, awaited, capture, changes_state, close, trace
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import add, astype
 from flowrt.ops.source import constant
+from flowrt.plain import common_dtype
 from flowrt.spec import Spec, as_shape
 from flowrt.structure import LEAF, Structure, flatten
 
 if TYPE_CHECKING:
     from flowrt.spec import Shape
-
-
-_COMPARE = "compare tensors with fr.equal and fr.not_equal, for == and != tell whether they are one and the same"
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
@@ -44,7 +42,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, 
     with located(f"cond {name!r}" if name else "cond"):
         if isinstance(pred, bool):
             raise SpecError(
-                f"pred is Python's {pred}, decided before the graph runs: choose with Python's if, or {_COMPARE}"
+                f"pred is Python's {pred}, decided before the graph runs: choose with Python's if, or compare tensors"
             )
         label = name or "cond"
         first = trace(graph, f"{label}/true", true_fn, Structure(tuple), ())
@@ -288,7 +286,7 @@ def _condition(test: Traced) -> Tensor:
     if len(test.answers) != 1 or test.form != LEAF:
         raise SpecError(f"the condition of a loop answers one bool scalar, got {_shape_of(test)}")
     if not isinstance(test.answers[0], Tensor):
-        raise SpecError(f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries; {_COMPARE}")
+        raise SpecError(f"the condition of a loop answers {test.answers[0]!r}, whatever the loop carries")
     return test.answers[0]
 
 

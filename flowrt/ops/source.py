@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import as_value, default_array, frozen, located, lookup, op
+from flowrt.op import as_value, frozen, located, lookup, op
 from flowrt.ops.inference import carry, described, filled
+from flowrt.plain import as_dtype_of, default_array, takes
 from flowrt.spec import Spec, as_dtype, spec_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def constant(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
 
     An array is copied, unless it is read-only, as is all that it views.
     """
-    array = default_array(value) if dtype is None else frozen(np.asarray(value).astype(as_dtype(dtype)))
+    array = default_array(value) if dtype is None else frozen(as_dtype_of(value, as_dtype(dtype)))
     return constant_op(array, name=name)
 
 
@@ -84,29 +85,37 @@ def ones(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
     return full_op(shape, np.ones((), as_dtype(dtype)), name=name)
 
 
-@op
-def full_like(x: Spec, value: Spec) -> Spec:
+@op(name="full_like")
+def full_like_op(x: Spec, value: Spec) -> Spec:
     """A tensor shaped like ``x``, every entry of which is the scalar ``value``. It is dead where ``x`` is dead."""
     if value.dims not in (None, ()):
         raise SpecError(f"the value to fill with must be a scalar, got {value}")
     return Spec(value.dtype, x.dims)
 
 
-@full_like.gradient
+@full_like_op.gradient
 def full_like_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return None, lookup("sum")(dy)
+
+
+@located("full_like")
+def full_like(x: Any, value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+    """The scalar ``value`` in the shape of ``x``; a number is of its dtype, unless it is of a higher kind."""
+    if dtype is None and takes(value, held := described(x).dtype):
+        dtype = held
+    return full_like_op(x, _of_dtype(value, dtype), name=name)
 
 
 @located("zeros_like")
 def zeros_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
     """Zeros of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
-    return full_like(x, np.zeros((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
+    return full_like_op(x, np.zeros((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
 
 
 @located("ones_like")
 def ones_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
     """Ones of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
-    return full_like(x, np.ones((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
+    return full_like_op(x, np.ones((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
 
 
 @op(name="arange")
@@ -140,13 +149,14 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, na
     if any(hasattr(as_value(v), "builder") for v in (first, last, step)):
         return arange_op(_of_dtype(first, "int64"), _of_dtype(last, "int64"), _of_dtype(step, "int64"), name=name)
     array = np.arange(first, last, step)
-    return constant(array, dtype or ("float32" if array.dtype.kind == "f" else None), name=name)
+    held = array.dtype if dtype is None else as_dtype(dtype)
+    return constant(array.astype("float32" if dtype is None and held.kind == "f" else held), name=name)
 
 
 @located("eye")
 def eye(rows: int, columns: int | None = None, dtype: Any = "float32", *, name: str | None = None) -> Any:
     """The identity matrix with ``rows`` and ``columns`` (square unless ``columns`` is given)."""
-    return constant(np.eye(rows, columns), dtype, name=name)
+    return constant(np.eye(rows, columns, dtype=as_dtype(dtype)), name=name)
 
 
 def _of_dtype(value: Any, dtype: Any) -> Any:
@@ -156,4 +166,4 @@ def _of_dtype(value: Any, dtype: Any) -> Any:
         return found
     if hasattr(found, "builder"):
         return found if found.dtype == as_dtype(dtype) else lookup("astype")(found, dtype)
-    return np.asarray(found).astype(as_dtype(dtype))
+    return as_dtype_of(found, as_dtype(dtype))

@@ -24,12 +24,13 @@ from flowrt.graph import (
     device,
     name_scope,
 )
-from flowrt.op import as_value, building, default_array, fitting_array, frozen, located, no_gradient, op
+from flowrt.op import as_value, building, frozen, located, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
 from flowrt.ops.rows import add_rows, assign_rows, write_rows
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant, placeholder
+from flowrt.plain import as_dtype_of, default_array, fitting_array
 from flowrt.spec import Spec, as_dtype, as_shape
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def _initial(initial: Any, dtype: Any) -> Any:
     value = as_value(initial)
     if hasattr(value, "builder"):
         return _of_dtype(value, value.dtype if dtype is None else dtype, cast=True)
-    return default_array(value) if dtype is None else frozen(default_array(value).astype(as_dtype(dtype)))
+    return default_array(value) if dtype is None else frozen(as_dtype_of(value, as_dtype(dtype)))
 
 
 def _of_dtype(value: Any, dtype: Any, cast: bool = False) -> Any:
@@ -392,17 +393,18 @@ class FIFOQueue:
     leaves the shapes open; `dequeue_many` and `dequeue_up_to` need them. Waiters are served strictly in order.
     """
 
+    @located("a queue")
     def __init__(self, capacity: int, dtypes: Any, shapes: Any = None, name: str | None = None) -> None:
         graph = current_graph("a queue")
         if not isinstance(capacity, int) or capacity < 1:
-            raise SpecError(f"a queue ({user_site()}) needs room for at least one element, got capacity={capacity!r}")
+            raise SpecError(f"it needs room for at least one element, got capacity={capacity!r}")
         self._single = not isinstance(dtypes, (list, tuple))
         names = tuple(as_dtype(d).name for d in ([dtypes] if self._single else dtypes))
         nested = isinstance(shapes, (list, tuple)) and len(shapes) == 1 and isinstance(shapes[0], (list, tuple))
         each = [shapes] if self._single and not nested else shapes
         forms = None if shapes is None else tuple(as_shape(s) for s in each)
         if forms is not None and len(forms) != len(names):
-            raise SpecError(f"a queue ({user_site()}) of {len(names)} dtypes needs as many shapes, got {len(forms)}")
+            raise SpecError(f"{len(names)} dtypes need as many shapes, got {len(forms)}")
         scope = current_scope()
         detail: Mapping[str, Attr] = {"capacity": capacity, "kind": "fifo"}
         self.resource = Resource(

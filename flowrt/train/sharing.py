@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from flowrt.device import Device
 from flowrt.errors import GraphError, Site, user_site
 from flowrt.graph import Scope, current_scope, scoped
-from flowrt.op import as_value, default_array
+from flowrt.op import as_value
 from flowrt.ops.state import Variable, variables_from
+from flowrt.plain import default_array
 from flowrt.spec import Spec, as_dtype
 from flowrt.valueclass import valueclass
 

@@ -1,0 +1,216 @@
+"""Plain data beside tensors: numbers are weak, arrays are not, and dtypes without kernels are refused where they stand.
+
+The judge of dtypes is NumPy, asked with Python's numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.spec import DTYPES
+
+NUMBERS: list[Any] = [2.5, 2, True, np.float64(2.5), np.float32(2.5), np.float16(2.5), np.longdouble(2.5)]
+NUMBERS += [np.int64(2), np.uint8(2), np.int8(2), np.bool_(True), np.sqrt(64), np.mean([1, 2])]
+OPERATORS = [operator.add, operator.mul, operator.truediv, operator.floordiv, operator.pow, operator.lt]
+
+
+def python_number(number: Any) -> Any:
+    kind = np.asarray(number).dtype.kind
+    return {"b": bool, "i": int, "u": int, "f": float}[kind](number)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: f"{type(n).__name__}")
+def test_a_number_is_weak_on_either_side_of_every_operator(dtype: str, number: Any) -> None:
+    like = np.ones(2, dtype)
+    with fr.Graph():
+        x = fr.placeholder(dtype, (2,))
+        for compute in OPERATORS:
+            plain = python_number(number)
+            if compute in (operator.floordiv, operator.pow) and dtype == "bool" and plain is True:
+                continue  # not defined of bools
+            assert compute(x, number).dtype == compute(x, plain).dtype
+            assert compute(number, x).dtype == compute(plain, x).dtype
+            if compute is operator.mul:
+                assert compute(x, number).dtype == compute(like, plain).dtype
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "operator": lambda x, n: x / n,
+    "reflected": lambda x, n: n - x,
+    "by name": lambda x, n: fr.multiply(n, x),
+    "maximum": lambda x, n: fr.maximum(x, n),
+    "where": lambda x, n: fr.where(x > n, x, n),
+    "clip": lambda x, n: fr.clip(x, -n, n),
+    "a list": lambda x, n: x * [n, 1.0, n],
+    "a list of plain numbers": lambda x, n: x * [2, 1, 3],
+    "stacked": lambda x, n: fr.stack([x[0], n]),
+    "concatenated": lambda x, n: fr.concat([x, [n, n]]),
+    "an activation": lambda x, n: fr.leaky_relu(x, n),
+    "filled": lambda x, n: fr.full_like(x, n),
+    "a branch": lambda x, n: fr.cond(x[0] > n, lambda: n, lambda: x[0]),
+    "a loop's body": lambda x, n: fr.while_loop(lambda a: a < n, lambda a: n, x[0]),
+    "a whole number in a loop's body": lambda x, n: fr.while_loop(lambda a: a < n, lambda a: 3, x[0]),
+    "a gradient's weight": lambda x, n: fr.gradients(fr.sum(x), [x], [n])[0],
+    "dropout": lambda x, n: fr.nn.dropout(x, n / 8, seed=1),
+    "normalised": lambda x, n: fr.nn.layer_norm(x, epsilon=n),
+    "moments of random numbers": lambda x, n: x + fr.random.normal((3,), n, n, seed=1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("way", WAYS)
+def test_numpys_numbers_leave_a_model_in_its_dtype(way: str, dtype: str) -> None:
+    if way == "moments of random numbers" and dtype == "float64":
+        pytest.skip("they are float32 unless they are told")
+    with fr.Graph():
+        made = WAYS[way](fr.placeholder(dtype, (3,)), np.sqrt(4.0))
+    assert made.dtype == dtype
+
+
+def test_settings_of_optimisers_may_be_numpys_numbers() -> None:
+    half = np.float64(0.5)
+    for make in (fr.optim.SGD, fr.optim.Adam, fr.optim.AdaGrad, lambda lr: fr.optim.Momentum(lr, half)):
+        with fr.Graph() as graph:
+            w = fr.Variable(np.ones(3, np.float32))
+            fr.gradients(fr.sum(w * w), [w])
+            make(half).minimize(fr.sum(w * w))
+        floats = {t.dtype.name for node in graph.nodes for t in node.outputs if t.dtype.kind == "f"}
+        assert floats == {"float32"}
+
+
+def test_eager_ops_take_numbers_as_a_graph_does() -> None:
+    value = np.ones(2, np.float32)
+    assert fr.multiply(value, np.float64(2)).dtype == np.float32
+    assert fr.where(value > 0, np.float64(2), value).dtype == np.float32
+    assert fr.add(np.int32([1]), np.int64(2)).dtype == np.int32
+    assert fr.equal(np.int8([44]), 300).tolist() == [False]
+
+
+def test_arrays_and_tensors_of_one_entry_keep_their_dtype() -> None:
+    with fr.Graph():
+        x = fr.placeholder("float32", (2,))
+        assert (x * np.array(2.0)).dtype == np.float64
+        assert (x * fr.constant(np.float64(2))).dtype == np.float64
+    assert fr.multiply(np.ones(2, np.float32), np.array(2.0)).dtype == np.float64
+
+
+def test_numbers_by_themselves_are_what_they_say() -> None:
+    assert fr.add(np.float64(1), np.float64(2)).dtype == np.float64
+    assert fr.add(np.float32(1), 2.0).dtype == np.float32
+    assert fr.add(1.0, 2).dtype == np.float32
+    assert fr.add(1, 2).dtype == np.int64
+    assert fr.constant(np.float64(1)).dtype == np.float64
+
+
+TOO_LARGE: list[tuple[str, Any]] = [("int8", 300), ("int8", np.int64(-129)), ("int8", [1, 300]), ("uint8", -1)]
+TOO_LARGE += [
+    ("uint16", 2**16),
+    ("int32", 2**31),
+    ("int64", 2**63),
+    ("float32", 1e300),
+    ("float32", np.float64(-1e300)),
+]
+TOO_LARGE += [("float32", 10**60), ("float64", 10**400)]
+
+
+@pytest.mark.parametrize(("dtype", "number"), TOO_LARGE)
+def test_a_number_that_does_not_fit_is_refused(dtype: str, number: Any) -> None:
+    says = rf"\(\S*test_plain.py:\d+\): .* does not fit {dtype}, which holds "
+    with fr.Graph():
+        x = fr.placeholder(dtype, (2,))
+        for compute in (lambda: x + number, lambda: number * x, lambda: fr.where(x > 0, x, number)):
+            with pytest.raises(fr.SpecError, match=says):
+                compute()
+        with pytest.raises(fr.SpecError, match=says):
+            fr.constant(number, dtype)
+        with pytest.raises(fr.SpecError, match=says):
+            fr.Variable(number, dtype=dtype)
+    with pytest.raises(fr.SpecError, match=says):
+        fr.add(np.ones(2, dtype), number)
+
+
+def test_infinity_and_nan_fit_every_float() -> None:
+    with fr.Graph():
+        x = fr.placeholder("float32", (2,))
+        assert (x * np.inf + float("nan")).dtype == np.float32
+
+
+# ── dtypes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+STRANGE: list[Any] = ["float16", np.float16, "complex64", complex, np.longdouble, "U3", str, object, "datetime64[s]"]
+STRANGE += ["S", "V4", "bfloat16", "no such thing", None, 3]
+
+
+@fr.op
+def halved(x: fr.Spec) -> fr.Spec:
+    """An own op that infers what there is not."""
+    return fr.Spec("float16", x.dims)
+
+
+ASKED: dict[str, Callable[[Any, Any], Any]] = {
+    "placeholder": lambda x, d: fr.placeholder(d, (2,)),
+    "variable": lambda x, d: fr.Variable(1.0, dtype=d or "float16"),
+    "astype": lambda x, d: fr.astype(x, d),
+    "constant": lambda x, d: fr.constant(1.0, d or "float16"),
+    "zeros": lambda x, d: fr.zeros((2,), d),
+    "ones": lambda x, d: fr.ones((2,), d),
+    "full": lambda x, d: fr.full((2,), 1.0, d or "float16"),
+    "zeros_like": lambda x, d: fr.zeros_like(x, d or "float16"),
+    "eye": lambda x, d: fr.eye(2, dtype=d or "float16"),
+    "arange": lambda x, d: fr.arange(3, dtype=d or "float16"),
+    "one_hot": lambda x, d: fr.one_hot([1], 2, dtype=d),
+    "a queue": lambda x, d: fr.FIFOQueue(2, d),
+    "uniform": lambda x, d: fr.random.uniform((2,), dtype=d, seed=1),
+    "normal": lambda x, d: fr.random.normal((2,), dtype=d, seed=1),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_dtype_that_no_kernel_computes_is_refused_at_the_line_that_asks_for_it(asked: str) -> None:
+    with fr.Graph():
+        x = fr.placeholder("float32", (2,))
+        for dtype in STRANGE:
+            with pytest.raises(
+                fr.SpecError, match=rf"^\w*{asked} \(\S*test_plain.py:\d+\): .*int8 to int64.* or float64"
+            ):
+                ASKED[asked](x, dtype)
+
+
+VALUES: list[Any] = [np.ones(2, "float16"), np.ones(2, complex), np.array(["a"]), np.array([None])]
+VALUES += [np.array(["2020"], "M8[Y]"), 1j, "a", None, [1, None], ["a"], [2**70]]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_a_value_of_such_a_dtype_is_refused_likewise(value: Any) -> None:
+    with fr.Graph():
+        x = fr.placeholder("int64", (2,))
+        for take in (fr.Variable, fr.constant, fr.negative, lambda v: x * v):
+            with pytest.raises(fr.SpecError, match=r"\(\S*test_plain.py:\d+\): .* is not a tensor"):
+                take(value)
+    with pytest.raises(fr.SpecError, match=r"\(\S*test_plain.py:\d+\): .* is not a tensor"):
+        fr.negative(value)
+
+
+def test_the_wrong_dtype_of_specs_own_ops_and_feeds_is_told() -> None:
+    with pytest.raises(fr.SpecError, match="float16 are not supported; they are of bool"):
+        fr.Spec("float16", (2,))
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (2,))
+        with pytest.raises(
+            fr.SpecError, match=r"^halved \(\S*test_plain.py:\d+\): tensors of dtype float16 are not supported"
+        ):
+            halved(x)
+    says = r"got float16\[2\]; convert it with .astype\('float32'\)"
+    with fr.BlockingSession(graph) as session, pytest.raises(fr.FeedError, match=says):
+        session.run(x, {x: np.ones(2, "float16")})
+
+
+def test_arrays_of_the_other_byte_order_are_taken() -> None:
+    assert fr.add(np.ones(2, ">f4"), 1.0).tolist() == [2, 2]
