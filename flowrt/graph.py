@@ -90,8 +90,8 @@ def resources_in(attrs: Mapping[str, Attr]) -> tuple[tuple[str, str], ...]:
 class Tensor(Operators):
     """A value that a step will compute: one output of a node.
 
-    Python's operators, slicing and ``len`` work as on arrays. Tensors compare by identity, so they are keys of feeds;
-    `flowrt.equal` compares values.
+    Python's operators, slicing and ``len`` work as on arrays; ``==`` and ``!=``, too, compare entry by entry. Tensors
+    hash by identity, so they are keys of feeds.
     """
 
     __slots__ = ("_node", "_spec", "index")
@@ -147,9 +147,11 @@ class Tensor(Operators):
         return f"<Tensor {self.name!r} {self._spec}>"
 
     def __bool__(self) -> bool:
+        compared = self._node.op.name in ("equal", "not_equal")
         raise GraphError(
             f"{user_site()}: the tensor {self.name!r} has no value while the graph is built; "
             "use fr.cond for a choice in the graph, or fetch the tensor first"
+            + ("; `a is b` tells whether two names mean one tensor" if compared else "")
         )
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ What stands for a tensor (`Tensor`, `Variable`) takes its operators from here. I
 from __future__ import annotations
 
 import operator
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,15 @@ if TYPE_CHECKING:
     from flowrt.op import Attr
 
 
+_WITH_ENTRIES = (Number, list, tuple)
+
+
 class Operators:
-    """Python's operators and slicing, as on arrays, for what stands for a tensor."""
+    """Python's operators and slicing, as on arrays, for what stands for a tensor.
+
+    ``==`` and ``!=`` compare entry by entry, so code that looks for a tensor among others asks with ``is``, or in a
+    set or dict: hashing goes by identity.
+    """
 
     __slots__ = ()
     __array_ufunc__ = None  # an array beside a tensor leaves the operator to the tensor
@@ -80,6 +88,14 @@ class Operators:
     def __rmatmul__(self, other: Any) -> Any:
         return self._from("matmul", other)
 
+    def __eq__(self, other: object) -> Any:
+        return self._with("equal", other) if _is_comparable(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        return self._with("not_equal", other) if _is_comparable(other) else NotImplemented
+
+    __hash__ = object.__hash__  # by identity: tensors are keys of feeds
+
     def __lt__(self, other: Any) -> Any:
         return self._with("less", other)
 
@@ -129,6 +145,16 @@ class Operators:
 
     def __abs__(self) -> Any:
         return REGISTRY["abs"](self)
+
+
+def _is_comparable(other: object) -> bool:
+    """Whether ``other`` has entries to compare with: numbers, arrays, lists, whatever stands for a tensor.
+
+    Nothing else equals a tensor, as None and strings do not.
+    """
+    if isinstance(other, (str, bytes)):
+        return False
+    return isinstance(other, _WITH_ENTRIES) or any(hasattr(other, name) for name in ("__tensor__", "__array__"))
 
 
 def as_key(key: Any) -> tuple[Attr, ...]:

@@ -217,7 +217,8 @@ def _check_variable(variable: Resource, where: str) -> None:
         raise BrokenStream(f"{where}: a variable holds one tensor of known shape")
     if initial is None or initialize is None or not variable.specs[0].accepts(initial.dtype, initial.spec.shape):
         raise BrokenStream(f"{where}: a variable has an initial value of its spec, {variable.specs[0]}")
-    if initialize.resource != (variable.container, variable.name) or initialize.inputs != (initial,):
+    given = initialize.inputs
+    if initialize.resource != (variable.container, variable.name) or len(given) != 1 or given[0] is not initial:
         raise BrokenStream(f"{where}: {initialize!r} does not initialize it")
 
 

@@ -66,9 +66,9 @@ class _Outside:
         if node.op.name == "constant" and not node.control_inputs:
             self._known[tensor] = self.build(node, [])
         elif node.op.name in VIEWS and not node.control_inputs:
-            inputs = [self.find(each) for each in node.inputs]
-            if None not in inputs:
-                self._known[tensor] = self.build(node, [each for each in inputs if each is not None])
+            inputs = [found for each in node.inputs if (found := self.find(each)) is not None]
+            if len(inputs) == len(node.inputs):
+                self._known[tensor] = self.build(node, inputs)
         return self._known.get(tensor)
 
     def build(self, node: Node, inputs: Sequence[Tensor]) -> Tensor:
@@ -105,7 +105,8 @@ class Behind:
                     self.needed = list(dict.fromkeys((*self.needed, *factors)))
 
     def _is_column_sum(self, node: Node) -> bool:
-        return node.op is sum_to and node.inputs[0] in self.needed and node.outputs[0].spec.known
+        summed = node.op is sum_to and any(node.inputs[0] is factor for factor in self.needed)
+        return summed and node.outputs[0].spec.known
 
     def build(self, whole: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """The gradients by the tensor captured; ``whole`` has what is needed, of all turns."""

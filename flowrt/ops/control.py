@@ -330,14 +330,15 @@ class _Backward:
     def _turns_as_often_as_rows(self) -> bool:
         return self.node.attrs["cond"] is None and not self.counted and bool(self.scanned)
 
-    def _split(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _split(self) -> tuple[list[Tensor], set[Tensor]]:
         """What of the forward turn the backward one needs: values to stack, and inputs to hand it again."""
-        varies = {t.op for t in (*self.state, *self.row)}
+        state, row = set(self.state), set(self.row)
+        varies = {t.op for t in state | row}
         for node in self.inside.nodes:
             if node in self.turn and any(t.op in varies for t in node.inputs):
                 varies.add(node)
         stack: dict[Tensor, None] = {}
-        again: dict[Tensor, None] = {}
+        again: set[Tensor] = set()
         left = [t for t in (*self.to_state, *self.to_kept, *self.to_row) if t is not None] + self.behind.needed
         seen: set[Tensor] = set()
         while left:
@@ -345,13 +346,13 @@ class _Backward:
             if tensor in seen:
                 continue
             seen.add(tensor)
-            if tensor in self.state or (tensor.op in self.turn and tensor.op in varies and tensor not in self.row):
+            if tensor in state or (tensor.op in self.turn and tensor.op in varies and tensor not in row):
                 stack[tensor] = None
-            elif tensor in self.row or tensor.op.op.name == "placeholder":
-                again[tensor] = None
+            elif tensor in row or tensor.op.op.name == "placeholder":
+                again.add(tensor)
             else:
                 left += tensor.op.inputs
-        return list(stack), list(again)
+        return list(stack), again
 
     def _stacked(self, wanted: Sequence[Tensor]) -> list[Tensor]:
         """The stacks of those values of each turn, which the forward loop is made to keep."""
@@ -369,7 +370,7 @@ class _Backward:
         before = [n for n in self.body.nodes if n.op == loop.name]
         return sum(len(n.outputs) for n in again) > sum(len(n.outputs) for n in before)
 
-    def _build(self, wanted: list[Tensor], again: list[Tensor]) -> tuple[Any, ...]:
+    def _build(self, wanted: list[Tensor], again: set[Tensor]) -> tuple[Any, ...]:
         node, inside = self.node, self.inside
         stacks = self._stacked(wanted)
         rows = [(r, outside) for r, outside in zip(self.row, self.rows, strict=True) if r in again]
