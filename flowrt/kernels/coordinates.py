@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from flowrt.kernels.launch import Application, apply_kernel, copy_step
 from flowrt.kernels.program import FOLDS, Member, axes_of, specs_of
 from flowrt.kernels.rowwise import Key, Kind, Reading, row_space
 from flowrt.kernels.table import View
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.kernels.pieces import Parts
 
 MOST = 4  # entries of a row; code grows with them
 MOST_MEMBERS = 64
@@ -64,6 +68,25 @@ def by_coordinates(
     if not reading.read() or any(n not in reading.kinds for n in results):
         return None
     return _Writing(reading).program(results)
+
+
+def apply_coordinates(parts: Parts, thin: Coordinates, device: str) -> Application:
+    """The application of a program of coordinates, between copies that put apart what it reads, and together again."""
+    given = [parts.take(spec) if place.apart else place.operand for place, spec in zip(*thin.read, strict=True)]
+    made = [parts.take(spec) if place.apart else place.operand for place, spec in zip(*thin.written, strict=True)]
+    for at, place, spec in zip(given, *thin.read, strict=True):
+        if place.apart:
+            dense = View.dense(spec.concrete)
+            parts.steps.append(copy_step(place.operand, at, spec.dtype, place.view, dense, device))
+    _, inputs = thin.read
+    _, outputs = thin.written
+    program = {"members": thin.members, "results": thin.results}
+    parts.add(apply_kernel("fused", inputs, outputs, program, device), [*given, *made])
+    for at, place, spec in zip(made, *thin.written, strict=True):
+        if place.apart:
+            dense = View.dense(spec.concrete)
+            parts.steps.append(copy_step(at, place.operand, spec.dtype, dense, place.view, device))
+    return parts.application()
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...
 Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 
 FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
-PART, REPEATS = "getitem", frozenset({"spread", "broadcast_to"})
+PAD, PART, REPEATS = "pad", "getitem", frozenset({"spread", "broadcast_to"})
 VIEWS = REPEATS | {PART}
 CACHED = 1 << 22  # bytes that one launch may leave to another and stay in a cache
 
@@ -55,6 +55,9 @@ def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
         elif op == PART:
             steps = index_steps(dict(attrs)["key"], specs[operands[0]].concrete)
             specs.append(Spec(dtype, [step.count for step in steps if step.kept]))
+        elif op == PAD:
+            pairs = zip(dict(attrs)["paddings"], specs[operands[0]].concrete, strict=True)
+            specs.append(Spec(dtype, [before + size + after for (before, after), size in pairs]))
         elif op in FOLDS:
             shape, axes = specs[operands[0]].concrete, axes_of(specs[operands[0]], attrs)
             left = (

@@ -22,6 +22,7 @@ from flowrt.passes.hasten import hasten
 from flowrt.passes.lower import lower
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.order_state import order_state
+from flowrt.passes.paddings import join_paddings
 from flowrt.passes.partition import Client, Transfer, partition
 from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune
@@ -137,7 +138,8 @@ def _join(
         contracted = contract(body, where, supports)
         if fusible is None:
             return contracted
-        return append_epilogues(*fuse(contracted, where, fusible, regions=False), fusible)
+        fused, homes = fuse(contracted, where, fusible, regions=False)
+        return join_paddings(append_epilogues(fused, homes, fusible), homes, fusible)
 
     where = placement
     before, step = step, bag(step, placement, supports)
@@ -156,6 +158,9 @@ def _join(
         joined = _count(step, "with_epilogue")
         if joined:
             report("append_epilogues", products=joined)
+        before, step = step, join_paddings(step, where, fusible)
+        if step is not before:
+            report("join_paddings", nodes=len(before.nodes) - len(step.nodes))
     return hasten(step), where
 
 

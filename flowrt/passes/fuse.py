@@ -287,7 +287,7 @@ class _Grouping:
 
 def _rewritten(step: Step, grouped: Sequence[Sequence[int]], where: Mapping[int, Device], first: int) -> Step:
     """``step`` with each of the groups as one node; nodes from ``first`` on were added by this pass."""
-    users = _users(step)
+    users = users_of(step)
     inside = {i for members in grouped for i in members}
     views = find_views(step, where, users, inside) - inside
     groups = [(members, _views_of(step, members, views)) for members in grouped]
@@ -320,7 +320,7 @@ def _views_of(step: Step, members: Sequence[int], views: Collection[int]) -> lis
     return list(dict.fromkeys(source for i in members for source, _ in step.nodes[i].inputs if source in views))
 
 
-def _users(step: Step) -> dict[int, set[int]]:
+def users_of(step: Step) -> dict[int, set[int]]:
     """Who takes each node's values: nodes, and `FED` for the step's own caller."""
     users: dict[int, set[int]] = {i: set() for i in step.nodes}
     for node in step.nodes.values():
@@ -339,7 +339,7 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], numb
     inside = set(members)
     inputs = tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
     numbers = {ref: number for number, ref in enumerate((*inputs, *((i, 0) for i in members)))}
-    program = tuple(_member(node, numbers) for node in nodes)
+    program = tuple(member_of(node, numbers) for node in nodes)
     leaving = leaving or [(members[-1], 0)]  # a target, or what only order is wanted of
     results = tuple(numbers[ref] for ref in leaving)
     attrs: dict[str, Attr] = {"_many": len(inputs), "members": program, "results": results}
@@ -357,7 +357,8 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], numb
     )
 
 
-def _member(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
+def member_of(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
+    """A node as a member of a program."""
     operands, attrs = tuple(numbers[ref] for ref in node.inputs), tuple(sorted(node.attrs.items()))
     return node.op.name, operands, node.outputs[0].dtype.name, attrs
 

@@ -1,0 +1,134 @@
+"""Make one node of a padding, what is computed inside it and what is computed around it, as stencils have them.
+
+Law: a pass on a placed step whose elementwise nodes are fused. All run on one device, under the same sides of switches
+and behind the same effects. Only the padding reads the node ahead of it, and only the node behind it reads the padding;
+the node made stands in that one's place, under its id and name, where all that the others waited for is done. Sizes are
+known, and large enough for it to matter that neither the inside nor what is padded is written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flowrt.op import lookup
+from flowrt.ops.fused import parts_of
+from flowrt.passes.folds import FOLDS
+from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, member_of, moved, outside, users_of
+from flowrt.passes.rows import LINKS
+from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
+from flowrt.passes.views import PART, REPEATS
+
+if TYPE_CHECKING:
+    from flowrt.device import Device
+    from flowrt.op import Attr
+    from flowrt.spec import Shape
+
+PAD, VIEWS = "pad", REPEATS | {PART}
+LARGE = 1 << 14  # entries
+
+
+def join_paddings(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> Step:
+    """``step`` with nodes ``fused`` around paddings."""
+    pads = [node for node in step.nodes.values() if node.op.name == PAD and _is_large(node)]
+    if not pads:
+        return step
+    users, guards, behind = users_of(step), guards_of(step), markers(step, placement)
+
+    def alike(one: int, other: int) -> bool:
+        under = guards.get(one, NO_GUARDS) == guards.get(other, NO_GUARDS)
+        return placement[one] == placement[other] and behind[one] == behind[other] and under
+
+    joined: dict[int, list[StepNode]] = {}  # by the last of each: what is ahead, if anything, the padding, the reader
+    for pad in pads:
+        reader, ahead = _reader(step, pad, users), step.nodes.get(pad.inputs[0][0])
+        if reader is None or reader.id in joined or not alike(pad.id, reader.id):
+            continue
+        if not _goes_over_entries(step, reader, pad.outputs[0].dims, fusible, placement):
+            continue
+        joined[reader.id] = [pad, reader]
+        if ahead is None or users[ahead.id] != {pad.id} or not alike(ahead.id, pad.id):
+            continue
+        dims = step.spec(pad.inputs[0]).dims
+        if len(ahead.outputs) == 1 and _goes_over_entries(step, ahead, dims, fusible, placement, VIEWS):
+            joined[reader.id] = [ahead, pad, reader]
+    return _rewritten(step, {last: nodes for last, nodes in joined.items() if len(_taken(nodes)) <= MAX_INPUTS})
+
+
+def _is_large(node: StepNode) -> bool:
+    dims = node.outputs[0].dims
+    return dims is not None and None not in dims and math.prod(n for n in dims if n is not None) >= LARGE
+
+
+def _reader(step: Step, pad: StepNode, users: Mapping[int, Collection[int]]) -> StepNode | None:
+    """The only node that reads a padding and waits for it."""
+    if len(users[pad.id]) != 1 or FED in users[pad.id] or pad.id in step.targets:
+        return None
+    (reader,) = (step.nodes[i] for i in users[pad.id])
+    return reader if (pad.id, 0) in reader.inputs else None
+
+
+def _goes_over_entries(
+    step: Step,
+    node: StepNode,
+    dims: Shape | None,
+    fusible: Fusible,
+    placement: Mapping[int, Device],
+    views: Collection[str] = (),
+) -> bool:
+    """Whether a node computes entry by entry what it answers, all of it of these dims; it may read some ``views``."""
+    taken = [step.spec(ref) for ref in node.inputs]
+    known = all(spec.dims is not None and None not in spec.dims for spec in taken)
+    if not known or any(out.dims != dims for out in node.outputs) or node.op.stateful or node.op.effect:
+        return False
+    if node.op.name == "fused":
+        return (FOLDS | LINKS | {PART, PAD}).difference(views).isdisjoint(parts_of("fused", node.attrs))
+    dtypes = [spec.dtype for spec in (*taken, *node.outputs)]
+    return len(node.outputs) == 1 and fusible(node.op.name, dtypes, placement[node.id].kind or "")
+
+
+def _taken(nodes: Collection[StepNode]) -> tuple[Ref, ...]:
+    """What nodes take that none of them makes."""
+    inside = {node.id for node in nodes}
+    return tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
+
+
+def _rewritten(step: Step, joined: Mapping[int, Sequence[StepNode]]) -> Step:
+    home = {node.id: last for last, nodes in joined.items() for node in nodes}
+    made = {last: _node(nodes) for last, nodes in joined.items()}
+    left = (node for node in step.nodes.values() if home.get(node.id, node.id) == node.id)
+    return replace(
+        step,
+        nodes=in_order({node.id: moved(made.get(node.id, node), {}, home) for node in left}),
+        targets=tuple(dict.fromkeys(home.get(i, i) for i in step.targets)),
+    )
+
+
+def _node(nodes: Sequence[StepNode]) -> StepNode:
+    """The node of all, the last of which it stands for."""
+    inputs, last = _taken(nodes), nodes[-1]
+    number = {ref: n for n, ref in enumerate(inputs)}
+    members: list[Any] = []
+    for node in nodes:
+        first = len(inputs) + len(members)
+        if node.op.name == "fused":
+            program: Any = node.attrs
+            own = [*(number[ref] for ref in node.inputs), *range(first, first + len(program["members"]))]
+            members += [(op, tuple(own[n] for n in taken), *rest) for op, taken, *rest in program["members"]]
+            results = [own[n] for n in program["results"]]
+        else:
+            members.append(member_of(node, number))
+            results = [first]
+        number |= {(node.id, n): result for n, result in enumerate(results)}
+    attrs: dict[str, Attr] = {"_many": len(inputs), "members": tuple(members), "results": tuple(results)}
+    inside = {node.id for node in nodes}
+    return replace(
+        last,
+        op=lookup("fused"),
+        inputs=inputs,
+        attrs=attrs,
+        control=outside((node.control for node in nodes), inside),
+        after=outside((node.after for node in nodes), inside),
+    )
