@@ -10,7 +10,7 @@ from flowrt.errors import SpecError
 from flowrt.op import as_value, frozen, located, lookup, op
 from flowrt.ops.inference import carry, described, filled
 from flowrt.plain import as_dtype_of, default_array, takes
-from flowrt.spec import Spec, as_dtype, spec_of
+from flowrt.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -131,7 +131,7 @@ def arange_op(start: Spec, stop: Spec, step: Spec) -> Spec:
         raise SpecError("arange needs a step other than 0")
     count = len(range(start.value, stop.value, step.value))  # type: ignore[arg-type]
     out = Spec(start.dtype, (count,))
-    return carry(out, lambda a, b, c: np.arange(a, b, c), start, stop, step) if count <= 64 else out
+    return carry(out, lambda *bounds: range(*map(int, bounds)), start, stop, step) if count <= MAX_VALUE_SIZE else out
 
 
 @arange_op.gradient

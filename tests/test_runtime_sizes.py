@@ -1,0 +1,51 @@
+"""Integers that only a step knows: counts, shapes and bounds that are fed, or are sizes of what is fed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COUNTS = (0, 1, 4, 64, 65)  # inference carries the values of 64 integers at most
+
+OF_A_COUNT: dict[str, tuple[Callable[[Any], Any], Callable[[int], Any]]] = {
+    "arange": (fr.arange, np.arange),
+    "arange of int32": (lambda n: fr.arange(fr.astype(n, "int32")), np.arange),
+    "arange from a count down": (lambda n: fr.arange(n, -5, -3), lambda n: np.arange(n, -5, -3)),
+    "arithmetic of an arange": (lambda n: -fr.arange(n) * 2 // 3 % 5, lambda n: -np.arange(n) * 2 // 3 % 5),
+    "a part of an arange": (lambda n: fr.arange(n)[1::2], lambda n: np.arange(n)[1::2]),
+    "the sum of an arange": (lambda n: fr.sum(fr.arange(n)), lambda n: np.arange(n).sum()),
+    "a shape": (lambda n: fr.zeros((n, 2)), lambda n: np.zeros((n, 2), "float32")),
+    "a shape of another": (lambda n: fr.ones(fr.arange(n)[:2]), lambda n: np.ones(np.arange(n)[:2], "float32")),
+    "a causal mask": (
+        lambda n: fr.less_equal(fr.arange(n), fr.expand_dims(fr.arange(n), 1)),
+        lambda n: np.arange(n) <= np.arange(n)[:, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"optimize": False}, {"tapes": False}], ids=str)
+def test_a_fed_count_makes_as_many(options: dict[str, Any]) -> None:
+    with fr.Graph() as graph:
+        n = fr.placeholder("int64", ())
+        made = {name: build(n) for name, (build, _) in OF_A_COUNT.items()}
+    with fr.BlockingSession(graph, options=fr.Options(**options)) as session:
+        for count in COUNTS:
+            for name, got in session.run(made, {n: count}).items():
+                np.testing.assert_array_equal(got, OF_A_COUNT[name][1](count), err_msg=f"{name} of {count}")
+
+
+def test_the_sizes_of_what_is_fed_count_too() -> None:
+    with fr.Graph() as graph:
+        rows = fr.placeholder("float32", (None, 3))
+        numbers = fr.arange(fr.shape_of(rows)[0])
+    with fr.BlockingSession(graph) as session:
+        for count in COUNTS:
+            got = session.run(numbers, {rows: np.ones((count, 3), "float32")})
+            np.testing.assert_array_equal(got, np.arange(count))
