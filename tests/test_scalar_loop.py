@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.kernels import background, scalar_loop, store
+from flowrt.kernels import background, fused, scalar_loop, store
 from flowrt.kernels.background import wait_compiled
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.many import ManyStep
 from flowrt.kernels.nested import NestedStep
 from flowrt.kernels.scalar_loop import LOOP, ScalarLoopStep, read_program
 from flowrt.kernels.store import cache_folder, found_loop_symbol, nested_address
+from flowrt.ops.fused import fused as fused_op
 from flowrt.sched.nesting import apply_structured
 from flowrt.sched.recording import record
 from flowrt.sched.scalar_loops import apply_scalar_loop
@@ -150,3 +152,27 @@ async def test_a_loop_that_writes_nothing_between_its_turns_sees_that_it_is_to_e
     async with fr.Session(graph, options=fr.Options(threads=1)) as session:
         with pytest.raises(fr.StepTimeout):
             await session.run(halved, {x: np.float32(np.inf)}, timeout=0.05)
+
+
+SINE = (("sin", (0,), "float64", ()), ("multiply", (1, 0), "float64", ()))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_small_launches_in_one_are_taken_where_all_of_them_are_compiled(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body is two fused launches whose kernels another program may have left in the cache."""
+    with fr.Graph() as graph:
+        rows = [fr.placeholder("float64", (5, 1)) for _ in range(2)]
+        fr.map_fn(lambda pair: tuple(fused_op([a], members=SINE, results=(2,)) for a in pair), tuple(rows))
+    node = next(n for n in graph.nodes if n.op.name == "loop")
+    monkeypatch.setattr(scalar_loop, "is_there", lambda symbol: False)
+    monkeypatch.setattr(background, "was_tried", lambda symbol: False)
+    monkeypatch.setattr(fused, "is_compiled", lambda variant: True)
+    for name in ("is_compiled", "is_nested_compiled", "is_many_compiled"):
+        monkeypatch.setattr(scalar_loop, name, lambda _=None: there)
+    specs, outputs = [t.spec for t in node.inputs], [t.spec for t in node.outputs]
+    (step,) = apply_structured("loop", specs, outputs, node.attrs, "cpu:0", record).steps
+    assert isinstance(step, NestedStep if there else ScalarLoopStep)
+    if isinstance(step, NestedStep):
+        assert [type(inner.step) for inner in step.spans[1]] == [ManyStep]

@@ -23,14 +23,22 @@ from flowrt.errors import GraphError
 from flowrt.kernels import background
 from flowrt.kernels.background import Order
 from flowrt.kernels.epilogue import EpilogueStep
+from flowrt.kernels.many import ManyStep
 from flowrt.kernels.nested import NestedStep
-from flowrt.kernels.store import is_compiled, is_nested_compiled, is_there, scalar_loop_address, scalar_loop_symbol
+from flowrt.kernels.store import (
+    is_compiled,
+    is_many_compiled,
+    is_nested_compiled,
+    is_there,
+    scalar_loop_address,
+    scalar_loop_symbol,
+)
 from flowrt.kernels.table import Call, Kernel, View, natural
 from flowrt.kernels.turn import Turn, plain_turn, read_turn
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import Application, Operand
+    from flowrt.kernels.launch import AnyStep, Application, Operand
     from flowrt.plan import PlanNode
 
 LOOP = "loop "
@@ -157,11 +165,13 @@ def sooner(scalar: Application, nested: Callable[[], Application]) -> Applicatio
     return replace(other, orders=(Order(symbol, LOOP + step.program.text()),))
 
 
-def _is_compiled(step: Any) -> bool:
+def _is_compiled(step: AnyStep) -> bool:
     if isinstance(step, NestedStep):
         return is_nested_compiled(step.kind) and all(_is_compiled(inner.step) for span in step.spans for inner in span)
     if isinstance(step, EpilogueStep):
         return _is_compiled(step.product) and _is_compiled(step.epilogue)
+    if isinstance(step, ManyStep):
+        return is_many_compiled() and all(map(_is_compiled, step.members))
     if isinstance(step, ScalarLoopStep):
         return is_there(scalar_loop_symbol(step.program))
     return is_compiled(step.variant())

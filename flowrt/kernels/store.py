@@ -159,6 +159,11 @@ def is_nested_compiled(kind: str) -> bool:
     return is_there(part_symbol(_NESTED[kind]))
 
 
+def is_many_compiled() -> bool:
+    """The same of the entry that runs several steps as one."""
+    return is_there(part_symbol(_MANY))
+
+
 def is_there(symbol: str) -> bool:
     """Whether that object is loaded or in the folder."""
     return symbol in _entries or is_stored(symbol)
