@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.kernels.folds import add_loosely
-from flowrt.kernels.partials import Form5, count_parts
-from flowrt.kernels.reduce import five_sizes, form_of
+from flowrt.kernels.partials import FormOf, count_parts
+from flowrt.kernels.reduce import Folded, form_of, form_over
 from flowrt.kernels.table import Attrs, Call, View, jitable, kernel
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec
@@ -32,11 +32,12 @@ FOUND = 2  # the sum, and the squares about the mean
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How the entries of ``sizes`` are cut into units of work; the last axis is reduced or kept.
+    """How the entries of a ``form``, seen in ``sizes``, are cut into units of work; the last axis is reduced or kept.
 
     Where columns are few, so many rows are taken ``together`` as one; they are told apart again at the end.
     """
 
+    form: Folded
     sizes: tuple[int, ...]
     last: bool
     together: int
@@ -60,33 +61,33 @@ class Cut:
 
     def call(self, given: int, columns: int, units: int) -> Call:
         """For so many operands of all entries, then so many of one for each result, and what is held of both."""
-        entries, results = View.dense(self.sizes), View.dense((self.groups, self.wide // self.together))
+        entries, results = self.form.seen(self.sizes), View.dense((self.groups, self.wide // self.together))
         found = View.dense((self.groups, self.parts, FOUND, self.wide)), View.dense((3, min(self.wide, COLUMNS)))
-        return Call((*[entries] * given, *[results] * columns, *found), (int(self.last),), units)
+        return Call((*[entries] * given, *[results] * columns, *found), (int(self.last),), units, copied=self.sizes)
 
 
-def _cut(sizes: tuple[int, ...], last: bool) -> Cut:
-    outer, a, middle, b, tail = sizes
+def _cut(form: Folded) -> Cut:
+    (outer, a, middle, b, tail), last = form.sizes, form.last
     together = 1
     while not last and a == 1 and b > 0 and b % 2 == 0 and 0 < tail < WIDE:
         b, tail, together = b // 2, tail * 2, together * 2
-    return Cut((outer, a, middle, b, tail), last, together)
+    return Cut(form, (outer, a, middle, b, tail), last, together)
 
 
 class Laid:
     """How a kernel of so many operands with all entries, and so many with the results' shape, is laid out."""
 
-    def __init__(self, given: int, columns: int, form: Form5) -> None:
+    def __init__(self, given: int, columns: int, form: FormOf) -> None:
         self._given, self._columns, self._form = given, columns, form
 
     def first(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
         """Of the first step, in which parts are units of work."""
-        cut = _cut(*self._form(inputs, attrs))
+        cut = _cut(self._form(inputs, attrs))
         return cut.call(self._given, self._columns, cut.units)
 
     def second(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
         """Of the second step, in which results are."""
-        return _cut(*self._form(inputs, attrs)).call(self._given, self._columns, outputs[0].size)
+        return _cut(self._form(inputs, attrs)).call(self._given, self._columns, outputs[0].size)
 
     def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """What was found of every part."""
@@ -97,9 +98,10 @@ class Laid:
         return [Spec(outputs[0].dtype, self.first(inputs, outputs, attrs).views[-1].shape)]
 
     def on_cuda(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-        sizes, last = self._form(inputs, attrs)
+        form = self._form(inputs, attrs)
+        sizes, last = form.sizes, form.last
         results = View.dense((sizes[0], sizes[2], 1 if last else sizes[4]))
-        return Call((*[View.dense(sizes)] * self._given, *[results] * self._columns), (int(last),))
+        return Call((*[form.seen(sizes)] * self._given, *[results] * self._columns), (int(last),), copied=sizes)
 
 
 @jitable
@@ -327,11 +329,11 @@ def add_parts(
         total[group, column], product[group, column] = one, other
 
 
-def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> tuple[tuple[int, ...], bool]:
-    """The five sizes where the axes are those along which the mean repeats."""
+def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> Folded:
+    """The form where the axes are those along which the mean repeats."""
     shape, mean = inputs[0].concrete, inputs[2].concrete
     kept = (1,) * (len(shape) - len(mean)) + mean
-    return five_sizes(shape, [i for i, n in enumerate(kept) if n == 1])
+    return form_over(shape, [i for i, n in enumerate(kept) if n == 1])
 
 
 _sums = Laid(2, 3, _form_about)

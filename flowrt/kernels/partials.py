@@ -8,6 +8,7 @@ themselves and nothing is parted (`reduce`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +21,13 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.folds import Fold
+    from flowrt.kernels.reduce import Folded
 
 PART, PARTS = 1 << 14, 32  # entries that are worth a unit of work, and how many units are enough
 OUTER, RESULTS = 8, 2048  # from so many groups of results, or results in a group, they are units enough
 COLUMNS = 1024  # folded at a time: long rows are read from end to end, what is held of them stays in the nearest cache
 
-Form5 = Callable[[Sequence[Spec], Attrs], "tuple[tuple[int, ...], bool]"]
-"""The five sizes of a reduction, and whether the last is reduced."""
+FormOf = Callable[[Sequence[Spec], Attrs], "Folded"]
 
 
 def count_parts(sizes: Sequence[int], last: bool) -> int:
@@ -107,20 +108,21 @@ class Parted:
     fold_rows: Callable[..., Any]
 
 
-def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: Form5, how: Parted) -> None:
+def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: FormOf, how: Parted) -> None:
     """Enter the CPU's kernels of a reduction: ``whole``, a function with its layout and local memory, and in parts."""
     at_once, in_parts = f"{op}_at_once", f"{op}_in_parts"
 
     def layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-        sizes, last = form(inputs, attrs)
-        (outer, rows, columns), kept = _groups(sizes, last)
-        count = count_parts(sizes, last)
-        views = ((outer, rows, columns), (outer, kept), (outer, count, kept), (2, min(kept, COLUMNS)))
-        return Call(tuple(View.dense(shape) for shape in views), (int(last),), outer * count)
+        found = form(inputs, attrs)
+        (outer, rows, columns), kept = _groups(found.sizes, found.last)
+        count = count_parts(found.sizes, found.last)
+        memory = ((outer, kept), (outer, count, kept), (2, min(kept, COLUMNS)))
+        views = (found.seen((outer, rows, columns)), *map(View.dense, memory))
+        return Call(views, (int(found.last),), outer * count, copied=(outer, rows, columns))
 
     def ending(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
         call = layout(inputs, outputs, attrs)
-        return Call(call.views, call.words, call.views[1].size)
+        return replace(call, units=call.views[1].size)
 
     def memory(number: int) -> Any:
         def declare(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -129,7 +131,8 @@ def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: F
         return declare
 
     def apply(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs, device: str) -> Application:
-        chosen = in_parts if count_parts(*form(inputs, attrs)) > 1 else at_once
+        found = form(inputs, attrs)
+        chosen = in_parts if count_parts(found.sizes, found.last) > 1 else at_once
         return apply_kernel(chosen, inputs, outputs, attrs, device)
 
     together = folding_together(how.fold, how.finish)

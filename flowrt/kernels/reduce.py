@@ -1,6 +1,7 @@
 """Reductions over axes, in one form: kept, reduced, kept, reduced and last axis, each merged of neighbours.
 
-The last axis is contiguous and either reduced (then the fourth is 1) or kept. Short rows are turned around some at a
+The last axis is contiguous and either reduced (then the fourth is 1) or kept. Where neighbours come to more groups of
+reduced axes than two, a copy has these side by side. Short rows are turned around some at a
 time, so that a loop takes an entry of each: one over a row would take most of its time to begin and to end. Sums of
 floats are held in float64: a float32 sum of millions of entries is right to its last digit, and costs no more than
 reading them.
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import SpecError
 from flowrt.kernels.folds import Fold, add_loosely, along_row, larger_loosely, multiply_loosely, smaller_loosely
 from flowrt.kernels.partials import Parted, register_parted
 from flowrt.kernels.rowmoves import add_row
@@ -22,6 +22,7 @@ from flowrt.kernels.squares import LANES, turn_rows
 from flowrt.kernels.table import Attrs, Call, View, jitable, kernel, pieces
 from flowrt.kernels.twin import THREADS, cuda
 from flowrt.spec import Spec, normal_axes
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.spec import Shape
@@ -45,23 +46,52 @@ def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
     return out
 
 
-def five_sizes(shape: Shape, axes: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """The five sizes of the form, and whether the last is reduced."""
-    groups = _groups(shape, axes)
-    last_reduced = groups[-1][0]
-    sizes = [n for _, n in groups]
-    match len(sizes), last_reduced:
-        case 1, _:
-            return (1, 1, 1, 1, sizes[0]), False
-        case 2, True:
-            return (sizes[0], 1, 1, 1, sizes[1]), True
-        case 3, False:
-            return (sizes[0], 1, 1, sizes[1], sizes[2]), False
-        case 4, True:
-            return (sizes[0], sizes[1], sizes[2], 1, sizes[3]), True
-        case 5, False:
-            return (sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]), False
-    raise SpecError(f"axes {tuple(axes)} of {shape} lie in more than two groups; reduce some of them first")
+@valueclass
+class Folded:
+    """What is folded: its five ``sizes``, whether the ``last`` is reduced, and how its ``entries`` lie.
+
+    These are copied into the form where the reduced axes lie in more than two groups.
+    """
+
+    sizes: tuple[int, ...]
+    last: bool
+    entries: View
+
+    def seen(self, shape: Sequence[int]) -> View:
+        """The entries for a kernel that takes them in this ``shape``."""
+        return View.dense(shape) if self.entries.contiguous else self.entries
+
+
+def form_over(shape: Shape, axes: Sequence[int]) -> Folded:
+    """The form of what has this shape and is folded over these axes."""
+    sizes = [n for _, n in _groups(shape, axes)]
+    match len(sizes):
+        case 1:
+            return _in_order((1, 1, 1, 1, sizes[0]), False)
+        case 2:
+            return _in_order((sizes[0], 1, 1, 1, sizes[1]), True)
+        case 3:
+            return _in_order((sizes[0], 1, 1, sizes[1], sizes[2]), False)
+        case 4:
+            return _in_order((sizes[0], sizes[1], sizes[2], 1, sizes[3]), True)
+        case 5:
+            return _in_order((sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]), False)
+    return _rearranged(shape, axes, len(sizes) % 2 == 0)
+
+
+def _in_order(sizes: tuple[int, ...], last: bool) -> Folded:
+    return Folded(sizes, last, View.dense(sizes))
+
+
+def _rearranged(shape: Shape, axes: Sequence[int], last: bool) -> Folded:
+    """The form with the reduced axes side by side: last if one of them is, else behind the kept ones before them."""
+    view, reduced = View.dense([n or 0 for n in shape]), [i for i in range(len(shape)) if i in axes]
+    kept = [i for i in range(len(shape)) if i not in axes]
+    head = [i for i in kept if last or i < reduced[0]]
+    tail = kept[len(head) :]
+    outer, folded, inner = (math.prod(view.shape[i] for i in some) for some in (head, reduced, tail))
+    sizes = (outer, 1, 1, 1, folded) if last else (outer, 1, 1, folded, inner)
+    return Folded(sizes, last, view.permute([*head, *reduced, *tail]))
 
 
 def axes_taken(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, ...]:
@@ -69,21 +99,22 @@ def axes_taken(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, ...]:
     return normal_axes(attrs["axis"], inputs[0].rank)
 
 
-def _call(sizes: tuple[int, ...], last: bool, ignored: Sequence[Spec]) -> Call:
+def _call(form: Folded, ignored: Sequence[Spec]) -> Call:
     """Each result is a unit of work."""
+    sizes, last = form.sizes, form.last
     outer, _, middle, _, tail = sizes
     results = (outer, middle, 1 if last else tail)
-    views = (View.dense(sizes), *(View.dense(s.concrete) for s in ignored), View.dense(results))
+    views = (form.seen(sizes), *(View.dense(s.concrete) for s in ignored), View.dense(results))
     memory = View.dense((2, _columns(sizes, last))), View.dense(_lines(sizes, last))
-    return Call((*views, *memory), (int(last),), math.prod(results))
+    return Call((*views, *memory), (int(last),), math.prod(results), copied=sizes)
 
 
-def form_of(inputs: Sequence[Spec], attrs: Attrs) -> tuple[tuple[int, ...], bool]:
-    return five_sizes(inputs[0].concrete, axes_taken(inputs, attrs))
+def form_of(inputs: Sequence[Spec], attrs: Attrs) -> Folded:
+    return form_over(inputs[0].concrete, axes_taken(inputs, attrs))
 
 
 def _layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    return _call(*form_of(inputs, attrs), ())
+    return _call(form_of(inputs, attrs), ())
 
 
 def _columns(sizes: tuple[int, ...], last: bool) -> int:
@@ -101,8 +132,8 @@ def _lines(sizes: tuple[int, ...], last: bool) -> tuple[int, int]:
     return (sizes[4], together) if last and together > 1 else (1, 1)
 
 
-def _memory(form: tuple[tuple[int, ...], bool], entry: Any, wide: Any) -> list[Spec]:
-    return [Spec(wide, (2, _columns(*form))), Spec(entry, _lines(*form))]
+def _memory(form: Folded, entry: Any, wide: Any) -> list[Spec]:
+    return [Spec(wide, (2, _columns(form.sizes, form.last))), Spec(entry, _lines(form.sizes, form.last))]
 
 
 def _local(wide: Callable[[np.dtype[Any]], Any]) -> Any:
@@ -336,19 +367,17 @@ pieces("spread", _spread_layout)
 pieces("broadcast_to", _broadcast_layout)
 
 
-def _summed_axes(x: Spec, y: Spec) -> tuple[int, ...]:
+def _summed(x: Spec, y: Spec) -> Folded:
     pad = x.rank - y.rank
-    return (*range(pad), *(i + pad for i, n in enumerate(y.concrete) if n == 1))
+    return form_over(x.concrete, (*range(pad), *(i + pad for i, n in enumerate(y.concrete) if n == 1)))
 
 
 def _sum_to_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
-    form = five_sizes(inputs[0].concrete, _summed_axes(inputs[0], outputs[0]))
-    return _call(*form, inputs[1:])
+    return _call(_summed(inputs[0], outputs[0]), inputs[1:])
 
 
 def _sum_to_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    form = five_sizes(inputs[0].concrete, _summed_axes(inputs[0], outputs[0]))
-    return _memory(form, inputs[0].dtype, _sum_dtype(inputs[0].dtype))
+    return _memory(_summed(inputs[0], outputs[0]), inputs[0].dtype, _sum_dtype(inputs[0].dtype))
 
 
 _add_up = jitable(reduction(SUM, 0))
