@@ -453,6 +453,16 @@ SHAPE = [
     Example(
         "broadcast_to", lambda x: fr.tile(x, (2, 1, 3)), (normal(2, 3),), lambda x: np.tile(x, (2, 1, 3)), note="tile"
     ),
+    *(
+        Example(
+            "broadcast_to",
+            lambda x, times=times: fr.tile(x, times),
+            (normal(*sizes),),
+            lambda x, times=times: np.tile(x, times),
+            note=f"tile-of-rank-{len(sizes)}",
+        )
+        for sizes, times in (((2, 1, 2, 1, 3), (1, 2, 1, 1, 2)), ((1, 2, 1, 1, 2, 1, 1, 2), (2, 1, 2, 3, 1, 2, 2, 2)))
+    ),
 ]
 
 EXAMPLES: Sequence[Example] = [

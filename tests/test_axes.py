@@ -24,7 +24,9 @@ def log_sum_exp(x: Any, axis: Any, keepdims: bool) -> Any:
     return np.log(np.sum(np.exp(x), axis, keepdims=keepdims))
 
 
-JUDGES: dict[str, Any] = {name: getattr(np, name) for name in ("sum", "mean", "max", "min", "prod", "any", "all", "var")}
+JUDGES: dict[str, Any] = {
+    name: getattr(np, name) for name in ("sum", "mean", "max", "min", "prod", "any", "all", "var")
+}
 
 
 @pytest.mark.parametrize("keepdims", [False, True])

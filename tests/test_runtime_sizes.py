@@ -41,6 +41,16 @@ def test_a_fed_count_makes_as_many(options: dict[str, Any]) -> None:
                 np.testing.assert_array_equal(got, OF_A_COUNT[name][1](count), err_msg=f"{name} of {count}")
 
 
+@pytest.mark.parametrize("times", [(2, 3), (1, 0), (1, 1)], ids=str)
+def test_a_fed_vector_says_how_often_to_repeat(times: tuple[int, int]) -> None:
+    rows = np.arange(6.0).reshape(2, 3)
+    with fr.Graph() as graph:
+        repeats = fr.placeholder("int64", (2,))
+        tiled = fr.tile(rows, repeats)
+    with fr.BlockingSession(graph) as session:
+        np.testing.assert_array_equal(session.run(tiled, {repeats: np.array(times)}), np.tile(rows, times))
+
+
 def test_the_sizes_of_what_is_fed_count_too() -> None:
     with fr.Graph() as graph:
         rows = fr.placeholder("float32", (None, 3))

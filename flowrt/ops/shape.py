@@ -6,18 +6,20 @@ Shapes may be tuples or integer vector tensors; the latter's known entries (`Spe
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import located, op
+from flowrt.op import as_value, located, op
 from flowrt.ops.inference import carry, described, filled, target
 from flowrt.ops.reduce import broadcast_to, sum
 from flowrt.ops.source import shape_of
-from flowrt.spec import MAX_VALUE_SIZE, Shape, Spec, index_steps, normal_axes
+from flowrt.spec import MAX_RANK, MAX_VALUE_SIZE, Shape, Spec, index_steps, normal_axes
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -336,14 +338,44 @@ def pad(x: Any, paddings: Any, value: float = 0, *, name: str | None = None) -> 
 
 
 @located("tile")
-def tile(x: Any, repeats: int | Sequence[int], *, name: str | None = None) -> Any:
-    """``x`` repeated ``repeats[i]`` times along axis i (counted from the last, as NumPy does)."""
-    repeats = (repeats,) if isinstance(repeats, int) else repeats
-    spec = described(x)
-    count = max(spec.rank, len(repeats))
-    times = (1,) * (count - len(repeats)) + tuple(repeats)
-    sizes = [*[1] * (count - spec.rank), *(unstack(shape_of(x)) if spec.rank else ())]
-    both = [n for pair in zip(times, sizes, strict=True) for n in pair]
-    apart = [n for size in sizes for n in (1, size)]
-    repeated = broadcast_to(reshape(x, apart), both)
-    return reshape(repeated, [r * n for r, n in zip(times, sizes, strict=True)], name=name)
+def tile(x: Any, repeats: Any, *, name: str | None = None) -> Any:
+    """``x`` repeated ``repeats[i]`` times along axis i (counted from the last, as NumPy does).
+
+    ``repeats`` are integers or scalar tensors of such, or a vector; one alone is for the last axis.
+    """
+    spec, times = described(x), _times(repeats)
+    count = max(spec.rank, len(times))
+    times = [1] * (count - len(times)) + times
+    sizes = [1] * (count - spec.rank) + _sizes(x)
+    left = [axis for axis, n in enumerate(times) if not (isinstance(n, int) and n == 1)]
+    while left:  # what is repeated takes two axes each, and there may be so many
+        most = MAX_RANK // 2 if left[0] == 0 else (MAX_RANK - 1) // 2
+        axes, left = left[:most], left[most:]
+        x = _repeated(x, sizes, times, axes)
+        sizes = [times[i] * n if i in axes else n for i, n in enumerate(sizes)]
+    return reshape(x, sizes, name=name)
+
+
+def _times(repeats: Any) -> list[Any]:
+    """What `tile` is told as a list of ints and scalar tensors."""
+    value = as_value(repeats) if not isinstance(repeats, (tuple, list)) else repeats
+    if isinstance(value, (tuple, list)):
+        return [n if hasattr(n, "builder") else operator.index(n) for n in map(as_value, value)]
+    if not hasattr(value, "builder"):
+        return [operator.index(n) for n in np.atleast_1d(value)]
+    return list(unstack(value)) if described(value).rank else [value]
+
+
+def _sizes(x: Any) -> list[Any]:
+    """The sizes of ``x``: ints where they are known, scalar tensors where only a step knows."""
+    shape = described(x).shape
+    return [n if n is not None else shape_of(x)[axis] for axis, n in enumerate(shape)]
+
+
+def _repeated(x: Any, sizes: Sequence[Any], times: Sequence[Any], axes: Sequence[int]) -> Any:
+    """``x``, of these sizes, repeated along some of its axes; in any shape."""
+    head = [math.prod(sizes[: axes[0]])] if axes[0] else []
+    blocks = [math.prod(sizes[a:b]) for a, b in itertools.pairwise((*axes, len(sizes)))]
+    apart = [*head, *(n for block in blocks for n in (1, block))]
+    both = [*head, *(n for axis, block in zip(axes, blocks, strict=True) for n in (times[axis], block))]
+    return broadcast_to(reshape(x, apart), both)
