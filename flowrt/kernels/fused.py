@@ -218,16 +218,16 @@ def _in_one(parts: Parts, whole: Whole, specs: Sequence[Spec], members: Sequence
     expression = whole.step.kernel.expression
     assert expression is not None
     parts.begin(whole)
-    shapes = [specs[n].concrete for _, n in whole.ends]
+    results = [specs[n].with_shape((specs[n].size,)) for _, n in whole.ends]
     totals = [
-        Spec(held, (totals_for_each(whole.step.call, number, shape), *shape))
-        for number, (shape, held) in enumerate(zip(shapes, expression.held, strict=True))
+        Spec(held, (totals_for_each(whole.step.call, number, result.size), result.size))
+        for number, (result, held) in enumerate(zip(results, expression.held, strict=True))
     ]
     sources = [parts.take(spec) for spec in totals]
     for spec in whole.copied:
         parts.take(spec)
-    for (at, n), spec, source in zip(whole.ends, totals, sources, strict=True):
-        parts.add(_together(members[n - parts.inputs][0], spec, specs[n], device), [source, at])
+    for (at, n), spec, result, source in zip(whole.ends, totals, results, sources, strict=True):
+        parts.add(_together(members[n - parts.inputs][0], spec, result, device), [source, at])
     return parts.application()
 
 

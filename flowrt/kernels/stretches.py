@@ -61,7 +61,6 @@ def side_by_side(shape: Shape, kept: Sequence[Shape], views: Sequence[View]) -> 
     return max(1, min(WIDE, total) // columns)
 
 
-def totals_for_each(call: Call, number: int, shape: Sequence[int]) -> int:
-    """How many totals each result of fold ``number`` is made of, whose results are of that shape."""
-    size = math.prod(shape)
+def totals_for_each(call: Call, number: int, size: int) -> int:
+    """How many totals each result of fold ``number`` is made of, which has ``size`` results."""
     return call.units * (int(call.words[2 + 2 * number]) // size if size else 1)
