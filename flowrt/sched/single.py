@@ -205,7 +205,8 @@ class StackRunner:
             case "append_row":
                 return (inputs[0].and_rows(inputs[1:]),)
             case "append_rows":
-                return (inputs[0].and_rows(inputs[1][: int(inputs[2])]),)
+                rows, more, count = inputs
+                return (rows.and_rows(more[: int(count)], more.shape[1:]),)
         try:
             spec, reverse = self.node.outputs[0], self.node.attrs["reverse"]
             return (inputs[0].stacked(spec, int(inputs[1]), reverse, self._memory.empty),)

@@ -35,21 +35,25 @@ STACKING = frozenset({"no_rows", "append_row", "append_rows", "stack_rows"})
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows that a loop has stacked so far. Those that come of each other share one list, as long as each is
-    followed by one: so a row more costs the same, however many there are."""
+    followed by one: so a row more costs the same, however many there are. ``shape`` is a row's, where a step has told
+    that of rows of which there may be none."""
 
     shared: list[Array] = field(default_factory=list)
     count: int = 0
+    shape: tuple[int, ...] | None = None
 
-    def and_rows(self, rows: Sequence[Array]) -> Rows:
+    def and_rows(self, rows: Sequence[Array], shape: tuple[int, ...] | None = None) -> Rows:
         """These rows, and ``rows`` after them."""
         shared = self.shared if len(self.shared) == self.count else self.shared[: self.count]
         shared.extend(rows)
-        return Rows(shared, self.count + len(rows))
+        return Rows(shared, self.count + len(rows), self.shape if shape is None else shape)
 
     def stacked(self, spec: Spec, length: int, reverse: bool, empty: Empty = np.empty) -> Array:
         """The rows as one array of that ``length``, zeros where there are none."""
         rows = self.shared[: self.count]
-        shape = rows[0].shape if rows else tuple(n or 0 for n in spec.shape[1:])
+        shape = rows[0].shape if rows else self.shape
+        if shape is None:
+            shape = tuple(n or 0 for n in spec.shape[1:])
         if any(row.shape != shape for row in rows):
             raise SpecError(f"its turns stack rows of different shapes: {sorted({str(list(r.shape)) for r in rows})}")
         out = empty((length, *shape), spec.dtype)
