@@ -22,7 +22,8 @@ from kernel_world import own_tables
 from flowrt.errors import FlowrtError, GraphError
 from flowrt.kernels import store
 from flowrt.kernels.launch import apply_kernel, run_kernel
-from flowrt.kernels.store import cache_folder, complaint, locked, object_code
+from flowrt.kernels.locking import locked
+from flowrt.kernels.store import cache_folder, complaint, object_code
 from flowrt.kernels.table import Call, View, elementwise, kernel
 from flowrt.spec import Spec
 

@@ -62,6 +62,7 @@ OWNERS = {
     "marshal": [],
 }
 PURE = [
+        "kernels/locking",
     *MEANING,
     *(
         f"sched/{name}"

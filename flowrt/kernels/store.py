@@ -1,22 +1,21 @@
 """Compiled kernels on disk: each variant is compiled once per machine, by one process, and loaded without a compiler.
 
 Files are named by a hash of everything that decides their content (kernel sources, dtypes, ranks, CPU, versions),
-written whole under a lock and checked by digest when read, so any number of processes may share the folder. Only files
-of this user or of root that no one else may write are taken. Where the folder cannot be used, kernels are compiled anew
-by each process. The folder is bounded: the files written longest ago go first.
+written whole under a lock (`locking`) and checked by digest when read, so any number of processes may share the folder.
+Only files of this user or of root that no one else may write are taken. Where the folder cannot be used, kernels are
+compiled anew by each process. The folder is bounded: the files written longest ago go first.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +25,7 @@ from flowrt.errors import GraphError
 from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, open_trusted
 from flowrt.kernels.fingerprint import fingerprint
 from flowrt.kernels.loading import load_object
+from flowrt.kernels.locking import check_wanted, held, locked
 from flowrt.kernels.names import symbol_by_name
 from flowrt.kernels.surroundings import identity
 from flowrt.valueclass import valueclass
@@ -334,7 +334,7 @@ def scalar_loop_address(program: ScalarProgram) -> int:
 def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:
     found = _entries.get(symbol)
     if found is None:
-        with _load_lock:
+        with held(_load_lock):
             found = _entries.get(symbol)
             if found is None:
                 found = bundle().address(symbol) or load_object(symbol, object_code(symbol, compile_object))
@@ -348,12 +348,13 @@ def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
     code = bundle().code(symbol) or _read(path)
     if code is not None:
         return code
-    with locked(path.with_suffix(".lock")):
+    with locked(path.with_suffix(".lock"), path.exists) as alone:
         code = _read(path)  # another process may have written it while we waited
         if code is None:
+            check_wanted()
             _log.debug("compiling %s", symbol)
             code = compile_object()
-            _write(path, code)
+            _write(path, code, alone)
     return code
 
 
@@ -372,10 +373,12 @@ def _read(path: Path) -> bytes | None:
     return code if code and digest == _digest(path, code) else None
 
 
-def _write(path: Path, code: bytes) -> None:
+def _write(path: Path, code: bytes, alone: bool) -> None:
+    """Put an object in its place, whole; ``alone``: its lock is held, so nobody else writes it now."""
     partial = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
-        _tidy(path)
+        if alone:
+            _tidy(path)
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(code + _digest(path, code))
         os.replace(partial, path)
@@ -392,34 +395,3 @@ def _tidy(path: Path) -> None:
     if len(objects) >= _KEPT:
         for old in sorted(objects, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)[: _KEPT // 8]:
             Path(old.path).unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file ``path``, if the folder allows, and remove it afterwards. The system frees a dead holder's."""
-    handle = _lock(path)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            os.close(handle)
-
-
-def _lock(path: Path) -> int | None:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        while True:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                with suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(handle), os.stat(path)):
-                        return handle
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)  # whoever held it removed the file: what we locked is no one else's lock
-    except OSError:  # a folder that cannot be written, or a file system without locks
-        return None

@@ -20,6 +20,7 @@ import numpy as np
 
 from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
+from flowrt.kernels.locking import while_wanted
 from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.effects import handler_of
 from flowrt.sched.footprint import Footprint, predict_peak, survey
@@ -218,7 +219,8 @@ class Executor:
         tape = None if unit.region is None else self.tapes.get(unit.region, inputs)
         runner = self.runners[unit.nodes[0]]
         began = time.perf_counter()
-        outputs = self.carry_out(unit, inputs, words)
+        with while_wanted(lambda: not words[STATUS]):
+            outputs = self.carry_out(unit, inputs, words)
         seconds = time.perf_counter() - began
         if tape is not None:
             tape.took(seconds)
