@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowrt.errors import ClosedError, carried_site, user_site
 from flowrt.interrupts import InterruptWatch
 from flowrt.session import Session
+from flowrt.tracebacks import brief, shorten
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -124,6 +125,7 @@ class BlockingSession:
     def __enter__(self) -> BlockingSession:
         if self._thread is not None:
             raise ClosedError("a session is opened once; make another one")
+    @brief
         self._thread = LoopThread()
         self._interrupts = InterruptWatch(self._thread.loop)
         try:
@@ -137,6 +139,7 @@ class BlockingSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+    @brief
         try:
             self._call(self._session.__aexit__(kind, error, trace))
         finally:
@@ -149,9 +152,13 @@ class BlockingSession:
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, timeout: float | None = None) -> Any:
         """`Session.run`, waiting for the answer; a step that is one short tape runs in the caller's thread."""
-        if timeout is None and self._thread is not None and self._thread.is_ours:
-            return self._session.run_here(fetches, feeds, self._call)
-        return self._call(self._session.run(fetches, feeds, timeout=timeout))
+        try:
+            if timeout is None and self._thread is not None and self._thread.is_ours:
+                return self._session.run_here(fetches, feeds, self._call)
+            return self._call(self._session.run(fetches, feeds, timeout=timeout))
+        except BaseException as error:
+            shorten(error)
+            raise
 
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> Callable[..., Any]:
         """`Session.compile`, as a plain callable; a step that is one short tape runs in the caller's thread."""
@@ -170,6 +177,7 @@ class BlockingSession:
         return self._call(self._session.restore(step))
 
     def reset(self, container: str | None = None) -> None:
+    @brief
         """`Session.reset`."""
         self._call(self._session.reset(container))
 
@@ -178,7 +186,11 @@ class BlockingSession:
         return self._call(self._session.explain(fetches, feeds))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    @brief
         if self._thread is None:
             work.close()
             raise ClosedError("the session is not open; use it inside `with fr.BlockingSession(graph) as session:`")
         return self._thread.call(work)
+    @brief
+    @brief
+    @brief

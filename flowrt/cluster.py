@@ -24,6 +24,7 @@ from flowrt.sched.delay import Delay
 from flowrt.sched.lanes import usable_cores
 
 if TYPE_CHECKING:
+from flowrt.tracebacks import brief, without_marks
     from asyncio.subprocess import Process
     from types import TracebackType
 
@@ -232,6 +233,7 @@ class LocalCluster:
 
     async def __aenter__(self) -> Self:
         try:
+    @brief
             if self._warm is not None:
                 await self._warm()
             with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
@@ -240,7 +242,7 @@ class LocalCluster:
                 async with asyncio.timeout(self._startup):
                     await self._start(token_file)
         except BaseException as error:
-            await _finish(self._reap())
+            await to_the_end(self._reap())
             if isinstance(error, TimeoutError):
                 raise ResourceError(f"the nodes did not come up within {self._startup:g} s") from error
             raise
@@ -250,7 +252,9 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._spec = None
-        await _finish(self._reap())
+        await to_the_end(self._reap())
+        if isinstance(error, FlowrtError):
+            error.__traceback__ = without_marks(error.__traceback__)
 
     async def _start(self, token_file: str) -> None:
         """Start all nodes, each on a port of its own choice, and wait until all have said theirs."""

@@ -22,6 +22,7 @@ from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import ones_like, shape_of, zeros_like
 from flowrt.plain import default_array
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from flowrt.spec import Shape
 
 
+@brief
 def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """The derivatives of the sum of ``ys`` with respect to each of ``xs``.
 

@@ -20,6 +20,7 @@ from flowrt.pages import held
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.plan import Plan
 from flowrt.spec import Spec, as_dtype
+from flowrt.tracebacks import shorten
 from flowrt.valueclass import valueclass
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
@@ -301,6 +302,9 @@ class Op:
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
             raise _located(f"{self.name} {name!r}" if name else self.name, error) from None
+        except BaseException as error:
+            shorten(error)
+            raise
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], list[bool], dict[str, Attr]]:

@@ -33,6 +33,7 @@ from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rm
 from flowrt.ops.slices import IndexedSlices, group_rows, sum_rows
 from flowrt.ops.source import full, shape_of
 from flowrt.ops.state import Variable, variables_from
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -51,10 +52,12 @@ class Optimizer(ABC):
     def __init__(self, lr: Any) -> None:
         self.lr = lr
 
+    @brief
     def minimize(self, loss: Any, variables: Sequence[Variable] | None = None, *, name: str | None = None) -> Node:
         """The operation of one training step: ``loss`` goes down along ``variables``, by default all trainable ones."""
         return self.apply_gradients(self.compute_gradients(loss, variables), name=name)
 
+    @brief
     def compute_gradients(self, loss: Any, variables: Sequence[Variable] | None = None) -> list[tuple[Any, Variable]]:
         """(gradient, variable) for each variable; the gradient is None where ``loss`` does not depend on it.
 
@@ -72,6 +75,7 @@ class Optimizer(ABC):
             raise GraphError(f"{user_site()}: {tensor!r} does not depend on {names}, so there is nothing to minimize")
         return list(zip(found, among, strict=True))
 
+    @brief
     def apply_gradients(self, pairs: Iterable[tuple[Any, Variable]], *, name: str | None = None) -> Node:
         """The operation that moves each variable of the (gradient, variable) ``pairs``; gradients of None move nothing.
 

@@ -28,14 +28,15 @@ import numpy as np
 from flowrt.errors import (
     ClosedError,
     FlowrtError,
+from flowrt.finishing import to_the_end
     GraphError,
     QueueClosedError,
     RemoteError,
     SpecError,
     StepCancelled,
     StepTimeout,
-    carried_site,
     user_site,
+from flowrt.producing import Failures, Producing, why_closed
 )
 from flowrt.feeds import copied_bytes
 from flowrt.graph import Graph, Node, Tensor
@@ -49,7 +50,8 @@ from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.spec import Spec
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
-from flowrt.structure import LEAF, Structure, flatten
+from flowrt.structure import Structure, flatten
+from flowrt.tracebacks import brief, shorten, without_marks
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -110,12 +112,14 @@ class Session:
         self.options = options or Options()
         self.checkpoints = checkpoints
         self._cluster = cluster
+        self._failed_sources: Failures = {}
         self._placement = placement
         self._name = name
         self._runner: Runner | None = None
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._retired: list[Step] = []
         self._running: set[asyncio.Timeout] = set()
+    @brief
         self._idle = asyncio.Event()
         self._closed, self._runs_now = False, 0
         self._numbers = Numbers()
@@ -134,6 +138,8 @@ class Session:
         except BaseException:
             await self._close()
             raise
+        if isinstance(error, FlowrtError):
+            error.__traceback__ = without_marks(error.__traceback__)
         return self
 
     async def __aexit__(
@@ -153,7 +159,7 @@ class Session:
         for scope in self._running:
             if not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
-        await _to_the_end(self._let_go())
+        await to_the_end(self._let_go())
 
     async def _let_go(self) -> None:
         while self._running:
@@ -172,11 +178,16 @@ class Session:
         maps tensors (any, not only placeholders) to values. ``timeout`` is in seconds and raises `StepTimeout`.
         Cancelling the awaiting task cancels the step, on all its nodes, and leaves nothing behind.
         """
-        step, arrays = self._prepare(fetches, feeds)
-        return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
+        try:
+            step, arrays = self._prepare(fetches, feeds)
+            return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
+        except BaseException as error:
+            shorten(error)
+            raise
 
     async def run_uncounted(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, number: int | None = None
+    @brief
     ) -> Any:
         """`run`, which is not taken for a training step, whatever it writes. ``number`` is a `fresh_number`."""
         step, arrays = self._prepare(fetches, feeds)
@@ -258,6 +269,9 @@ class Session:
                     await self._forget_retired(runner)
                 registered = step.registered or await step.register(runner)
                 values = await runner.run(registered, arrays, number=number, seed=self._seed)
+        except QueueClosedError as error:
+            error.__cause__ = why_closed(step, self._failed_sources)
+            raise
         except (TimeoutError, StepCancelled) as error:
             if not scope.expired():
                 raise
@@ -383,14 +397,18 @@ class Session:
         """Save a checkpoint now; answers its step. Raises `CheckpointError` if it cannot be made whole."""
         return await self._need_checkpoints().save(self)
 
+    @brief
     async def restore(self, step: int | None = None) -> int:
         """Put the variables back to the newest whole checkpoint, or to that of ``step``; answers its step."""
         return await self._need_checkpoints().restore(self, step)
+        self._failed_sources.clear()
 
+    @brief
     def _need_checkpoints(self) -> Checkpoints:
         if self.checkpoints is None:
             raise GraphError(f"{user_site()}: give the session checkpoints=fr.Checkpoints(path) first")
         return self.checkpoints
+    @brief
 
     # Looking
 
@@ -407,6 +425,7 @@ class Session:
         not fit. The answer prints as text, and shows as HTML in a notebook.
         """
         from flowrt.explain import explain_step
+    @brief
 
         runner = self._open()
         feeds = placeholders_of(map(as_value, flatten(fetches)[1])) if feeds is None else feeds
@@ -427,12 +446,12 @@ class Session:
             copied=copied_bytes(given),
         )
 
-    @asynccontextmanager
-    async def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[None]:
-        """Fill ``queue`` from an iterable of elements while the block runs, and close it at the iterable's end.
+    def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> Producing:
+        """``async with``: fill ``queue`` from an iterable of elements while the block runs, and close it at the end.
 
         An element is an array, or a tuple of one per component. Leaving the block early, or an error of the iterable,
-        closes the queue too, so nobody waits for what never comes; that error is raised from the block.
+        closes the queue too, so nobody waits for what never comes; that error is raised from the block, and is the
+        cause of the `QueueClosedError` of whoever waits for elements elsewhere.
         """
         if not hasattr(queue, "entrance"):
             raise GraphError(f"{user_site()}: {queue!r} is not a queue; create an fr.FIFOQueue in the graph")
@@ -453,17 +472,13 @@ class Session:
                 with suppress(ClosedError):
                     await _to_the_end(self._run(end, ()))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                producer = group.create_task(produce())
-                try:
-                    yield
-                finally:
-                    producer.cancel()
-        except BaseExceptionGroup as found:
-            raise found.exceptions[0] from None
-        finally:
-            self._retired += [put, end]
+    async def fill(self, step: Step, values: Sequence[Array]) -> None:
+        """Run a step of `producing`."""
+        await self._run(step, values)
+
+    def retire(self, *steps: Step) -> None:
+        """Have the nodes forget steps that are no more among those that are kept."""
+        self._retired += steps
 
 
 def _fed_spec(tensor: Tensor, value: Any) -> Spec:

@@ -21,6 +21,7 @@ from flowrt.kernels.direct import Direct
 from flowrt.runners import Registered, Runner, compile_for
 from flowrt.sched.regions import WRITES
 from flowrt.structure import LEAF, Structure
+from flowrt.tracebacks import shorten
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -145,9 +146,13 @@ class CompiledStep:
         self._call: Callable[..., Any] = self._attempt
 
     async def __call__(self, *values: Any) -> Any:
-        answer = self._call(*values)
-        if type(answer) is Later:
-            return await self._session._run(self._step, answer.arrays, number=answer.number)
+        try:
+            answer = self._call(*values)
+            if type(answer) is Later:
+                return await self._session._run(self._step, answer.arrays, number=answer.number)
+        except BaseException as error:
+            shorten(error)
+            raise
         session = self._session
         session._runs_now += 1
         if session._runs_now % YIELD_EVERY == 0:
@@ -171,12 +176,16 @@ class CompiledStep:
         session, step = self._session, self._step
 
         def call(*values: Any) -> Any:
-            arrays = step.arrays(values)
-            if _changed(values, arrays):
-                return direct.call(*arrays)
-            answer = session._attempt(step, arrays, direct.choose, math.inf)  # the caller waits in any case
-            if type(answer) is Later:
-                return wait(session._run(step, answer.arrays, number=answer.number))
+            try:
+                arrays = step.arrays(values)
+                if _changed(values, arrays):
+                    return direct.call(*arrays)
+                answer = session._attempt(step, arrays, direct.choose, math.inf)  # the caller waits in any case
+                if type(answer) is Later:
+                    return wait(session._run(step, answer.arrays, number=answer.number))
+            except BaseException as error:
+                shorten(error)
+                raise
             return answer
 
         direct = step.direct(call)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
 # each may import those to its left
-FLOOR = ["pages", "valueclass", "errors", "spec", "plain", "device", "codec", "plan"]
+FLOOR = ["pages", "valueclass", "errors", "tracebacks", "spec", "plain", "device", "codec", "plan"]
 FAMILIES = [
     "source",
     "elementwise",
@@ -53,6 +53,7 @@ OWNERS = {
         "sched/variables",
         "blocking",
         "kernels/store",
+        "kernels/locking",
         "kernels/background",
         "kernels/pools",
     ],
@@ -62,7 +63,6 @@ OWNERS = {
     "marshal": [],
 }
 PURE = [
-        "kernels/locking",
     *MEANING,
     *(
         f"sched/{name}"

@@ -23,11 +23,13 @@ from flowrt.ops.source import constant
 from flowrt.plain import common_dtype
 from flowrt.spec import Spec, as_shape
 from flowrt.structure import LEAF, Structure, flatten
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.spec import Shape
 
 
+@brief
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
     """What ``true_fn()`` answers where the bool scalar ``pred`` holds, else what ``false_fn()`` does.
 
@@ -67,6 +69,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, 
     return first.form.rebuild([next(left) if keep else outputs[0].op for keep in first.kept])
 
 
+@brief
 def case(
     pairs: Sequence[tuple[Any, Callable[[], Any]]], default: Callable[[], Any] | None = None, *, name: str | None = None
 ) -> Any:
@@ -82,6 +85,7 @@ def case(
     return cond(pred, function, lambda: case(rest, default, name=name), name=name)
 
 
+@brief
 def while_loop(
     cond_fn: Callable[..., Any],
     body_fn: Callable[..., Any],
@@ -124,6 +128,7 @@ def while_loop(
         )[0]
 
 
+@brief
 def scan(
     fn: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool = False, name: str | None = None
 ) -> tuple[Any, Any]:
@@ -157,6 +162,7 @@ def scan(
     return carry, ys
 
 
+@brief
 def map_fn(fn: Callable[[Any], Any], xs: Any, *, name: str | None = None) -> Any:
     """``fn(x)`` for each entry ``x`` along the first axis of ``xs``, stacked along a new first axis."""
     return scan(lambda carry, x: ((), fn(x)), (), xs, name=name or "map_fn")[1]

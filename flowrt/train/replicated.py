@@ -24,6 +24,7 @@ from flowrt.sched.quorum import AllOf, Policy
 from flowrt.sched.replica import policy_to_data
 from flowrt.structure import flatten
 from flowrt.train.batches import check_names
+from flowrt.tracebacks import brief
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
 from flowrt.train.steps import StepReport, Steps
@@ -71,6 +72,7 @@ class Replicated:
     """
 
     def __init__(
+    @brief
         self,
         loss_fn: LossFn,
         inputs: Mapping[str, Spec],
@@ -235,6 +237,7 @@ class Replicated:
     # ── using it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def share(self, fn: Callable[[dict[str, Tensor]], Any], inputs: Mapping[str, Spec], *, name: str = "") -> Predictor:
+    @brief
         """Another function on the same variables, for evaluation and prediction.
 
         ``fn`` takes ``{name: Tensor}``, answers any nesting of tensors, and asks for its variables as ``loss_fn`` does;
@@ -258,7 +261,8 @@ class Replicated:
         begins only when it is asked for. When too few batches are left for a step, the iterator ends.
 
         Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy or a server is lost; the
-        error of a replica whose step fails otherwise; `FeedError` for a batch with other names than ``inputs``.
+        error of a replica whose step fails otherwise; `FeedError` for a batch with other names than ``inputs``;
+        `GraphError` for what is no `Session`.
         """
         return Steps(self, session).run(batches)
 
@@ -284,7 +288,7 @@ class Predictor:
         """The outputs for the inputs ``values``, in one mapping or by keyword."""
         given = {**(values or {}), **more}
         check_names(given, self.inputs, "what a shared function takes")
-        return await session.run(self.outputs, {self.inputs[name]: value for name, value in given.items()})
+        return opened.run(self.outputs, {self.inputs[name]: value for name, value in given.items()})
 
 
 def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:

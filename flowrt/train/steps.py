@@ -20,6 +20,7 @@ import numpy as np
 from flowrt.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.sched.coordinator import Outcome
 from flowrt.sched.replica import OUTCOMES
+from flowrt.tracebacks import shorten
 from flowrt.train.batches import Batches
 from flowrt.valueclass import valueclass
 
@@ -115,22 +116,13 @@ class Steps:
     ) -> AsyncGenerator[StepReport, None]:
         """The reports, one per step."""
         trainer, session = self._trainer, self._session
-        source = Batches(batches, trainer.inputs)
         version = int(await session.run(trainer.step))
         await session.run(trainer.start, {trainer.turn: self._turn(version)})
         self._towers = [
             session.compile([t.loss, t.metrics, t.verdict], [trainer.turn, *t.inputs.values()]) for t in trainer.towers
         ]
         self._apply = session.compile(trainer.receipts, [trainer.turn])
-        try:
-            while (report := await self._step(version, source)) is not None:
-                yield report
-                version += 1
-        finally:
-            try:
-                await self._settle()
-            finally:
-                await self._tasks.aclose()
+        return version
 
     def _turn(self, version: int) -> Array:
         return np.array([self._run, version], np.int64)
@@ -139,6 +131,24 @@ class Steps:
 
     async def _step(self, number: int, source: Batches) -> StepReport | None:
         """Run one version to its end; None when too few batches are left for it."""
+        try:
+            source = Batches(batches, self._trainer.inputs)
+            version = await self._begin()
+            try:
+                while (report := await self._step(version, source)) is not None:
+                    yield report
+                    version += 1
+            finally:
+                try:
+                    await self._settle()
+                finally:
+                    await self._tasks.aclose()
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    async def _begin(self) -> int:
+        """Make everything ready, and tell the servers of this turn; answers the version that the variables are at."""
         began = time.perf_counter()
         version = self._open = _Version(number, self._tasks.start(self._apply(self._turn(number))))
         while not version.apply.done():

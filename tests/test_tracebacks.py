@@ -1,0 +1,340 @@
+"""What Python prints of an error that nobody catches: the user's lines and what went wrong, and little else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.tracebacks import shorten
+
+ROOT = Path(__file__).parent.parent
+MOST = 15
+ASYNCIO = 9  # lines that `asyncio.run` adds by itself, three for each of its frames: none of them is flowrt's
+HERE = "test_tracebacks.py"
+
+
+@fr.op
+def traced_picky(x: fr.Spec) -> fr.Spec:
+    """The vector ``x``, where no entry is negative."""
+    return x
+
+
+@fr.kernel("traced_picky")
+def traced_picky_kernel(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = x[i]
+        if x[i] < 0:
+            raise ValueError("negative")
+
+
+@fr.op
+def traced_broken(x: fr.Spec) -> fr.Spec:
+    """An op whose kernel does not compile."""
+    return x
+
+
+@fr.kernel("traced_broken")
+def traced_broken_kernel(x: Any, y: Any) -> None:
+    y[0] = x.nothing
+
+
+@fr.op
+def traced_confused(x: fr.Spec) -> fr.Spec:
+    """An op whose inference is wrong."""
+    return fr.Spec(x.nothing, x.shape)  # type: ignore[attr-defined]
+
+
+class Model:
+    """One of everything that may fail when it is run."""
+
+    def __init__(self) -> None:
+        with fr.Graph() as self.graph:
+            self.ids = fr.placeholder("int32", (None,), name="ids")
+            self.x, self.y = (fr.placeholder("float32", (None,), name=name) for name in "xy")
+            table = fr.Variable(np.ones((3, 1), np.float32), name="table")
+            self.taken = fr.take(table, self.ids)
+            self.sum = self.x + self.y
+            self.picky, self.broken = traced_picky(self.x), traced_broken(self.x)
+            self.queue = fr.FIFOQueue(4, "float32", ())
+            self.got = self.queue.dequeue()
+            self.closed = self.queue.close()
+
+
+MODEL = Model()
+OUTSIDE = np.array([7], np.int32)
+LONG, SHORT, NEGATIVE = (np.full(n, value, np.float32) for n, value in ((4, 1), (3, 1), (3, -1)))
+# What fails when it is run: the fetch, what is fed, the timeout, and a word of the error.
+FAILURES: dict[str, tuple[Any, dict[Any, Any], float | None, str]] = {
+    "a kernel": (MODEL.taken, {MODEL.ids: OUTSIDE}, None, "out of range"),
+    "an own kernel": (MODEL.picky, {MODEL.x: NEGATIVE}, None, "raised an error"),
+    "an own kernel that does not compile": (MODEL.broken, {MODEL.x: SHORT}, None, "nothing"),
+    "shapes that only the step knows": (MODEL.sum, {MODEL.x: SHORT, MODEL.y: LONG}, None, "do not broadcast"),
+    "a feed": (MODEL.sum, {MODEL.x: np.ones((2, 2), np.float32), MODEL.y: LONG}, None, "expected float32"),
+    "no feed": (MODEL.sum, {MODEL.x: SHORT}, None, "needs a value"),
+    "a timeout": (MODEL.got, {}, 0.05, "did not finish"),
+}
+
+
+def printed(call: Callable[[], Any]) -> list[str]:
+    """The lines Python prints of the error that ``call`` ends with, but for the one in this function."""
+    try:
+        call()
+    except BaseException as error:
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        own = [number for number, line in enumerate(lines) if "in printed" in line]
+        assert own == [1]
+        return [lines[0], *lines[3 if lines[3].startswith("  File") else 4 :]]
+    raise AssertionError("no error was raised")
+
+
+def check(lines: list[str], says: str, most: int = MOST) -> None:
+    text = "\n".join(lines)
+    assert len(lines) <= most, text
+    assert says in text
+    assert HERE in text
+    assert f"{os.sep}flowrt{os.sep}tracebacks.py" not in text
+
+
+failing = pytest.mark.parametrize("what", FAILURES)
+
+
+@failing
+@pytest.mark.parametrize("compiled", [False, True], ids=["run", "compiled"])
+def test_an_awaited_step_that_fails(what: str, compiled: bool) -> None:
+    fetch, feeds, timeout, says = FAILURES[what]
+    if compiled and (timeout is not None or what == "no feed"):
+        return
+
+    async def main() -> None:
+        async with fr.Session(MODEL.graph) as session:
+            step = session.compile(fetch, list(feeds))
+            _ = await (step(*feeds.values()) if compiled else session.run(fetch, feeds, timeout=timeout))
+
+    def program() -> None:
+        asyncio.run(main())
+
+    check(printed(program), says)
+    for line in printed(program):
+        assert "/flowrt/" not in line
+
+
+@failing
+@pytest.mark.parametrize("compiled", [False, True], ids=["run", "compiled"])
+def test_a_blocking_step_that_fails(what: str, compiled: bool) -> None:
+    fetch, feeds, timeout, says = FAILURES[what]
+    if compiled and (timeout is not None or what == "no feed"):
+        return
+
+    def program() -> None:
+        with fr.BlockingSession(MODEL.graph) as session:
+            step = session.compile(fetch, list(feeds))
+            _ = step(*feeds.values()) if compiled else session.run(fetch, feeds, timeout=timeout)
+
+    check(printed(program), says, MOST - ASYNCIO)
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["awaited", "blocking"])
+def test_a_direct_call_that_fails(blocking: bool) -> None:
+    inside = np.array([1], np.int32)
+
+    async def main() -> None:
+        async with fr.Session(MODEL.graph) as session:
+            step = session.compile(MODEL.taken, [MODEL.ids])
+            for _ in range(20):
+                await step(inside)
+            await step(OUTSIDE)
+
+    def program() -> None:
+        if not blocking:
+            asyncio.run(main())
+        with fr.BlockingSession(MODEL.graph) as session:
+            step = session.compile(MODEL.taken, [MODEL.ids])
+            for _ in range(20):
+                step(inside)
+            step(OUTSIDE)
+
+    check(printed(program), "out of range")
+
+
+def lines_of_batches(kind: str) -> Iterator[dict[str, Any]]:
+    while kind == "kernel":
+        yield {"ids": OUTSIDE}
+    yield {"ids": np.zeros(1, np.int32)}
+    if kind == "source":
+        raise ValueError("disk on fire")
+    yield {"other": OUTSIDE}
+
+
+@pytest.mark.parametrize(("kind", "says"), [("kernel", "out of range"), ("source", "on fire"), ("names", "'other'")])
+def test_training_that_fails(kind: str, says: str) -> None:
+    def loss(inputs: Any) -> Any:
+        table = fr.Variable(np.ones((3, 1), np.float32), name="table")
+        return fr.mean(fr.take(table, inputs["ids"]))
+
+    with fr.Graph() as graph:
+        spec, where = {"ids": fr.Spec("int32", (None,))}, {"server_device": "", "worker_device": ""}
+        trainer = fr.train.Replicated(loss, inputs=spec, optimizer=fr.optim.SGD(0.1), replicas=2, **where)
+
+    async def main() -> None:
+        async with fr.Session(graph) as session:
+            async for _ in trainer.steps(session, lines_of_batches(kind)):
+                pass
+
+    def program() -> None:
+        asyncio.run(main())
+
+    lines = printed(program)
+    check(lines, says, MOST + 2 * (kind == "source"))  # the source's own line
+    assert not any("/flowrt/" in line for line in lines)
+
+
+def test_a_source_of_a_queue_that_fails() -> None:
+    def source() -> Iterator[Any]:
+        yield np.float32(1)
+        raise ValueError("disk on fire")
+
+    async def main() -> None:
+        async with fr.Session(MODEL.graph) as session, session.producing(MODEL.queue, source()):
+            while True:
+                await session.run(MODEL.got)
+
+    def program() -> None:
+        asyncio.run(main())
+
+    lines = printed(program)
+    check(lines, "disk on fire", MOST + 2)
+    assert any("in source" in line for line in lines)
+
+
+def build(what: str) -> None:
+    with fr.Graph():
+        x = fr.placeholder("float32", (2, 3))
+        match what:
+            case "an op":
+                fr.matmul(x, x)
+            case "an op in a loop":
+                fr.while_loop(lambda i: i < 3, lambda i: fr.matmul(x, x), (0,))
+            case "an op in a branch":
+                fr.cond(fr.sum(x) > 0, lambda: fr.matmul(x, x), lambda: x)
+            case "the user's own code in a loop":
+                fr.while_loop(lambda i: i < 3, lambda i: i + {}["nothing"], (0,))
+            case "an own op's inference":
+                traced_confused(x)
+            case "gradients":
+                fr.gradients(fr.argmax(x, axis=0), x)
+            case "an optimiser":
+                fr.optim.SGD(0.1).minimize(x)
+            case "a trainer":
+                fr.train.Replicated(lambda inputs: x, inputs={}, optimizer=fr.optim.SGD(0.1), replicas=1)
+
+
+BUILDS = ["an op", "an op in a loop", "an op in a branch", "the user's own code in a loop", "an own op's inference"]
+
+
+@pytest.mark.parametrize("what", [*BUILDS, "gradients", "an optimiser", "a trainer"])
+def test_a_graph_that_cannot_be_built(what: str) -> None:
+    check(printed(lambda: build(what)), "in build", 12)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: fr.matmul(np.ones((2, 3)), np.ones((2, 3))),
+        lambda: fr.take(np.ones((2, 3)), OUTSIDE),
+        lambda: traced_picky(NEGATIVE),
+        lambda: traced_confused(SHORT),
+    ],
+)
+def test_an_op_that_fails_outside_a_graph(call: Callable[[], Any]) -> None:
+    check(printed(call), "Error", 8)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("blocking", [False, True], ids=["awaited", "blocking"])
+def test_a_step_on_a_cluster_that_fails(blocking: bool) -> None:
+    with fr.Graph() as graph, fr.device("/job:worker/task:0"):
+        ids = fr.placeholder("int32", (None,), name="ids")
+        taken = fr.take(fr.Variable(np.ones((3, 1), np.float32), name="table"), ids)
+
+    async def main() -> None:
+        async with fr.LocalCluster(worker=1) as cluster:
+            if blocking:
+                with fr.BlockingSession(graph, cluster) as session:
+                    _ = session.run(taken, {ids: OUTSIDE})
+            async with fr.Session(graph, cluster) as session:
+                _ = await session.run(taken, {ids: OUTSIDE})
+
+    def program() -> None:
+        asyncio.run(main())
+
+    check(printed(program), "on /job:worker/task:0: take")
+
+
+def test_the_error_that_was_being_handled_is_still_told() -> None:
+    def program() -> None:
+        with fr.BlockingSession(MODEL.graph) as session:
+            try:
+                raise KeyError("mine")
+            except KeyError:
+                session.run(MODEL.taken, {MODEL.ids: OUTSIDE})
+
+    lines = printed_whole(program)
+    assert "KeyError: 'mine'" in lines
+    assert any("During handling" in line for line in lines)
+
+
+def printed_whole(call: Callable[[], Any]) -> list[str]:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        call()
+    return "".join(traceback.format_exception(caught.value)).splitlines()
+
+
+def test_a_bug_shows_the_line_where_it_is() -> None:
+    code = compile("def broken():\n    return {}['nothing']\n", str(ROOT / "flowrt" / "imagined.py"), "exec")
+    space: dict[str, Any] = {}
+    exec(code, space)
+    with pytest.raises(KeyError) as caught:
+        space["broken"]()
+    shorten(caught.value)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "broken"
+
+
+PROGRAM = """
+import asyncio
+import numpy as np
+import flowrt as fr
+
+with fr.Graph() as graph:
+    ids = fr.placeholder("int32", (None,))
+    taken = fr.take(fr.Variable(np.ones((3, 1), np.float32)), ids)
+
+async def main():
+    async with fr.Session(graph) as session:
+        value = await session.run(taken, {ids: np.array([7], "int32")})
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["short", "full"])
+def test_a_program_that_ends_with_an_error(full: bool, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLOWRT_FULL_TRACEBACK": str(int(full))}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=50)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert any("value = await session.run" in line for line in lines)
+    assert "an index is out of range" in lines[-1]
+    assert (len(lines) <= MOST) is not full, done.stderr
+    assert full is any("/flowrt/sched/" in line for line in lines)
