@@ -6,9 +6,9 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from flowrt.errors import ClosedError, carried_site, user_site
+from flowrt.errors import ClosedError, GraphError, carried_site, user_site
 from flowrt.interrupts import InterruptWatch
 from flowrt.session import Session
 from flowrt.tracebacks import brief, shorten
@@ -81,6 +81,9 @@ class LoopThread:
         if not self.is_ours:
             work.close()
             raise ClosedError("the session belongs to the process that forked this one; open another here")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise GraphError(f"{user_site()}: this runs on the session's own event loop, and would wait for itself")
         token = carried_site.set(user_site())
         try:
             with self._gate:
@@ -122,10 +125,10 @@ class BlockingSession:
         self._thread: LoopThread | None = None
         self._interrupts: InterruptWatch | None = None
 
+    @brief
     def __enter__(self) -> BlockingSession:
         if self._thread is not None:
             raise ClosedError("a session is opened once; make another one")
-    @brief
         self._thread = LoopThread()
         self._interrupts = InterruptWatch(self._thread.loop)
         try:
@@ -136,14 +139,28 @@ class BlockingSession:
             raise
         return self
 
+    @brief
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-    @brief
         try:
             self._call(self._session.__aexit__(kind, error, trace))
         finally:
             self._end()
+
+    async def __aenter__(self) -> NoReturn:
+        raise GraphError(
+            f"{user_site()}: open fr.BlockingSession with `with`; where you can await, use "
+            "`async with fr.Session(graph) as session`"
+        )
+
+    async def __aexit__(self, *error: object) -> None:
+        """Never reached: nothing was opened."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if hasattr(Session, name) and not name.startswith("_"):
+            raise AttributeError(f"fr.BlockingSession has no {name!r}; fr.Session has, inside `async with`")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _end(self) -> None:
         if self._thread is not None and self._interrupts is not None:
@@ -160,6 +177,7 @@ class BlockingSession:
             shorten(error)
             raise
 
+    @brief
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> Callable[..., Any]:
         """`Session.compile`, as a plain callable; a step that is one short tape runs in the caller's thread."""
 
@@ -168,29 +186,30 @@ class BlockingSession:
 
         return self._call(make()).blocking(self._call)
 
+    @brief
     def save(self) -> int:
         """`Session.save`."""
         return self._call(self._session.save())
 
+    @brief
     def restore(self, step: int | None = None) -> int:
         """`Session.restore`."""
         return self._call(self._session.restore(step))
 
-    def reset(self, container: str | None = None) -> None:
     @brief
+    def reset(self, container: str | None = None) -> None:
         """`Session.reset`."""
         self._call(self._session.reset(container))
 
+    @brief
     def explain(self, fetches: Any, feeds: Mapping[Any, Any] | Sequence[Any] | None = None) -> Explanation:
         """`Session.explain`."""
         return self._call(self._session.explain(fetches, feeds))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-    @brief
         if self._thread is None:
             work.close()
-            raise ClosedError("the session is not open; use it inside `with fr.BlockingSession(graph) as session:`")
+            raise ClosedError(
+                f"{user_site()}: the session is not open yet; use it inside `with fr.BlockingSession(graph) as session`"
+            )
         return self._thread.call(work)
-    @brief
-    @brief
-    @brief

@@ -13,18 +13,20 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flowrt.errors import AuthenticationError, ClosedError, GraphError, ResourceError
+from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError
+from flowrt.finishing import to_the_end
+from flowrt.misuse import AsyncOnly
 from flowrt.net.tokens import load_token, new_token, save_token
 from flowrt.sched.delay import Delay
 from flowrt.sched.lanes import usable_cores
+from flowrt.tracebacks import brief, without_marks
 
 if TYPE_CHECKING:
-from flowrt.tracebacks import brief, without_marks
     from asyncio.subprocess import Process
     from types import TracebackType
 
@@ -180,7 +182,7 @@ def _publish_token(path: Path) -> None:
             return
 
 
-class LocalCluster:
+class LocalCluster(AsyncOnly):
     """Nodes as processes on this machine: ``async with LocalCluster(ps=1, worker=3) as cluster:``.
 
     Args:
@@ -231,9 +233,9 @@ class LocalCluster:
             raise ClosedError("the cluster is not open; use it inside `async with fr.LocalCluster(...) as cluster:`")
         return self._spec
 
+    @brief
     async def __aenter__(self) -> Self:
         try:
-    @brief
             if self._warm is not None:
                 await self._warm()
             with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
@@ -251,10 +253,10 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._spec = None
-        await to_the_end(self._reap())
         if isinstance(error, FlowrtError):
             error.__traceback__ = without_marks(error.__traceback__)
+        self._spec = None
+        await to_the_end(self._reap())
 
     async def _start(self, token_file: str) -> None:
         """Start all nodes, each on a port of its own choice, and wait until all have said theirs."""
@@ -328,17 +330,3 @@ async def _ready(task: str, process: Process) -> str:
     if match is None:
         raise ResourceError(f"{task} did not start: its process ended, or said {line!r}; see its last words on stderr")
     return match[1]
-
-
-async def _finish(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``work``, even if cancelled meanwhile; the cancellation is delivered at the end."""
-    cancelled: asyncio.CancelledError | None = None
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled

@@ -9,17 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +19,6 @@ import numpy as np
 from flowrt.errors import (
     ClosedError,
     FlowrtError,
-from flowrt.finishing import to_the_end
     GraphError,
     QueueClosedError,
     RemoteError,
@@ -36,15 +26,17 @@ from flowrt.finishing import to_the_end
     StepCancelled,
     StepTimeout,
     user_site,
-from flowrt.producing import Failures, Producing, why_closed
 )
 from flowrt.feeds import copied_bytes
+from flowrt.finishing import to_the_end
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.initial import initial_waves, tables
+from flowrt.misuse import AsyncOnly
 from flowrt.op import as_value
 from flowrt.operators import Operators
 from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
+from flowrt.producing import Failures, Producing, why_closed
 from flowrt.runners import LocalRunner, Runner, open_cluster
 from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
@@ -86,12 +78,14 @@ class Options:
     seed: int | None = None
 
 
-class Session:
+class Session(AsyncOnly):
     """Runs steps of a graph, in this process or on a cluster.
 
     ``async with Session(graph) as session:`` initialises what no checkpoint restored and no earlier session left on the
     nodes. ``cluster`` is a `ClusterSpec` or a `LocalCluster`; ``placement`` says where nodes go, apart from the model.
     """
+
+    INSTEAD = "; without await, use `with fr.BlockingSession(graph) as session`"
 
     def __init__(
         self,
@@ -112,23 +106,24 @@ class Session:
         self.options = options or Options()
         self.checkpoints = checkpoints
         self._cluster = cluster
-        self._failed_sources: Failures = {}
         self._placement = placement
         self._name = name
         self._runner: Runner | None = None
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._retired: list[Step] = []
         self._running: set[asyncio.Timeout] = set()
-    @brief
+        self._failed_sources: Failures = {}
         self._idle = asyncio.Event()
         self._closed, self._runs_now = False, 0
         self._numbers = Numbers()
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
 
+    @brief
     async def __aenter__(self) -> Session:
         if self._closed or self._runner is not None:
             raise ClosedError("a session is opened once; make another one")
+        self._loop = asyncio.get_running_loop()
         self._runner = await self._open_runner()
         self._numbers.gate[0] = 1
         try:
@@ -138,13 +133,13 @@ class Session:
         except BaseException:
             await self._close()
             raise
-        if isinstance(error, FlowrtError):
-            error.__traceback__ = without_marks(error.__traceback__)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, FlowrtError):
+            error.__traceback__ = without_marks(error.__traceback__)
         await self._close()
 
     async def _open_runner(self) -> Runner:
@@ -187,12 +182,12 @@ class Session:
 
     async def run_uncounted(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, number: int | None = None
-    @brief
     ) -> Any:
         """`run`, which is not taken for a training step, whatever it writes. ``number`` is a `fresh_number`."""
         step, arrays = self._prepare(fetches, feeds)
         return await self._run(step, arrays, counted=False, number=number)
 
+    @brief
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> CompiledStep:
         """The fast path of `run`: a callable that takes the values of ``feeds`` in order and awaits the fetches."""
         step = self._step(fetches, self._all_fed(feeds))
@@ -258,7 +253,7 @@ class Session:
         counted: bool = True,
         number: int | None = None,
     ) -> Any:
-        runner = self._open()
+        runner = self._open_here()
         number = self.fresh_number() if number is None else number
         scope = asyncio.timeout(timeout)
         self._running.add(scope)
@@ -269,14 +264,14 @@ class Session:
                     await self._forget_retired(runner)
                 registered = step.registered or await step.register(runner)
                 values = await runner.run(registered, arrays, number=number, seed=self._seed)
-        except QueueClosedError as error:
-            error.__cause__ = why_closed(step, self._failed_sources)
-            raise
         except (TimeoutError, StepCancelled) as error:
             if not scope.expired():
                 raise
             clear_frames(error.__traceback__)  # the scope's own refers to the task
             raise self._why_stopped(step, timeout) from error
+        except QueueClosedError as error:
+            error.__cause__ = why_closed(step, self._failed_sources)
+            raise
         finally:
             step.users -= 1
             self._running.discard(scope)
@@ -302,8 +297,21 @@ class Session:
 
     def _open(self) -> Runner:
         if self._closed or self._runner is None:
-            raise ClosedError("the session is not open; use it inside `async with fr.Session(graph) as session:`")
+            state = "closed" if self._closed else "not open yet"
+            raise ClosedError(
+                f"{user_site()}: the session is {state}; use it inside `async with fr.Session(graph) as session:`"
+            )
         return self._runner
+
+    def _open_here(self) -> Runner:
+        """The runner; raises `GraphError` on another event loop than the one the session was opened on."""
+        runner = self._open()
+        if asyncio.get_running_loop() is not self._loop:
+            raise GraphError(
+                f"{user_site()}: the session was opened on another event loop; use it there, in one asyncio.run, "
+                "or take an fr.BlockingSession, which threads and loops may share"
+            )
+        return runner
 
     def fresh_number(self) -> int:
         """A number above that of every run so far; random ops draw by the number of their run."""
@@ -389,10 +397,13 @@ class Session:
             if left := [node for node in wave if node.resource not in begun]:
                 await self._run(self._step(left, ()), (), counted=False, number=None if place else 0)
 
+    @brief
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container (all of them by default) on every node."""
         await self._open().reset(container)
+        self._failed_sources.clear()
 
+    @brief
     async def save(self) -> int:
         """Save a checkpoint now; answers its step. Raises `CheckpointError` if it cannot be made whole."""
         return await self._need_checkpoints().save(self)
@@ -401,14 +412,11 @@ class Session:
     async def restore(self, step: int | None = None) -> int:
         """Put the variables back to the newest whole checkpoint, or to that of ``step``; answers its step."""
         return await self._need_checkpoints().restore(self, step)
-        self._failed_sources.clear()
 
-    @brief
     def _need_checkpoints(self) -> Checkpoints:
         if self.checkpoints is None:
             raise GraphError(f"{user_site()}: give the session checkpoints=fr.Checkpoints(path) first")
         return self.checkpoints
-    @brief
 
     # Looking
 
@@ -417,6 +425,7 @@ class Session:
         """The tasks of the cluster that died or cannot be reached any more."""
         return self._open().lost
 
+    @brief
     async def explain(self, fetches: Any, feeds: Mapping[Any, Any] | Sequence[Any] | None = None) -> Explanation:
         """What became of a step: passes, placement, the tapes of each task, and the peak of its memory.
 
@@ -425,7 +434,6 @@ class Session:
         not fit. The answer prints as text, and shows as HTML in a notebook.
         """
         from flowrt.explain import explain_step
-    @brief
 
         runner = self._open()
         feeds = placeholders_of(map(as_value, flatten(fetches)[1])) if feeds is None else feeds
@@ -453,24 +461,7 @@ class Session:
         closes the queue too, so nobody waits for what never comes; that error is raised from the block, and is the
         cause of the `QueueClosedError` of whoever waits for elements elsewhere.
         """
-        if not hasattr(queue, "entrance"):
-            raise GraphError(f"{user_site()}: {queue!r} is not a queue; create an fr.FIFOQueue in the graph")
-        site = user_site()
-        graph, feeds, enqueue, close = queue.entrance()
-        put = Step(self, graph, LEAF, [enqueue], feeds)
-        end = Step(self, graph, LEAF, [close], ())
-
-        async def produce() -> None:
-            carried_site.set(site)  # of this task alone
-            try:
-                async with aclosing(_as_async(source)) as elements:
-                    async for element in elements:
-                        await self._run(put, put.arrays(element if isinstance(element, tuple) else (element,)))
-            except QueueClosedError:
-                pass  # nobody wants more
-            finally:
-                with suppress(ClosedError):
-                    await _to_the_end(self._run(end, ()))
+        return Producing(self, queue, source, self._failed_sources)
 
     async def fill(self, step: Step, values: Sequence[Array]) -> None:
         """Run a step of `producing`."""
@@ -490,26 +481,3 @@ def _fed_spec(tensor: Tensor, value: Any) -> Spec:
     if not tensor.spec.accepts(spec.dtype, spec.shape):
         raise SpecError(f"{user_site()}: {tensor.name!r} ({tensor.op.site}) is {tensor.spec}; it cannot be fed {spec}")
     return spec
-
-
-async def _as_async(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    if isinstance(source, AsyncIterable):
-        async for item in source:
-            yield item
-    else:
-        for item in source:
-            yield item
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await cleanup to its end; a cancellation meanwhile is delivered afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,30 @@ class Step:
             for (tensor, dtype, dims), value in zip(self._fits, values, strict=True)
         ]
 
+    def in_order(self, values: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """A value per feed, of those given in order and those given by their feed's name, as functions take them.
+
+        Raises `FeedError` for a name that is no feed's, a feed that is given twice, and one that is not given.
+        """
+        places, given = self._places(), dict(enumerate(values))
+        feeds = f"its feeds are {_listed(tensor.op.name for tensor in self.feeds)}"
+        for name, value in named.items():
+            place = places.get(name)
+            if place is None:
+                raise FeedError(f"{user_site()}: no feed of the step is named {name!r}; {feeds}")
+            if place in given:
+                raise FeedError(f"{user_site()}: the step is given {name!r} twice, in order and by name; {feeds}")
+            given[place] = value
+        missing = [tensor.op.name for place, tensor in enumerate(self.feeds) if place not in given]
+        if missing:
+            raise FeedError(f"{user_site()}: the step is given no value for {_listed(missing)}; {feeds}")
+        return [given[place] for place in range(len(given))]
+
+    def _places(self) -> dict[str, int]:
+        """Feeds by their name, and by what follows the scopes in it, where that is no other's."""
+        whole = _unique([tensor.op.name for tensor in self.feeds])
+        return _unique([tensor.op.name.rpartition("/")[2] for tensor in self.feeds]) | whole
+
     def direct(self, fallback: Callable[..., Any]) -> Direct:
         """A callable that runs this step at once where it may, and else is ``fallback``."""
         leaves, form = self._leaves(), self._structure
@@ -119,6 +143,15 @@ class Step:
         return self._structure.rebuild([_scalar(next(left)) if isinstance(v, Tensor) else None for v in self._wanted])
 
 
+def _unique(names: Sequence[str]) -> dict[str, int]:
+    """The places of the names that there are once."""
+    return {name: place for place, name in enumerate(names) if names.count(name) == 1}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
 def _scalar(array: Array) -> Any:
     return array if array.ndim else array[()]
 
@@ -137,7 +170,7 @@ class Later:
 
 
 class CompiledStep:
-    """A step made ready: ``await step(*values)`` with one value per feed."""
+    """A step made ready: ``await step(*values)`` with one value per feed, in order or by the feed's name."""
 
     def __init__(self, session: Session, step: Step) -> None:
         self._session = session
@@ -145,9 +178,9 @@ class CompiledStep:
         self._direct: Direct | None = None
         self._call: Callable[..., Any] = self._attempt
 
-    async def __call__(self, *values: Any) -> Any:
+    async def __call__(self, *values: Any, **named: Any) -> Any:
         try:
-            answer = self._call(*values)
+            answer = self._call(*self._step.in_order(values, named)) if named else self._call(*values)
             if type(answer) is Later:
                 return await self._session._run(self._step, answer.arrays, number=answer.number)
         except BaseException as error:
@@ -175,8 +208,10 @@ class CompiledStep:
         """The step as a plain callable, for any thread; ``wait`` runs a coroutine where runs are awaited."""
         session, step = self._session, self._step
 
-        def call(*values: Any) -> Any:
+        def call(*values: Any, **named: Any) -> Any:
             try:
+                if named:
+                    return direct.call(*step.in_order(values, named))
                 arrays = step.arrays(values)
                 if _changed(values, arrays):
                     return direct.call(*arrays)

@@ -89,8 +89,10 @@ def test_the_callable_is_machine_code_where_there_is_some(way: bool) -> None:
     with fr.BlockingSession(m.graph) as session:
         step = session.compile(m.y, [m.x])
         assert (type(step) is type(len)) is way
-        with pytest.raises(TypeError):
-            step(x=X)
+        warm(step, X)
+        np.testing.assert_array_equal(step(x=X), step(X))
+        with pytest.raises(fr.FeedError, match="no feed of the step is named 'z'"):
+            step(z=X)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 A `Direct` holds a callable that Python calls as it calls ``len``. Whoever knows a tape gives it a *plan*: words that
 say what arguments it is for and where everything lies. As long as the arguments are plain arrays of just those dtypes
 and shapes, the gate is open, nobody else runs by the plan, and its variables are free and lie where they lay, a call
-holds them and runs that tape; in every other case it calls the fallback with what it was given, and nothing was done.
+holds them and runs that tape; in every other case (keywords are one) it calls the fallback with what it was given, and
+nothing was done.
 So nothing is decided here. Some plans are kept, for different arguments, so that callers may take turns.
 
 It relies on what compiled extension modules rely on: the layout of NumPy's array (its ABI 2), of an object's head, and
@@ -41,7 +42,7 @@ _ABI = 0x2000000
 _VERSION_ENTRY, _NEW_ENTRY, _RETURN_ENTRY = 0, 94, 76  # of NumPy's table of functions, part of its ABI as well
 
 MOST_OUTPUTS = 32
-_FASTCALL = 0x80  # METH_FASTCALL
+_FASTCALL = 0x80 | 0x2  # METH_FASTCALL | METH_KEYWORDS
 
 # The words of a callable's head: objects, then functions of Python's and NumPy's, then what each leaf of the answer is.
 (CHOICE, FALLBACK, FINISH, NONE, ARRAY_TYPE, LEAVES, NEW_ARRAY, SCALAR, NEXT, AS_INT, INTEGER) = range(11)

@@ -257,10 +257,10 @@ def _put_away(head: int, box: int, made: int, count: int) -> None:
         call(word_at(head, at.RELEASE), (box,))
 
 
-def _direct(self: int, values: int, count: int) -> Any:
+def _direct(self: int, values: int, count: int, names: int) -> Any:
     head, made = word_at(self, _DATA), stack_words()
     answer = _NOT_RUN
-    for place in range(at.MOST_PLANS):
+    for place in range(at.MOST_PLANS if names == 0 else 0):  # what is given by keyword is put in order elsewhere
         chosen = call(word_at(head, at.GET_LIST), (word_at(head, at.CHOICE), place))
         plan = word_at(call(word_at(head, at.GET_TUPLE), (chosen, 0)), _DATA)
         if all_fit(head, plan, values, count):
@@ -269,7 +269,7 @@ def _direct(self: int, values: int, count: int) -> Any:
             call(word_at(head, at.RELEASE), (chosen,))
             break
     if answer == _NOT_RUN:
-        return call(word_at(head, at.CALL), (word_at(head, at.FALLBACK), values, count, 0))
+        return call(word_at(head, at.CALL), (word_at(head, at.FALLBACK), values, count, names))
     return answer
 
 
@@ -281,6 +281,8 @@ claim, give_back, planned = (Lowered(function) for function in (_claim, _give_ba
 
 
 def emit_direct(symbol: str) -> bytes:
-    """The object code of the C function ``symbol(self, values, count)``, of Python's kind METH_FASTCALL."""
-    signature = types.intp(types.intp, types.intp, types.intp)
+    """The object code of the C function ``symbol(self, values, count, names)``, of Python's kind
+    METH_FASTCALL | METH_KEYWORDS.
+    """
+    signature = types.intp(types.intp, types.intp, types.intp, types.intp)
     return linked_object(_direct, signature, symbol, None)

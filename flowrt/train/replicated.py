@@ -7,7 +7,7 @@ of `flowrt.train.steps`; the protocol is `flowrt.sched.coordinator`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from flowrt.device import Device
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_graph, current_scope, device, name_scope
+from flowrt.misuse import awaited_session
 from flowrt.op import as_value, building
 from flowrt.ops import replica as protocol
 from flowrt.ops.flow import group as group_ops
@@ -23,11 +24,11 @@ from flowrt.ops.state import Variable, variables_from
 from flowrt.sched.quorum import AllOf, Policy
 from flowrt.sched.replica import policy_to_data
 from flowrt.structure import flatten
-from flowrt.train.batches import check_names
 from flowrt.tracebacks import brief
+from flowrt.train.batches import check_names
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
-from flowrt.train.steps import StepReport, Steps
+from flowrt.train.steps import Reports, Steps
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class Replicated:
     cannot meet and for copies that differ, `SpecError` for a loss that is not a float scalar.
     """
 
-    def __init__(
     @brief
+    def __init__(
         self,
         loss_fn: LossFn,
         inputs: Mapping[str, Spec],
@@ -236,8 +237,8 @@ class Replicated:
 
     # ── using it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def share(self, fn: Callable[[dict[str, Tensor]], Any], inputs: Mapping[str, Spec], *, name: str = "") -> Predictor:
     @brief
+    def share(self, fn: Callable[[dict[str, Tensor]], Any], inputs: Mapping[str, Spec], *, name: str = "") -> Predictor:
         """Another function on the same variables, for evaluation and prediction.
 
         ``fn`` takes ``{name: Tensor}``, answers any nesting of tensors, and asks for its variables as ``loss_fn`` does;
@@ -253,7 +254,7 @@ class Replicated:
 
     def steps(
         self, session: Session, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> AsyncGenerator[StepReport, None]:
+    ) -> Reports:
         """Train until ``batches`` are used up; one report per step.
 
         ``batches`` yields ``{name: array}``, one for each replica and step. Training goes on from the version that the
@@ -264,7 +265,7 @@ class Replicated:
         error of a replica whose step fails otherwise; `FeedError` for a batch with other names than ``inputs``;
         `GraphError` for what is no `Session`.
         """
-        return Steps(self, session).run(batches)
+        return Reports(Steps(self, awaited_session(session, "trainer.steps")).run(batches))
 
     def statistics(self) -> Statistics:
         """Counts and latencies per replica, and batches dropped, over all of this trainer's steps."""
@@ -284,8 +285,11 @@ class Predictor:
             if not isinstance(as_value(leaf), Tensor):
                 raise GraphError(f"{user_site()}: a shared function answers tensors, not {leaf!r}")
 
-    async def __call__(self, session: Session, values: Mapping[str, Any] | None = None, **more: Any) -> Any:
+    def __call__(
+        self, session: Session, values: Mapping[str, Any] | None = None, **more: Any
+    ) -> Coroutine[Any, Any, Any]:
         """The outputs for the inputs ``values``, in one mapping or by keyword."""
+        opened = awaited_session(session, "a shared function")  # a blocking one runs ``outputs`` with ``inputs`` fed
         given = {**(values or {}), **more}
         check_names(given, self.inputs, "what a shared function takes")
         return opened.run(self.outputs, {self.inputs[name]: value for name, value in given.items()})

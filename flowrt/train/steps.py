@@ -13,11 +13,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, NodeLost, RemoteError
+from flowrt.errors import FlowrtError, GraphError, NodeLost, RemoteError, user_site
 from flowrt.sched.coordinator import Outcome
 from flowrt.sched.replica import OUTCOMES
 from flowrt.tracebacks import shorten
@@ -99,6 +99,31 @@ class Tasks:
             raise cancelled
 
 
+class Reports(AsyncGenerator[StepReport, None]):
+    """What `Replicated.steps` answers: an asynchronous iterator of reports, and nothing else."""
+
+    def __init__(self, reports: AsyncGenerator[StepReport, None]) -> None:
+        self._reports = reports
+
+    def __anext__(self) -> Coroutine[Any, Any, StepReport]:
+        return self._reports.__anext__()
+
+    def asend(self, value: None) -> Coroutine[Any, Any, StepReport]:
+        """Of asynchronous generators; see `__anext__`."""
+        return self._reports.asend(value)
+
+    def athrow(self, *error: Any) -> Coroutine[Any, Any, StepReport]:
+        """Of asynchronous generators: raise an error where the iteration stands."""
+        return self._reports.athrow(*error)
+
+    def aclose(self) -> Coroutine[Any, Any, None]:
+        """Cancel what runs, and wait for it."""
+        return self._reports.aclose()
+
+    def __iter__(self) -> NoReturn:
+        raise GraphError(f"{user_site()}: write `async for report in trainer.steps(session, batches)`")
+
+
 class Steps:
     """One iteration over `Replicated.steps`. ``run`` in a turn tells its messages from those of any other."""
 
@@ -115,22 +140,6 @@ class Steps:
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncGenerator[StepReport, None]:
         """The reports, one per step."""
-        trainer, session = self._trainer, self._session
-        version = int(await session.run(trainer.step))
-        await session.run(trainer.start, {trainer.turn: self._turn(version)})
-        self._towers = [
-            session.compile([t.loss, t.metrics, t.verdict], [trainer.turn, *t.inputs.values()]) for t in trainer.towers
-        ]
-        self._apply = session.compile(trainer.receipts, [trainer.turn])
-        return version
-
-    def _turn(self, version: int) -> Array:
-        return np.array([self._run, version], np.int64)
-
-    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _step(self, number: int, source: Batches) -> StepReport | None:
-        """Run one version to its end; None when too few batches are left for it."""
         try:
             source = Batches(batches, self._trainer.inputs)
             version = await self._begin()
@@ -149,6 +158,22 @@ class Steps:
 
     async def _begin(self) -> int:
         """Make everything ready, and tell the servers of this turn; answers the version that the variables are at."""
+        trainer, session = self._trainer, self._session
+        version = int(await session.run(trainer.step))
+        await session.run(trainer.start, {trainer.turn: self._turn(version)})
+        self._towers = [
+            session.compile([t.loss, t.metrics, t.verdict], [trainer.turn, *t.inputs.values()]) for t in trainer.towers
+        ]
+        self._apply = session.compile(trainer.receipts, [trainer.turn])
+        return version
+
+    def _turn(self, version: int) -> Array:
+        return np.array([self._run, version], np.int64)
+
+    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _step(self, number: int, source: Batches) -> StepReport | None:
+        """Run one version to its end; None when too few batches are left for it."""
         began = time.perf_counter()
         version = self._open = _Version(number, self._tasks.start(self._apply(self._turn(number))))
         while not version.apply.done():

@@ -1,0 +1,35 @@
+"""What is opened, iterated over or handed over the wrong way, and which way is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from flowrt.errors import GraphError, user_site
+
+if TYPE_CHECKING:
+    from flowrt.session import Session
+
+
+class AsyncOnly:
+    """What ``async with`` opens; `INSTEAD` says what else there is for programs without ``await``."""
+
+    INSTEAD = ""
+
+    def __enter__(self) -> NoReturn:
+        name = type(self).__name__
+        raise GraphError(f"{user_site()}: open fr.{name} with `async with`, in an `async def`{self.INSTEAD}")
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: nothing was opened."""
+
+
+def awaited_session(value: Any, who: str) -> Session:
+    """``value``, if it is a session whose runs are awaited; else raises `GraphError` that says what ``who`` takes."""
+    from flowrt.session import Session
+
+    if isinstance(value, Session):
+        return value
+    got = "an fr.BlockingSession" if type(value).__name__ == "BlockingSession" else repr(value)
+    raise GraphError(
+        f"{user_site()}: {who} takes an open fr.Session, as `async with fr.Session(graph) as session` gives, not {got}"
+    )
