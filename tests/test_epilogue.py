@@ -186,3 +186,15 @@ def test_one_launch_does_both_where_units_make_whole_rows() -> None:
     assert launches(MATMUL, (64, 8), (8, 10), (64, 10)) == [EpilogueStep]
     assert EpilogueStep not in launches(MATMUL, (64, 80), (80, 256), (64, 256))
     assert launches(CONV, (2, 8, 8, 3), (3, 3, 3, 4), (2, 8, 8, 4))[-1] is EpilogueStep
+
+
+def test_layers_around_which_values_are_led_are_followed_once_however_deep() -> None:
+    """The batch's size comes to each layer on two ways; along all ways there would be 2 to the power of 60."""
+
+    def residual(x: Any, *weights: Any) -> Any:
+        for w in weights:
+            x = fr.tanh(x @ w) + x
+        return x
+
+    plan = plan_of(residual, (None, 3), *[(3, 3)] * 60)
+    assert parts(plan) == [["matmul", "tanh", "add"]] * 60

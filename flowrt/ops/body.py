@@ -110,6 +110,7 @@ def as_body(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], ke
     values = {tensor: number for number, tensor in enumerate(feeds)}
     position: dict[Node, int] = {}
     made: list[PlanNode] = []
+    number = len(feeds)
     last: tuple[int, ...] = ()
     for node in nodes:
         if isinstance(graph, Subgraph) and node.device not in (graph.device, ANYWHERE):
@@ -124,8 +125,8 @@ def as_body(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Tensor], ke
             before, last = tuple(dict.fromkeys((*before, *last))), (len(made),)
         position[node] = len(made)
         inputs = tuple(values[t] for t in node.inputs)
-        number = len(feeds) + sum(len(n.outputs) for n in made)
         values |= {t: i for i, t in enumerate(node.outputs, number) if t not in values}
+        number += len(node.outputs)
         outputs = tuple(t.spec for t in node.outputs)
         made.append(PlanNode(node.op.name, node.name, inputs, outputs, dict(node.attrs), before, site=str(node.site)))
     known = [PlanFeed(t.op.name, t.spec, str(t.op.site)) for t in feeds]

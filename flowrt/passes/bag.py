@@ -7,6 +7,7 @@ that both waited for; who waited for the rows waits for it. Where nodes would wa
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,40 +36,51 @@ def bag(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step
         for source, _ in node.inputs:
             if source in readers:
                 readers[source].add(node.id)
-    for rows, those in readers.items():
-        if len(those) == 1 and rows not in wanted:
-            step = _joined(step, step.nodes[rows], step.nodes[those.pop()], placement, supports)
-    return step
-
-
-def _joined(step: Step, rows: StepNode, total: StepNode, placement: Mapping[int, Device], supports: Supports) -> Step:
-    axes, device = _axes(step, rows, total), placement[rows.id]
-    dtypes = [*(step.spec(ref).dtype for ref in rows.inputs), rows.outputs[0].dtype]
-    if not axes or placement[total.id] != device or not supports("bag", dtypes, device.kind or ""):
+    alone = {rows: those.pop() for rows, those in readers.items() if len(those) == 1 and rows not in wanted}
+    pairs = {rows: total for rows, total in alone.items() if _fits(step, rows, total, placement, supports)}
+    try:
+        return _joined(step, pairs) if pairs else step
+    except GraphError:
+        for rows, total in pairs.items():
+            with suppress(GraphError):
+                step = _joined(step, {rows: total})
         return step
 
-    def waits(of: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(total.id if n == rows.id else n for n in of))
 
+def _fits(step: Step, rows: int, total: int, placement: Mapping[int, Device], supports: Supports) -> bool:
+    taken, device = step.nodes[rows], placement[rows]
+    dtypes = [*(step.spec(ref).dtype for ref in taken.inputs), taken.outputs[0].dtype]
+    if not _axes(step, taken, step.nodes[total]) or placement[total] != device:
+        return False
+    return supports("bag", dtypes, device.kind or "")
+
+
+def _joined(step: Step, pairs: Mapping[int, int]) -> Step:
+    """``step`` with ``pairs`` of rows and their sum as single nodes."""
+
+    def waits(of: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(pairs.get(n, n) for n in of))
+
+    made = {total: _bag(step, step.nodes[rows], step.nodes[total]) for rows, total in pairs.items()}
+    left = (made.get(i, node) for i, node in step.nodes.items() if i not in pairs)
     nodes = {
         node.id: replace(node, control=waits(node.control), after=waits(node.after))
-        if rows.id in (*node.control, *node.after)
+        if any(n in pairs for n in (*node.control, *node.after))
         else node
-        for node in step.nodes.values()
-        if node is not rows
+        for node in left
     }
-    nodes[total.id] = replace(
+    return replace(step, nodes=in_order(nodes))
+
+
+def _bag(step: Step, rows: StepNode, total: StepNode) -> StepNode:
+    return replace(
         total,
         op=lookup("bag"),
         inputs=rows.inputs,
-        attrs={"axes": axes, "mean": total.op.name == "mean"},
+        attrs={"axes": _axes(step, rows, total), "mean": total.op.name == "mean"},
         control=tuple(n for n in dict.fromkeys((*rows.control, *total.control)) if n != rows.id),
         after=tuple(n for n in dict.fromkeys((*rows.after, *total.after)) if n != rows.id),
     )
-    try:
-        return replace(step, nodes=in_order(nodes))
-    except GraphError:
-        return step
 
 
 def _axes(step: Step, rows: StepNode, total: StepNode) -> int:

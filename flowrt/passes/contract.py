@@ -37,8 +37,8 @@ def contract(step: Step, placement: Mapping[int, Device], supports: Supports) ->
     """``step`` with products, biases and activations as single nodes, where the device has a kernel for those."""
     if not any(node.op.name in WITH_BIAS for node in step.nodes.values()):
         return step
-    readers = _readers(step)
-    chains = [c for node in step.nodes.values() if (c := _chain(step, node, readers, placement, supports)) is not None]
+    readers = _Readers(step, placement)
+    chains = [c for node in step.nodes.values() if (c := _chain(step, node, readers, supports)) is not None]
     last = {member.id: chain.members[-1].id for chain in chains for member in chain.members}
     nodes = {node.id: _moved(node, last) for node in step.nodes.values() if last.get(node.id, node.id) == node.id}
     for chain in chains:
@@ -50,26 +50,37 @@ def contract(step: Step, placement: Mapping[int, Device], supports: Supports) ->
         return step
 
 
-def _readers(step: Step) -> dict[int, list[StepNode]]:
-    readers: dict[int, list[StepNode]] = {}
-    for node in step.nodes.values():
-        for source in {source for source, _ in node.inputs if source != FED}:
-            readers.setdefault(source, []).append(node)
-    return readers
+class _Readers:
+    """Who takes the values of each node of a placed step."""
+
+    def __init__(self, step: Step, placement: Mapping[int, Device]) -> None:
+        self.placement = placement
+        self._asked = {*step.targets, *(source for source, _ in step.fetches)}
+        self._switches = bool(guards_of(step))
+        self._readers: dict[int, list[StepNode]] = {}
+        for node in step.nodes.values():
+            for source in {source for source, _ in node.inputs if source != FED}:
+                self._readers.setdefault(source, []).append(node)
+
+    def only(self, node: StepNode) -> StepNode | None:
+        """The one node that needs the entries of ``node`` and runs beside it, if there is just one."""
+        if node.id in self._asked:
+            return None
+        asking = self._readers.get(node.id, [])
+        found = [reader for reader in asking if reader.op.name != "shape_of"]
+        if len(found) != 1 or self.placement[found[0].id] != self.placement[node.id]:
+            return None
+        if len(asking) > 1 and self._switches:  # the shape may be asked for where the result is dead
+            return None
+        return found[0]
 
 
-def _chain(
-    step: Step,
-    product: StepNode,
-    readers: Mapping[int, list[StepNode]],
-    placement: Mapping[int, Device],
-    supports: Supports,
-) -> _Chain | None:
+def _chain(step: Step, product: StepNode, readers: _Readers, supports: Supports) -> _Chain | None:
     """What ``product`` begins, if anything."""
     fused = WITH_BIAS.get(product.op.name)
     if fused is None:
         return None
-    addition = _only_reader(step, product, readers, placement)
+    addition = readers.only(product)
     if addition is None or addition.op.name != "add" or len(set(addition.inputs)) != 2:
         return None
     bias = addition.inputs[1 - addition.inputs.index((product.id, 0))]
@@ -80,26 +91,11 @@ def _chain(
     if vector.rank != 1 or vector.dims[0] is None or vector.dims != out.dims[-1:] or vector.dtype != out.dtype:
         return None
     dtypes = [*(step.spec(ref).dtype for ref in (*product.inputs, bias)), out.dtype]
-    if not supports(fused, dtypes, placement[product.id].kind or ""):
+    if not supports(fused, dtypes, readers.placement[product.id].kind or ""):
         return None
-    follower = _only_reader(step, addition, readers, placement)
+    follower = readers.only(addition)
     active = follower is not None and follower.op.name in ACTIVATIONS
     return _Chain(product, bias, (product, addition, follower) if follower and active else (product, addition))
-
-
-def _only_reader(
-    step: Step, node: StepNode, readers: Mapping[int, list[StepNode]], placement: Mapping[int, Device]
-) -> StepNode | None:
-    """The one node that needs the entries of ``node`` and runs beside it, if there is just one."""
-    if node.id in step.targets or any(source == node.id for source, _ in step.fetches):
-        return None
-    asking = readers.get(node.id, [])
-    found = [reader for reader in asking if reader.op.name != "shape_of"]
-    if len(found) != 1 or placement[found[0].id] != placement[node.id]:
-        return None
-    if len(asking) > 1 and guards_of(step):  # the shape may be asked for where the result is dead
-        return None
-    return found[0]
 
 
 def _contracted(chain: _Chain, last: Mapping[int, int]) -> StepNode:

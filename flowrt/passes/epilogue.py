@@ -44,11 +44,11 @@ def append_epilogues(step: Step, placement: Mapping[int, Device], fusible: Fusib
     products = [node for node in step.nodes.values() if node.op.name in PRODUCTS]
     if not products:
         return step
-    place = {i: number for number, i in enumerate(step.nodes)}
-    followers, guards, behind = _followers(step), guards_of(step), markers(step, placement)
+    guards, behind = guards_of(step), markers(step, placement)
+    pairing = _Pairing(step, placement, fusible)
     pairs: dict[int, _Pair] = {}  # by the reader
     for product in products:
-        pair = _pair(step, product, followers, place, fusible, placement)
+        pair = pairing.pair(product)
         if pair is None:
             continue
         one, other = product.id, pair.reader.id
@@ -66,32 +66,43 @@ def _followers(step: Step) -> dict[int, set[int]]:
     return followers
 
 
-def _pair(
-    step: Step,
-    product: StepNode,
-    followers: Mapping[int, set[int]],
-    place: Mapping[int, int],
-    fusible: Fusible,
-    placement: Mapping[int, Device],
-) -> _Pair | None:
-    """What ``product`` makes with the first node that waits for it, if that goes over its entries."""
-    waiting = sorted(followers[product.id], key=place.__getitem__)
-    if not waiting:
-        return None
-    reader, made = step.nodes[waiting[0]], product.outputs[0]
-    if (product.id, 0) not in reader.inputs or made.dims is None or len(made.dims) < 2:
-        return None
-    kind = placement[reader.id].kind or ""
-    sizes = Sizes(step, lambda node: _entrywise(step, node, fusible, kind))
-    if any(out.dims != made.dims for out in reader.outputs) or not _same_shape(product, reader, sizes):
-        return None
-    dtypes = [spec.dtype for spec in (*map(step.spec, reader.inputs), *reader.outputs)]
-    if reader.op.name != "fused" and not fusible(reader.op.name, dtypes, kind):
-        return None
-    if any(step.nodes[i].op.stateful for i in followers[reader.id]):
-        return None
-    wanted = any((product.id, 0) in step.nodes[i].inputs for i in waiting[1:]) or (product.id, 0) in step.fetches
-    return _Pair(product, reader, wanted)
+class _Pairing:
+    """What of a step each product may be joined with."""
+
+    def __init__(self, step: Step, placement: Mapping[int, Device], fusible: Fusible) -> None:
+        self._step, self._placement, self._fusible = step, placement, fusible
+        self._place = {i: number for number, i in enumerate(step.nodes)}
+        self._followers = _followers(step)
+        self._fetched = set(step.fetches)
+        self._sizes: dict[str, Sizes] = {}  # as each kind of device computes the step
+
+    def pair(self, product: StepNode) -> _Pair | None:
+        """What ``product`` makes with the first node that waits for it, if that goes over its entries."""
+        nodes, followers, ref = self._step.nodes, self._followers, (product.id, 0)
+        waiting = sorted(followers[product.id], key=self._place.__getitem__)
+        if not waiting:
+            return None
+        reader, made = nodes[waiting[0]], product.outputs[0]
+        if ref not in reader.inputs or made.dims is None or len(made.dims) < 2:
+            return None
+        kind = self._placement[reader.id].kind or ""
+        if any(out.dims != made.dims for out in reader.outputs):
+            return None
+        if not _same_shape(product, reader, self._sizes_on(kind)):
+            return None
+        dtypes = [spec.dtype for spec in (*map(self._step.spec, reader.inputs), *reader.outputs)]
+        if reader.op.name != "fused" and not self._fusible(reader.op.name, dtypes, kind):
+            return None
+        if any(nodes[i].op.stateful for i in followers[reader.id]):
+            return None
+        wanted = any(ref in nodes[i].inputs for i in waiting[1:]) or ref in self._fetched
+        return _Pair(product, reader, wanted)
+
+    def _sizes_on(self, kind: str) -> Sizes:
+        if kind not in self._sizes:
+            step, fusible = self._step, self._fusible
+            self._sizes[kind] = Sizes(step, lambda node: _entrywise(step, node, fusible, kind))
+        return self._sizes[kind]
 
 
 def _same_shape(product: StepNode, reader: StepNode, sizes: Sizes) -> bool:

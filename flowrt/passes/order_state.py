@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 from flowrt.errors import GraphError
 from flowrt.passes.step import NO_GUARDS, Guard, Step, StepNode, guards_of, in_order
-from flowrt.valueclass import valueclass
 
 READ = "read_variable"
 ADDITIONS = frozenset({"assign_add", "assign_sub", "add_rows"})
@@ -119,13 +118,32 @@ def _check_conflicts(
     guards: Mapping[int, frozenset[Guard]],
 ) -> None:
     """Raise where two accesses of one variable do not commute and neither waits for the other."""
-    pairs = [pair for found in accesses.values() for pair in _pairs(found) if not _exclusive(pair, guards)]
-    if not pairs:
+    place = {i: number for number, i in enumerate(nodes)}
+    contested = [(found, turns) for found in accesses.values() if len(turns := _turns(found, place)) > 1]
+    if not contested:
         return
-    waits_for = _waits_for(nodes, {node.id for pair in pairs for node in pair})
-    for a, b in pairs:
-        if b.id not in waits_for[a.id] and a.id not in waits_for[b.id]:
-            raise _conflict(a, b)
+    order = _Order(nodes, {node.id for _, turns in contested for turn in turns for node in turn})
+    for found, turns in contested:
+        guarded = any(guards.get(node.id) for turn in turns for node in turn)
+        if not guarded and all(order.in_turn(*beside) for beside in pairwise(turns)):
+            continue  # and so for turns that are further apart
+        for a, b in _pairs(found):
+            if not (_exclusive((a, b), guards) or order.waits(a, b) or order.waits(b, a)):
+                raise _conflict(a, b)
+
+
+def _turns(found: _Accesses, place: Mapping[int, int]) -> list[list[StepNode]]:
+    """The writes and fresh reads in a topological order, those beside each other that commute as one turn."""
+    turns: list[list[StepNode]] = []
+    last = None
+    for node in sorted((*found.fresh, *found.writes), key=lambda node: place[node.id]):
+        kind = READ if node.op.name == READ else "addition" if node.op.name in ADDITIONS else None
+        if kind is not None and kind == last:
+            turns[-1].append(node)
+        else:
+            turns.append([node])
+        last = kind
+    return turns
 
 
 def _pairs(found: _Accesses) -> Iterable[tuple[StepNode, StepNode]]:
@@ -142,27 +160,29 @@ def _exclusive(pair: tuple[StepNode, StepNode], guards: Mapping[int, frozenset[G
     return any((predicate, 1 - side) in b for predicate, side in a)
 
 
-@valueclass
-class _Set:
-    """Some of the marked nodes, as the bits of one integer."""
+class _Order:
+    """Which of some marked nodes wait for which, found in one sweep in topological order; sets of them are bits."""
 
-    bits: Mapping[int, int]
-    mask: int
+    def __init__(self, nodes: Mapping[int, StepNode], marked: set[int]) -> None:
+        self._bits = {node: 1 << place for place, node in enumerate(sorted(marked))}
+        self._waits: dict[int, int] = {}
+        seen: dict[int, int] = {}
+        for node in nodes.values():
+            mask = 0
+            for source in node.before():
+                mask |= seen[source] | self._bits.get(source, 0)
+            seen[node.id] = mask
+            if node.id in marked:
+                self._waits[node.id] = mask
 
-    def __contains__(self, node: int) -> bool:
-        return bool(self.bits[node] & self.mask)
+    def waits(self, node: StepNode, other: StepNode) -> bool:
+        """Whether ``node`` waits for ``other``."""
+        return bool(self._waits[node.id] & self._bits[other.id])
 
-
-def _waits_for(nodes: Mapping[int, StepNode], marked: set[int]) -> dict[int, _Set]:
-    """For each marked node the marked nodes it waits for, found in one sweep in topological order."""
-    bits = {node: 1 << place for place, node in enumerate(sorted(marked))}
-    seen: dict[int, int] = {}
-    for node in nodes.values():
-        mask = 0
-        for source in node.before():
-            mask |= seen[source] | bits.get(source, 0)
-        seen[node.id] = mask
-    return {node: _Set(bits, seen[node]) for node in marked}
+    def in_turn(self, turn: Iterable[StepNode], following: Iterable[StepNode]) -> bool:
+        """Whether each of those ``following`` waits for all of a ``turn``."""
+        before = sum(self._bits[node.id] for node in turn)
+        return all(self._waits[node.id] & before == before for node in following)
 
 
 def _conflict(a: StepNode, b: StepNode) -> GraphError:

@@ -203,6 +203,7 @@ class _Chooser:
         self._known: dict[tuple[Any, ...], bool] = {}
         self._matching: dict[Device, list[Device]] = {}
         self._task: dict[Device, list[Device]] = {}  # the devices of the same task
+        self._within: dict[Home, Device] = {}
         tasks: dict[str, list[Device]] = {}
         for device in devices:
             self._task[device] = tasks.setdefault(device.host, [])
@@ -226,6 +227,12 @@ class _Chooser:
 
     def within(self, family: _Family, home: Home, node: StepNode) -> Device:
         """The device of one home: the family's if it runs there, else another of the same task that runs it."""
+        found = self._within.get(home)
+        if found is None:
+            found = self._within[home] = self._find_within(family, home, node)
+        return found
+
+    def _find_within(self, family: _Family, home: Home, node: StepNode) -> Device:
         assert family.device is not None
         nodes: Sequence[StepNode | Node] = family.homes[home] if isinstance(home, tuple) else [node]
         movable = family.asked.get(home, ANYWHERE).kind is None or all(n.op.effect for n in nodes)

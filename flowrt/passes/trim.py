@@ -43,22 +43,23 @@ def _shortened(attrs: Mapping[str, Attr], kept: int) -> dict[str, Attr]:
 def _needed(body: Plan) -> Plan:
     """What the fetches of ``body`` need, and what has an effect; loops inside trimmed alike."""
     starts = body.value_starts()
-    producer = {value: n for n in range(len(body.nodes)) for value in range(starts[n], starts[n + 1])}
     wanted = set(body.fetches)
     kept: list[int] = []
     waited: set[int] = set()
     for n in reversed(range(len(body.nodes))):
         node = body.nodes[n]
         if has_effect(node) or n in waited or any(v in wanted for v in range(starts[n], starts[n + 1])):
-            kept.insert(0, n)
+            kept.append(n)
             wanted.update(node.inputs)
             waited.update(node.control)
+    kept.reverse()
     values = {value: value for value in range(len(body.feeds))}
     place = {n: i for i, n in enumerate(kept)}
-    nodes = [_trimmed(body.nodes[n], [v - starts[n] for v in wanted if producer.get(v) == n]) for n in kept]
+    outputs = {n: range(starts[n], starts[n + 1]) for n in kept}
+    nodes = [_trimmed(body.nodes[n], [v - starts[n] for v in outputs[n] if v in wanted]) for n in kept]
     at = len(body.feeds)
     for n, node in zip(kept, nodes, strict=True):
-        values |= dict(zip(range(starts[n], starts[n + 1]), range(at, at + len(node.outputs)), strict=False))
+        values |= dict(zip(outputs[n], range(at, at + len(node.outputs)), strict=False))
         at += len(node.outputs)
     moved = (
         replace(node, inputs=_moved(node.inputs, values), control=tuple(place[c] for c in node.control))

@@ -56,8 +56,9 @@ class Executor:
         self.plan = plan
         self.host = host
         self.memory = host.memory
-        self.tapes = Tapes(plan, memory=self.memory)
         self.units = find_units(plan, tapes=tapes)
+        regions = sum(unit.region is not None for unit in self.units)
+        self.tapes = Tapes(plan, regions=regions, memory=self.memory)
         self.runners = [
             runner_for(node, host.memory) if action_of(node) is Action.COMPUTE else None for node in plan.nodes
         ]

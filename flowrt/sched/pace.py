@@ -20,6 +20,7 @@ from flowrt.sched.schedule import WORTHWHILE, Schedule, control, divide, hazards
 if TYPE_CHECKING:
     from flowrt.plan import Plan
     from flowrt.sched.recording import Launch
+    from flowrt.sched.regions import Region
     from flowrt.sched.turns import Turns
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -89,7 +90,12 @@ class Pace:
     """
 
     def __init__(
-        self, plan: Plan, launches: Sequence[Launch], threads: int, loops: Mapping[int, Turns] = NO_TURNS
+        self,
+        plan: Plan,
+        launches: Sequence[Launch],
+        threads: int,
+        loops: Mapping[int, Turns] = NO_TURNS,
+        region: Region | None = None,
     ) -> None:
         self.threads = threads
         self.left = LEARNING
@@ -97,7 +103,7 @@ class Pace:
         self._launches = launches
         self._units = [launch.step.units for launch in launches]
         self._after: list[set[int]] | None = None
-        self._plan = plan
+        self._plan, self._region = plan, region
         self._fastest: Array | None = None
         self._loops = loops
         self._turns: dict[Turns, Array] = {}  # what each launch of a turn took at least
@@ -128,7 +134,7 @@ class Pace:
             self.division = None
             return
         if self._after is None:
-            pairs = zip(hazards(self._launches), control(self._plan, self._launches), strict=True)
+            pairs = zip(hazards(self._launches), control(self._plan, self._launches, self._region), strict=True)
             self._after = [shared | ordered for shared, ordered in pairs]
         self.division = self._divided(seconds, self._units, self._after, self._loops, WORTHWHILE)
 

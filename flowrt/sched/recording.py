@@ -386,7 +386,7 @@ class _Recorder:
         """Make one of small launches where the order allows; what they touch is in memory until they run."""
         reached = [*accumulate((p.index for p in self.pending), max), len(self.lives.region.nodes) - 1]
         made: list[_Pending] = []
-        for numbers, before in gather(self.pending, control(self.lives.plan, self.pending)):
+        for numbers, before in gather(self.pending, control(self.lives.plan, self.pending, self.lives.region)):
             members = [self.pending[number] for number in numbers]
             for storage in (s for p in members for s in p.storages if s.slot == ARENA_SLOT):
                 storage.last = max(storage.last, reached[before])

@@ -10,7 +10,7 @@ in *chunks*. Since stretches follow the tape's order, tasks wait only for earlie
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from flowrt.plan import Plan
     from flowrt.sched.recording import Launch
+    from flowrt.sched.regions import Region
 
 CHUNK = 2e-6  # seconds: handing a chunk to another core costs about 0.2 µs
 CHUNKS_PER_THREAD = 3  # so that a thread which falls behind is waited for a third of a part
@@ -193,18 +194,24 @@ class Ordered(Protocol):
     def control(self) -> tuple[int, ...]: ...
 
 
-def control(plan: Plan, launches: Sequence[Ordered]) -> list[set[int]]:
-    """For each launch the earlier ones that must have succeeded before it, whatever memory they touch."""
+def control(plan: Plan, launches: Sequence[Ordered], region: Region | None = None) -> list[set[int]]:
+    """For each launch the earlier ones that must have succeeded before it, whatever memory they touch.
+
+    They are the launches of ``region``, by default of all of ``plan``. Only what lies in it is looked at: it is convex.
+    """
     if not any(launch.control for launch in launches):
         return [set() for _ in launches]
     done: dict[int, set[int]] = {}  # plan node → the launches that it is done with
     for number, launch in enumerate(launches):
         for position in (launch.node, *launch.also):
             done.setdefault(position, set()).add(number)
-    starts = plan.value_starts()
-    for position, node in enumerate(plan.nodes):
+    nodes, first = (range(len(plan.nodes)), plan.value_starts()) if region is None else (region.nodes, region.first)
+    maker: dict[int, int] = {}
+    for position, start in zip(nodes, first, strict=False):
+        node = plan.nodes[position]
+        maker.update((start + output, position) for output in range(len(node.outputs)))
         if position not in done:  # nothing is launched for it: it is done when all before it is
-            before = {*node.control, *(bisect_right(starts, value) - 1 for value in node.inputs)}
+            before = {*node.control, *(maker[value] for value in node.inputs if value in maker)}
             done[position] = set().union(*(done.get(number, ()) for number in before))
     return [
         {before for position in launch.control for before in done.get(position, ()) if before < number}

@@ -43,7 +43,9 @@ Laid: TypeAlias = "tuple[Any, int, Sequence[int], Sequence[Callable[[], Array | 
 
 SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
 CANCELLED = -1
-RECORDED = 64  # recordings of a plan that are kept, for predictions and for the tapes made after them
+RECORDED = 64  # recordings of a plan that are kept, for predictions and for the tapes made after them; one per region
+KEPT, KEPT_EACH = 256, 4  # tapes of a plan that are kept at least, and of each of its regions
+TRIMMED_EACH = 8  # idle memory is looked at each time that so many parts of the tapes are new
 _BYTES = np.dtype(np.uint8)
 """What another thread writes to the status of a run's words to stop the tapes of that run."""
 
@@ -281,7 +283,7 @@ class Tape:
         pace = self.pace
         if pace is None:
             crew.local(self.recording.local_bytes)  # now, so that no later run takes more than the first
-            pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads, self._loops)
+            pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads, self._loops, self._region)
         timed, began = pace.left > 0, time.perf_counter()
         times = np.zeros(self.launches if timed else 0, np.int64)
         times_at = int(times.ctypes.data) if timed else 0
@@ -360,15 +362,17 @@ class Tape:
 class Tapes:
     """The tapes of one plan's regions, by the shapes (and values that decide shapes) of their inputs.
 
-    Keeps the ``bound`` most recently used. May be called from any thread; two that ask for one new tape at the same
-    time may both make it, which costs time and nothing else.
+    Keeps the ``bound`` most recently used, by default several of each of so many ``regions``. May be called from any
+    thread; two that ask for one new tape at the same time may both make it, which costs time and nothing else.
     """
 
-    def __init__(self, plan: Plan, *, bound: int = 256, memory: Memory | None = None) -> None:
+    def __init__(self, plan: Plan, *, bound: int | None = None, regions: int = 1, memory: Memory | None = None) -> None:
         self._memory = memory or Memory()
         self._memory.enlist(self)
         self._plan = plan
-        self._bound = bound
+        self._bound = max(KEPT, KEPT_EACH * regions) if bound is None else bound
+        self._recordings = max(RECORDED, regions)
+        self._untrimmed = 0  # tapes made since idle memory was last looked at
         self._specs = plan.value_specs()
         self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
         self._decisive: dict[Region, tuple[int, ...]] = {}
@@ -392,7 +396,7 @@ class Tapes:
         if found is None or (found.orders and are_ready(found.orders)):
             found = record(self._plan, region, specs)
         self._recorded[key] = found
-        if len(self._recorded) > RECORDED:
+        if len(self._recorded) > self._recordings:
             self._recorded.popitem(last=False)
         return found
 
@@ -425,8 +429,15 @@ class Tapes:
         tape = self._tapes[key] = self._make(region, inputs)
         if len(self._tapes) > self._bound:
             self._tapes.popitem(last=False)
-        self._memory.trim(apart_from=self)
+        self._trim()
         return tape
+
+    def _trim(self) -> None:
+        """Have idle memory let go, once there are some more tapes: looking at all for each would take long of many."""
+        self._untrimmed += 1
+        if self._untrimmed * TRIMMED_EACH >= len(self._tapes):
+            self._untrimmed = 0
+            self._memory.trim(apart_from=self)
 
     @property
     def idle_bytes(self) -> int:
