@@ -1,32 +1,40 @@
 """Ops outside a graph: each is inferred and computed at once, on arrays, by the kernels a graph would use.
 
 Kernels are imported at the first op, so that importing flowrt stays fast. What an application prepares is kept per op,
-specs and attributes, a bounded number of them.
+specs and attributes, a bounded number of them. So is what a call comes to (see `alike`): the next one like it binds and
+infers nothing, and where its operands are plain arrays in order, it is one C call (`kernels.at_once`). Whatever that
+leaves undone goes the long way, which alone raises errors.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, GraphError, user_site
-from flowrt.op import Attr, Op, attr_key, lookup, set_eager_builder
+from flowrt.alike import is_open, usual
+from flowrt.errors import FlowrtError, GraphError, SpecError, user_site
+from flowrt.op import Attr, Op, attr_key, frozen, lookup, set_eager_builder
+from flowrt.plain import as_dtype_of
 from flowrt.sched.structured import STRUCTURED, interpret
-from flowrt.spec import Spec, spec_of
+from flowrt.spec import Spec, as_dtype, spec_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.alike import Known
+    from flowrt.kernels.at_once import Taken
     from flowrt.kernels.launch import Prepared
     from flowrt.plan import PlanNode
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 PREPARED = 1024
+_POSITIVE = (1 << 63) - 1
 
 
 def evaluate(
@@ -41,28 +49,42 @@ def evaluate(
         return (np.array(attrs["value"]),)
     if op.name in STRUCTURED:
         return interpret(op.name, [np.asarray(a) for a in inputs], attrs, partial(_evaluate_node, words))
-    arrays = [np.ascontiguousarray(a, a.dtype.newbyteorder("=")).reshape(a.shape) for a in inputs]
-    prepared, outputs = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
-    if prepared is None:
-        return (arrays[0].reshape(outputs[0].concrete),)
-    return _run(op.name, prepared, arrays, outputs, words)
+    arrays = [_in_order(np.asarray(a)) for a in inputs]
+    found = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
+    if found.prepared is None:
+        return (arrays[0].reshape(found.outputs[0].concrete),)
+    return _run(found, arrays, words)
+
+
+def _in_order(array: Array) -> Array:
+    """``array`` as kernels read it: in C order, aligned, in this machine's byte order."""
+    if _lies_in_order(array) and array.dtype.isnative:
+        return array
+    return np.require(array, as_dtype(array.dtype), ["C", "A"]).reshape(array.shape)
+
+
+def _lies_in_order(array: Array) -> bool:
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
 
 
 def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return evaluate(lookup(node.op), inputs, node.attrs, words)
 
 
-def _run(
-    name: str, prepared: Prepared, inputs: Sequence[Array], outputs: Sequence[Spec], words: Array | None
-) -> tuple[Array, ...]:
+def _run(found: _Found, inputs: Sequence[Array], words: Array | None) -> tuple[Array, ...]:
     from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS
 
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
-    made = [np.empty(spec.concrete, spec.dtype) for spec in outputs]
-    scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
-    prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
+    answer = found.call(*inputs, run)
+    if answer is not NotImplemented:
+        return answer if type(answer) is tuple else (answer,)
+    assert found.prepared is not None
+    made = [np.empty(spec.concrete, spec.dtype) for spec in found.outputs]
+    scratch = [np.empty(spec.concrete, spec.dtype) for spec in found.prepared.scratch]
+    found.prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
     if run[STATUS]:
-        raise FlowrtError(f"{name} ({user_site()}): {FAILURES.get(int(run[STATUS]), 'its kernel failed')}")
+        raise FlowrtError(f"{found.name} ({user_site()}): {FAILURES.get(int(run[STATUS]), 'its kernel failed')}")
     return tuple(made)
 
 
@@ -78,9 +100,38 @@ class _Attrs:
         return _Attrs(tuple([(name, attr_key(attrs[name])) for name in sorted(attrs)]), attrs)
 
 
+class _Found:
+    """What computes an op (None where the first input is the answer) on operands of these specs."""
+
+    def __init__(self, name: str, prepared: Prepared | None, inputs: Sequence[Spec], outputs: Sequence[Spec]) -> None:
+        self.name = name
+        self.prepared = prepared
+        self.inputs = inputs
+        self.outputs = outputs
+
+    @cached_property
+    def call(self) -> Known:
+        """What takes the inputs, and then words of a run, and answers the output or a tuple of them."""
+        from flowrt.kernels.at_once import Taken
+
+        count = len(self.inputs)
+        return self.as_call(Taken(count + 1, 0, {number: number for number in range(count)}, {}, count)) or _unknown
+
+    def as_call(self, taken: Taken) -> Known | None:
+        """The same for calls that are given in another way; None where there is no such."""
+        from flowrt.kernels.at_once import as_call
+        from flowrt.kernels.direct import available
+        from flowrt.sched.cost import predict
+        from flowrt.sched.direct import KEPT_SECONDS
+
+        if self.prepared is None or not available():
+            return None
+        lets_others = predict(self.name, (*self.inputs, *self.outputs)) > KEPT_SECONDS
+        return as_call(self.prepared, self.inputs, self.outputs, taken, lets_others)
+
+
 @lru_cache(PREPARED)
-def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> tuple[Prepared | None, tuple[Spec, ...]]:
-    """What computes the op on operands of these specs (None where the first input is the answer), and its outputs."""
+def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
     from flowrt.kernels.launch import prepare
     from flowrt.kernels.table import ALIASES, KERNELS
 
@@ -91,18 +142,137 @@ def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> tuple[Prepa
         )
     outputs = lookup(name).infer(inputs, attrs.values)
     if name in ALIASES:
-        return None, outputs
+        return _Found(name, None, inputs, outputs)
     try:
-        return prepare(name, inputs, outputs, attrs.values), outputs
+        return _Found(name, prepare(name, inputs, outputs, attrs.values), inputs, outputs)
     except GraphError as error:
         raise GraphError(f"{name} ({user_site()}): {error}") from error
+
+
+# ── what is known after a call ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _unknown(*args: Any, **kwargs: Any) -> Any:
+    """What is known of calls that go the long way every time."""
+    return NotImplemented
+
+
+@valueclass
+class _Source:
+    """Where an input comes from: an argument, or entry ``inside`` of it where it is many; and what it becomes.
+
+    A ``fixed`` one is the same in all calls that are alike.
+    """
+
+    at: int
+    inside: int | None
+    convert: Callable[[Any], Any] | None = None
+    fixed: Array | None = None
+
+
+def _learn(
+    op: Op,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    values: Sequence[Any],
+    promoted: Sequence[bool],
+    inputs: Sequence[Array],
+    attrs: Mapping[str, Attr],
+) -> Known | None:
+    """What answers calls like this one, whose tensors were ``values`` and became ``inputs``: None if it is unusual."""
+    others = op.as_inputs(the_builder(), [usual(value) for value in values], promoted)
+    if any(other.dtype != made.dtype for other, made in zip(others, inputs, strict=True)):
+        return None
+    each = zip(_places(op, args, kwargs), promoted, values, inputs, strict=True)
+    sources = [_source(*place, is_open(cast_it, value), value, made) for place, cast_it, value, made in each]
+    found = _prepared(op.name, tuple(spec_of(a) for a in inputs), _Attrs.of(attrs))
+    if not _serves_any_entries(op, sources, found, attrs):
+        return _unknown
+    if found.prepared is None:
+        return _as_view(found.outputs[0].concrete) if sources[0] == _Source(0, None) else _unknown
+    return _at_once(found, sources, len(args), len(kwargs), op.stateful) or _unknown
+
+
+def _places(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int | None]]:
+    """Where a call that can be bound gives its tensors: the argument's number, and which of them if it is many.
+
+    Arguments given by name are numbered after those given by position.
+    """
+    given = (*args, *kwargs.values())
+    numbers = range(len(given))
+    bound = op.signature.bind(*numbers[: len(args)], **dict(zip(kwargs, numbers[len(args) :], strict=True))).arguments
+    for p in op.parameters:
+        at = bound.get(p.name)
+        if p.tensor and at is not None and given[at] is not None:
+            yield from ((at, inside) for inside in range(len(given[at]))) if p.many else ((at, None),)
+
+
+def _source(at: int, inside: int | None, varies: bool, value: Any, made: Array) -> _Source:
+    if not varies:
+        return _Source(at, inside, fixed=frozen(np.array(made)))
+    if isinstance(value, np.ndarray) and value.dtype == made.dtype:
+        return _Source(at, inside)
+    return _Source(at, inside, partial(as_dtype_of, dtype=made.dtype))
+
+
+def _serves_any_entries(op: Op, sources: Sequence[_Source], found: _Found, attrs: Mapping[str, Attr]) -> bool:
+    """Whether what was prepared hangs on no entry of what is not fixed: a shape may, as in ``reshape(x, shape)``."""
+    each = zip(found.inputs, sources, strict=True)
+    inputs = [spec.without_value() if source.fixed is None else spec for spec, source in each]
+    try:
+        outputs = op.infer(inputs, attrs)
+    except Exception:  # an own op's may be anything, where it takes for granted that it is told the entries
+        return False
+    return [spec.without_value() for spec in outputs] == [spec.without_value() for spec in found.outputs]
+
+
+def _as_view(shape: tuple[int, ...]) -> Known:
+    def known(first: Array, *args: Any, **kwargs: Any) -> Any:
+        return first.reshape(shape) if _lies_in_order(first) else NotImplemented
+
+    return known
+
+
+def _at_once(found: _Found, sources: Sequence[_Source], by_position: int, by_name: int, stateful: bool) -> Known | None:
+    """What takes the arguments of such a call, so many of them by name, and makes one C call of them."""
+    from flowrt.kernels.at_once import Taken
+
+    fixed = {n: source.fixed for n, source in enumerate(sources) if source.fixed is not None}
+    picked = {n: source for n, source in enumerate(sources) if source.fixed is None}
+    if not stateful and all(s.inside is None and s.convert is None for s in picked.values()):
+        return found.as_call(Taken(by_position, by_name, {n: s.at for n, s in picked.items()}, fixed))
+    order = {n: at for at, n in enumerate(picked)}
+    call = found.as_call(Taken(len(picked) + stateful, 0, order, fixed, len(picked) if stateful else None))
+    return None if call is None else _picking(call, tuple(picked.values()), stateful)
+
+
+def _picking(call: Callable[..., Any], sources: Sequence[_Source], stateful: bool) -> Known:
+    """``call`` with what such sources find, and with new words of a run if it reads some."""
+    picks = [(s.at, s.inside, s.convert) for s in sources]
+    words = the_builder().words if stateful else None
+
+    def known(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values()) if kwargs else args
+        values = []
+        try:
+            for at, inside, convert in picks:
+                value = given[at] if inside is None else given[at][inside]
+                values.append(value if convert is None else convert(value))
+        except SpecError:  # a number beyond what the others' dtype holds
+            return NotImplemented
+        if words is not None:
+            values.append(words())
+        return call(*values)
+
+    return known
 
 
 class EagerBuilder:
     """The builder in force where no graph is: values are arrays."""
 
     def __init__(self) -> None:
-        self._seed = int.from_bytes(os.urandom(8), "little", signed=True)
+        self._seed = int.from_bytes(os.urandom(8), "little")
+        self._draws = itertools.count()
 
     def constant(self, array: Array) -> Array:
         return array
@@ -118,14 +288,16 @@ class EagerBuilder:
 
     def apply(self, op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], name: str | None) -> tuple[Array, ...]:
         """The op's outputs."""
-        return evaluate(op, inputs, attrs, self._words() if op.stateful else None)
+        return evaluate(op, inputs, attrs, self.words() if op.stateful else None)
 
-    def _words(self) -> Array:
+    def words(self) -> Array:
+        """A run's words, for one op: each has a seed of its own, which ops that are given none read."""
         from flowrt.kernels.launch import RUN_WORDS, SEED
 
-        words = np.zeros(RUN_WORDS, np.int64)  # the step is always 0: each call of a random op is a stream of its own
-        words[SEED] = self._seed
+        words = np.zeros(RUN_WORDS, np.int64)
+        words[SEED] = (self._seed + next(self._draws)) & _POSITIVE
         return words
 
 
-set_eager_builder(cache(EagerBuilder))
+the_builder = cache(EagerBuilder)
+set_eager_builder(the_builder, _learn)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, cast, overload
 
 import numpy as np
 
+from flowrt.alike import RECALL, likeness, roles_of
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.pages import held
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
@@ -50,7 +51,7 @@ class Builder(Protocol):
 
 
 _active: ContextVar[Builder | None] = ContextVar("flowrt_builder", default=None)
-_eager: list[Callable[[], Builder]] = []
+_eager: list[tuple[Callable[[], Builder], Callable[..., Any]]] = []
 _gradients: list[Callable[..., list[Any]]] = []
 
 
@@ -59,9 +60,9 @@ def active_builder() -> Builder | None:
     return _active.get()
 
 
-def set_eager_builder(make: Callable[[], Builder]) -> None:
-    """Name what evaluates ops outside every graph; ``make`` is called at the first such op."""
-    _eager[:] = [make]
+def set_eager_builder(make: Callable[[], Builder], learn: Callable[..., Any]) -> None:
+    """Name what evaluates ops outside every graph, made at the first, and what answers `alike.Known` after a call."""
+    _eager[:] = [(make, learn)]
 
 
 def set_gradients(differentiate: Callable[..., list[Any]]) -> None:
@@ -102,7 +103,7 @@ def builder_for(values: Iterable[Any]) -> Builder:
     if found is None:
         if not _eager:
             raise GraphError("ops outside a graph need flowrt's eager builder: import flowrt")
-        found = _eager[0]()
+        found = _eager[0][0]()
     return found
 
 
@@ -207,6 +208,7 @@ class Parameter:
     many: bool  # a sequence of tensors
     optional: bool  # a tensor that may be None
     dtype: bool  # an attribute that names a dtype
+    placed: bool  # whether it may be given by position
     default: Any
 
 
@@ -218,7 +220,8 @@ def _parameters(fn: Callable[..., Any]) -> tuple[Parameter, ...]:
         many = tensor and "Sequence" in note
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise GraphError(f"op {fn.__name__}: take Sequence[Spec] rather than *{p.name}")
-        out.append(Parameter(p.name, tensor, many, tensor and "None" in note, note == "DType", p.default))
+        placed = p.kind is not p.KEYWORD_ONLY
+        out.append(Parameter(p.name, tensor, many, tensor and "None" in note, note == "DType", placed, p.default))
     return tuple(out)
 
 
@@ -254,7 +257,10 @@ class Op:
         )
         self.gradient_rule: Gradient | None = None
         self._infer = infer
-        self._signature = inspect.signature(infer)
+        self.signature = inspect.signature(infer)
+        self._placed = [p.name for p in self.parameters if p.placed]
+        self._defaults = {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
+        self._roles = roles_of(self.parameters, self.promote)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -290,22 +296,47 @@ class Op:
         return out
 
     def __call__(self, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        if _active.get() is not None:
+            return self._call(args, kwargs, name, None)
+        key = likeness(self, self._roles, args, kwargs)
+        known = RECALL.young.get(key) or RECALL.older(key)
+        if known is not None:
+            answer = known(*args, **kwargs)
+            if answer is not NotImplemented:
+                return answer
+        return self._call(args, kwargs, name, key if known is None else None)
+
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None, key: Hashable | None) -> Any:
+        """The outputs; what is learnt of calls like this one is kept under ``key``, unless that is None."""
+        bound = self._bound(args, kwargs)
         try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise _located(f"{self.name}{self._signature}", SpecError(str(error))) from None
-        bound.apply_defaults()
-        try:
-            values, promoted, attrs = self._sort(bound.arguments)
+            values, promoted, attrs = self._sort(bound)
             builder = builder_for(values)
-            inputs = self._as_inputs(builder, [builder.adopt(value) for value in values], promoted)
+            inputs = self.as_inputs(builder, [builder.adopt(value) for value in values], promoted)
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
             raise _located(f"{self.name} {name!r}" if name else self.name, error) from None
         except BaseException as error:
             shorten(error)
             raise
+        if key is not None:
+            known = _eager[0][1](self, args, kwargs, values, promoted, inputs, attrs)
+            if known is not None:
+                RECALL.keep(key, known)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All parameters with what they are given, or their defaults: a third of what `inspect` takes for it."""
+        given = dict(zip(self._placed, args))  # noqa: B905  (the others are given by name, or not at all)
+        bound = {**self._defaults, **given, **kwargs}
+        if bound.keys() == self._roles[1].keys() and len(given) == len(args) and given.keys().isdisjoint(kwargs):
+            return bound
+        try:
+            found = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise _located(f"{self.name}{self.signature}", SpecError(str(error))) from None
+        found.apply_defaults()
+        return found.arguments
 
     def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], list[bool], dict[str, Attr]]:
         """The tensors among ``arguments``, whether each is promoted, and the attributes."""
@@ -331,7 +362,8 @@ class Op:
             attrs["_none"] = tuple(absent)
         return values, promoted, attrs
 
-    def _as_inputs(self, builder: Builder, values: Sequence[Any], promoted: Sequence[bool]) -> list[Any]:
+    def as_inputs(self, builder: Builder, values: Sequence[Any], promoted: Sequence[bool]) -> list[Any]:
+        """Tensors and plain data as the builder's own values, those that are ``promoted`` of their common dtype."""
         both = list(zip(values, promoted, strict=True))
         kinds = [builder.spec(v).dtype if is_tensor(v, builder) else v for v, cast_it in both if cast_it]
         dtype = common_dtype(kinds) if kinds else None
@@ -343,7 +375,9 @@ class Op:
 def _cast(builder: Builder, value: Any, dtype: np.dtype[Any] | None) -> Any:
     """``value`` among the builder's own values, of ``dtype`` if one is asked for."""
     if not is_tensor(value, builder):
-        return builder.constant(default_array(value) if dtype is None else as_dtype_of(value, dtype))
+        if dtype is None or (isinstance(value, np.ndarray) and value.dtype == dtype):
+            return builder.constant(default_array(value))
+        return builder.constant(as_dtype_of(value, dtype))
     return value if dtype is None or builder.spec(value).dtype == dtype else REGISTRY["astype"](value, dtype)
 
 

@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ DTYPES = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 
 """What a tensor may hold: the dtypes that kernels compute."""
 MAX_RANK = 8
 MAX_VALUE_SIZE = 64
+_INT = frozenset({int})
 
 
 _KNOWN: dict[Any, np.dtype[Any]] = {known: np.dtype(name) for name in DTYPES for known in (name, np.dtype(name))}
@@ -57,6 +59,13 @@ def _named(dtype: Any) -> np.dtype[Any]:
 
 def as_shape(shape: Any) -> Shape:
     """``shape`` as a tuple of non-negative ints and Nones."""
+    if (
+        type(shape) is tuple
+        and len(shape) <= MAX_RANK
+        and _INT.issuperset(map(type, shape))
+        and min(shape, default=0) >= 0
+    ):
+        return shape  # as most are
     try:
         items = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         out = tuple(None if n is None else operator.index(n) for n in items)
@@ -155,10 +164,16 @@ def value_known(value: Value) -> bool:
 
 def spec_of(array: np.ndarray[Any, Any]) -> Spec:
     """The spec of an array, with its value when that is small and integral."""
-    if array.dtype.kind in "iu" and array.size <= MAX_VALUE_SIZE and array.ndim <= 1:
+    spec = _spec_like(array.dtype, array.shape)
+    if array.ndim <= 1 and array.dtype.kind in "iu" and array.size <= MAX_VALUE_SIZE:
         value = array.tolist()
-        return Spec(array.dtype, array.shape, tuple(value) if array.ndim else value)
-    return Spec(array.dtype, array.shape)
+        return replace_value(spec, tuple(value) if array.ndim else value)
+    return spec
+
+
+@lru_cache(1024)
+def _spec_like(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Spec:
+    return Spec(dtype, shape)
 
 
 def normal_axes(axis: Any, rank: int) -> tuple[int, ...]:

@@ -1,14 +1,29 @@
+"""Ops on plain arrays: what the first call of its kind answers, and those like it that are one C call."""
+
 from __future__ import annotations
 
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
+from op_examples import EXAMPLES, Example
 
 import flowrt as fr
-from flowrt.op import no_gradient, op
+from flowrt.alike import Recall
+from flowrt.eager import _prepared
+from flowrt.kernels import direct
+from flowrt.op import lookup, no_gradient, op
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
+
+OP = sys.modules["flowrt.op"]  # flowrt.op is its decorator
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 @no_gradient
@@ -43,3 +58,215 @@ def test_an_attribute_may_be_an_array() -> None:
     x = np.float32([1, 2])
     for weights in ([2.0, 0.0], [3.0, 0.0], [2.0, 1.0]):
         np.testing.assert_array_equal(eager_weighted(x, np.float64(weights)), x * np.float32(weights[0]))
+
+
+# ── calls that are alike ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=[True, False], ids=["at once", "by hand"])
+def recall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recall]:
+    """What is known, which is nothing yet: once with C calls, once as on an interpreter that has none."""
+    if not request.param:
+        monkeypatch.setattr(direct, "available", lambda: False)
+    elif not direct.available():
+        pytest.skip("this interpreter or NumPy has another layout")
+    fresh = Recall(1024)
+    monkeypatch.setattr(OP, "RECALL", fresh)
+    _prepared.cache_clear()
+    yield fresh
+    _prepared.cache_clear()
+
+
+class Forgetful(Recall):
+    """Every call is the first of its kind."""
+
+    def keep(self, key: Any, known: Any) -> None:
+        pass
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The arrays that ``call`` answers, or its error."""
+    try:
+        found = call()
+    except fr.FlowrtError as error:
+        return type(error), str(error)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def assert_same(got: Any, want: Any) -> None:
+    assert len(got) == len(want)
+    for mine, other in zip(got, want, strict=True):
+        if isinstance(other, np.ndarray):
+            assert type(mine) is type(other)
+            assert mine.dtype == other.dtype
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.reference is not None], ids=str)
+def test_calls_that_are_alike_answer_what_they_would_by_themselves(
+    example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [np.roll(a.reshape(-1), 1).reshape(a.shape) for a in example.arrays]
+    monkeypatch.setattr(OP, "RECALL", Forgetful(0))
+    alone = [outcome(lambda given=given: example.run(*given)) for given in (example.arrays, others)]
+    monkeypatch.setattr(OP, "RECALL", Recall(1024))
+    for _ in range(3):
+        for given, want in zip((example.arrays, others), alone, strict=True):
+            assert_same(outcome(lambda given=given: example.run(*given)), want)
+
+
+def test_what_is_asked_again_is_one_call_of_c(recall: Recall) -> None:
+    if not direct.available():
+        pytest.skip("not on this interpreter")
+    w = np.ones((3, 4), np.float32)
+    for _ in range(2):
+        for call in (fr.relu, fr.nn.moments, lambda x: fr.matmul(x, w), lambda x: fr.sum(x, axis=1)):
+            call(X)
+    assert {type(known).__name__ for known in recall.young.values()} == {"builtin_function_or_method"}
+
+
+def test_arrays_of_any_layout_are_read_as_they_are(recall: Recall) -> None:
+    aside = np.zeros(X.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(X.shape)
+    aside[...] = X
+    read_only = X.copy()
+    read_only.setflags(write=False)
+    columns, swapped = np.asfortranarray(X), X.astype(X.dtype.newbyteorder())
+    mapped = X.view(np.matrix)
+    for given in (X, X, aside, read_only, columns, swapped, mapped, np.repeat(X, 2, 1)[:, ::2], X[::-1][::-1]):
+        for call in (fr.relu, lambda a: fr.add(a, 1.0), lambda a: fr.reshape(a, (3, 2)), lambda a: fr.sum(a, axis=0)):
+            assert_same(outcome(lambda given=given, call=call: call(given)), (call(X.copy()),))
+    assert recall.young
+
+
+def test_results_are_arrays_of_their_own_and_reshaped_ones_are_views(recall: Recall) -> None:
+    for _ in range(3):
+        made = fr.add(X, X)
+        assert made.base is None
+        assert made.flags.writeable
+        assert np.shares_memory(fr.reshape(X, (3, 2)), X)
+        assert not np.shares_memory(fr.reshape(X.T, (3, 2)), X)
+    total = fr.sum(X)
+    assert type(total) is np.ndarray
+    assert total.shape == ()
+
+
+def test_numbers_count_by_type_and_attributes_by_value(recall: Recall) -> None:
+    ints = np.arange(3)
+    for _ in range(2):
+        assert fr.add(ints, 1).dtype == np.int64
+        assert fr.add(ints, 1.5).tolist() == [1.5, 2.5, 3.5]
+        assert fr.add(ints, True).tolist() == [1, 2, 3]
+        assert fr.add(np.array([True]), True).dtype == bool
+        for value in (0.0, -0.0, 2.0):
+            assert np.signbit(fr.multiply(X[:, :1], value)[0, 0]) != np.signbit(value)
+        for axis, want in ((0, (3,)), (1, (2,)), (None, ()), ((0, 1), ())):
+            assert fr.sum(X, axis).shape == want
+        assert fr.sum(X, axis=1, keepdims=True).shape == (2, 1)
+        assert fr.sum(X, 1, False).shape == (2,)
+        assert fr.concat([X, X], axis=1).shape == (2, 6)
+        assert fr.concat([X, X, X], axis=1).shape == (2, 9)
+        assert fr.expand_dims(np.arange(3), 0).shape == (1, 3)
+
+
+def test_an_unusual_number_does_not_decide_for_others(recall: Recall) -> None:
+    tenth = np.float32([0.1])
+    small = np.int8([5])
+    for number in (1e300, 0.1, 1e300):
+        assert fr.less(tenth, number)[0] == (number == 1e300)
+    for count in (300, 4, 300, 5):
+        assert fr.less(small, count)[0] == (count == 300)
+    for whole in (2**63, 5, 2**63, 5):
+        assert (fr.maximum(whole, 1).dtype == np.int64) == (whole == 5)
+    for _ in range(2):
+        assert fr.multiply(X, np.float64(2)).dtype == np.float32
+        with pytest.raises(fr.SpecError, match=r"add.*test_eager.py.*300 does not fit int8"):
+            fr.add(small, 300)
+        assert fr.add(small, 3)[0] == 8
+
+
+def test_entries_that_decide_a_shape_are_looked_at(recall: Recall) -> None:
+    for _ in range(2):
+        for shape in ((2, 3), (3, 2), (6, 1)):
+            assert fr.reshape(X, np.array(shape)).shape == shape
+            assert fr.zeros(np.array(shape)).shape == shape
+        for count in (1, 2):
+            assert lookup("slice_along")(X, np.int64(0), np.int64(count), axis=1).shape == (2, count)
+
+
+def test_errors_are_the_first_calls_and_name_the_users_line(recall: Recall) -> None:
+    for indices, good in (([0, 1], True), ([1, 9], False), ([1, 0], True), ([-5, 0], False)):
+        if good:
+            assert_same((fr.take(X, np.array(indices)),), (X[indices],))
+            continue
+        with pytest.raises(fr.FlowrtError, match=r"take \(.*test_eager.py:\d+\): an index is out of range"):
+            fr.take(X, np.array(indices))
+    for start, good in ((0, True), (7, False), (1, True), (-1, False)):
+        call = lambda start=start: lookup("slice_along")(X, np.array(start), 1, axis=1)  # noqa: E731
+        if good:
+            assert_same((call(),), (X[:, start : start + 1],))
+            continue
+        with pytest.raises(fr.SpecError, match=r"slice_along \(.*test_eager.py:\d+\): 1 entries from -?\d are not all"):
+            call()
+    for _ in range(2):
+        with pytest.raises(fr.SpecError, match=r"relu.*test_eager.py"):
+            fr.relu(X, 1)
+        with pytest.raises(fr.SpecError, match=r"add.*test_eager.py.*do not broadcast"):
+            fr.add(X, np.ones(5, np.float32))
+
+
+def test_an_op_that_fails_in_a_loop_at_once_fails_the_call(recall: Recall) -> None:
+    table = np.arange(3, dtype=np.float32)
+    for _ in range(2):
+        last = fr.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, fr.take(table, i)), (np.int64(0), np.float32(0)))
+        assert last[1] == 2
+        with pytest.raises(fr.FlowrtError, match=r"an index is out of range"):
+            fr.while_loop(lambda i, v: i < 9, lambda i, v: (i + 1, fr.take(table, i)), (np.int64(0), np.float32(0)))
+
+
+def test_many_threads_call_the_same_ops_at_once(recall: Recall) -> None:
+    w = np.arange(12, dtype=np.float32).reshape(3, 4)
+    failures: list[str] = []
+    start = threading.Barrier(6)
+
+    def work(seed: int) -> None:
+        x = np.full((2, 3), seed, np.float32)
+        start.wait()
+        for turn in range(200):
+            rows = x[: 1 + turn % 2]
+            got = fr.add(fr.sum(fr.matmul(rows, w), axis=1), float(turn))
+            if not np.array_equal(got, (rows @ w).sum(1) + turn):
+                failures.append(f"{seed} {turn}: {got}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_no_more_is_remembered_than_is_said_and_no_operand(recall: Recall, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Recall(4)
+    monkeypatch.setattr(OP, "RECALL", few)
+    for size in (*range(1, 20), 1, 2, 3, 19):
+        x = np.ones(size, np.float32)
+        assert fr.sum(fr.add(x, 1.0)) == 2 * size
+        assert len(few.young) <= 4
+        assert len(few.old) <= 4
+    kept = weakref.ref(x)
+    del x
+    gc.collect()
+    assert kept() is None
+
+
+def test_draws_without_a_seed_differ_and_are_remembered_as_one(recall: Recall) -> None:
+    draws = [fr.random.normal((4,)) for _ in range(5)]
+    assert len({draw.tobytes() for draw in draws}) == 5
+    assert len(recall.young) == 1
+    for _ in range(3):
+        np.testing.assert_array_equal(fr.random.uniform((4,), seed=3), fr.random.uniform((4,), seed=3))
+
+    def noise() -> Any:
+        return fr.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, v + fr.random.uniform(())), (0, np.float32(0)))[1]
+
+    assert len({float(noise()) for _ in range(3)}) == 3

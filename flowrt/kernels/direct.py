@@ -42,7 +42,7 @@ _ABI = 0x2000000
 _VERSION_ENTRY, _NEW_ENTRY, _RETURN_ENTRY = 0, 94, 76  # of NumPy's table of functions, part of its ABI as well
 
 MOST_OUTPUTS = 32
-_FASTCALL = 0x80 | 0x2  # METH_FASTCALL | METH_KEYWORDS
+FASTCALL = 0x80 | 0x2  # METH_FASTCALL | METH_KEYWORDS
 
 # The words of a callable's head: objects, then functions of Python's and NumPy's, then what each leaf of the answer is.
 (CHOICE, FALLBACK, FINISH, NONE, ARRAY_TYPE, LEAVES, NEW_ARRAY, SCALAR, NEXT, AS_INT, INTEGER) = range(11)
@@ -94,7 +94,7 @@ class Room:
     loop: tuple[int, int, int, int]
 
 
-class _Method(ctypes.Structure):
+class Method(ctypes.Structure):
     """Python's description of a function in C."""
 
     _fields_ = (
@@ -133,20 +133,11 @@ class Direct:
         self, fallback: Any, leaves: Sequence[int | None], kind: type | None, finish: Callable[[list[Any]], Any] | None
     ) -> Callable[..., Any]:
         head = np.zeros(FIRST_LEAF + len(leaves), np.int64)
-        for place, what in ((CHOICE, self._choice), (FALLBACK, fallback), (NONE, None), (ARRAY_TYPE, np.ndarray)):
-            head[place] = id(what)
+        head[:FIRST_LEAF] = head_words(kind)
+        head[CHOICE], head[FALLBACK] = id(self._choice), id(fallback)
         head[FINISH], head[LEAVES] = 0 if finish is None else id(finish), len(leaves)
-        for place, name in _FUNCTIONS.items():
-            head[place] = _python(name)
-        head[NEW_ARRAY], head[SCALAR] = _numpy(_NEW_ENTRY), _numpy(_RETURN_ENTRY)
-        if kind is not None:
-            head[NEW_BOX], head[SET] = map(_python, _BOXES[kind])
         head[FIRST_LEAF:] = [-1 if leaf is None else leaf for leaf in leaves]
-        make = ctypes.pythonapi.PyCFunction_NewEx
-        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
-        method = _method()  # two threads that ask first at once get one each: the function keeps its own
-        call: Callable[..., Any] = make(ctypes.addressof(method), head, (self._choice, fallback, finish, method))
-        return call
+        return c_function(_method(), head, (self._choice, fallback, finish))
 
 
 @valueclass
@@ -193,11 +184,37 @@ def plan_words(
     words[LOOP : LOOP + 4] = room.loop
     dtypes = []
     for spec, cell, maker in (*((spec, cell, None) for spec, cell in arguments), *outputs):
-        dtypes.append(np.dtype(spec.dtype.type))  # the one object that arrays of it share
+        dtypes.append(native_dtype(spec))
         words += [id(dtypes[-1]), len(spec.concrete), cell, 0 if maker is None else id(maker), *spec.concrete]
     signature = tuple((spec.dtype, spec.concrete) for spec, _ in arguments)
     alive = *near, terms.counter, terms.grant, terms.fail
     return np.array(words, np.int64), signature, alive, dtypes, outputs
+
+
+@cache
+def head_words(kind: type | None) -> Words:
+    """What all heads hold: objects and functions of Python's and NumPy's, those that make boxes of ``kind`` too."""
+    head = (ctypes.c_int64 * FIRST_LEAF)()
+    head[NONE], head[ARRAY_TYPE] = id(None), id(np.ndarray)
+    for place, name in _FUNCTIONS.items():
+        head[place] = _python(name)
+    head[NEW_ARRAY], head[SCALAR] = _numpy(_NEW_ENTRY), _numpy(_RETURN_ENTRY)
+    if kind is not None:
+        head[NEW_BOX], head[SET] = map(_python, _BOXES[kind])
+    return head
+
+
+def c_function(method: Method, head: Array, alive: tuple[Any, ...]) -> Callable[..., Any]:
+    """What calls the function that ``method`` describes, with ``head`` for its self. It keeps what it is given."""
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+    call: Callable[..., Any] = make(ctypes.addressof(method), head, (*alive, method))
+    return call
+
+
+def native_dtype(spec: Spec) -> np.dtype[Any]:
+    """The one object that arrays of the spec's dtype share."""
+    return np.dtype(spec.dtype.type)
 
 
 @cache
@@ -236,6 +253,6 @@ def _numpy(entry: int) -> int:
 
 
 @cache
-def _method() -> _Method:
+def _method() -> Method:
     text = b"The values of the feeds, in order -> the fetches."
-    return _Method(b"step", direct_address(), _FASTCALL, text)
+    return Method(b"step", direct_address(), FASTCALL, text)

@@ -235,19 +235,20 @@ def _planned(plan: Copy, source: int, target: int, device: str) -> Step:
 class Prepared:
     """An op on operands of fixed specs, ready to run at any addresses. Immutable once made; shared by threads."""
 
-    __slots__ = ("_calls", "_keep", "_kind", "_loops", "orders", "scratch")
+    __slots__ = ("_blocks", "_calls", "_kind", "loops", "orders", "scratch", "steps")
 
     def __init__(self, application: Application, operands: int) -> None:
         self.orders = application.orders
         self.scratch = (*application.scratch, *application.local)  # one thread at a time has either for itself
-        self._loops = application.slots > 0
+        self.loops = application.slots > 0
         places = [Operand(i + 1) for i in range(operands + len(self.scratch) + application.slots)]
-        self._keep = [step.block(places) for step in application.steps]
-        self._calls = [
-            (ENTRY_TYPE(step.address()), block.ctypes.data, step.units)
-            for step, block in zip(application.steps, self._keep, strict=True)
+        self._blocks = [step.block(places) for step in application.steps]
+        self.steps = [  # entry, block and units
+            (step.address(), block.ctypes.data, step.units)
+            for step, block in zip(application.steps, self._blocks, strict=True)
         ]
-        self._kind = ctypes.c_int64 * (1 + len(places) + (RUN_WORDS if self._loops else 0))
+        self._calls = [(ENTRY_TYPE(entry), block, units) for entry, block, units in self.steps]
+        self._kind = ctypes.c_int64 * (1 + len(places) + (RUN_WORDS if self.loops else 0))
 
     def run(self, run: int, addresses: Sequence[int]) -> None:
         """Compute on the operands (inputs, outputs, scratch) at ``addresses``; ``run`` is the run's words' address."""
@@ -260,7 +261,7 @@ class Prepared:
         """The table that entries read. With loops inside, the run has words of its own behind it: from turn to turn a
         loop looks by way of these whether those at ``run`` tell it to stop. No kernel in such a loop may fail."""
         table = self._kind(run, *addresses)
-        if self._loops:
+        if self.loops:
             _, step, seed, _ = (ctypes.c_int64 * RUN_WORDS).from_address(run)
             table[-RUN_WORDS:] = [0, step, seed, run]
             table[0] = ctypes.addressof(table) + ctypes.sizeof(table) - 8 * RUN_WORDS

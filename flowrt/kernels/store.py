@@ -247,6 +247,13 @@ _LOOPS = {
     for name in ("alone", "shared", "help")
 }
 _DIRECT = Part("direct", "flowrt.kernels.emit_direct", "emit_direct", (), ("direct.py", "emit_direct.py", "launch.py"))
+_AT_ONCE = Part(
+    "at_once",
+    "flowrt.kernels.emit_at_once",
+    "emit_at_once",
+    (),
+    ("at_once.py", "emit_at_once.py", "direct.py", "emit_direct.py", "launch.py"),
+)
 _NESTED = {
     kind: Part(
         f"nested_{kind}",
@@ -263,7 +270,7 @@ SCALAR_LOOP_FILES = (
 )
 _EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("emit_epilogue.py", "epilogue.py"))
 _MANY = Part("many", "flowrt.kernels.emit_many", "emit_many", (), ("emit_many.py", "many.py"))
-PARTS = (*_LOOPS.values(), _DIRECT, *_NESTED.values(), _EPILOGUE, _MANY)
+PARTS = (*_LOOPS.values(), _DIRECT, _AT_ONCE, *_NESTED.values(), _EPILOGUE, _MANY)
 
 
 def loop_address(name: str = "alone") -> int:
@@ -274,6 +281,11 @@ def loop_address(name: str = "alone") -> int:
 def direct_address() -> int:
     """The address of the C function behind `direct`'s callables."""
     return part_address(_DIRECT)
+
+
+def at_once_address() -> int:
+    """The address of the C function behind `at_once`'s callables."""
+    return part_address(_AT_ONCE)
 
 
 def nested_address(kind: str) -> int:

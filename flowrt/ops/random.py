@@ -9,7 +9,6 @@ Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'
 from __future__ import annotations
 
 import hashlib
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,6 @@ __all__ = ["normal", "uniform"]
 
 _MASK = (1 << 63) - 1
 _NO_TURNS = frozen(np.zeros(0, np.int64))
-_eager_streams = itertools.count()
 
 
 def _sampled(dtype: str, shape: Spec, turns: Spec) -> Spec:
@@ -121,7 +119,11 @@ def _key(op_name: str, shape: Any, seed: int | None, name: str | None) -> tuple[
     items = shape if isinstance(shape, (tuple, list)) else [shape]
     builder = builder_for([as_value(item) for item in items])
     if not isinstance(builder, Graph):
-        return (None, next(_eager_streams), _NO_TURNS) if seed is None else (int(seed) & _MASK, 0, _NO_TURNS)
+        return (
+            None if seed is None else int(seed) & _MASK,
+            0,
+            _NO_TURNS,
+        )  # the builder seeds each draw that is given none
     seed = builder.seed if seed is None else int(seed)
     unique = builder.unique_name(f"{name or op_name}#stream")  # numbered as the nodes' names are, and apart from them
     digest = hashlib.blake2b(unique.encode(), digest_size=8).digest()
