@@ -73,7 +73,7 @@ def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array])
 
 
 def _run(found: _Found, inputs: Sequence[Array], words: Array | None) -> tuple[Array, ...]:
-    from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS
+    from flowrt.kernels.launch import RUN_WORDS, STATUS, failure
 
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
     answer = found.call(*inputs, run)
@@ -84,7 +84,7 @@ def _run(found: _Found, inputs: Sequence[Array], words: Array | None) -> tuple[A
     scratch = [np.empty(spec.concrete, spec.dtype) for spec in found.prepared.scratch]
     found.prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
     if run[STATUS]:
-        raise FlowrtError(f"{found.name} ({user_site()}): {FAILURES.get(int(run[STATUS]), 'its kernel failed')}")
+        raise FlowrtError(f"{found.name} ({user_site()}): {failure(found.name, int(run[STATUS]))}")
     return tuple(made)
 
 
@@ -133,8 +133,10 @@ class _Found:
 @lru_cache(PREPARED)
 def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
     from flowrt.kernels.launch import prepare
-    from flowrt.kernels.table import ALIASES, KERNELS
+    from flowrt.kernels.table import ALIASES, KERNELS, without_kernel
 
+    if name not in ALIASES and (name, "cpu") not in KERNELS and not lookup(name).__module__.startswith("flowrt."):
+        raise GraphError(f"{name} ({user_site()}) {without_kernel(name)}")
     if name not in ALIASES and (name, "cpu") not in KERNELS:
         raise GraphError(
             f"{name} ({user_site()}) means something only in a graph; build it inside `with fr.Graph():` and run it "

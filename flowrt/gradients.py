@@ -96,14 +96,22 @@ def _differentiate(node: Node, partials: _Partials) -> None:
             as_value(partials.total(t)) if partials.has(t) else None if node.op.absent_gradients else zeros_like(t)
             for t in node.outputs
         ]
-        answers = tuple(rule(node, *carried))
+        answers = _in_tuple(node, rule(node, *carried))
         if len(answers) != len(node.inputs):
             raise GraphError(
-                f"{_where(node)}: its gradient rule answered {len(answers)} gradients for {len(node.inputs)} inputs"
+                f"{_where(node)}: its gradient rule answered {len(answers)} gradients for {len(node.inputs)} inputs; "
+                "it answers a tuple, with None for an input that no gradient flows to"
             )
         for position, (source, answer) in enumerate(zip(node.inputs, answers, strict=True)):
             if answer is not None and _is_real(source):
                 partials.add(source, _fitted(node, position, answer, carried))
+
+
+def _in_tuple(node: Node, answer: Any) -> tuple[Any, ...]:
+    """What a rule answered: one for each input, in a tuple or list, or the one alone."""
+    if isinstance(answer, (tuple, list)):
+        return tuple(answer)
+    return (answer,) if len(node.inputs) == 1 else (answer,) * (answer is not None)
 
 
 def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor | None]) -> Any:

@@ -18,11 +18,11 @@ import numpy as np
 from flowrt.alike import RECALL, likeness, roles_of
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.pages import held
+from flowrt.parameters import parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.plan import Plan
 from flowrt.spec import Spec, as_dtype
 from flowrt.tracebacks import shorten
-from flowrt.valueclass import valueclass
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
 DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
@@ -199,32 +199,6 @@ def _located(what: str, error: SpecError) -> SpecError:
     return found
 
 
-@valueclass
-class Parameter:
-    """One parameter of an op's signature."""
-
-    name: str
-    tensor: bool
-    many: bool  # a sequence of tensors
-    optional: bool  # a tensor that may be None
-    dtype: bool  # an attribute that names a dtype
-    placed: bool  # whether it may be given by position
-    default: Any
-
-
-def _parameters(fn: Callable[..., Any]) -> tuple[Parameter, ...]:
-    out = []
-    for p in inspect.signature(fn).parameters.values():
-        note = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", str(p.annotation))
-        tensor = "Spec" in note
-        many = tensor and "Sequence" in note
-        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise GraphError(f"op {fn.__name__}: take Sequence[Spec] rather than *{p.name}")
-        placed = p.kind is not p.KEYWORD_ONLY
-        out.append(Parameter(p.name, tensor, many, tensor and "None" in note, note == "DType", placed, p.default))
-    return tuple(out)
-
-
 class Op:
     """A primitive: name, attributes, shape and dtype inference, gradient. Call it to build one."""
 
@@ -244,7 +218,7 @@ class Op:
         self.__doc__ = infer.__doc__
         self.__module__ = infer.__module__
         self.__wrapped__ = infer
-        self.parameters = _parameters(infer)
+        self.parameters = parameters_of(infer)
         tensors = tuple(p.name for p in self.parameters if p.tensor)
         self.promote = tensors if promote is True else promote or ()  # cast to their common dtype, as NumPy would
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
@@ -275,7 +249,11 @@ class Op:
         out = self._infer(*self._arguments(inputs, attrs), **{k: v for k, v in attrs.items() if not k.startswith("_")})
         if out is None:
             return ()
-        return (out,) if isinstance(out, Spec) else tuple(out)
+        if isinstance(out, Spec):
+            return (out,)
+        if not isinstance(out, (tuple, list)) or not all(isinstance(spec, Spec) for spec in out):
+            raise SpecError(f"its function answered {out!r}, not a Spec for each output")
+        return tuple(out)
 
     def _arguments(self, inputs: Sequence[Any], attrs: Mapping[str, Attr]) -> list[Any]:
         """``inputs`` dealt to the tensor parameters; ``_many`` holds the count of a sequence, ``_none`` absent ones."""
@@ -356,6 +334,7 @@ class Op:
                 else:
                     values.append(as_value(given))
             else:
+                p.check(given)
                 attrs[p.name] = as_dtype(given).name if p.dtype and given is not None else as_attr(given)
             promoted += [p.name in self.promote] * (len(values) - len(promoted))
         if absent:

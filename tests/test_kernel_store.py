@@ -319,10 +319,6 @@ def undefined(x: Any, y: Any) -> None:
     y[0] = nonesuch(x[0])  # type: ignore[name-defined]  # noqa: F821
 
 
-def too_few(x: Any) -> None:
-    x[0] = 1
-
-
 def mistyped(x: Any, y: Any) -> None:
     y[0] = "a"
 
@@ -347,7 +343,6 @@ def drawing(x: Any, y: Any) -> None:
 MISTAKES: list[tuple[Callable[..., Any], int, str]] = [
     (misnamed, 2, r"Unknown attribute 'nothing' of type array\(float32, 1d, C\)$"),
     (undefined, 0, "NameError: name 'nonesuch' is not defined"),
-    (too_few, 0, "too many positional arguments"),
     (mistyped, 1, r"No implementation of function .*setitem.* found for signature: >>> setitem\(array\(float32"),
     (allocating, 1, r"it allocates .* declare scratch="),
     (temporary, 1, r"it allocates .* declare scratch="),

@@ -11,7 +11,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "flowrt"
 # each may import those to its left
-FLOOR = ["pages", "valueclass", "errors", "tracebacks", "spec", "plain", "device", "codec", "plan", "alike"]
+FLOOR = [
+    "pages",
+    "valueclass",
+    "errors",
+    "tracebacks",
+    "spec",
+    "plain",
+    "device",
+    "codec",
+    "plan",
+    "alike",
+    "parameters",
+]
 FAMILIES = [
     "source",
     "elementwise",

@@ -90,7 +90,12 @@ def test_eager_ops_take_numbers_as_a_graph_does() -> None:
     assert fr.multiply(value, np.float64(2)).dtype == np.float32
     assert fr.where(value > 0, np.float64(2), value).dtype == np.float32
     assert fr.add(np.int32([1]), np.int64(2)).dtype == np.int32
-    assert fr.equal(np.int8([44]), 300).tolist() == [False]
+    for number, found in ((44, True), (45, False), (300, False), (44, True)):
+        assert fr.equal(np.int8([44]), number).tolist() == [found]
+    for _ in range(3):
+        assert fr.add(np.int8([1]), 3).tolist() == [4]
+        with pytest.raises(fr.SpecError, match="300 does not fit int8"):
+            fr.add(np.int8([1]), 300)
 
 
 def test_arrays_and_tensors_of_one_entry_keep_their_dtype() -> None:

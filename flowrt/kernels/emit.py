@@ -12,7 +12,8 @@ a kernel raises, its entry sets the run's status instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +60,7 @@ def _array(context: Any, builder: Any, kind: Any, address: Any, dims: Sequence[A
 def _arguments(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], words: str) -> Any:
     """An intrinsic (bases, block, begin, end) → the tuple of what the function of ``kernel`` takes."""
     arrays = [types.Array(numpy_support.from_dtype(d), r, "C") for d, r in zip(dtypes, ranks, strict=True)]
-    scalars = [types.float64 if w == "f" else types.int64 for w in words]
+    scalars = _word_kinds(iter(words))
     limits = [types.intp] * (2 if kernel.takes_range else 0)
     tail = [types.Array(types.int64, 1, "C")] if kernel.takes_run else []
     kinds = [*arrays, *scalars]
@@ -76,9 +77,8 @@ def _arguments(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], word
                 dims = [_word(builder, block, position + d) for d in range(kind.ndim)]
                 position += kind.ndim
                 items.append(_array(context, builder, kind, _operand_address(builder, bases, block, i), dims))
-            for i, kind in enumerate(scalars):
-                value = _word(builder, block, position + i)
-                items.append(builder.bitcast(value, ir.DoubleType()) if kind is types.float64 else value)
+            following = itertools.count(position)
+            items += [_word_value(context, builder, kind, block, following) for kind in scalars]
             if kernel.takes_tuples:
                 parts = [items[a:b] for a, b in pairwise(cuts)]
                 items = [context.make_tuple(builder, kind, part) for kind, part in zip(heads, parts, strict=True)]
@@ -91,6 +91,27 @@ def _arguments(kernel: Kernel, dtypes: Sequence[Any], ranks: Sequence[int], word
         return answer(*ENTRY.args), codegen
 
     return arguments
+
+
+def _word_kinds(words: Iterator[str]) -> list[Any]:
+    """The types of the words, a letter each: floats, integers, and tuples of them in brackets."""
+    kinds: list[Any] = []
+    for letter in words:
+        if letter == ")":
+            break
+        kinds.append(
+            types.Tuple(_word_kinds(words)) if letter == "(" else types.float64 if letter == "f" else types.int64
+        )
+    return kinds
+
+
+def _word_value(context: Any, builder: Any, kind: Any, block: Any, following: Iterator[int]) -> Any:
+    """A word of that type, made of those of the block at the positions ``following``."""
+    if isinstance(kind, types.BaseTuple):
+        parts = [_word_value(context, builder, part, block, following) for part in kind]
+        return context.make_tuple(builder, kind, parts)
+    value = _word(builder, block, next(following))
+    return builder.bitcast(value, ir.DoubleType()) if kind is types.float64 else value
 
 
 @intrinsic

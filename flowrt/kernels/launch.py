@@ -7,7 +7,7 @@ Where a kernel wants an operand contiguous and its view is not, a copy into scra
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,8 +16,9 @@ import numpy as np
 from flowrt.errors import FlowrtError
 from flowrt.kernels.copies import COPY_OP as COPY_OP
 from flowrt.kernels.copies import Copy, merged, plan_box, plan_copy
+from flowrt.kernels.own import raised_in
 from flowrt.kernels.store import Variant, entry_address
-from flowrt.kernels.table import Call, Form, Kernel, View, Word, require_kernel
+from flowrt.kernels.table import KERNELS, Call, Form, Kernel, View, Word, require_kernel
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
@@ -35,13 +36,25 @@ STATUS, STEP, SEED = 0, 1, 2
 FILL_OP = "fill"
 _SEEN_AS_BYTES = np.dtype("int8")  # floats, where tiles alone compute on them
 
+RAISED = 4
 # What a kernel may leave in the run's status word.
 FAILURES = {
     1: "an index is out of range",
     2: "an integer was divided by zero",
     3: "a label is not among the classes, which run from 0 to the logits' last size - 1",
-    4: "the kernel raised an error",
+    RAISED: "the kernel raised an error",
 }
+
+
+def failure(op: str, status: int) -> str:
+    """What the run's status word says of the ``op`` whose kernel left it there."""
+    text = FAILURES.get(status, f"failed with status {status}")
+    own = [
+        kernel.function
+        for kernel in KERNELS.get((op, "cpu"), ())
+        if not kernel.function.__module__.startswith("flowrt.")
+    ]
+    return f"{text} ({raised_in(own[0])})" if status == RAISED and own else text
 
 
 @valueclass
@@ -76,7 +89,7 @@ class Step:
 
     def variant(self) -> Variant:
         """What tells the compiled entry from the kernel's others."""
-        words = "".join("f" if _floating(w) else "i" for w in self.call.words) + "t" * len(self.call.tiles)
+        words = "".join(map(_letters, self.call.words)) + "t" * len(self.call.tiles)
         dtypes = tuple(self.dtypes[n] for n in self._order())
         if self.kernel.takes_tiles:
             dtypes = tuple(_SEEN_AS_BYTES if dtype.kind == "f" else dtype for dtype in dtypes)
@@ -116,7 +129,7 @@ class Step:
         if self.kernel.form is Form.ARRAYS:
             head += [size for n in self._order() for size in self.call.views[n].shape]
             tiles = [tile if isinstance(tile, int) else tile.address() for tile in self.call.tiles]
-            return np.array(head + [_bits(w) for w in self.call.words] + tiles, np.int64)
+            return np.array(head + [_bits(w) for w in _flat(self.call.words)] + tiles, np.int64)
         return np.array(head + self._odometer() + [_bits(w) for w in self.call.words], np.int64)
 
 
@@ -141,6 +154,21 @@ class Application:
 
 def _floating(word: Word) -> bool:
     return isinstance(word, (float, np.floating))
+
+
+def _letters(word: Word | tuple[Any, ...]) -> str:
+    """How a variant tells words: f is a float, i an integer, and a tuple stands in brackets."""
+    if isinstance(word, tuple):
+        return f"({''.join(map(_letters, word))})"
+    return "f" if _floating(word) else "i"
+
+
+def _flat(words: Sequence[Any]) -> Iterator[Word]:
+    for word in words:
+        if isinstance(word, tuple):
+            yield from _flat(word)
+        else:
+            yield word
 
 
 def _bits(word: Word) -> int:
@@ -293,5 +321,5 @@ def run_kernel(
     scratch = [np.empty(spec.concrete, spec.dtype) for spec in prepared.scratch]
     prepared.run(run.ctypes.data, [a.ctypes.data for a in (*given, *arrays, *scratch)])
     if run[STATUS]:
-        raise FlowrtError(f"{op}: {FAILURES.get(int(run[STATUS]), f'failed with status {run[STATUS]}')}")
+        raise FlowrtError(f"{op}: {failure(op, int(run[STATUS]))}")
     return arrays

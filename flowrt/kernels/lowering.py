@@ -24,6 +24,7 @@ from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.sigutils import normalize_signature
 
 from flowrt.errors import GraphError
+from flowrt.kernels import reshaping
 from flowrt.kernels.abi import INLINED, OPTIONS
 
 
@@ -39,6 +40,9 @@ class _Library(AOTCodeLibrary):  # type: ignore[misc]
     def finalize(self) -> None:
         if self.symbol:
             self._link_needed(self._final_module)
+            if any(f.name == reshaping.SYMBOL and f.is_declaration for f in self._final_module.functions):
+                text = reshaping.reshaping(self._final_module.triple, self._final_module.data_layout)
+                self._final_module.link_in(llvm.parse_assembly(text))
             self._linking_libraries.clear()
             super().finalize()
         self._finalized = True
@@ -224,11 +228,19 @@ def _entry(module: Any, context: Any, made: Any, symbol: str, fail: Callable[...
     return module
 
 
+_NEEDED_FOR = {
+    "gil": ": it prints, or calls Python",
+    "rnd": ": it draws random numbers; take them as an input, from fr.random",
+    "random": ": it draws random numbers; take them as an input, from fr.random",
+}
+
+
 def _machine_code(library: Any) -> bytes:
     module = llvm.parse_bitcode(library.emit_bitcode())
     for value in [*module.functions, *module.global_variables]:
         if value.is_declaration and not value.name.startswith("llvm.") and not _offered(value.name):
-            raise GraphError(f"it needs {value.name} when it runs, which no kernel has")
+            hint = next((hint for sign, hint in _NEEDED_FOR.items() if sign in value.name), "")
+            raise GraphError(f"it needs {value.name} when it runs, which no kernel has{hint}")
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),

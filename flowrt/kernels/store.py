@@ -9,6 +9,7 @@ compiled anew by each process. The folder is bounded: the files written longest 
 from __future__ import annotations
 
 import hashlib
+import linecache
 import logging
 import os
 import re
@@ -66,6 +67,7 @@ MAKERS = (
     "emit_folds.py",
     "row_loops.py",
     "row_plan.py",
+    "reshaping.py",
 )
 
 
@@ -222,9 +224,14 @@ def complaint(text: str, function: Callable[..., Any]) -> tuple[str, str]:
     at = re.search(rf" at {re.escape(code.co_filename)} \((\d+)\)", text)
     where = f"{os.path.basename(code.co_filename)}:{at.group(1) if at else code.co_firstlineno}"
     if any(sign in text for sign in _ALLOCATES):
-        return where, "it allocates (an array, list, or error with values), which no kernel may; declare scratch="
+        line = linecache.getline(code.co_filename, int(at.group(1))).strip() if at else ""
+        return where, (
+            f"it allocates (an array, list, or error with values){f' in `{line}`' if line else ''}, which no kernel "
+            "may: fill the outputs entry by entry; x.reshape(-1) and slices are views; or declare scratch="
+        )
     said = [line for line in lines if line and not line.startswith(_PREAMBLE)] or [text]
-    return where, " ".join(said[:2]) if said[0].endswith(":") else said[0]
+    hint = "; a helper that a kernel calls is decorated with @numba.njit" if "Untyped global name" in said[0] else ""
+    return where, (" ".join(said[:2]) if said[0].endswith(":") else said[0]) + hint
 
 
 @valueclass

@@ -9,9 +9,11 @@ given.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +22,7 @@ import numpy as np
 
 from flowrt.errors import GraphError
 from flowrt.kernels.fingerprint import raises
+from flowrt.kernels.own import attribute_words, check_written
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
@@ -104,7 +107,7 @@ class Call:
     """
 
     views: tuple[View, ...]
-    words: tuple[Word, ...] = ()
+    words: tuple[Any, ...] = ()  # `Word`s, and tuples of them
     units: int = 1
     rows: tuple[int, int, int] | None = None
     tiles: tuple[int | Tile | Variant, ...] = ()
@@ -205,6 +208,15 @@ def natural(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Ca
     return Call(tuple(View.dense(spec.concrete) for spec in (*inputs, *outputs)))
 
 
+def _by_name(function: Callable[..., Any]) -> Layout:
+    """Every operand as it is, and as words the attributes that the function names."""
+
+    def layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+        return replace(natural(inputs, outputs, attrs), words=attribute_words(function, inputs, outputs, attrs))
+
+    return layout
+
+
 def broadcast(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
     """Every input broadcast to the output's shape."""
     shape = outputs[0].concrete
@@ -221,7 +233,7 @@ def kernel(
     op: str,
     on: str = "cpu",
     *,
-    layout: Layout = natural,
+    layout: Layout | None = None,
     form: Form = Form.ARRAYS,
     scratch: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
     dtypes: Callable[[Sequence[Any]], bool] | None = None,
@@ -231,7 +243,8 @@ def kernel(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes ``op`` on device kind ``on``.
 
-    It takes the inputs, the outputs (to be filled), scratch arrays, local arrays, then the words of its ``layout``;
+    It takes the inputs, the outputs (to be filled), then attributes of the op by their names: numbers, bools, and
+    tuples of them. With a ``layout`` it takes scratch arrays, local arrays and the layout's words in their place;
     where it has parameters named ``arrays`` and ``words``, as only CPUs' may, it takes them as two tuples. One that has
     ``tiles``, too, is compiled once for all float dtypes and ops: it sees floats as bytes, and their sizes, with the
     addresses of what computes on them, are in that third tuple. Parameters
@@ -245,8 +258,11 @@ def kernel(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if layout is None and form is Form.ARRAYS:
+            check_written(op, on, function)
+        laid = layout or (_by_name(function) if form is Form.ARRAYS else natural)
         following = tuple(Kernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then)
-        made = Kernel(op, on, function, layout, form, scratch, dtypes, local, infallible, then=following)
+        made = Kernel(op, on, function, laid, form, scratch, dtypes, local, infallible, then=following)
         KERNELS.setdefault((op, on), []).insert(0, made)
         return function
 
@@ -329,11 +345,20 @@ def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel | None:
     return None
 
 
+def without_kernel(op: str) -> str:
+    """What to do for an op that has no kernel at all."""
+    near = difflib.get_close_matches(op, {name for name, _ in KERNELS}, 1, 0.8)
+    there = f"; there is one for {near[0]!r}" if near else ""
+    return f'has no kernel: write one, @fr.kernel("{op}", on="cpu"){there}'
+
+
 def require_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel:
     """The kernel of ``op`` on ``device`` for these dtypes; raises `GraphError` naming the devices that have one."""
     found = find_kernel(op, device, dtypes)
     if found is None:
-        has = sorted({kind for name, kind in KERNELS if name == op}) or ["no device"]
+        has = sorted({kind for name, kind in KERNELS if name == op})
+        if not has:
+            raise GraphError(f"{op} {without_kernel(op)}")
         names = ", ".join(str(d) for d in dtypes)
         raise GraphError(f"no {device} kernel for {op} of ({names}); {op} has kernels on {', '.join(has)}")
     return found

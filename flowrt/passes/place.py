@@ -278,6 +278,8 @@ class _Chooser:
         has = [kind for kind in kinds if self._runs(node, kind)]
         dtypes = ", ".join(map(str, self._dtypes(node)))
         fix = f"it has one on {', '.join(has)}" if has else f"it has none on any device here ({', '.join(kinds)})"
+        if not has and not node.op.__module__.startswith("flowrt."):
+            fix += f'; write one, @fr.kernel("{node.op.name}", on="cpu")'
         return PlacementError(
             f"{node.op.name} {node.name!r} ({node.site}): no kernel for ({dtypes}) on {family.device}; {fix}"
         )

@@ -16,7 +16,7 @@ import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.kernels.background import are_ready, submit
-from flowrt.kernels.launch import FAILURES, STATUS, Prepared, prepare
+from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.plan import Plan
@@ -268,4 +268,4 @@ def _write_rows(node: PlanNode, inputs: Sequence[Array], run: Array, variables: 
 def _check_status(node: PlanNode, words: Array) -> None:
     status = int(words[STATUS])
     if status:
-        raise FlowrtError(f"{node.where()}: {FAILURES.get(status, f'failed with status {status}')}")
+        raise FlowrtError(f"{node.where()}: {failure(node.op, status)}")

@@ -20,7 +20,7 @@ import numpy as np
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.background import are_ready, submit
 from flowrt.kernels.direct import ARRAY_DATA, Room, available
-from flowrt.kernels.launch import ENTRY_TYPE, FAILURES, RUN_WORDS, STATUS, STEP
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP, failure
 from flowrt.kernels.store import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.lives import DataDependent
@@ -355,7 +355,7 @@ class Tape:
         node: PlanNode = self._plan.nodes[launch.node]
         if status not in (0, CANCELLED):
             where = stopped_inside(launch.step, launch.places, room.cells[BASES:]) + node.where()
-            return FlowrtError(f"{where}: {FAILURES.get(status, f'failed with status {status}')}")
+            return FlowrtError(f"{where}: {failure(node.op, status)}")
         return StepCancelled(f"stopped at {node.where()}")
 
 
