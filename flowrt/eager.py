@@ -136,7 +136,7 @@ def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
     from flowrt.kernels.table import ALIASES, KERNELS, without_kernel
 
     if name not in ALIASES and (name, "cpu") not in KERNELS and not lookup(name).__module__.startswith("flowrt."):
-        raise GraphError(f"{name} ({user_site()}) {without_kernel(name)}")
+        raise GraphError(f"{name} ({user_site()}) has no kernel: {without_kernel(name)}")
     if name not in ALIASES and (name, "cpu") not in KERNELS:
         raise GraphError(
             f"{name} ({user_site()}) means something only in a graph; build it inside `with fr.Graph():` and run it "

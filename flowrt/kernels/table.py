@@ -349,16 +349,14 @@ def without_kernel(op: str) -> str:
     """What to do for an op that has no kernel at all."""
     near = difflib.get_close_matches(op, {name for name, _ in KERNELS}, 1, 0.8)
     there = f"; there is one for {near[0]!r}" if near else ""
-    return f'has no kernel: write one, @fr.kernel("{op}", on="cpu"){there}'
+    return f'write one, @fr.kernel("{op}", on="cpu"){there}'
 
 
 def require_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel:
     """The kernel of ``op`` on ``device`` for these dtypes; raises `GraphError` naming the devices that have one."""
     found = find_kernel(op, device, dtypes)
     if found is None:
-        has = sorted({kind for name, kind in KERNELS if name == op})
-        if not has:
-            raise GraphError(f"{op} {without_kernel(op)}")
+        has = sorted({kind for name, kind in KERNELS if name == op}) or [f"no device; {without_kernel(op)}"]
         names = ", ".join(str(d) for d in dtypes)
         raise GraphError(f"no {device} kernel for {op} of ({names}); {op} has kernels on {', '.join(has)}")
     return found
