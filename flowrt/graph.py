@@ -200,6 +200,7 @@ class Graph:
         self.finalized = False
         self.variables: list[Any] = []
         self._names: dict[str, int] = {}
+        self.startable: set[int] = set()  # nodes that variables may start from, as far as any was asked about
         self._entered: list[building] = []
 
     def __enter__(self) -> Graph:

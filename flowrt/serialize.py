@@ -17,6 +17,7 @@ from flowrt.device import Device
 from flowrt.errors import BrokenStream, FlowrtError, GraphError, Site
 from flowrt.graph import Graph, Node, Resource, Tensor
 from flowrt.op import Attr, Op, lookup
+from flowrt.ops.starting import check_start
 from flowrt.ops.state import Variable
 from flowrt.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
 from flowrt.spec import Spec, as_dtype
@@ -220,6 +221,7 @@ def _check_variable(variable: Resource, where: str) -> None:
     given = initialize.inputs
     if initialize.resource != (variable.container, variable.name) or len(given) != 1 or given[0] is not initial:
         raise BrokenStream(f"{where}: {initialize!r} does not initialize it")
+    check_start(initial, initial.graph, f"{variable.name:.200}", variable.site)
 
 
 def _read_variables(graph: Graph, keys: Sequence[Any]) -> None:

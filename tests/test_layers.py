@@ -36,7 +36,20 @@ FAMILIES = [
     "linalg",
     "contraction",
 ]
-FAMILIES += ["random", "layers", "recurrent", "nn", "rows", "state", "replica", "fused", "body", "control", "loops"]
+FAMILIES += [
+    "random",
+    "layers",
+    "recurrent",
+    "nn",
+    "rows",
+    "starting",
+    "state",
+    "replica",
+    "fused",
+    "body",
+    "control",
+    "loops",
+]
 # each may import those to its left
 MEANING = [*FLOOR, "op", "operators", "graph", "ops", "gradients", "passes"]
 MAY_IMPORT = {

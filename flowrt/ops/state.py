@@ -30,6 +30,7 @@ from flowrt.ops.elementwise import astype
 from flowrt.ops.rows import add_rows, assign_rows, write_rows
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant, placeholder
+from flowrt.ops.starting import check_start
 from flowrt.plain import as_dtype_of, default_array, fitting_array
 from flowrt.spec import Spec, as_dtype, as_shape
 
@@ -247,6 +248,8 @@ def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool
     if not spec.known:
         raise SpecError(f"a variable starts from a tensor of fully known shape, got {spec}")
     scope = current_scope()
+    if hasattr(value, "builder"):
+        check_start(value, graph, f"{scope.prefix}{name or 'variable'}", user_site())
     resource = Resource(
         "variable",
         scope.container,

@@ -1,0 +1,64 @@
+"""What a variable may start from: what a session can compute when it opens, before anything is fed or has run.
+
+Law: pure. Constants, random numbers and other variables are all right; placeholders are not, nor what waits on queues
+or writes, since a variable that is restored is not computed anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrt.errors import GraphError
+from flowrt.graph import Node, Subgraph, resources_in
+from flowrt.op import lookup
+from flowrt.plan import Plan
+
+if TYPE_CHECKING:
+    from flowrt.errors import Site
+    from flowrt.graph import Graph, Tensor
+    from flowrt.plan import PlanNode
+
+
+def check_start(initial: Tensor, graph: Graph, name: str, site: Site) -> None:
+    """Raise `GraphError` where no session of ``graph`` can compute what the variable ``name`` starts from."""
+    where = f"variable {name!r} ({site})"
+    if isinstance(graph, Subgraph):
+        return  # a body, in which there are no variables
+    if initial.graph is not graph:
+        raise GraphError(f"{where}: {initial!r} ({initial.op.site}) belongs to another graph, or to the body of a loop")
+    stack, seen = [initial.op], graph.startable
+    while stack:
+        node = stack.pop()
+        if node.index in seen:
+            continue
+        seen.add(node.index)
+        why = _why_not(node)
+        if why:
+            seen.clear()  # what depends on this node is no better
+            raise GraphError(f"{where} cannot start from {initial.name!r}: {why}")
+        stack.extend(tensor.op for tensor in node.inputs)
+        stack.extend(node.control_inputs)
+
+
+def _why_not(node: Node) -> str | None:
+    if node.op.name == "placeholder":
+        return (
+            f"it needs the placeholder {node.name!r} ({node.site}), and nothing is fed when a session opens; start "
+            "from a constant, as fr.zeros makes, and assign what is fed in a step of its own"
+        )
+    if _acts(node):
+        on = "".join(f" {name!r}" for _, name in node.resources[:1])
+        return (
+            f"it needs {node.op.name} {node.name!r} ({node.site}), which waits or writes{on}, and a session that opens "
+            "only computes values; start from a constant, and assign in a step of its own"
+        )
+    return None
+
+
+def _acts(node: Node | PlanNode) -> bool:
+    """Whether a node waits for something, or changes more than its outputs."""
+    op = node.op if isinstance(node, Node) else lookup(node.op)
+    bodies = [value for value in node.attrs.values() if isinstance(value, Plan)]
+    if bodies:
+        return any(_acts(inner) for body in bodies for inner in body.nodes)
+    return op.effect or (op.stateful and op.name != "read_variable" and bool(resources_in(node.attrs)))
