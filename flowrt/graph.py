@@ -200,6 +200,8 @@ class Graph:
         self.finalized = False
         self.variables: list[Any] = []
         self._names: dict[str, int] = {}
+        self._claimed: dict[str, int] = {}
+        self._counted: set[str] = set()
         self.startable: set[int] = set()  # nodes that variables may start from, as far as any was asked about
         self._entered: list[building] = []
 
@@ -296,12 +298,23 @@ class Graph:
 
     def unique_name(self, name: str) -> str:
         """``name`` under the scope's prefix, numbered if it is taken."""
-        full = _scope.get().prefix + name
-        count = self._names.get(full, 0)
-        self._names[full] = count + 1
-        if count == 0:
-            return full
-        return self.unique_name(f"{name}_{count}")
+        return _numbered(self._names, _scope.get().prefix + name)
+
+    def claim_name(self, name: str | None, kind: str) -> str:
+        """The name of a variable, queue or trainer under the scope's prefix, unique among those.
+
+        Without ``name``, or where that was given before, it hangs on what was built before: `is_counted`.
+        """
+        asked = _scope.get().prefix + (name or kind)
+        claimed = _numbered(self._claimed, asked)
+        if not name or claimed != asked:
+            self._counted |= {asked, claimed}
+        return claimed
+
+    def is_counted(self, name: str) -> bool:
+        """Whether a claimed ``name``, or one that it lies in, hangs on the order in which the graph was built."""
+        counted = self._counted
+        return bool(counted) and any(scope in counted for scope in (name, *scopes_of(name)))
 
     def turns(self) -> list[Tensor]:
         """The numbers of the turns of the loops around what is built here, outermost first."""
@@ -385,6 +398,19 @@ class Subgraph(Graph):
     def _waits_for(self, control: Sequence[Node]) -> tuple[Node, ...]:
         self.awaited.update((n, None) for n in control if self.lies_in(n.graph))
         return super()._waits_for(control)
+
+
+def _numbered(taken: dict[str, int], name: str) -> str:
+    """``name``, numbered if it is ``taken``, which it is from now on."""
+    count = taken.get(name, 0)
+    taken[name] = count + 1
+    return name if count == 0 else _numbered(taken, f"{name}_{count}")
+
+
+def scopes_of(name: str) -> Iterator[str]:
+    """The scopes around ``name``, outermost first."""
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def current_graph(what: str) -> Graph:

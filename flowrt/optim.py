@@ -79,13 +79,14 @@ class Optimizer(ABC):
     def apply_gradients(self, pairs: Iterable[tuple[Any, Variable]], *, name: str | None = None) -> Node:
         """The operation that moves each variable of the (gradient, variable) ``pairs``; gradients of None move nothing.
 
-        The updates are computed where the variables are.
+        The updates are computed where the variables are. With a ``name`` what is kept beside a variable bears it, too:
+        two optimisers that move the same variables need names, for checkpoints to tell whose is whose.
         """
         moves = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         if not moves:
             raise GraphError(f"{user_site()}: there are no gradients to apply")
         done: list[Node] = []
-        with _update() as common:
+        with _update(name) as common:
             for gradient, variable in moves:
                 with building(variable.graph), beside(as_node(variable)):
                     if isinstance(gradient, IndexedSlices):
@@ -115,10 +116,11 @@ class Optimizer(ABC):
 class _Common:
     """What one update's variables have in common where they lie in one place: made once, beside the first of them.
 
-    ``writes`` are those of what is kept for all.
+    ``writes`` are those of what is kept for all. ``name`` tells this update's slots from another's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None) -> None:
+        self.name = name
         self.writes: list[Node] = []
         self._made: dict[Hashable, Any] = {}
 
@@ -147,9 +149,9 @@ _common: ContextVar[_Common] = ContextVar("flowrt_common")
 
 
 @contextmanager
-def _update() -> Iterator[_Common]:
+def _update(name: str | None) -> Iterator[_Common]:
     """Build one update inside, of variables that move together."""
-    common = _Common()
+    common = _Common(name)
     token = _common.set(common)
     try:
         yield common
@@ -330,7 +332,8 @@ def _slot(variable: Variable, name: str, value: float = 0, *, shape: Any = None,
     scope = replace(current_scope(), prefix="", container=variable.resource.container)
     with variables_from(None), scoped(scope):
         initial = full(variable.shape if shape is None else shape, value, variable.dtype if dtype is None else dtype)
-        return Variable(initial, name=f"{variable.name}/{name}", trainable=False)
+        update = _common.get().name
+        return Variable(initial, name="/".join(filter(None, (variable.name, update, name))), trainable=False)
 
 
 def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], Tensor]:

@@ -52,6 +52,8 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
         "version": VERSION,
         "seed": graph.seed,
         "names": dict(graph._names),
+        "claimed": dict(graph._claimed),
+        "counted": sorted(graph._counted),
         "nodes": [_node_to_data(node) for node in graph.nodes],
         "resources": [_resource_to_data(resource) for resource in graph.resources.values()],
         "variables": [(v.resource.container, v.resource.name) for v in graph.variables],
@@ -113,7 +115,7 @@ def _read_graph(data: Any) -> Graph:
         found = _read_resource(graph, resource)
         graph.add_resource(found)
     _read_variables(graph, _item(data, "variables", tuple))
-    _read_names(graph, _item(data, "names", dict))
+    _read_names(graph, data)
     return graph
 
 
@@ -239,15 +241,22 @@ def _read_variables(graph: Graph, keys: Sequence[Any]) -> None:
         graph.variables.append(Variable.of(resource, read))
 
 
-def _read_names(graph: Graph, names: Mapping[str, Any]) -> None:
+def _read_names(graph: Graph, data: Mapping[str, Any]) -> None:
     """Restore the numbering of names, so that what is built later gets the names it would have got."""
     used = [node.name for node in graph.nodes]
     if len(set(used)) < len(used) or "" in used:
         raise BrokenStream("the names of a graph's nodes are not unique")
-    graph._names = {name: _item(names, name, int) for name in names}
-    for name in (*used, *(name for _, name in graph.resources)):
-        if graph._names.get(name, 0) < 1:
+    graph._names = _taken(_item(data, "names", dict), used)
+    graph._claimed = _taken(_item(data, "claimed", dict), [name for _, name in graph.resources])
+    graph._counted = {name for name in _item(data, "counted", tuple) if isinstance(name, str)}
+
+
+def _taken(names: Mapping[str, Any], used: Sequence[str]) -> dict[str, int]:
+    taken = {name: _item(names, name, int) for name in names}
+    for name in used:
+        if taken.get(name, 0) < 1:
             raise BrokenStream(f"the name {name!r:.200} is used but not taken")
+    return taken
 
 
 def _tensor(graph: Graph, ref: Any, where: str) -> Tensor:

@@ -128,8 +128,7 @@ class Session(AsyncOnly):
         self._numbers.gate[0] = 1
         try:
             self.graph.finalize()
-            restored = await self._restore()
-            await self._initialize(restored)
+            await self._initialize(set() if self.checkpoints is None else await self.checkpoints.open(self))
         except BaseException:
             await self._close()
             raise
@@ -160,6 +159,8 @@ class Session(AsyncOnly):
         while self._running:
             self._idle.clear()
             await self._idle.wait()
+        if self.checkpoints is not None:
+            await self.checkpoints.close(self)
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.aclose()
@@ -180,12 +181,10 @@ class Session(AsyncOnly):
             shorten(error)
             raise
 
-    async def run_uncounted(
-        self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, number: int | None = None
-    ) -> Any:
-        """`run`, which is not taken for a training step, whatever it writes. ``number`` is a `fresh_number`."""
+    async def run_uncounted(self, fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
+        """`run` beside the program: it is no training step, whatever it writes, and no later draw differs for it."""
         step, arrays = self._prepare(fetches, feeds)
-        return await self._run(step, arrays, counted=False, number=number)
+        return await self._run(step, arrays, counted=False, number=self._numbers.aside())
 
     @brief
     def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> CompiledStep:
@@ -317,6 +316,11 @@ class Session(AsyncOnly):
         """A number above that of every run so far; random ops draw by the number of their run."""
         return self._numbers.fresh()
 
+    @property
+    def next_number(self) -> int:
+        """What `fresh_number` answers next."""
+        return self._numbers.next()
+
     def skip_numbers(self, number: int) -> None:
         """Number the runs to come from at least ``number``."""
         self._numbers.skip(number)
@@ -371,11 +375,6 @@ class Session(AsyncOnly):
         return step
 
     # State
-
-    async def _restore(self) -> set[tuple[str, str]]:
-        if self.checkpoints is None:
-            return set()
-        return await self.checkpoints.restore_newest(self)
 
     async def _initialize(self, done: set[tuple[str, str]]) -> None:
         """Assign initial values to the variables that have none; an existing one of another spec raises."""

@@ -6,21 +6,25 @@ or writes, since a variable that is restored is not computed anew.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import GraphError
-from flowrt.graph import Node, Subgraph, resources_in
+from flowrt.errors import GraphError, SpecError
+from flowrt.graph import Node, Subgraph, Tensor, resources_in
 from flowrt.op import lookup
 from flowrt.plan import Plan
 
 if TYPE_CHECKING:
     from flowrt.errors import Site
-    from flowrt.graph import Graph, Tensor
+    from flowrt.graph import Graph
     from flowrt.plan import PlanNode
 
 
-def check_start(initial: Tensor, graph: Graph, name: str, site: Site) -> None:
+def check_start(initial: Any, graph: Graph, name: str, site: Site) -> None:
     """Raise `GraphError` where no session of ``graph`` can compute what the variable ``name`` starts from."""
+    if not isinstance(initial, Tensor):
+        return  # an array
+    if not initial.spec.known:
+        raise SpecError(f"a variable starts from a tensor of fully known shape, got {initial.spec}")
     where = f"variable {name!r} ({site})"
     if isinstance(graph, Subgraph):
         return  # a body, in which there are no variables

@@ -243,17 +243,13 @@ class Variable(Operators):
 @located("variable")
 def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
     graph = current_graph("a variable")
-    value = _initial(initial, dtype)
+    value, scope = _initial(initial, dtype), current_scope()
+    check_start(value, graph, f"{scope.prefix}{name or 'variable'}", user_site())
     spec = value.spec if hasattr(value, "spec") else Spec(value.dtype, value.shape)
-    if not spec.known:
-        raise SpecError(f"a variable starts from a tensor of fully known shape, got {spec}")
-    scope = current_scope()
-    if hasattr(value, "builder"):
-        check_start(value, graph, f"{scope.prefix}{name or 'variable'}", user_site())
     resource = Resource(
         "variable",
         scope.container,
-        graph.unique_name(name or "variable"),
+        graph.claim_name(name, "variable"),
         (spec.without_value(),),
         scope.device,
         user_site(),
@@ -413,7 +409,7 @@ class FIFOQueue:
         self.resource = Resource(
             "queue",
             scope.container,
-            graph.unique_name(name or "queue"),
+            graph.claim_name(name, "queue"),
             queue_specs(names, forms),
             scope.device,
             user_site(),

@@ -36,6 +36,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self.counter = itertools.count(1)  # 0 is the initialisation's
+        self._aside = itertools.count(-1, -1)
         self.base = (ctypes.c_int64 * 1)()
         self.gate = (ctypes.c_int64 * 1)()
 
@@ -43,9 +44,17 @@ class Numbers:
         """A number above that of every run so far. From any thread."""
         return self.base[0] + next(self.counter)
 
+    def next(self) -> int:
+        """What `fresh` would answer; takes nothing."""
+        return self.base[0] + int(repr(self.counter)[len("count(") : -1])  # the one way to look at it without a turn
+
+    def aside(self) -> int:
+        """A number, below 0, for a run beside the program's own, whose draws must not hang on it."""
+        return next(self._aside)
+
     def skip(self, number: int) -> None:
         """Number the runs to come from at least ``number``."""
-        self.base[0] += max(0, number - self.fresh() - 1)
+        self.base[0] += max(0, number - self.next())
 
 
 def direct_plan(

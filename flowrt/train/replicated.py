@@ -96,7 +96,7 @@ class Replicated:
         self.nodes = tuple(Device.parse(worker).host for worker in self._workers)
         self.servers = tuple(Device.parse(server).host for server in self._servers)
         self._outside = current_scope()
-        self.name = self.graph.unique_name(name)
+        self.name = self.graph.claim_name(name, "replicated")
         self._attributes = {"group": self.name, "container": self._outside.container}
         self._where = Servers(self._servers)
         self.tally = Tally(replicas)

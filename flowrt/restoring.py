@@ -1,0 +1,239 @@
+"""Which saved value becomes which variable: nothing is left over, made up or bent in silence.
+
+Law: pure. What a checkpoint and a graph do not have in common is told all at once, before anything is written, with the
+ways around: ``rename`` maps names and scopes of the checkpoint to the graph's, and ``partial`` says that what only one
+of them has, or has otherwise, is meant to be left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import islice
+from typing import TYPE_CHECKING, TypeAlias
+
+from flowrt.errors import CheckpointError, GraphError, user_site
+from flowrt.graph import scopes_of
+from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.building_order import Order
+    from flowrt.graph import Graph, Resource
+
+Name: TypeAlias = tuple[str, str]
+Specs: TypeAlias = Mapping[Name, Spec]
+Rules: TypeAlias = Mapping[str, str]
+
+OWN_NAMES = "give every fr.Variable a name= of its own, or put layers into fr.name_scope(...)"
+
+MOST_LISTED = 100  # of one kind, in one error
+MOST_TRIED = 20  # names on either side that a hint looks at
+
+
+@valueclass
+class Fit:
+    """What a checkpoint and a graph have in common, and what not.
+
+    ``restored`` tells for each variable the name it is saved by, and so does ``other``, where dtype or shape differ.
+    ``missing`` variables are not saved. ``unused`` is what is saved for no variable, with its name after renaming.
+    """
+
+    restored: dict[Name, Name]
+    other: dict[Name, Name]
+    missing: tuple[Name, ...]
+    unused: dict[Name, Name]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every variable is restored, and everything saved is used."""
+        return not (self.other or self.missing or self.unused)
+
+    def __str__(self) -> str:
+        parts = ("not saved", self.missing), ("not used", self.unused), ("of another dtype or shape", self.other)
+        return "; ".join(f"{what}: {listed(map(_said, names))}" for what, names in parts if names)
+
+
+def checked_renames(rename: Rules | None) -> dict[str, str]:
+    """What a program gave as ``rename``, without slashes at the ends of scopes; raises `GraphError`."""
+    given = {} if rename is None else rename
+    if not isinstance(given, Mapping) or not all(isinstance(n, str) for pair in given.items() for n in pair):
+        raise GraphError(f"{user_site()}: rename is {{'saved name': 'name in the graph'}}, got {rename!r:.200}")
+    return {old.rstrip("/"): new.rstrip("/") for old, new in given.items()}
+
+
+def fit(saved: Specs, order: Order | None, graph: Graph, rename: Rules, partial: bool, what: str) -> Fit:
+    """Which of the ``saved`` goes into which variable of ``graph``; ``what`` names the checkpoint.
+
+    What is called by the ``order`` of building is the same variable only in a graph that was built in the same one;
+    renaming it tells. Raises `CheckpointError` for renames that mean nothing, for two values that would go into one
+    variable, and for whatever is not common to both. If it is to be ``partial``, only where nothing is.
+    """
+    held = {name: resource for name, resource in graph.resources.items() if resource.kind == "variable"}
+    vague = _vague((*saved, *held), order, graph)
+    become, problems = _renamed(saved, rename, vague)
+    problems += _idle_renames(saved, held.keys() - vague, rename)
+    found = _compared(saved, held, become, vague)
+    differs = not found.whole and not (partial and (found.restored or not held))
+    if problems or differs:
+        lines = [*problems, *(_differences(found, saved, held, vague) if differs else ())]
+        if not problems:
+            lines += _ways_around(found, saved, held, vague, partial)
+        raise CheckpointError("\n  ".join([f"{what} does not fit the graph:", *lines]))
+    return found
+
+
+def _vague(names: Iterable[Name], order: Order | None, graph: Graph) -> frozenset[Name]:
+    """Those of the names that need not mean the same in a checkpoint and in ``graph``."""
+    if order is not None and order.holds_in(graph):
+        return frozenset()
+    counted = frozenset() if order is None else order.names
+    return frozenset(name for name in names if name[1] in counted or graph.is_counted(name[1]))
+
+
+def _compared(saved: Specs, held: Mapping[Name, Resource], become: Mapping[Name, Name], vague: Collection[Name]) -> Fit:
+    restored: dict[Name, Name] = {}
+    other: dict[Name, Name] = {}
+    missing = []
+    for name, resource in held.items():
+        if name in vague or name not in become:
+            missing.append(name)
+        else:
+            old = saved[become[name]]
+            fits = resource.specs[0].accepts(old.dtype, old.concrete)
+            (restored if fits else other)[name] = become[name]
+    used = {*restored.values(), *other.values()}
+    called = {old: new for new, old in become.items()}
+    return Fit(restored, other, tuple(missing), {old: called.get(old, old) for old in saved if old not in used})
+
+
+# Renaming
+
+
+def _within(name: str, scope: str) -> bool:
+    """Whether ``name`` is ``scope``, or lies in it, as what an optimiser keeps for a variable does."""
+    return not scope or name == scope or name.startswith(f"{scope}/")
+
+
+def _moved(name: str, old: str, new: str) -> str:
+    """``name``, which lies within ``old``, within ``new`` instead."""
+    rest = name.removeprefix(old).removeprefix("/")
+    return "/".join(part for part in (new, rest) if part)
+
+
+def _rule(name: str, rename: Rules) -> str | None:
+    """The old name by which ``name`` changes: the longest that fits."""
+    return max((old for old in rename if _within(name, old)), key=len, default=None)
+
+
+def _renamed(saved: Iterable[Name], rename: Rules, vague: Collection[Name]) -> tuple[dict[Name, Name], list[str]]:
+    """What is saved, by its name in the graph, and what is wrong with that.
+
+    What the user renamed goes before what has that name already.
+    """
+    rules = {name: _rule(name[1], rename) for name in saved}
+    become: dict[Name, Name] = {}
+    problems = []
+    for name in sorted(rules, key=lambda name: rules[name] is None):
+        rule = rules[name]
+        if rule is None and name in vague:
+            continue
+        new = name if rule is None else (name[0], _moved(name[1], rule, rename[rule]))
+        if new not in become:
+            become[new] = name
+        elif rule is not None:
+            problems.append(f"rename: {_said(become[new])} and {_said(name)} would both become {_said(new)}")
+    return become, problems
+
+
+def _idle_renames(saved: Iterable[Name], wanted: Iterable[Name], rename: Rules) -> list[str]:
+    """What is wrong with renames of nothing that is saved, or to nothing that the graph has."""
+    names, has, problems = {name for _, name in saved}, {name for _, name in wanted}, []
+    for old, new in rename.items():
+        mine = [name for name in names if _rule(name, rename) == old]
+        if not mine:
+            problems.append(f"rename={{{old!r}: {new!r}}}: nothing saved is called {old!r}{_like(old, names)}")
+        elif not any(_moved(name, old, new) in has for name in mine):
+            problems.append(f"rename={{{old!r}: {new!r}}}: the graph has no variable {new!r}{_like(new, has)}")
+    return problems
+
+
+def _like(name: str, names: Collection[str]) -> str:
+    known = sorted({*names, *(scope for other in names for scope in scopes_of(other))})
+    near = get_close_matches(name, known, n=1)
+    return f", nor anything in such a scope{f'; did you mean {near[0]!r}?' if near else ''}"
+
+
+# What is told
+
+
+def _said(name: Name) -> str:
+    container, own = name
+    return f"{own!r} of container {container!r}" if container else repr(own)
+
+
+def listed(items: Iterable[str]) -> str:
+    """At most `MOST_LISTED` of the items, and how many there are besides."""
+    all_of_them = list(items)
+    more = len(all_of_them) - MOST_LISTED
+    return ", ".join(all_of_them[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _differences(found: Fit, saved: Specs, held: Mapping[Name, Resource], vague: Collection[Name]) -> Iterator[str]:
+    here = {name: f"{_said(name)} {held[name].specs[0]} ({held[name].site})" for name in found.missing}
+    there = {
+        old: f"{_said(old)} {saved[old]}{'' if old == new else f', renamed {_said(new)}'}"
+        for old, new in found.unused.items()
+    }
+    for what, each in (("in the graph, but not saved", here), ("saved, but not in the graph", there)):
+        if mine := [text for name, text in each.items() if name not in vague]:
+            yield f"{what}: {listed(mine)}"
+    if found.other:
+        both = (
+            f"{_said(name)} is {held[name].specs[0]} ({held[name].site}), but saved "
+            f"{'' if old == name else f'as {_said(old)}, '}{saved[old]}"
+            for name, old in found.other.items()
+        )
+        yield f"of another dtype or shape: {listed(both)}"
+    for what, each in (("in the graph", here), ("saved", there)):
+        if mine := [text for name, text in each.items() if name in vague]:
+            yield f"{what}, without a name of their own: {listed(mine)}"
+
+
+def _ways_around(
+    found: Fit, saved: Specs, held: Mapping[Name, Resource], vague: Collection[Name], partial: bool
+) -> Iterator[str]:
+    if any(name in vague for name in (*found.missing, *found.unused)):
+        yield (
+            "which of those without a name is which hangs on the order in which they were built, and the graph has "
+            f"changed; {OWN_NAMES}, and tell by rename which of them the saved ones are"
+        )
+    hint = _suggested(found, saved, held, vague) or "{saved name: name in the graph}"
+    yield f"fr.Checkpoints(..., rename={hint}) restores what has another name now"
+    if partial:
+        yield "nothing is common to both, so partial=True restores nothing"
+    else:
+        yield "fr.Checkpoints(..., partial=True) restores what is common to both, and leaves the rest as it is"
+
+
+def _suggested(found: Fit, saved: Specs, held: Mapping[Name, Resource], vague: Collection[Name]) -> dict[str, str]:
+    """The renaming of one name or scope that would restore most; empty where none, or more than one, would."""
+    missing = {name: held[name].specs[0] for name in found.missing if name not in vague}
+    pairs = ((old, name) for name in islice(missing, MOST_TRIED) for old in islice(found.unused, MOST_TRIED))
+    alike = [_apart(old[1], name[1]) for old, name in pairs if old[0] == name[0] and saved[old] == missing[name]]
+    gains = {}
+    for old, new in dict.fromkeys(alike):
+        inside = [name for name in saved if _within(name[1], old)]
+        gain = sum(saved[name] == missing.get((name[0], _moved(name[1], old, new))) for name in inside)
+        gains[old, new] = gain - sum(name not in found.unused for name in inside)
+    best = [pair for pair, gain in gains.items() if gain == max(gains.values()) > 0]
+    return dict(best) if len(best) == 1 else {}
+
+
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """Both names without the parts in which they end alike."""
+    left, right = one.split("/"), other.split("/")
+    while left and right and left[-1] == right[-1]:
+        left.pop()
+        right.pop()
+    return "/".join(left), "/".join(right)
