@@ -125,7 +125,12 @@ def _is_cancelled() -> bool:
 
 
 async def _as_async(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    if isinstance(source, AsyncIterable):
+    """The elements; an asynchronous generator is closed with this one, or nobody would hear of an error of its end."""
+    if isinstance(source, AsyncGenerator):
+        async with aclosing(source):
+            async for item in source:
+                yield item
+    elif isinstance(source, AsyncIterable):
         async for item in source:
             yield item
     else:

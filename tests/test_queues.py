@@ -463,3 +463,140 @@ async def test_closing_the_queue_ends_the_production() -> None:
         close = queue.close(cancel_pending_enqueues=True)
     async with fr.Session(graph) as session, session.producing(queue, ([i, i] for i in range(9))):
         await session.run(close)
+
+
+def failing_after(count: int) -> Any:
+    for i in range(count):
+        yield [i, i]
+    raise OSError("disk on fire")
+
+
+async def drain(session: fr.Session, got: Any, seen: list[int] | None = None) -> None:
+    while True:
+        first = int((await session.run(got))[0])
+        if seen is not None:
+            seen.append(first)
+
+
+async def drain_what(session: fr.Session, queue: Any, source: Any, got: Any, seen: list[int] | None = None) -> None:
+    async with session.producing(queue, source):
+        await drain(session, got, seen)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+@pytest.mark.parametrize("capacity", [1, 2, 64])
+async def test_an_error_of_the_source_is_told_to_who_waits_for_elements(capacity: int, count: int) -> None:
+    graph, _, queue, _, got = pipe(capacity)
+    seen: list[int] = []
+    async with fr.Session(graph) as session:
+        with pytest.raises(OSError, match="disk on fire"):
+            await drain_what(session, queue, failing_after(count), got, seen)
+        with pytest.raises(fr.QueueClosedError) as told:  # and to who asks later
+            await drain(session, got, seen)
+        assert isinstance(told.value.__cause__, OSError)
+        assert seen == list(range(count))
+        assert_quiet(session)
+
+
+async def test_a_consumer_in_another_task_has_the_sources_error_as_its_cause() -> None:
+    graph, _, queue, _, got = pipe(2)
+    async with fr.Session(graph) as session:
+        consumer = asyncio.ensure_future(drain(session, got))
+        with pytest.raises(OSError, match="disk on fire") as told:
+            async with session.producing(queue, failing_after(3)):
+                await asyncio.Event().wait()
+        with pytest.raises(fr.QueueClosedError) as closed:
+            await consumer
+        assert closed.value.__cause__ is told.value
+
+
+async def test_a_source_that_fails_before_the_block_does_is_the_cause_of_that() -> None:
+    graph, _, queue, _, got = pipe(2)
+
+    async def fail_in_turn(session: fr.Session) -> None:
+        async with session.producing(queue, failing_after(1)):
+            try:
+                await drain(session, got)
+            finally:
+                raise KeyError("mine")
+
+    async with fr.Session(graph) as session:
+        with pytest.raises(KeyError, match="mine") as told:
+            await fail_in_turn(session)
+        assert isinstance(told.value.__cause__, OSError)
+        assert_quiet(session)
+
+
+async def test_a_source_that_fails_at_its_end_is_heard_although_nobody_waits_any_more() -> None:
+    graph, _, queue, _, got = pipe(1)
+
+    async def source() -> Any:
+        try:
+            while True:
+                yield [1, 1]
+        finally:
+            raise OSError("cannot close the file")
+
+    async def take_one(session: fr.Session) -> None:
+        async with session.producing(queue, source()):
+            await session.run(got)
+
+    async with fr.Session(graph) as session:
+        with pytest.raises(OSError, match="cannot close the file"):
+            await take_one(session)
+        assert_quiet(session)
+
+
+async def test_a_source_that_is_cancelled_by_itself_does_not_end_in_silence() -> None:
+    graph, _, queue, _, got = pipe(1)
+
+    async def source() -> Any:
+        yield [1, 1]
+        raise asyncio.CancelledError
+
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.StepCancelled, match=r"test_queues.py:\d+: the source of queue '.*' was cancelled"):
+            await drain_what(session, queue, source(), got)
+        assert_quiet(session)
+
+
+async def test_the_end_of_a_queue_that_a_source_reads_is_its_end_and_a_failure_there_is_its_own() -> None:
+    with fr.Graph() as graph:
+        first, second = (fr.FIFOQueue(2, "float32", shapes=(2,)) for _ in range(2))
+        got = [queue.dequeue() for queue in (first, second)]
+
+    async def relayed(session: fr.Session) -> Any:
+        while True:
+            yield await session.run(got[0])
+
+    for source, ends_with in (([[i, i] for i in range(5)], fr.QueueClosedError), (failing_after(5), OSError)):
+        seen: list[int] = []
+        async with fr.Session(graph) as session:
+            with pytest.raises(ends_with) as told:
+                async with session.producing(first, source):
+                    await drain_what(session, second, relayed(session), got[1], seen)
+            assert told.value.__cause__ is None
+        assert seen == list(range(len(seen)))
+        assert len(seen) == 5 or ends_with is OSError  # which stops the block where it is
+
+
+async def test_one_of_two_producers_that_fails_is_heard_whichever_block_is_within() -> None:
+    for broken in (0, 1):
+        graph, _, queue, _, got = pipe(2)
+        outer, inner = [([i, i] for i in range(1000)), failing_after(3)][:: 1 if broken else -1]
+        async with fr.Session(graph) as session:
+            with pytest.raises(OSError, match="disk on fire"):
+                async with session.producing(queue, outer):
+                    await drain_what(session, queue, inner, got)
+            assert_quiet(session)
+
+
+async def test_a_queue_that_is_filled_again_after_a_reset_has_no_old_causes() -> None:
+    graph, _, queue, _, got = pipe(2)
+    async with fr.Session(graph) as session:
+        with pytest.raises(OSError, match="disk on fire"):
+            await drain_what(session, queue, failing_after(0), got)
+        await session.reset()
+        with pytest.raises(fr.QueueClosedError) as told:
+            await drain_what(session, queue, [[1, 1]], got)
+        assert told.value.__cause__ is None
