@@ -177,6 +177,7 @@ class CompiledStep:
         self._step = step
         self._direct: Direct | None = None
         self._call: Callable[..., Any] = self._attempt
+        self._left = YIELD_EVERY  # runs until others have a turn
 
     async def __call__(self, *values: Any, **named: Any) -> Any:
         try:
@@ -186,9 +187,9 @@ class CompiledStep:
         except BaseException as error:
             shorten(error)
             raise
-        session = self._session
-        session._runs_now += 1
-        if session._runs_now % YIELD_EVERY == 0:
+        self._left -= 1
+        if not self._left:
+            self._left = YIELD_EVERY
             await asyncio.sleep(0)  # a loop over short steps must not starve the rest of the program
         return answer
 
