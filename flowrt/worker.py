@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
+from flowrt import progress
 from flowrt.blocking import loop_factory
 from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
 from flowrt.errors import AuthenticationError, FlowrtError, GraphError
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to end; answers the exit code."""
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=given.log_level.upper(), format=f"%(levelname)s {given.job}:{given.task} %(message)s")
+    progress.draws = False  # the terminal is that of whoever started this node
     try:
         settings = read_settings(given)
         if settings.die_with_parent:
@@ -65,7 +67,8 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as it is of SIGINT under nohup: then it stays ignored
+            loop.add_signal_handler(number, stop.set)
     if settings.die_with_parent:
         loop.add_reader(0, _watch_parent, loop, stop)
     build_standard_kernels()

@@ -15,7 +15,9 @@ import os
 import signal
 import sys
 
-signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # until there is something to tidy up
+IGNORED = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as under nohup: then it stays ignored
+if not IGNORED:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # until there is something to tidy up
 
 import argparse
 import asyncio
@@ -313,7 +315,8 @@ async def until_interrupted(options: argparse.Namespace) -> int:
             interrupted.append(True)
             task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    if not IGNORED:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
     display = Display(options.steps, quiet=options.json)
     try:
         with display:

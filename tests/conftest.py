@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,11 @@ def simulated(request: pytest.FixtureRequest) -> dict[str, Any]:
     assert process.returncode == 0, errors
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT means what it does by default, in children too, though whoever started the tests may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -48,3 +48,10 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return not Path("/proc/self").exists()
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Whether the process ignores that signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+    return bool(ignored >> (number - 1) & 1)

@@ -211,6 +211,7 @@ def test_leaving_ends_the_endless_loop_that_another_thread_runs() -> None:
     assert len(ended) == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_cancels_the_step_and_leaving_waits_for_it() -> None:
     with fr.Graph() as graph:
         x = fr.placeholder("float64", (2,))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from cluster_plans import PS, WORKERS, counter, dead, echo, failing, relay, waiting
-from process_world import alive, ended, running
+from process_world import alive, ended, ignores, running
 
 from flowrt.cluster import LocalCluster
 from flowrt.errors import (
@@ -431,12 +431,26 @@ async def test_a_port_in_use_is_one_line_and_exit_code_2(cluster: LocalCluster, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("interruptible")
 async def test_a_signal_ends_a_worker_with_exit_code_0(worker_command: list[str], number: signal.Signals) -> None:
     async with running(*worker_command, "--bind=127.0.0.1:0", stderr=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         assert (await worker.stdout.readline()).startswith(b"flowrt worker /job:ps/task:0 ready on 127.0.0.1:")
         worker.send_signal(number)
         assert await worker.communicate() == (b"", b"")
+    assert worker.returncode == 0
+
+
+@pytest.mark.usefixtures("interruptible")
+async def test_a_worker_whose_parent_ignores_interrupts_ignores_them(worker_command: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    async with running(*worker_command, "--bind=127.0.0.1:0", stderr=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert b" ready on " in await worker.stdout.readline()
+        assert ignores(worker.pid, signal.SIGINT)
+        worker.send_signal(signal.SIGINT)
+        worker.send_signal(signal.SIGTERM)
+        await worker.communicate()
     assert worker.returncode == 0
 
 

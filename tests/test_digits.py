@@ -57,6 +57,7 @@ async def test_on_nodes_it_shows_progress_then_a_table_then_the_line() -> None:
     assert first["median_step_s"] < 2
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_interrupted_it_ends_quietly_and_its_nodes_with_it() -> None:
     process = await start("--policy", "first", "--steps", "100000")
     assert process.stdout is not None

@@ -155,6 +155,7 @@ def test_what_happens_to_a_session_meanwhile_leaves_a_running_step_whole(what: s
 
 
 @pytest.mark.parametrize("waited_for", [False, True])
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_comes_when_the_step_is_over_and_leaves_nothing_held(waited_for: bool) -> None:
     m = Slow()
     with fr.BlockingSession(m.graph) as session, ThreadPoolExecutor(2) as pool:

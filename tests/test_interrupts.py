@@ -23,6 +23,8 @@ from flowrt.sched.lanes import main_thread, this_thread
 from flowrt.sched.tape import CANCELLED
 from flowrt.sched.variables import Variables
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 ENDLESS = """
 import sys
 import numpy as np
@@ -58,7 +60,6 @@ def test_ctrl_c_ends_a_loop_that_never_ends(width: tuple[int, ...], runs_before:
         stdout=subprocess.PIPE,
         env=environment,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
     )
     with child:
         assert child.stdout is not None
@@ -187,17 +188,47 @@ def test_ctrl_c_leaves_no_variable_held(method: str, monkeypatch: pytest.MonkeyP
             signal.raise_signal(signal.SIGINT)
         return done(self, *names)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with fr.BlockingSession(graph) as session:
-            for _ in range(4):
-                session.run(grow)
-            monkeypatch.setattr(Variables, method, interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                session.run(grow)
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            monkeypatch.undo()
-            session.run(grow, timeout=5)
-            assert session.run(v) == 6
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with fr.BlockingSession(graph) as session:
+        for _ in range(4):
+            session.run(grow)
+        monkeypatch.setattr(Variables, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.run(grow)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        monkeypatch.undo()
+        session.run(grow, timeout=5)
+        assert session.run(v) == 6
+
+
+IGNORING = """
+import signal, sys
+import flowrt as fr
+
+with fr.Graph() as graph:
+    v = fr.Variable(0.0)
+    grow = v.assign_add(1.0)
+with fr.BlockingSession(graph) as session:
+    step = session.compile(grow)
+    for _ in range(4):
+        step(), session.run(grow)
+    print("runs", flush=True)
+    sys.stdin.readline()
+    for _ in range(4):
+        step(), session.run(grow)
+    print(session.run(v), signal.getsignal(signal.SIGINT).name)
+"""
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a job that a shell runs in the background, or under nohup
+    environment = {**os.environ, "PYTHONPATH": str(Path(fr.__file__).parents[1])}
+    command = [sys.executable, "-c", IGNORING]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+    with child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "runs\n"
+            child.send_signal(signal.SIGINT)
+            assert child.communicate("go on\n", timeout=40)[0] == "16.0 SIG_IGN\n"
+        finally:
+            child.kill()

@@ -174,13 +174,13 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("way", ["eager", "session"])
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_wait_for_a_lock(way: str, folder: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", WAITING, way],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with child:
         assert child.stdout is not None
