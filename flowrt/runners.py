@@ -14,6 +14,7 @@ from flowrt.eager import evaluate
 from flowrt.errors import GraphError, InternalError, NodeLost, ResourceError
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.passes import Compiled, compile_step
+from flowrt.progress import Activity
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.lanes import Lanes
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
     from flowrt.net.master import Master
     from flowrt.placement import Rules
+    from flowrt.plan import Plan
     from flowrt.sched.direct import Numbers
     from flowrt.session import Options
     from flowrt.spec import Spec
@@ -230,6 +232,7 @@ class ClusterRunner:
         self.tapes = True
         self._master = master
         self._compiler = Lanes(1, "compiler")
+        self._fresh: set[Registered] = set()  # steps that have not run yet
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -245,12 +248,24 @@ class ClusterRunner:
             raise InternalError("a step for a cluster was compiled without a client")
         feeds = [[(t.edge, t.task) for t in transfers] for transfers in client.feeds]
         fetches = [t if isinstance(t, int) else (t.edge, t.task) for t in client.fetches]
-        for plan in compiled.plans.values():
-            await self._compiler.run(warm, plan)  # here, once, rather than side by side on the nodes of this machine
-        return await self._master.register(compiled.plans, feeds, fetches)
+        # here, once, rather than side by side on the nodes of this machine
+        await self._compile(list(compiled.plans.values()))
+        registered = await self._master.register(compiled.plans, feeds, fetches)
+        self._fresh.add(registered)
+        return registered
+
+    async def _compile(self, plans: list[Plan]) -> None:
+        wanted = [True]
+        await self._compiler.run(warm, plans, lambda: bool(wanted), stop=wanted.clear)
 
     async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
-        return await self._master.run(registered, feeds, number=number, seed=seed)
+        if registered not in self._fresh:
+            return await self._master.run(registered, feeds, number=number, seed=seed)
+        self._fresh.discard(registered)
+        with Activity(
+            f"waiting for a step's first run, for which nodes may have to compile: {', '.join(registered.tasks)}"
+        ):
+            return await self._master.run(registered, feeds, number=number, seed=seed)
 
     async def unregister(self, registered: Registered) -> None:
         await self._master.unregister(registered)
@@ -296,6 +311,13 @@ async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
     spec = getattr(cluster, "spec", cluster)
     if not hasattr(spec, "tasks"):
         raise GraphError(f"a session's cluster is a ClusterSpec or LocalCluster, not {cluster!r}")
-    master = Master(spec.tasks(), cluster.token, name=name)
-    await master.open()
+    tasks = spec.tasks()
+    master = Master(tasks, cluster.token, name=name)
+
+    def look(activity: Activity) -> None:
+        absent = master.absent
+        activity.what, activity.done = f"waiting for {', '.join(absent)}; up are", len(tasks) - len(absent)
+
+    with Activity("waiting for nodes", len(tasks), look=look):
+        await master.open()
     return ClusterRunner(master)

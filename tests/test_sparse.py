@@ -385,7 +385,7 @@ def test_kernels_that_move_rows_are_found_before_a_cluster_needs_them() -> None:
         v = fr.Variable(np.ones((4, 3), np.float32))
         train = fr.optim.Adam(0.1).minimize(fr.sum(fr.nn.embedding_lookup(v, fr.constant([0, 2, 2]))))
     for plan in compiled([], [train]).plans.values():
-        warm(plan)
+        warm([plan])
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (2, 4, 3)], ids=str)

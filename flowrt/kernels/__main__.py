@@ -99,8 +99,9 @@ def _compile_in_parts(jobs: int) -> None:
     """Have processes compile a share each, and tell how far they are."""
     count, done, began = sum(1 for _ in _items()), 0, time.monotonic()
     command = [sys.executable, "-m", "flowrt.kernels", "build", "--part"]
+    quiet = {**os.environ, "FLOWRT_QUIET": "1"}  # what they do is told here
     parts = [
-        subprocess.Popen([*command, f"{number}/{jobs}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        subprocess.Popen([*command, f"{number}/{jobs}"], env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for number in range(jobs)
     ]
     left = [part.stdout for part in parts if part.stdout is not None]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import GraphError
 from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, open_trusted
+from flowrt.kernels.compiling import compiled, note_missing, only_looks
 from flowrt.kernels.fingerprint import fingerprint
 from flowrt.kernels.loading import load_object
 from flowrt.kernels.locking import check_wanted, held, locked
@@ -352,6 +353,10 @@ def scalar_loop_address(program: ScalarProgram) -> int:
 
 def _address(symbol: str, compile_object: Callable[[], bytes]) -> int:
     found = _entries.get(symbol)
+    if found is None and only_looks():
+        if not is_stored(symbol):
+            note_missing(symbol)
+        return 0
     if found is None:
         with held(_load_lock):
             found = _entries.get(symbol)
@@ -372,7 +377,8 @@ def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
         if code is None:
             check_wanted()
             _log.debug("compiling %s", symbol)
-            code = compile_object()
+            with compiled(symbol):
+                code = compile_object()
             _write(path, code, alone)
     return code
 

@@ -169,6 +169,11 @@ class Master:
         return frozenset(task for task, peer in self._peers.items() if peer.error is not None)
 
     @property
+    def absent(self) -> list[str]:
+        """The tasks that have not answered yet, with their addresses."""
+        return [f"{t} ({host}:{port})" for t, (host, port) in self._addresses.items() if t not in self._peers]
+
+    @property
     def suspects(self) -> frozenset[str]:
         """The tasks that have been silent for a while."""
         return self._liveness.having(Standing.SUSPECT)

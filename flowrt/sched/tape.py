@@ -19,6 +19,7 @@ import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.background import are_ready, submit
+from flowrt.kernels.compiling import batch
 from flowrt.kernels.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP, failure
 from flowrt.kernels.store import direct_address, loop_address
@@ -173,18 +174,25 @@ class Tape:
         self.expected_seconds = max(corrected(self.predicted_seconds, self._fastest), self.recording.longest_seconds)
 
     def _compile(self) -> None:
+        with batch(self._ask):
+            blocks, entries = self._ask()
         launches = self.recording.launches
-        blocks = [launch.step.block(launch.places) for launch in launches]
         self._words = np.concatenate(blocks) if blocks else np.zeros(1, np.int64)
         starts = np.cumsum([0, *(block.size for block in blocks)][:-1] if blocks else [0], dtype=np.int64)
         blocks_at = starts * self._words.itemsize + address(self._words)
-        entries = np.array([self._entry(launch) for launch in launches], np.int64)
         units = np.array([launch.step.units for launch in launches], np.int64)
-        self._nodes = np.stack([entries, blocks_at[: len(launches)], units], axis=1)
+        self._nodes = np.stack([np.array(entries, np.int64), blocks_at[: len(launches)], units], axis=1)
         self._nodes_at, self._loop = address(self._nodes), _loop("alone")
         self._loops = find_turns(launches, self._nodes, self._words, address(self._words))
+
+    def _ask(self) -> tuple[list[Array], list[int]]:
+        """The launches' blocks and entries. Whatever the tape needs that may have to be compiled is asked for here."""
+        blocks = [launch.step.block(launch.places) for launch in self.recording.launches]
+        entries = [self._entry(launch) for launch in self.recording.launches]
+        loop_address()
         if available():
             direct_address()  # in this thread, which may take its time, rather than when a step is first run directly
+        return blocks, entries
 
     def _entry(self, launch: Launch) -> int:
         try:

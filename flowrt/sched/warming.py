@@ -6,10 +6,13 @@ are on disk: whoever warms them for a cluster spares its nodes the compiler.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from flowrt.errors import FlowrtError
-from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.compiling import batch
+from flowrt.kernels.launch import Prepared, apply_kernel
+from flowrt.kernels.locking import while_wanted
 from flowrt.kernels.store import loop_address, nested_address
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.op import lookup
@@ -24,14 +27,27 @@ if TYPE_CHECKING:
 ANY_SIZE = 2
 
 
-def warm(plan: Plan) -> None:
-    """Compile, or find compiled, what ``plan`` will launch. What cannot be told before a step is left to the step."""
-    loop_address()
+def warm(plans: Sequence[Plan], wanted: Callable[[], bool] = lambda: True) -> None:
+    """Compile, or find compiled, what the plans will launch. What cannot be told before a step is left to the step.
+
+    Raises `StepCancelled` between two kernels once it is not ``wanted`` any more.
+    """
+
+    def ask() -> None:
+        loop_address()
+        for plan in plans:
+            _warm(plan)
+
+    with while_wanted(wanted), batch(ask):
+        ask()
+
+
+def _warm(plan: Plan) -> None:
     specs = plan.value_specs()
     for node in plan.nodes:
         bodies = [value for value in node.attrs.values() if isinstance(value, Plan)]
         for body in bodies:
-            warm(body)
+            _warm(body)
         if node.op in PURE_STRUCTURED:
             nested_address(node.op)
         if (node.op, "cpu") in KERNELS and node.op not in ALIASES:
@@ -46,8 +62,7 @@ def _warm_node(node: PlanNode, inputs: list[Spec]) -> None:
         application = apply_kernel(node.op, inputs, outputs, node.attrs)
     except (FlowrtError, ValueError):  # these sizes do not fit, or are not enough
         return
-    for step in application.steps:
-        step.address()
+    Prepared(application, len(inputs) + len(outputs))
 
 
 def _sized(spec: Spec) -> Spec:

@@ -1,0 +1,262 @@
+"""What a user is told who waits: once, after two seconds, what it is and how far it has come."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flowrt import progress
+from flowrt.kernels import compiling
+from flowrt.kernels.compiling import batch, compiled, note_missing, only_looks
+from flowrt.progress import Activity
+
+ROOT = Path(__file__).parent.parent
+
+
+class Told(io.StringIO):
+    """A stream that tells when something is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = threading.Event()
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if "\n" in text:
+            self.told.set()
+        return count
+
+    def wait(self) -> str:
+        assert self.told.wait(20)
+        return self.getvalue()
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """The standard error of a program that has not set up logging, whose user is told at once."""
+    told = Told()
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=told))  # pytest has its own ideas of the true one
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
+    monkeypatch.delenv("FLOWRT_QUIET", raising=False)
+    return told
+
+
+def watching() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "flowrt-progress"]
+
+
+def test_long_work_says_once_what_it_is_and_how_far(stream: Told) -> None:
+    with Activity("restoring", of=12) as activity:
+        activity.done = 5
+        assert stream.wait() in ("flowrt: restoring, 5 of 12\n", "flowrt: restoring, 0 of 12\n")
+    with activity:  # goes on
+        pass
+    assert stream.getvalue().count("\n") == 1
+    assert watching() == []
+
+
+def test_who_looks_is_asked_before_anything_is_told(stream: Told) -> None:
+    def look(activity: Activity) -> None:
+        activity.what, activity.done = "waiting for b", 1
+
+    with Activity("waiting", 2, look=look):
+        assert stream.wait() == "flowrt: waiting for b, 1 of 2\n"
+
+
+def test_short_work_says_nothing_and_leaves_no_thread(stream: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 1000.0)
+    with Activity("saving"):
+        assert len(watching()) == 1
+    assert stream.getvalue() == ""
+    assert watching() == []
+
+
+def test_a_quiet_user_is_told_nothing(stream: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWRT_QUIET", "1")
+    with Activity("saving"):
+        assert watching() == []
+    assert stream.getvalue() == ""
+
+
+def test_a_program_that_has_set_up_logging_gets_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.delenv("FLOWRT_QUIET", raising=False)
+    found: list[logging.LogRecord] = []
+    came = threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record)
+            came.set()
+
+    logger, handler = logging.getLogger("flowrt"), Handler()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with Activity("saving", 3):
+            assert came.wait(20)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert [(r.name, r.levelname, r.getMessage()) for r in found] == [("flowrt", "INFO", "saving, 0 of 3")]
+
+
+IN_A_TERMINAL = """
+import sys
+from flowrt import progress
+progress.SECONDS = 0.0
+with progress.Activity("compiling kernels", of=12) as activity:
+    activity.done = 5
+    print("begun", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_terminal_shows_a_bar_until_the_work_is_over() -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    environment.pop("FLOWRT_QUIET", None)
+    child = subprocess.Popen(
+        [sys.executable, "-c", IN_A_TERMINAL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    shown = b""
+    with child:
+        try:
+            assert child.stdout is not None
+            assert child.stdin is not None
+            assert child.stdout.readline() == b"begun\n"
+            while not (b"5/12" in shown and b"compiling kernels" in shown):
+                assert select.select([ours], [], [], 30)[0], shown
+                shown += os.read(ours, 1 << 12)
+            child.stdin.write(b"\n")
+            child.stdin.close()
+            assert child.wait(20) == 0
+        finally:
+            child.kill()
+            os.close(ours)
+
+
+# ── kernels ──
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> compiling._Count:
+    count = compiling._Count()
+    monkeypatch.setattr(compiling, "_count", count)
+    monkeypatch.setenv("FLOWRT_QUIET", "1")
+    return count
+
+
+def told(count: compiling._Count) -> tuple[int, int | None]:
+    return count._activity.done, count._activity.of
+
+
+def compile_all(symbols: str, there: set[str]) -> None:
+    """Ask for objects as `store` does."""
+    for symbol in symbols:
+        if symbol in there:
+            continue
+        if only_looks():
+            note_missing(symbol)
+            continue
+        with compiled(symbol):
+            there.add(symbol)
+
+
+def test_a_batch_counts_what_is_missing_once_something_is(counted: compiling._Count) -> None:
+    there = set("bd")
+    with batch(lambda: compile_all("bdb", there)):
+        compile_all("bdb", there)
+    assert told(counted) == (0, None)  # nothing was missing, nobody was asked
+    with batch(lambda: compile_all("abacd", there)):
+        with compiled("a"):
+            assert told(counted) == (0, 2)
+            there.add("a")
+        compile_all("abacd", there)
+        assert told(counted) == (2, 2)
+    with batch(lambda: compile_all("eb", there)):  # follows closely
+        compile_all("eb", there)
+    assert told(counted) == (3, 3)
+    with compiled("f"):
+        assert told(counted) == (3, 4)
+
+
+def test_a_later_compilation_is_counted_anew(counted: compiling._Count, monkeypatch: pytest.MonkeyPatch) -> None:
+    with compiled("a"):
+        pass
+    monkeypatch.setattr(compiling, "PAUSE", -1.0)
+    with compiled("b"):
+        assert told(counted) == (0, 1)
+
+
+def test_batches_of_several_threads_are_one_activity(counted: compiling._Count) -> None:
+    together = threading.Barrier(3)
+
+    def work(symbols: str) -> Any:
+        there: set[str] = set()
+        with batch(lambda: compile_all(symbols, there)):
+            compile_all(symbols[0], there)
+            together.wait(20)
+            seen = told(counted)
+            together.wait(20)
+            compile_all(symbols, there)
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(work, ["abc", "cde", "fg"])) == [(3, 7)] * 3
+    assert told(counted) == (8, 7) or told(counted)[1] == 7
+    assert counted._busy == 0
+
+
+COLD = """
+import flowrt.progress
+flowrt.progress.SECONDS = 0.0
+import numpy as np
+import flowrt as fr
+with fr.Graph() as graph:
+    x = fr.placeholder("float32", (2, 3))
+    y = fr.cumsum(fr.exp(x), axis=1)
+with fr.BlockingSession(graph, options=fr.Options(threads=1)) as session:
+    for _ in range(3):
+        session.run(y, {x: np.zeros((2, 3), np.float32)})
+"""
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("quiet", ["0", "1"])
+def test_a_cold_first_step_tells_how_many_kernels_are_compiled(quiet: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLOWRT_CACHE": str(tmp_path), "FLOWRT_BUILD": "never"}
+    done = subprocess.run(
+        [sys.executable, "-c", COLD],
+        env=environment | {"FLOWRT_QUIET": quiet},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=140,
+    )
+    assert done.returncode == 0, done.stderr
+    if quiet == "1":
+        assert done.stderr == ""
+        return
+    told = re.fullmatch(r"flowrt: compiling kernels, once on this machine, 0 of (\d+)\n", done.stderr)
+    assert told is not None, done.stderr
+    assert int(told[1]) == len(list(tmp_path.glob("*.o"))) >= 3
