@@ -274,15 +274,19 @@ class Op:
         return out
 
     def __call__(self, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        if _active.get() is not None:
-            return self._call(args, kwargs, name, None)
-        key = likeness(self, self._roles, args, kwargs)
-        known = RECALL.young.get(key) or RECALL.older(key)
-        if known is not None:
-            answer = known(*args, **kwargs)
-            if answer is not NotImplemented:
-                return answer
-        return self._call(args, kwargs, name, key if known is None else None)
+        try:
+            if _active.get() is not None:
+                return self._call(args, kwargs, name, None)
+            key = likeness(self, self._roles, args, kwargs)
+            known = RECALL.young.get(key) or RECALL.older(key)
+            if known is not None:
+                answer = known(*args, **kwargs)
+                if answer is not NotImplemented:
+                    return answer
+            return self._call(args, kwargs, name, key if known is None else None)
+        except BaseException as error:
+            shorten(error)
+            raise
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None, key: Hashable | None) -> Any:
         """The outputs; what is learnt of calls like this one is kept under ``key``, unless that is None."""
@@ -294,9 +298,6 @@ class Op:
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
             raise _located(f"{self.name} {name!r}" if name else self.name, error) from None
-        except BaseException as error:
-            shorten(error)
-            raise
         if key is not None:
             known = _eager[0][1](self, args, kwargs, values, promoted, inputs, attrs)
             if known is not None:
