@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from contextvars import ContextVar
+from functools import lru_cache
 
 from flowrt.valueclass import valueclass
 
@@ -134,6 +135,14 @@ def user_site() -> Site:
     if carried is not None:
         return carried
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame.f_back is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back
-    return Site(frame.f_code.co_filename, frame.f_lineno)
+    return _site(frame.f_code.co_filename, frame.f_lineno)
+
+
+@lru_cache(maxsize=4096)
+def _is_between(file: str) -> bool:
+    return file.startswith(_BETWEEN)
+
+
+_site = lru_cache(maxsize=4096)(Site)  # many nodes are built on one line

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.collection import held_back
 from flowrt.errors import GraphError, user_site
 from flowrt.graph import Node, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, set_gradients
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 @brief
+@held_back()
 def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """The derivatives of the sum of ``ys`` with respect to each of ``xs``.
 

@@ -19,7 +19,7 @@ from flowrt.device import ANYWHERE, Device
 from flowrt.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
 from flowrt.op import REGISTRY, Attr, Op, active_builder, as_attr, as_value, building
 from flowrt.operators import Operators
-from flowrt.plan import Plan
+from flowrt.plan import resources_in
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -75,16 +75,6 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {self.name!r} ({self.site})>"
-
-
-def resources_in(attrs: Mapping[str, Attr]) -> tuple[tuple[str, str], ...]:
-    """The (container, name) of what a node of these attributes works on: ``resource``, then its ``slots``; or all that
-    its bodies work on."""
-    name, slots = attrs.get("resource"), attrs.get("slots", ())
-    if name is None or not isinstance(slots, tuple):
-        bodies = (value for value in attrs.values() if isinstance(value, Plan))
-        return tuple(dict.fromkeys(key for body in bodies for node in body.nodes for key in resources_in(node.attrs)))
-    return tuple((str(attrs.get("container", "")), str(each)) for each in (name, *slots))
 
 
 class Tensor(Operators):
@@ -284,7 +274,7 @@ class Graph:
         return node.outputs or (node,)
 
     def _waits_for(self, control: Sequence[Node]) -> tuple[Node, ...]:
-        return tuple(n for n in control if n.graph is self)
+        return tuple(n for n in control if n.graph is self) if control else ()
 
     def extend(self, node: Node, attrs: Mapping[str, Attr]) -> tuple[Tensor, ...]:
         """Change the attributes of ``node`` so that it has further outputs, and answer these; its others stay."""

@@ -1,8 +1,9 @@
 """In which order variables get their first values, and which of them are tables.
 
 Law: pure. A variable may start from others (a slot of zeros like another, a copy), so those go first; all that can
-start side by side do. A table, of which steps see and move rows alone, need be no copy of what it starts from: only
-pages that are written are (`pages`). For what is read as a whole, ordinary memory is faster.
+start side by side do. What starts as an array, or as a number everywhere, needs no step for that. A table, of which
+steps see and move rows alone, need be no copy of what it starts from: only pages that are written are (`pages`). For
+what is read as a whole, ordinary memory is faster.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from flowrt.pages import is_held
 from flowrt.sched.regions import READ, ROW_WRITES
 
 if TYPE_CHECKING:
-    from flowrt.graph import Graph, Node, Resource
+    from flowrt.graph import Graph, Node, Resource, Tensor
 
 Name: TypeAlias = tuple[str, str]
+Array: TypeAlias = np.ndarray[Any, Any]
+
+LARGEST = 1 << 18  # bytes: more is copied by a step, which does it beside the event loop
 
 
 def initial_waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> list[list[Node]]:
@@ -31,9 +35,31 @@ def initial_waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> 
     return [out[number] for number in sorted(out)]
 
 
-def tables(graph: Graph, missing: Mapping[Name, Resource]) -> dict[Name, np.ndarray[Any, Any]]:
+def arrays(missing: Mapping[Name, Resource]) -> dict[Name, Array]:
+    """Those of the ``missing`` variables that start as an array known by now, or as one number, and these."""
+    found: dict[Name, Array] = {}
+    for name, resource in missing.items():
+        value = None if resource.initial is None else _known(resource.initial)
+        if value is not None and value.nbytes <= LARGEST:
+            found[name] = value
+    return found
+
+
+def _known(tensor: Tensor) -> Array | None:
+    """What a constant, or a tensor filled with one, is in every step."""
+    node = tensor.op
+    if node.control_inputs:
+        return None
+    if node.op.name == "full" and tensor.spec.known:
+        number = _known(node.inputs[1])
+        return None if number is None else np.broadcast_to(number, tensor.spec.concrete)
+    value = node.attrs["value"] if node.op.name == "constant" else None
+    return value if isinstance(value, np.ndarray) else None
+
+
+def tables(graph: Graph, missing: Mapping[Name, Resource]) -> dict[Name, Array]:
     """Those of the ``missing`` variables that are tables which start from large arrays, and these."""
-    found: dict[Name, np.ndarray[Any, Any]] = {}
+    found: dict[Name, Array] = {}
     for name, resource in missing.items():
         first = None if resource.initial is None else resource.initial.op
         value = first.attrs["value"] if first is not None and first.op.name == "constant" else None

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowrt.collection import held_back
 from flowrt.errors import GraphError, user_site
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
@@ -76,6 +77,7 @@ class Optimizer(ABC):
         return list(zip(found, among, strict=True))
 
     @brief
+    @held_back()
     def apply_gradients(self, pairs: Iterable[tuple[Any, Variable]], *, name: str | None = None) -> Node:
         """The operation that moves each variable of the (gradient, variable) ``pairs``; gradients of None move nothing.
 

@@ -68,6 +68,20 @@ class Plan:
         return [feed.spec for feed in self.feeds] + [spec for node in self.nodes for spec in node.outputs]
 
 
+def resources_in(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The (container, name) of what a node of these attributes works on: ``resource``, then its ``slots``; or all that
+    its bodies work on."""
+    if not attrs:
+        return ()
+    name, slots = attrs.get("resource"), attrs.get("slots", ())
+    if name is None or not isinstance(slots, tuple):
+        bodies = [value for value in attrs.values() if isinstance(value, Plan)]
+        if not bodies:
+            return ()
+        return tuple(dict.fromkeys(key for body in bodies for node in body.nodes for key in resources_in(node.attrs)))
+    return tuple((str(attrs.get("container", "")), str(each)) for each in (name, *slots))
+
+
 def spec_to_data(spec: Spec) -> dict[str, Any]:
     """A spec as the codec takes it."""
     return {"dtype": spec.dtype.name, "shape": spec.dims, "value": spec.value}

@@ -19,7 +19,7 @@ from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.warming import warm
-from flowrt.spec import spec_of
+from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from flowrt.plan import Plan
     from flowrt.sched.direct import Numbers
     from flowrt.session import Options
-    from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 Registered = Any
+Name = tuple[str, str]
 CLIENT = "/job:client/task:0"
 
 
@@ -106,8 +106,9 @@ class Runner(Protocol):
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         """The variables that have a value."""
 
-    def begin(self, tables: Mapping[tuple[str, str], Array]) -> Collection[tuple[str, str]]:
-        """Have variables start as arrays of `pages`, where that takes no copy; answers which."""
+    def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
+        """Have variables start as copies of ``arrays``, and ``tables`` as arrays of `pages`, where that is possible
+        here and now; answers which."""
 
     async def reset(self, container: str | None) -> None:
         """Forget the variables and queues of a container, or of all."""
@@ -201,17 +202,18 @@ class LocalRunner:
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return self._host.inventory()
 
-    def begin(self, tables: Mapping[tuple[str, str], Array]) -> Collection[tuple[str, str]]:
-        variables, names = self._host.variables, frozenset(tables)
-        for name, first in tables.items():
-            variables.declare(name, spec_of(first))
+    def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
+        variables, memory, starts = self._host.variables, self._host.memory, {**arrays, **tables}
+        names = frozenset(starts)
+        for name, first in starts.items():
+            variables.declare(name, Spec(first.dtype, first.shape))
         if not variables.try_hold(frozenset(), names):
             return ()
         begun = []
         try:
             with suppress(ResourceError):  # those that are left are copied, or it is told then why they cannot be
-                for name, first in tables.items():
-                    variables.begin(name, self._host.memory.begun(first))
+                for name, first in starts.items():
+                    variables.begin(name, memory.begun(first) if name in tables else memory.lasting_copy(first))
                     begun.append(name)
         finally:
             variables.release(frozenset(), names)
@@ -293,7 +295,7 @@ class ClusterRunner:
     async def inventory(self) -> Mapping[tuple[str, str], Spec]:
         return await self._master.inventory()
 
-    def begin(self, tables: Mapping[tuple[str, str], Array]) -> Collection[tuple[str, str]]:
+    def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
         return ()  # they are sent to where they lie
 
     async def reset(self, container: str | None) -> None:

@@ -30,7 +30,7 @@ from flowrt.errors import (
 from flowrt.feeds import copied_bytes
 from flowrt.finishing import to_the_end
 from flowrt.graph import Graph, Node, Tensor
-from flowrt.initial import initial_waves, tables
+from flowrt.initial import arrays, initial_waves, tables
 from flowrt.misuse import AsyncOnly
 from flowrt.op import as_value
 from flowrt.operators import Operators
@@ -391,7 +391,7 @@ class Session(AsyncOnly):
                 )
             if key not in have and key not in done:
                 missing[key] = resource
-        begun = self._open().begin(tables(self.graph, missing))
+        begun = self._open().begin(arrays(missing), tables(self.graph, missing))
         for place, wave in enumerate(initial_waves(self.graph, missing)):  # draws are the same whatever has begun
             if left := [node for node in wave if node.resource not in begun]:
                 await self._run(self._step(left, ()), (), counted=False, number=None if place else 0)

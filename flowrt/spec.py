@@ -120,7 +120,7 @@ class Spec:
     @property
     def nbytes(self) -> int:
         """The number of bytes of a known shape."""
-        return self.size * self.dtype.itemsize
+        return math.prod(self.concrete) * self.dtype.itemsize
 
     @property
     def concrete(self) -> tuple[int, ...]:

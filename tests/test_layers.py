@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent / "flowrt"
 # each may import those to its left
 FLOOR = [
     "pages",
+    "collection",
     "valueclass",
     "errors",
     "tracebacks",

@@ -18,6 +18,9 @@ from flowrt.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
 
 def broadcast(*specs: Spec) -> Shape | None:
     """The shape that tensors of ``specs`` broadcast to, by NumPy's rules."""
+    first = specs[0].dims
+    if all(spec.dims == first for spec in specs):
+        return first
     if any(s.dims is None for s in specs):
         return None
     rank = max(s.rank for s in specs)

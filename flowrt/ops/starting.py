@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import GraphError, SpecError
-from flowrt.graph import Node, Subgraph, Tensor, resources_in
+from flowrt.graph import Node, Subgraph, Tensor
 from flowrt.op import lookup
-from flowrt.plan import Plan
+from flowrt.plan import Plan, resources_in
 
 if TYPE_CHECKING:
     from flowrt.errors import Site

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from flowrt.collection import held_back
 from flowrt.errors import PlacementError
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
@@ -65,6 +66,7 @@ class Compiled:
     placement: Mapping[str, str] = field(default_factory=dict)
 
 
+@held_back()
 def compile_step(
     graph: Graph,
     fetches: Sequence[Tensor],

@@ -53,8 +53,9 @@ def find_additions(
     """
     touching: dict[tuple[str, str], list[StepNode]] = {}
     for node in step.nodes.values():
-        if node.resource is not None and not node.op.effect:
-            touching.setdefault(node.resource, []).append(node)
+        resource = None if node.op.effect else node.resource
+        if resource is not None:
+            touching.setdefault(resource, []).append(node)
     readers = _readers(step, {node.id for nodes in touching.values() for node in nodes})
     found: list[Addition] = []
     for nodes in touching.values():

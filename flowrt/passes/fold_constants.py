@@ -56,13 +56,13 @@ def _behind_changes(step: Step) -> set[int]:
     found: set[int] = set()
     for node in step.nodes.values():
         changes = node.op.effect or (node.op.stateful and node.op.name != "read_variable")
-        if changes or any(source in found for source in node.before()):
+        if changes or not found.isdisjoint(node.before()):
             found.add(node.id)
     return found
 
 
 def _inferred_again(step: Step, node: StepNode, changed: Mapping[Ref, Spec]) -> StepNode:
-    if not any(ref in changed for ref in node.inputs):
+    if changed.keys().isdisjoint(node.inputs):
         return node
     outputs = infer(node, [changed.get(ref) or step.spec(ref) for ref in node.inputs])
     return node if outputs == node.outputs else replace(node, outputs=outputs)

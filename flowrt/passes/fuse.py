@@ -370,7 +370,7 @@ def outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]
 
 def moved(node: StepNode, refs: Mapping[Ref, Ref], home: Mapping[int, int]) -> StepNode:
     """``node`` with what it takes and waits for named anew."""
-    if not any(source in home for source in node.before()):
+    if home.keys().isdisjoint(node.before()):
         return node
 
     def renamed(sources: Iterable[int]) -> tuple[int, ...]:

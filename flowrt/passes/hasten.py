@@ -62,8 +62,7 @@ def _groups(nodes: Mapping[int, StepNode], fetched: set[int]) -> dict[int, int]:
 
 
 def _writes(node: StepNode) -> bool:
-    resource = node.resource
-    return resource is not None and not node.outputs and not node.op.effect
+    return not node.outputs and not node.op.effect and node.resource is not None
 
 
 def _waits_for_something(node: StepNode) -> bool:

@@ -42,7 +42,7 @@ def _moved(ref: Ref, stands_for: dict[int, int]) -> Ref:
 
 
 def _redirect(node: StepNode, stands_for: dict[int, int]) -> StepNode:
-    if not any(source in stands_for for source in node.before()):
+    if stands_for.keys().isdisjoint(node.before()):
         return node
     inputs = tuple(_moved(ref, stands_for) for ref in node.inputs)
     return replace(node, inputs=inputs, control=tuple(dict.fromkeys(stands_for.get(c, c) for c in node.control)))

@@ -258,7 +258,9 @@ class _Cut:
         value: dict[Ref, int] = {(FED, i): i for i in range(len(feeds))}
         position: dict[int, int] = {}
         out: list[PlanNode] = []
+        sites: dict[int, str] = {}  # the texts of those that there are
         for node in nodes:
+            site = sites.get(id(node.site)) or sites.setdefault(id(node.site), str(node.site))
             position[node.id] = len(out)
             for i in range(len(node.outputs)):
                 value[node.id, i] = len(value)
@@ -271,7 +273,7 @@ class _Cut:
                     node.attrs,
                     tuple(position[source] for source in node.control),
                     self._device[node.id].local,
-                    str(node.site),
+                    site,
                 )
             )
         return Plan(task, tuple(out), feeds, tuple(value[ref] for ref in fetches))

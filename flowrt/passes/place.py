@@ -66,8 +66,9 @@ def place(
 
 def _homes(graph: Graph) -> list[Home]:
     """The home of each node. What is kept beside a variable, and moved by one kernel with it, is at home there too."""
-    owners = {slot: node.resources[0] for node in graph.nodes for slot in node.resources[1:]}
-    return [node.index if node.resource is None else owners.get(node.resource, node.resource) for node in graph.nodes]
+    resources = [node.resources for node in graph.nodes]
+    owners = {slot: found[0] for found in resources for slot in found[1:]}
+    return [owners.get(found[0], found[0]) if found else index for index, found in enumerate(resources)]
 
 
 def _families(graph: Graph, homes: Sequence[Home], rules: _Rules) -> dict[Home, _Family]:

@@ -75,11 +75,11 @@ def _cut_out(nodes: Sequence[Node], fed: Mapping[Tensor, Ref], feed_specs: Seque
     for node in nodes:
         if node.op.name == "placeholder":
             raise FeedError(f"placeholder {node.name!r} ({node.site}) needs a value: feed {node.outputs[0].spec}")
-        refs = tuple(_ref(t, fed) for t in node.inputs)
+        refs = tuple([_ref(t, fed) for t in node.inputs])
         control = tuple(dict.fromkeys(n.index for n in node.control_inputs if not _replaced(n, fed)))
-        specs = tuple(t.spec for t in node.outputs)
+        specs = tuple([t.spec for t in node.outputs])
         made = StepNode(node.index, node.op, node.name, refs, specs, node.attrs, control, node.site)
-        if any(ref in changed for ref in refs):
+        if not changed.keys().isdisjoint(refs):
             again = infer(made, [changed.get(r, t.spec) for r, t in zip(refs, node.inputs, strict=True)])
             changed |= {(node.index, i): s for i, s in enumerate(again) if s != specs[i]}
             made = StepNode(node.index, node.op, node.name, refs, again, node.attrs, control, node.site)

@@ -8,13 +8,13 @@ socket, and nothing recurses along edges: graphs are deep.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import GraphError, Site, SpecError
-from flowrt.graph import resources_in
+from flowrt.plan import resources_in
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -52,13 +52,14 @@ class StepNode:
         """How errors name this node."""
         return f"{self.op.name} {self.name!r} ({self.site})"
 
-    def before(self) -> Iterator[int]:
+    def before(self) -> list[int]:
         """The nodes that this one waits for."""
-        for source, _ in self.inputs:
-            if source != FED:
-                yield source
-        yield from self.control
-        yield from self.after
+        found = [source for source, _ in self.inputs if source != FED]
+        if self.control:
+            found += self.control
+        if self.after:
+            found += self.after
+        return found
 
     @property
     def resource(self) -> tuple[str, str] | None:
@@ -141,7 +142,7 @@ def _is_in_order(nodes: Mapping[int, StepNode], key: Callable[[int], Any]) -> bo
         return False
     seen: set[int] = set()
     for i, node in nodes.items():
-        if any(source not in seen for source in node.before()):
+        if not seen.issuperset(node.before()):
             return False
         seen.add(i)
     return True

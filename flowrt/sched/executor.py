@@ -18,6 +18,7 @@ from weakref import ref
 
 import numpy as np
 
+from flowrt.collection import held_back
 from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.kernels.locking import while_wanted
@@ -52,6 +53,7 @@ YIELD_EVERY = 256  # inline units between two looks at the loop
 class Executor:
     """A plan made ready to run on a host, any number of times, also concurrently."""
 
+    @held_back()
     def __init__(self, plan: Plan, host: Host, *, tapes: bool = True) -> None:
         self.plan = plan
         self.host = host
@@ -73,6 +75,7 @@ class Executor:
                 for name in resources_of(node):
                     host.variables.declare(name, variable_spec(node))
 
+    @held_back()
     def footprint(self, feeds: Sequence[Spec]) -> Footprint:
         """What a run with feeds of these specs takes; raises `SpecError` where they do not fit."""
         begun = frozenset(self.host.inventory())

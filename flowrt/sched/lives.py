@@ -57,6 +57,7 @@ class Lives:
     equals: dict[Any, int] = field(default_factory=dict)  # what a small constant is → the first such, a root
     held: dict[Name, Spec] = field(default_factory=dict)
     touches: dict[Name, list[int]] = field(default_factory=dict)
+    planned: set[int] = field(default_factory=set)  # values of which the plan knew all that inference can find
 
     def nodes(self) -> Iterator[tuple[int, PlanNode, range]]:
         """Each node with its place and the values it makes."""
@@ -99,8 +100,12 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
     lives = Lives(plan, region)
     for value, spec in zip(region.inputs, inputs, strict=True):
         lives.specs[value], lives.roots[value], lives.of[value] = spec, value, Life(-1, -1)
+        if value < len(plan.feeds) and plan.feeds[value].spec.known:
+            lives.planned.add(value)
     for index, node, values in lives.nodes():
         outputs = _infer(lives, node)
+        if outputs is node.outputs:
+            lives.planned.update(values)
         for value, spec in zip(values, outputs, strict=True):
             lives.specs[value] = spec
             lives.roots[value] = lives.roots[node.inputs[0]] if _shares(lives, node, spec) else value
@@ -119,6 +124,9 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
 
 
 def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
+    """The specs of what a node makes. What the plan found of values alike holds here; integers may yet be computed."""
+    if lives.planned.issuperset(node.inputs) and all(s.known and s.dtype.kind not in "iu" for s in node.outputs):
+        return node.outputs
     try:
         outputs = lookup(node.op).infer([lives.specs[v] for v in node.inputs], node.attrs)
     except SpecError as error:

@@ -103,6 +103,12 @@ class Memory:
         start = -int(whole.ctypes.data) % LINE
         return whole[start : start + nbytes].view(dtype).reshape(shape)
 
+    def lasting_copy(self, array: Array) -> Array:
+        """`lasting` that holds what ``array`` does."""
+        made = self.lasting(array.shape, array.dtype)
+        np.copyto(made, array)
+        return made
+
     def begun(self, first: Array) -> Array:
         """`lasting` for a table that starts as ``first``: counted whole, though only what is written takes memory."""
         return self._made(first.nbytes, lambda: pages.begun(first)).reshape(first.shape)

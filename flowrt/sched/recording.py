@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from flowrt.errors import GraphError
 from flowrt.kernels.fused import WORTH_BYTES
 from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
 from flowrt.kernels.many import ManyStep
+from flowrt.op import attr_key
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost, predict
 from flowrt.sched.gathering import gather
@@ -180,12 +181,14 @@ def _recorder(plan: Plan, region: Region, inputs: Sequence[Spec]) -> _Recorder:
 
 
 def _apply_nodes(lives: Lives) -> dict[int, Application]:
-    """What computes each node: one for all nodes without attributes that do the same, as many do in long graphs."""
+    """What computes each node: one for all nodes that do the same, as many do in long graphs. What is structured names
+    the nodes inside, and each its own."""
     applications: dict[int, Application] = {}
-    alike: dict[tuple[int | str | Spec, ...], Application] = {}
+    alike: dict[Hashable, Application] = {}
     for index, node, _ in lives.nodes():
         if lives.computes(index):
-            key = (index if node.attrs else node.op, *lives.operands(index))
+            attrs = tuple((name, attr_key(node.attrs[name])) for name in sorted(node.attrs))
+            key = index if node.op in PURE_STRUCTURED else (node.op, attrs, *lives.operands(index))
             alike[key] = applications[index] = alike.get(key) or _apply_node(lives, index)
     return applications
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.collection import held_back
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
 from flowrt.kernels.background import are_ready, submit
 from flowrt.kernels.compiling import batch
@@ -473,6 +474,7 @@ class Tapes:
             found = self._decisive[region] = tuple(region.inputs.index(v) for v in region.shape_inputs)
         return found
 
+    @held_back()
     def _make(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
         specs = [spec_of(array) for array in inputs]
         try:
