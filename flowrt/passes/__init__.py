@@ -27,6 +27,7 @@ from flowrt.passes.paddings import join_paddings
 from flowrt.passes.partition import Client, Transfer, partition
 from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune
+from flowrt.passes.simplify import simplify
 from flowrt.passes.trim import trim
 from flowrt.valueclass import valueclass
 
@@ -137,12 +138,14 @@ def _join(
     """One node of what is best computed together, and variables updated as soon as may be; with the new placement."""
 
     def rewrite(body: Step, where: Mapping[int, Device]) -> Step:
+        body, where = simplify(body, where)
         contracted = contract(body, where, supports)
         if fusible is None:
             return contracted
         fused, homes = fuse(contracted, where, fusible, regions=False)
         return join_paddings(append_epilogues(fused, homes, fusible), homes, fusible)
 
+    step, placement = simplify(step, placement)
     where = placement
     before, step = step, bag(step, placement, supports)
     if len(step.nodes) < len(before.nodes):
