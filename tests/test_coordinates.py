@@ -68,6 +68,14 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Array]]] = {
         lambda x: fr.sum(directions(x), keepdims=True),
         lambda x: np_directions(x).sum(keepdims=True),
     ),
+    "means of points": (
+        lambda x: fr.mean(apart(x) - fr.mean(directions(x), -1, keepdims=True), (1, 2)),
+        lambda x: (np_apart(x) - np_directions(x).mean(-1, keepdims=True)).mean((1, 2)),
+    ),
+    "the nearest": (
+        lambda x: fr.min(fr.mean(fr.square(apart(x)), -1), 1),
+        lambda x: (np_apart(x) ** 2).mean(-1).min(1),
+    ),
     "means of columns": (lambda x: fr.mean(directions(x), 0), lambda x: np_directions(x).mean(0)),
     "distances": (lambda x: fr.sqrt(fr.sum(apart(x) * apart(x), -1)), lambda x: np.sqrt((np_apart(x) ** 2).sum(-1))),
     "the farthest coordinate": (
@@ -115,7 +123,7 @@ def test_its_slopes_are_those_of_differences(written: list[bool]) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: fr.sum(apart(x) - fr.mean(apart(x), -1, keepdims=True), 1),  # a mean is no chain of two
+        lambda x: fr.sum(fr.astype(apart(x) * 4.0, "int8") * 2, -1),  # a wider dtype than that of what is added
         lambda x: fr.sum(fr.tile(apart(x), (1, 1, 3)) * fr.sum(apart(x), -1, keepdims=True), 1)[:, :2],
     ],
 )

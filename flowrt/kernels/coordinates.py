@@ -1,8 +1,8 @@
 """Fused programs over rows of a few entries, as points' coordinates are: each entry becomes a value of its own.
 
 Law: pure; from concrete shapes it decides whether a program is such a one, and writes it anew. A loop over three
-entries takes most of its time to begin and to end. Where what is folded along such rows is read again, as squared
-distances are, the fold becomes an expression of three values, and loops go along the axis before, which vectors fill.
+entries takes most of its time to begin and to end. Where such rows are folded, to squared distances, say, the fold
+becomes an expression of three values, and loops go along the axis before, which vectors fill.
 What the program reads is put apart by coordinates first, before it is repeated; results that have them are put together
 behind. For 512 points and all their distances (AMD EPYC, two threads) that takes a fortieth of the time.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.kernels.launch import Application, apply_kernel, copy_step
 from flowrt.kernels.program import FOLDS, Member, axes_of, specs_of
-from flowrt.kernels.rowwise import Key, Kind, Reading, row_space
+from flowrt.kernels.rowwise import Key, Kind, Reading, RowSpace, folds_read_again, row_space
 from flowrt.kernels.table import View
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 MOST = 4  # entries of a row; code grows with them
 MOST_MEMBERS = 64
 FEW = 1 << 10  # rows that any loop passes in no time
+COPIED = 1 << 24  # bytes put apart and together; more than that goes to memory and back, which takes longer than is won
 
-BY_TWO = {"sum": "add", "max": "maximum", "min": "minimum"}
+BY_TWO = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
 """What folds the entries of a row one after another."""
 
 Numbers: TypeAlias = "tuple[int, ...]"
@@ -49,19 +50,25 @@ class Place:
 
 @valueclass
 class Coordinates:
-    """A program of coordinates: what it reads, what it computes, and where its results belong."""
+    """A program of coordinates: what it reads (places and numbers), what it computes, where its results belong."""
 
-    read: tuple[tuple[Place, ...], tuple[Spec, ...]]
+    read: tuple[tuple[Place | float, ...], tuple[Spec, ...]]
     members: tuple[Member, ...]
     results: tuple[int, ...]
     written: tuple[tuple[Place, ...], tuple[Spec, ...]]
+
+    @property
+    def copied(self) -> int:
+        """The bytes that are put apart and together."""
+        both = (*zip(*self.read, strict=True), *zip(*self.written, strict=True))
+        return sum(spec.nbytes for place, spec in both if isinstance(place, Place) and place.apart)
 
 
 def by_coordinates(
     first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
 ) -> Coordinates | None:
     """The program with every entry of a row as a value; None where its rows are not of a few entries."""
-    space = row_space(specs, members, first)
+    space = row_space(specs, members, first) or _folded_space(specs, members, first)
     if space is None or not 1 < space.length <= MOST or space.rows < FEW:
         return None
     reading = Reading(space, specs, members, first)
@@ -70,14 +77,22 @@ def by_coordinates(
     return _Writing(reading).program(results)
 
 
+def _folded_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
+    """The space of the rows that results are folds of; None where that is not one."""
+    folds = [(specs[operands[0]], attrs) for op, operands, _, attrs in members if op in BY_TWO]
+    spaces = {RowSpace(spec.concrete, len(axes_of(spec, attrs))) for spec, attrs in folds if _trails(spec, attrs)}
+    return spaces.pop() if len(spaces) == 1 and not folds_read_again(members, first) else None
+
+
+def _trails(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> bool:
+    axes = axes_of(spec, attrs)
+    return bool(axes) and min(axes) == spec.rank - len(axes)
+
+
 def apply_coordinates(parts: Parts, thin: Coordinates, device: str) -> Application:
     """The application of a program of coordinates, between copies that put apart what it reads, and together again."""
-    given = [parts.take(spec) if place.apart else place.operand for place, spec in zip(*thin.read, strict=True)]
+    given = [_given(parts, place, spec, device) for place, spec in zip(*thin.read, strict=True)]
     made = [parts.take(spec) if place.apart else place.operand for place, spec in zip(*thin.written, strict=True)]
-    for at, place, spec in zip(given, *thin.read, strict=True):
-        if place.apart:
-            dense = View.dense(spec.concrete)
-            parts.steps.append(copy_step(place.operand, at, spec.dtype, place.view, dense, device))
     _, inputs = thin.read
     _, outputs = thin.written
     program = {"members": thin.members, "results": thin.results}
@@ -89,20 +104,36 @@ def apply_coordinates(parts: Parts, thin: Coordinates, device: str) -> Applicati
     return parts.application()
 
 
+def _given(parts: Parts, place: Place | float, spec: Spec, device: str) -> int:
+    """The operand that is what a program of coordinates reads."""
+    if not isinstance(place, Place):
+        return parts.fill(spec, place)
+    if not place.apart:
+        return place.operand
+    at, dense = parts.take(spec), View.dense(spec.concrete)
+    parts.steps.append(copy_step(place.operand, at, spec.dtype, place.view, dense, device))
+    return at
+
+
 @dataclass(slots=True, eq=False)
 class _Writing:
     """A program of coordinates in the making."""
 
     reading: Reading
     inputs: list[Spec] = field(default_factory=list)
-    sources: list[Place] = field(default_factory=list)
+    sources: list[Place | float] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
     numbers: dict[Key, Numbers] = field(default_factory=dict)
+    divisors: dict[str, int] = field(default_factory=dict)  # of means, by dtype
 
     def program(self, results: Sequence[int]) -> Coordinates | None:
         reading = self.reading
         for key, view in reading.sources.items():
             self._take(key, view)
+        for dtype in dict.fromkeys(dtype for op, _, dtype, _ in reading.members if op == "mean"):
+            self.divisors[dtype] = len(self.inputs)
+            self.sources.append(float(reading.space.length))
+            self.inputs.append(Spec(dtype, ()))
         if not all(self._make(n, op, keys, dtype) for n, op, keys, dtype in reading.made):
             return None
         answers = [self._answer(reading.first + at, n) for at, n in enumerate(results)]
@@ -115,7 +146,8 @@ class _Writing:
         made = [one for answer in answers if answer is not None for one in answer]
         written = (tuple(place for _, place in made), tuple(found[n] for n, _ in made))
         read = (tuple(self.sources), tuple(self.inputs))
-        return Coordinates(read, tuple(self.members), tuple(n for n, _ in made), written)
+        program = Coordinates(read, tuple(self.members), tuple(n for n, _ in made), written)
+        return program if program.copied <= COPIED else None
 
     def _take(self, key: Key, rows: View) -> None:
         """Read a source of rows by coordinates, as small as it is before it is repeated."""
@@ -151,7 +183,7 @@ class _Writing:
         total, *rest = self._each(numbers)
         for number in rest:
             total = self._put(BY_TWO.get(op, op), (total, number), dtype, ())
-        return total
+        return self._put("divide", (total, self.divisors[dtype]), dtype, ()) if op == "mean" else total
 
     def _put(self, op: str, operands: Sequence[int], dtype: str, attrs: Any) -> int:
         self.members.append((op, tuple(operands), dtype, attrs))

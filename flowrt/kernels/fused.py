@@ -63,10 +63,10 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     framed = padded(first, specs, members, results)
     if framed is not None:
         return apply_padded(parts, framed, device)
-    again = folds_read_again(members, first)
-    thin = by_coordinates(first, specs, members, results) if again else None
+    thin = by_coordinates(first, specs, members, results)
     if thin is not None:
         return apply_coordinates(parts, thin, device)
+    again = folds_read_again(members, first)
     pieces = [] if again else _pieces(first, specs, members, results)
     if pieces:
         return apart(parts, specs, members, results, pieces, device)

@@ -187,10 +187,7 @@ def _add_strip(parts: Parts, program: Padded, box: Box, device: str) -> None:
     """Compute a strip of the frame, member by member, and put it where it belongs."""
     count, dtype = program.first, program.specs[program.at].dtype
     filled = Spec(dtype, _sizes(box))
-    value = parts.take(filled)
-    nothing = Spec(dtype, (0, *filled.concrete[1:]))
-    padding = {"paddings": ((filled.concrete[0], 0), *[(0, 0)] * (len(box) - 1)), "value": program.padding["value"]}
-    parts.add(apply_kernel(PAD, [nothing], [filled], padding, device), [0, value])
+    value = parts.fill(filled, program.padding["value"])
     part = _cut(program, box, filled)
     specs = specs_of(part.inputs, part.members)
     members = [[n] for n in range(len(part.inputs), len(specs))]

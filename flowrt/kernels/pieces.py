@@ -34,6 +34,12 @@ class Parts:
         self._scratch.append(spec)
         return self._first + len(self._scratch) - 1
 
+    def fill(self, spec: Spec, value: float) -> int:
+        """The operand of new scratch whose entries are all ``value``."""
+        place, padding = self.take(spec), {"paddings": ((spec.size, 0),), "value": value}
+        self.add(apply_kernel("pad", [Spec(spec.dtype, (0,))], [Spec(spec.dtype, (spec.size,))], padding), [0, place])
+        return place
+
     def begin(self, whole: Whole) -> None:
         """Put in the launch of a program, whose operands lie as this application's do."""
         self.steps += [*whole.before, whole.step]
