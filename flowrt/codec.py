@@ -36,15 +36,17 @@ Allocate: TypeAlias = Callable[[np.dtype[Any], tuple[int, ...]], Array]
 class Limits:
     """What one message may hold; each is checked before the memory it bounds is allocated."""
 
-    header: int = 1 << 20  # bytes of msgpack
+    header: int = 1 << 18  # bytes of msgpack
     depth: int = 32  # containers inside containers
-    items: int = 1 << 14  # values in all containers together; 16,384 empty maps decode within 10 ms
-    arrays: int = 1 << 10
+    items: int = 1 << 12  # values in all containers together
+    arrays: int = 1 << 9
     array_bytes: int = 1 << 32  # of all arrays together
     rank: int = MAX_RANK
 
 
-FRAME = Limits()  # what a peer may send at once
+# What a peer may send at once. The worst there is, 4,096 empty maps, takes 3 ms to decode on a core of 2024, and an
+# event loop has other things to do: what may be larger travels packed in an array, and is unpacked in a lane.
+FRAME = Limits()
 PLAN = Limits(header=64 << 20, depth=64, items=1 << 22, arrays=1 << 16)  # graphs, plans and files
 
 _ARRAY = 1  # the extension code of an array
@@ -55,7 +57,8 @@ _PREFIX = struct.Struct("<I")
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]
 _CONTAINERS = (dict, list, tuple)
 SHORT = 1 << 10  # bytes of a header that may be decoded before it is surveyed
-WHOLE = Limits(header=SHORT, items=SHORT, arrays=SHORT, array_bytes=1 << 16)  # what `decode_whole` stays within
+# What `decode_whole` stays within: a value takes a byte at least, the description of an array six.
+WHOLE = Limits(header=SHORT, items=SHORT, arrays=SHORT // 6, array_bytes=1 << 16)
 
 _BUFFER = 1 << 10  # bytes that a header is written to at first
 _LAYOUTS = 1024  # dtypes and shapes whose descriptions are kept
@@ -201,8 +204,8 @@ def survey(header: Bytes, limits: Limits = FRAME) -> list[Layout]:
     return layouts
 
 
-def assemble(header: Bytes, arrays: Sequence[Array]) -> Message:
-    """The message of a header that `survey` accepted, with ``arrays`` in their places."""
+def assemble(header: Bytes, arrays: Sequence[Any]) -> Message:
+    """The message of a header that `survey` accepted, with ``arrays`` (or what stands for them) in their places."""
     places = iter(arrays)
     try:
         return msgpack.unpackb(
@@ -212,7 +215,7 @@ def assemble(header: Bytes, arrays: Sequence[Array]) -> Message:
             ext_hook=lambda code, data: next(places),
             max_ext_len=len(header),
         )
-    except BrokenStream:
+    except (BrokenStream, MemoryError):
         raise
     except Exception as error:  # msgpack lets five types of exception out; none of them may pass for a bug
         raise BrokenStream(f"the header is not legal msgpack: {type(error).__name__}: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_messages import messages, same
 
+from flowrt import codec
 from flowrt.codec import FRAME, Array, Limits
 from flowrt.errors import BrokenStream, InternalError, ResourceError, SpecError
-from flowrt.net.frames import GOODBYE, WINDOW, Allocate, FrameReader, allocate_array, frame, writes
+from flowrt.net.frames import GOODBYE, WINDOW, WORK, Allocate, FrameReader, NoRoom, allocate_array, frame, writes
 
 
 def wire(*sent: Any) -> bytes:
@@ -24,10 +26,16 @@ def wire(*sent: Any) -> bytes:
 class Received:
     """A reader and what it delivered."""
 
-    def __init__(self, limits: Limits = FRAME, allocate: Allocate = allocate_array, window: int = WINDOW) -> None:
+    def __init__(
+        self,
+        limits: Limits = FRAME,
+        allocate: Allocate = allocate_array,
+        window: int = WINDOW,
+        work: int | None = None,
+    ) -> None:
         self.messages: list[Any] = []
         self.sizes: list[int] = []
-        self.reader = FrameReader(self.deliver, limits, allocate, window)
+        self.reader = FrameReader(self.deliver, limits, allocate, window, work)
 
     def deliver(self, message: Any, size: int) -> None:
         self.messages.append(message)
@@ -79,7 +87,7 @@ def test_many_small_frames_in_one_window_are_all_delivered() -> None:
 
 
 def test_a_header_larger_than_the_window_is_received() -> None:
-    assert Received().feed(wire("x" * 300_000)) == ["x" * 300_000]
+    assert Received().feed(wire("x" * 200_000)) == ["x" * 200_000]
 
 
 def test_a_reader_is_idle_only_between_frames() -> None:
@@ -140,12 +148,72 @@ def test_oversized_claims_are_refused_before_memory_is_asked_for() -> None:
     assert asked == []
 
 
-def test_a_failing_allocator_is_a_resource_error() -> None:
-    def allocate(dtype: Any, shape: tuple[int, ...]) -> Array:
-        raise MemoryError
+@given(st.lists(messages, max_size=4), st.lists(st.integers(0, 2000), max_size=30), st.integers(0, 2**16))
+def test_what_finds_no_memory_is_read_past_and_all_else_delivered(sent: list[Any], cuts: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    failure: type[Exception] = rng.choice([MemoryError, ResourceError])
 
-    with pytest.raises(ResourceError, match="80 bytes"):
-        Received(allocate=allocate).feed(wire(np.zeros(10)))
+    def allocate(dtype: Any, shape: tuple[int, ...]) -> Array:
+        if rng.random() < 0.5:
+            raise failure("not today")
+        return np.empty(shape, dtype)
+
+    received = Received(allocate=allocate, window=rng.choice([1, 64, WINDOW]))
+    got = received.feed(wire(*sent), cuts)
+    assert received.reader.idle
+    assert all(lacking(message, original) for message, original in zip(got, sent, strict=True))
+
+
+def lacking(message: Any, original: Any) -> bool:
+    """Whether a message is as it was sent, but for arrays in whose place something says what they were."""
+    if isinstance(message, NoRoom):
+        return (message.dtype, message.shape) == (original.dtype, original.shape) and message.reason == "not today"
+    if isinstance(message, dict):
+        return all(lacking(message[key], original[key]) for key in original)
+    if isinstance(message, tuple):
+        return all(lacking(m, o) for m, o in zip(message, original, strict=True))
+    return same(message, original)
+
+
+def test_one_call_decodes_a_bounded_number_of_bytes_and_the_next_goes_on() -> None:
+    received = Received(work=100)
+    data = wire(*range(500))
+    room = received.reader.get_buffer()
+    room[: len(data)] = data
+    received.reader.buffer_updated(len(data))
+    counts = [len(received.messages)]
+    while received.reader.more:
+        received.reader.buffer_updated(0)
+        counts.append(len(received.messages))
+    assert received.messages == list(range(500))
+    assert max(after - before for before, after in pairwise([0, *counts])) <= 100 / 5
+
+
+def test_a_message_that_there_is_no_memory_to_decode_is_decoded_by_a_later_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = {"x": np.arange(1000), "y": ("z",) * 600}
+    for name in ("survey", "assemble"):
+        received, whole = Received(), getattr(codec, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(codec, name, no_memory)
+            with pytest.raises(MemoryError):
+                received.feed(wire(sent))
+        assert getattr(codec, name) is whole
+        received.reader.buffer_updated(0)
+        assert same(received.messages[0], sent)
+
+
+def no_memory(*args: Any) -> Any:
+    raise MemoryError
+
+
+def test_the_largest_legal_header_is_bounded_in_what_it_makes_a_loop_do() -> None:
+    """4,096 empty maps take 3 ms on a core of 2024, the worst there is; all limits beside were measured with them."""
+    assert FRAME.items <= 1 << 12
+    assert FRAME.arrays <= 1 << 9
+    assert FRAME.header <= 1 << 18
+    assert WORK <= 1 << 13
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(9), np.zeros(10, "float32"), np.zeros(20)[::2]])

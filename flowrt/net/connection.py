@@ -3,25 +3,30 @@
 Law: memory is bounded at both ends. A sender writes slices, and the next only when the kernel has taken the last, so
 nothing is buffered here and what `Connection.send` was given may change once it returns. A receiver whose inbox is full
 stops reading, which in time stops the sender. Frames never interleave, and never end in the middle while the connection
-lives: a cancelled send finishes its frame, or the connection goes. Nothing here interprets a message.
+lives: what a cancelled send has begun, the connection finishes when it can. A peer that is stopped or does not read is
+waited for; one whose kernel answers nothing is gone (`flowrt.net.sockets`). Nothing here interprets a message, and a
+message is decoded in the loop's own time: some, and then it is others' turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.codec import FRAME, Allocate, Limits, Message
 from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
-from flowrt.net.frames import GOODBYE, FrameReader, Piece, allocate_array, frame, joined, writes
+from flowrt.net.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, writes
+from flowrt.net.sockets import ASK_SECONDS, tune, unanswered
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+SHORT_OF_MEMORY = 0.05  # seconds until a message that there was no memory to decode is tried again
 
 
 @valueclass
@@ -33,23 +38,26 @@ class Bounds:
     inbox_bytes: int = 16 << 20
     slice_bytes: int = 4 << 20  # written at once; less, and a large array waits for this side too
     socket_bytes: int | None = None  # the kernel's buffers, each way; None lets it tune them
-    unacknowledged: float = 30.0  # the peer's kernel does not acknowledge, or has no room: then it is lost
+    silence: float = 5.0  # the peer's kernel answers nothing: then it is lost
+    unacknowledged: float = 30.0  # the peer's kernel has no room: then it is lost
     stall: float = 10.0  # a frame that was begun must go on
-    grace: float = 2.0  # for a frame or a goodbye in progress when its sender is cancelled or closes
+    grace: float = 2.0  # for a frame and a goodbye in progress when a connection closes
 
 
 class _Stream(asyncio.BufferedProtocol):
-    """What the event loop calls: fills the inbox, opens and shuts the gates, notices the end."""
+    """What the event loop calls: fills the inbox, writes what is to be sent, notices the end."""
 
     def __init__(self, transport: asyncio.Transport, peer: str, bounds: Bounds, allocate: Allocate) -> None:
         self.transport = transport
         self.peer = peer
         self.bounds = bounds
-        self.reader = FrameReader(self._deliver, bounds.limits, allocate)
+        self.reader = FrameReader(self._deliver, bounds.limits, allocate, work=WORK)
         self.inbox: deque[tuple[Message, int]] = deque()
         self.inbox_bytes = 0
         self.receiver: asyncio.Future[None] | None = None  # who waits for a message, or for the end
-        self.writable = asyncio.Event()  # the kernel took everything that was written
+        self.left: Iterator[Piece] = iter(())  # what is still to be written of the frame in progress
+        self.blocked = False  # the kernel has not taken all that was written
+        self.writable = asyncio.Event()  # no frame is in progress, and the kernel took everything
         self.lost = asyncio.Event()
         self.closing = False  # by this side
         self.failure: FlowrtError | None = None
@@ -57,7 +65,9 @@ class _Stream(asyncio.BufferedProtocol):
         self.watch: asyncio.TimerHandle | None = None
         self.moved = 0.0  # when bytes last came in the middle of a frame
         self.due = 0.0  # when to look whether more came
-        self.paused = False
+        self.paused = False  # the inbox is full
+        self.breath: asyncio.TimerHandle | None = None  # until then nothing is decoded
+        self.pulse: asyncio.TimerHandle | None = None  # when to ask the kernel for the peer
         self.writable.set()
 
     def attach(self) -> None:
@@ -65,7 +75,11 @@ class _Stream(asyncio.BufferedProtocol):
         self.transport.pause_reading()
         self.transport.set_protocol(self)
         self.transport.set_write_buffer_limits(high=0)
-        _tune(self.transport, self.bounds)
+        self.socket = self.transport.get_extra_info("socket")
+        if self.socket is None:
+            raise InternalError("a connection needs a socket")
+        tune(self.socket, self.bounds.unacknowledged, self.bounds.silence, self.bounds.socket_bytes)
+        self._feel_pulse()
         self.transport.resume_reading()
 
     # ── called by the transport ──
@@ -74,11 +88,7 @@ class _Stream(asyncio.BufferedProtocol):
         return self.reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        try:
-            self.reader.buffer_updated(nbytes)
-        except FlowrtError as error:
-            self.fail(type(error)(f"{self.peer}: {error}"))
-            return
+        self._decode(nbytes)
         if self.inbox and not self.paused and self._full():
             self.paused = True
             self.transport.pause_reading()
@@ -86,6 +96,34 @@ class _Stream(asyncio.BufferedProtocol):
             self.transport.close()
         elif not self.reader.idle:
             self._mind_progress()
+
+    def _decode(self, nbytes: int) -> None:
+        """Take in bytes, as many as are decoded in little time; the others wait until the loop has been round."""
+        try:
+            self.reader.buffer_updated(nbytes)
+        except FlowrtError as error:
+            self.fail(type(error)(f"{self.peer}: {error}"))
+        except MemoryError:
+            self._breathe(SHORT_OF_MEMORY)
+        else:
+            if self.reader.more:
+                self._breathe(0.0)
+
+    def _breathe(self, seconds: float) -> None:
+        if self.breath is None:
+            self.transport.pause_reading()
+            self.breath = self.loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self.breath = None
+        if not self.lost.is_set() and self.failure is None:
+            self.buffer_updated(0)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if not (self.paused or self.breath is not None or self.transport.is_closing()):
+            self.moved = self.loop.time()
+            self.transport.resume_reading()
 
     def _deliver(self, message: Message, size: int) -> None:
         if not self.closing:
@@ -99,18 +137,24 @@ class _Stream(asyncio.BufferedProtocol):
             self.failure = NodeLost(f"{self.peer} closed the connection {where}")
 
     def pause_writing(self) -> None:
+        self.blocked = True
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        self.writable.set()
+        self.blocked = False
+        self._write_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        while self.reader.more and self.failure is None:  # what came is delivered
+            self._decode(0)
         if not (self.reader.ended or self.closing) and self.failure is None:
             self.failure = NodeLost(f"the connection to {self.peer} was lost: {exc or 'aborted'}")
-        if self.watch is not None:
-            self.watch.cancel()
+        for timer in (self.watch, self.breath, self.pulse):
+            if timer is not None:
+                timer.cancel()
         self.lost.set()
         self.wake_receiver()
+        self.left = iter(())
         self.writable.set()
 
     # ── called by the connection ──
@@ -120,13 +164,29 @@ class _Stream(asyncio.BufferedProtocol):
         """Whether nothing more can be sent, although the last bytes may still be on their way."""
         return self.closing or self.lost.is_set() or self.transport.is_closing()
 
+    def write(self, pieces: Iterable[Piece]) -> None:
+        """Write a frame, each piece when the kernel has taken the one before. For when `writable` is set, which it is
+        again once the kernel has taken the last; until then the pieces are kept."""
+        self.left = iter(pieces)
+        self._write_on()
+
+    def _write_on(self) -> None:
+        for piece in self.left:
+            if self.transport.is_closing():
+                break
+            self.transport.write(piece)
+            if self.blocked:
+                return
+        self.writable.set()
+
     def close(self) -> None:
         """Keep and deliver nothing more; go on reading, to see the peer's end."""
         self.closing = True
         self.inbox.clear()
+        self.paused = False
         self.wake_receiver()
         if not self.lost.is_set():
-            self.transport.resume_reading()
+            self._read_on()
 
     def wake_receiver(self) -> None:
         if self.receiver is not None and not self.receiver.done():
@@ -145,8 +205,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.inbox_bytes -= size
         if self.paused and not self._full():
             self.paused = False
-            self.moved = self.loop.time()
-            self.transport.resume_reading()
+            self._read_on()
         return message
 
     def fail(self, error: FlowrtError) -> None:
@@ -165,6 +224,8 @@ class _Stream(asyncio.BufferedProtocol):
     def _full(self) -> bool:
         return len(self.inbox) >= self.bounds.inbox_messages or self.inbox_bytes >= self.bounds.inbox_bytes
 
+    # ── called by the clock ──
+
     def _mind_progress(self) -> None:
         self.moved = self.loop.time()
         if self.watch is None:
@@ -179,13 +240,24 @@ class _Stream(asyncio.BufferedProtocol):
         if self.reader.idle or self.lost.is_set():
             return
         now = self.loop.time()
-        if self.paused or now - self.due > self.bounds.stall:  # it was this side that stood still
+        stood_still = self.paused or self.breath is not None or now - self.due > self.bounds.stall
+        if stood_still:  # it was this side
             self.moved = now
         quiet = now - self.moved
         if quiet < self.bounds.stall:
             self._look_again(self.bounds.stall - quiet)
         else:
             self.fail(BrokenStream(f"{self.peer} stalled for {quiet:.1f} s in the middle of a frame"))
+
+    def _feel_pulse(self) -> None:
+        self.pulse = None
+        if self.transport.is_closing():
+            return
+        silent = unanswered(self.socket)
+        if silent < self.bounds.silence:
+            self.pulse = self.loop.call_later(ASK_SECONDS, self._feel_pulse)
+        else:
+            self.fail(NodeLost(f"{self.peer} has answered nothing for {silent:.1f} s: it, or the way to it, is gone"))
 
 
 class Connection:
@@ -229,54 +301,44 @@ class Connection:
         """Wait until the stream is gone, whoever ended it. Raises nothing; `failure` tells why."""
         await self._stream.lost.wait()
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message, begun: Callable[[], None] | None = None) -> None:
         """Send ``message``; its arrays may be changed again once this returns.
 
-        Waits while the peer does not read. Cancelled before its turn, it has sent nothing; in the middle of its frame,
-        it finishes the frame first, and closes the connection if that takes longer than ``Bounds.grace``. Raises
-        `SpecError` for what is not a legal message, before anything is sent.
+        Waits while the peer does not read. Cancelled before its turn, it has sent nothing; ``begun`` is called when its
+        turn comes, and from then on the message will arrive whole, or the connection is lost. Cancelled after that, it
+        returns at once, and the connection keeps the arrays until the kernel has taken them: who changes them meanwhile
+        changes what arrives. Raises `SpecError` for what is not a legal message, before anything is sent.
         """
         stream = self._stream
         pieces = frame(message, stream.bounds.limits)
-        whole = None if self._waiting else joined(pieces)
+        at_once = not self._waiting and stream.writable.is_set()
+        whole = joined(pieces) if at_once else None
         if whole is not None:  # the usual message: one write, no task switch
             if stream.over:
                 raise stream.ending()
+            if begun is not None:
+                begun()
             stream.transport.write(whole)
-            if stream.writable.is_set() and not stream.over:
+            if not stream.blocked and not stream.over:
                 return
-        rest = writes(pieces, stream.bounds.slice_bytes) if whole is None else (b"",)
         self._waiting += 1
         try:
             async with self._turn:
-                if stream.over:
+                await stream.writable.wait()
+                if whole is None:
+                    await self._write(writes(pieces, stream.bounds.slice_bytes), begun)
+                if stream.lost.is_set() or stream.transport.is_closing():
                     raise stream.ending()
-                await self._write(rest)
         finally:
             self._waiting -= 1
 
-    async def _write(self, pieces: Iterable[Piece]) -> None:
-        """Write each piece when the kernel has taken the one before, and wait until it has taken the last."""
-        stream, lost = self._stream, False
-        cancelled: asyncio.CancelledError | None = None
-        cut: asyncio.TimerHandle | None = None
-        for piece in pieces:
-            stream.transport.write(piece)
-            while not stream.writable.is_set():
-                try:
-                    await stream.writable.wait()
-                except asyncio.CancelledError as error:
-                    cancelled = error
-                    cut = cut or stream.loop.call_later(stream.bounds.grace, stream.transport.abort)
-            if stream.lost.is_set() or stream.transport.is_closing():
-                lost = True
-                break
-        if cut is not None:
-            cut.cancel()
-        if cancelled is not None:
-            raise cancelled
-        if lost:
-            raise stream.ending()
+    async def _write(self, pieces: Iterable[Piece], begun: Callable[[], None] | None) -> None:
+        if self._stream.over:
+            raise self._stream.ending()
+        if begun is not None:
+            begun()
+        self._stream.write(pieces)
+        await self._stream.writable.wait()
 
     async def receive(self) -> Message:
         """The next message. What came before a loss is still delivered; then the loss is raised."""
@@ -301,6 +363,10 @@ class Connection:
                 raise StopAsyncIteration from None
             raise
 
+    def cut(self) -> None:
+        """End the stream here and now, without a goodbye; it still has to be closed."""
+        self._stream.fail(NodeLost(f"the connection to {self.peer} was cut here"))
+
     async def aclose(self) -> None:
         """Say goodbye and close; twice is once. Takes ``Bounds.grace`` at most, then the stream is cut."""
         stream = self._stream
@@ -309,6 +375,7 @@ class Connection:
             try:
                 async with asyncio.timeout(stream.bounds.grace):
                     async with self._turn:
+                        await stream.writable.wait()
                         self._say_goodbye()
                     await stream.lost.wait()
             except TimeoutError:
@@ -332,16 +399,3 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _tune(transport: asyncio.Transport, bounds: Bounds) -> None:
-    """Small messages at once, and a peer whose machine is gone noticed."""
-    connection = transport.get_extra_info("socket")
-    if connection is None:
-        raise InternalError("a connection needs a socket")
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(bounds.unacknowledged * 1000))
-    if bounds.socket_bytes is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, bounds.socket_bytes)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, bounds.socket_bytes)

@@ -3,7 +3,8 @@
 Law: pure; bytes go in and messages come out, whatever way the bytes were cut. `FrameReader` hands out the memory that
 the next bytes belong in, so a large array is received where it will stay. A peer's claims are checked against `Limits`
 before memory is allocated for them; what is not a legal frame raises `BrokenStream`, and the reader is then done for.
-Frames do not interpret messages.
+An array that there is no memory for is read past, and `NoRoom` stands in its place: that is its message's trouble, and
+not the stream's. Frames do not interpret messages.
 
     u32 length of the header, little-endian | header (see `flowrt.codec`) | array 0 | array 1 | …
 
@@ -22,15 +23,37 @@ import numpy as np
 from flowrt import codec
 from flowrt.codec import FRAME, WHOLE, Allocate, Array, Limits, Message
 from flowrt.errors import BrokenStream, InternalError, ResourceError
+from flowrt.valueclass import valueclass
 
 Deliver: TypeAlias = Callable[[Message, int], None]
 Piece: TypeAlias = bytes | memoryview
 
 GOODBYE = bytes(4)
 WINDOW = 1 << 16  # bytes received at once when it is not known what they are
+WORK = 1 << 13  # bytes of headers decoded at once: 4 ms, where each byte is an empty map
 _PREFIX = struct.Struct("<I")
 _SMALL = 1 << 14  # pieces up to this are cheaper to copy than to hand to the kernel one by one
 _DIRECT = 1 << 14  # an array that lacks fewer bytes than this is completed through the window, with what follows it
+_NOTHING = memoryview(b"")
+_UNBOUNDED = 1 << 62
+
+
+@valueclass
+class NoRoom:
+    """What a message holds in place of an array that could not be allocated; ``reason`` says why."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    reason: str
+
+    @property
+    def nbytes(self) -> int:
+        return codec.nbytes((self.dtype, self.shape))
+
+    def error(self, what: str) -> ResourceError:
+        """The error of who needed ``what`` came so."""
+        layout = f"{self.dtype}{list(self.shape)}, {self.nbytes} bytes"
+        return ResourceError(f"{what}: no memory to receive {layout}: {self.reason}")
 
 
 def allocate_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -78,7 +101,9 @@ class FrameReader:
 
     Fill the start of `get_buffer`, then tell `buffer_updated` how much came; it calls ``deliver(message, size)`` for
     each message that is whole, with its bytes on the wire. ``allocate`` is asked for the memory of each array once the
-    limits are checked; it must answer a writable, C-contiguous array of that dtype and shape.
+    limits are checked; it must answer a writable, C-contiguous array of that dtype and shape, or raise `MemoryError` or
+    `ResourceError`. With ``work``, a call stops after so many bytes of headers, `more` says so, and the next goes on,
+    also if told that no bytes came. So it does after a `MemoryError`, which leaves everything as it was.
     """
 
     __slots__ = (
@@ -88,17 +113,25 @@ class FrameReader:
         "_end",
         "_header",
         "_limits",
+        "_past",
         "_rest",
         "_roomy",
         "_size",
         "_start",
         "_targets",
         "_window",
+        "_work",
+        "_worked",
         "ended",
     )
 
     def __init__(
-        self, deliver: Deliver, limits: Limits = FRAME, allocate: Allocate = allocate_array, window: int = WINDOW
+        self,
+        deliver: Deliver,
+        limits: Limits = FRAME,
+        allocate: Allocate = allocate_array,
+        window: int = WINDOW,
+        work: int | None = None,
     ) -> None:
         self._deliver = deliver
         self._limits = limits
@@ -106,17 +139,25 @@ class FrameReader:
         self._allocate = allocate
         self._window = memoryview(bytearray(max(window, 2 * _PREFIX.size)))
         self._start = self._end = 0  # what of the window is received and not yet used
-        self._rest = memoryview(b"")  # what of the header or array in progress is not yet received
+        self._rest = _NOTHING  # what of the header or array in progress is not yet received
+        self._past = 0  # bytes of an array without room that are still to be read past
         self._header: bytearray | None = None  # of the frame in progress
-        self._arrays: list[Array] | None = None  # of the frame in progress, once its header is whole
-        self._targets: list[memoryview] = []  # arrays not yet begun, the next one last
+        self._arrays: list[Array | NoRoom] | None = None  # of the frame in progress, once its header is whole
+        self._targets: list[memoryview | int] = []  # arrays not yet begun, or the bytes to read past; the next one last
         self._size = 0  # bytes of the frame in progress
+        self._work = work or _UNBOUNDED
+        self._worked = 0  # bytes of headers decoded in this call
         self.ended = False  # the peer said goodbye
 
     @property
     def idle(self) -> bool:
         """Whether no frame is in progress: an end of the stream here cuts nothing."""
         return self._header is None and self._start == self._end
+
+    @property
+    def more(self) -> bool:
+        """Whether the last call stopped for its work's sake."""
+        return self._worked >= self._work
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty."""
@@ -125,12 +166,13 @@ class FrameReader:
     def buffer_updated(self, count: int) -> None:
         """``count`` bytes were written to what `get_buffer` answered."""
         if len(self._rest) >= _DIRECT:
-            self._rest = self._rest[count:]
+            self._rest = self._rest[count:] or _NOTHING  # an empty view would keep the array
             if self._rest:
                 return
         else:
             self._end += count
-        while self._take_whole() or self._advance():
+        self._worked = 0
+        while self._worked < self._work and (self._take_whole() or self._advance()):
             pass
         self._make_room()
 
@@ -147,6 +189,7 @@ class FrameReader:
             return False
         message, size = whole
         self._start = begin + size
+        self._worked += _PREFIX.size + length
         self._deliver(message, _PREFIX.size + size)
         return True
 
@@ -154,15 +197,15 @@ class FrameReader:
         """Take one step; answers whether another is possible with the bytes at hand."""
         if self._header is None and not self._begin():
             return False
-        if self._rest:
+        if self._rest or self._past:
             self._pour()
-            if self._rest:
+            if self._rest or self._past:
                 return False
         if self._arrays is None:
             self._open()
         elif self._targets:
-            self._rest = self._targets.pop()
-        if not (self._rest or self._targets):
+            self._aim_at(self._targets.pop())
+        if not (self._rest or self._past or self._targets):
             self._finish()
         return True
 
@@ -173,47 +216,59 @@ class FrameReader:
         if self._end - self._start < _PREFIX.size:
             return False
         (length,) = _PREFIX.unpack_from(self._window, self._start)
+        if length > self._limits.header:
+            raise BrokenStream(f"a frame announces a header of {length} bytes, over the limit of {self._limits.header}")
+        header = bytearray(length)
         self._start += _PREFIX.size
         if length == 0:
             self.ended = True
             return self._begin()
-        if length > self._limits.header:
-            raise BrokenStream(f"a frame announces a header of {length} bytes, over the limit of {self._limits.header}")
-        self._header = bytearray(length)
-        self._rest = memoryview(self._header)
+        self._header, self._rest = header, memoryview(header)
         self._size = _PREFIX.size + length
         return True
 
     def _open(self) -> None:
         """Make room for the arrays that a whole header describes."""
         assert self._header is not None
-        layouts = codec.survey(self._header, self._limits)
+        arrays = [self._room_for(layout) for layout in codec.survey(self._header, self._limits)]
+        targets = [array.nbytes if isinstance(array, NoRoom) else codec.bytes_of(array) for array in arrays]
+        self._targets = [target for target in reversed(targets) if target]
+        self._size += sum(array.nbytes for array in arrays)
+        self._arrays = arrays
+
+    def _room_for(self, layout: codec.Layout) -> Array | NoRoom:
         try:
-            self._arrays = [self._allocate(dtype, shape) for dtype, shape in layouts]
-        except MemoryError as error:
-            total = sum(map(codec.nbytes, layouts))
-            raise ResourceError(f"no memory for the {total} bytes of arrays that a frame announces") from error
-        for (dtype, shape), array in zip(layouts, self._arrays, strict=True):
-            if not codec.fits(array, (dtype, shape)):
-                raise InternalError(f"asked for {dtype}{list(shape)}, allocated {array.dtype}{list(array.shape)}")
-            target = codec.bytes_of(array)
-            if target:
-                self._size += len(target)
-                self._targets.append(target)
-        self._targets.reverse()
+            array = self._allocate(*layout)
+        except (MemoryError, ResourceError) as error:
+            return NoRoom(*layout, str(error))
+        if not codec.fits(array, layout):
+            asked, got = ((str(dtype) + str(list(shape))) for dtype, shape in (layout, (array.dtype, array.shape)))
+            raise InternalError(f"asked for {asked}, allocated {got}")
+        return array
+
+    def _aim_at(self, target: memoryview | int) -> None:
+        """Have the bytes that come next go to ``target``, or nowhere, if it is a number of them."""
+        if isinstance(target, int):
+            self._past = target
+        else:
+            self._rest = target
 
     def _finish(self) -> None:
         assert self._header is not None
         assert self._arrays is not None
         message = codec.assemble(self._header, self._arrays)
+        self._worked += _PREFIX.size + len(self._header)
         self._header = self._arrays = None
         self._deliver(message, self._size)
 
     def _pour(self) -> None:
         """Move received bytes from the window to where they belong."""
-        count = min(len(self._rest), self._end - self._start)
-        self._rest[:count] = self._window[self._start : self._start + count]
-        self._rest = self._rest[count:]
+        count = min(len(self._rest) or self._past, self._end - self._start)
+        if self._past:
+            self._past -= count
+        else:
+            self._rest[:count] = self._window[self._start : self._start + count]
+            self._rest = self._rest[count:] or _NOTHING
         self._start += count
 
     def _make_room(self) -> None:

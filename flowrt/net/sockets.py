@@ -1,0 +1,56 @@
+"""What a connection's socket is told, and what the kernel knows of the other end.
+
+Law: the kernel of a peer answers for it, also when its process is stopped or does not read; a peer whose kernel answers
+nothing, however often it is asked, is gone, or the way to it is. So the kernel is made to ask (once a second where
+nothing else is on its way), and is asked what came of it. `TCP_USER_TIMEOUT` alone cannot tell the two apart: it cuts
+who does not read as well, and what is idle it never looks at.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+ASK_SECONDS = 1  # between two probes of an idle connection
+TRIES = 3  # that must have gone unanswered: one packet may be lost on any way
+_RTO_MAX_MS = 44  # Linux 6.15: the longest wait before something is sent again; two minutes otherwise
+_RETRANSMITS, _PROBES, _LAST_DATA, _LAST_ACK = 2, 3, 19, 20  # places in Linux' tcp_info
+_INFO = struct.Struct("8B13I")
+
+
+def tune(connection: socket.socket, unacknowledged: float, silence: float, buffers: int | None) -> None:
+    """Small messages at once; a peer that is gone is noticed within ``silence`` seconds, one that takes nothing within
+    ``unacknowledged``; ``buffers`` bytes in the kernel each way, where that is not left to it."""
+    tcp = socket.IPPROTO_TCP
+    connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {
+        "TCP_KEEPIDLE": ASK_SECONDS,
+        "TCP_KEEPINTVL": ASK_SECONDS,
+        "TCP_KEEPCNT": max(TRIES, round(silence / ASK_SECONDS)),
+        "TCP_USER_TIMEOUT": int(unacknowledged * 1000),
+    }.items():
+        if hasattr(socket, name):
+            connection.setsockopt(tcp, getattr(socket, name), value)
+    if hasattr(socket, "TCP_INFO"):
+        with suppress(OSError):
+            connection.setsockopt(tcp, _RTO_MAX_MS, ASK_SECONDS * 1000)
+    if buffers is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
+
+
+def unanswered(connection: Any) -> float:
+    """For how many seconds the other end's kernel has answered nothing that it was asked; 0 where that is not known."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0.0
+    data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    if len(data) < _INFO.size:
+        return 0.0
+    info = _INFO.unpack(data)
+    if info[_RETRANSMITS] + info[_PROBES] < TRIES:
+        return 0.0
+    milliseconds: int = min(info[_LAST_DATA], info[_LAST_ACK])
+    return milliseconds / 1000
