@@ -87,6 +87,14 @@ class NodeLost(RemoteError):
     """A node died or cannot be reached."""
 
 
+class LinkBroken(RemoteError):
+    """The way to a node broke in the middle of a step. The node itself may be well: the step may be run again."""
+
+
+class TakenOver(RemoteError):
+    """Another master of the same session name took over: this one is not obeyed any more."""
+
+
 class AuthenticationError(RemoteError):
     """A token was missing or wrong."""
 

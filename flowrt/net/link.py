@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import BrokenStream, ClosedError, FlowrtError, NodeLost, RemoteError, StepCancelled
+from flowrt.errors import BrokenStream, ClosedError, FlowrtError, LinkBroken, RemoteError, StepCancelled
+from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
     DeadValue,
     Fault,
@@ -35,10 +36,12 @@ from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepK
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.codec import Allocate
     from flowrt.net.transport import Connection
     from flowrt.spec import Spec
 
 SMALL = 4096  # bytes that anybody has room for
+INLINE = 256  # values of at most `SMALL` bytes that travel with the start or the end of a step
 MAX_PULLS = 1 << 14  # unanswered, by one peer
 _log = logging.getLogger(__name__)
 
@@ -65,13 +68,15 @@ class Allowance:
 class Store:
     """What a task's links share: where values wait, and the room for those to come.
 
-    ``knows`` says whether an epoch is in force: steps of others are over.
+    ``knows`` says whether an epoch is in force: steps of others are over. ``allocate`` makes the memory for what is
+    received.
     """
 
     rendezvous: Rendezvous
     budget: Budget
     allowance: Allowance
     knows: Callable[[str], bool]
+    allocate: Allocate
 
 
 class Link:
@@ -121,7 +126,8 @@ class Link:
     async def pull(self, key: StepKey, edge: int, spec: Spec) -> Array | Dead:
         """The value of ``edge`` of step ``key``; waits until it is there and there is room for it.
 
-        Raises what went wrong at the peer, or `NodeLost`. Cancelled, it tells the peer to forget the request.
+        Raises what went wrong at the peer, `ResourceError` where there is no memory for it, or `LinkBroken`. Cancelled,
+        it tells the peer to forget the request.
         """
         if self._ending is not None:
             raise self._broken()
@@ -144,11 +150,10 @@ class Link:
 
     async def _read(self) -> None:
         try:
-            async for data in self._connection:
-                self._hear(from_data(data))
-            self._ending = NodeLost(f"{self.peer} ({self._connection.peer}) closed the link")
+            while True:  # what was received last is kept by nobody while the next is waited for
+                self._hear(from_data(await self._connection.receive()))
         except (RemoteError, ClosedError) as error:
-            self._ending = NodeLost(f"the link to {self.peer} broke: {error}")
+            self._ending = LinkBroken(f"the link to {self.peer} broke: {error}")
             _log.info("%s", self._ending)
 
     def _hear(self, message: Any) -> None:
@@ -217,7 +222,7 @@ class Link:
     async def _serve(self, pull: Pull) -> None:
         try:
             await self._send(await self._reply(pull))
-        except FlowrtError as error:
+        except (FlowrtError, MemoryError) as error:
             await self._send(Fault(pull.request, *name_error(error)))
 
     async def _reply(self, pull: Pull) -> Value | DeadValue:
@@ -252,7 +257,12 @@ def _value_of(reply: Any, peer: str) -> Array | Dead:
 
 
 def checked(value: Any, spec: Spec, where: str) -> Array:
-    """``value`` if it is the tensor that a plan says comes there; kernels trust it from here on."""
+    """``value`` if it is the tensor that a plan says comes there; kernels trust it from here on.
+
+    Raises `ResourceError` where there was no memory for it.
+    """
+    if isinstance(value, NoRoom):
+        raise value.error(where)
     if not isinstance(value, np.ndarray) or not spec.accepts(value.dtype, value.shape):
         got = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
         raise BrokenStream(f"{where}: expected {spec}, {got} came")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import secrets
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,40 +24,34 @@ from flowrt.errors import (
     DeadTensorError,
     FlowrtError,
     InternalError,
-    NodeLost,
-    RemoteError,
+    ResourceError,
 )
-from flowrt.net.link import SMALL, Allowance, Store, checked
-from flowrt.net.liveness import Change, Liveness, Standing, Timing
+from flowrt.net.frames import NoRoom
+from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked
+from flowrt.net.liveness import Timing
 from flowrt.net.messages import (
     Abort,
     Answer,
     Ask,
     Done,
-    Drive,
-    Ping,
-    Pong,
-    Refused,
     Register,
     Start,
     Unregister,
     as_error,
-    from_data,
     root_error,
-    to_data,
 )
-from flowrt.net.peer import Peer, meet
+from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
 from flowrt.plan import Plan, plan_to_data, spec_from_data
+from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from flowrt.device import Device
+    from flowrt.net.peer import Peer
     from flowrt.spec import Spec
-
-_log = logging.getLogger(__name__)
 
 
 class Master:
@@ -79,20 +73,26 @@ class Master:
     ) -> None:
         self.epoch = secrets.token_hex(16)
         self.name = name or f"unnamed {self.epoch}"
-        self._addresses = dict(addresses)
-        self._token = token
-        self._timing = timing or Timing()
         self._patience = patience
         self._rendezvous = Rendezvous()
         budget = Budget(transfer_budget)
-        self._store = Store(self._rendezvous, budget, Allowance(), lambda epoch: epoch == self.epoch)
-        self._group = asyncio.TaskGroup()
-        self._peers: dict[str, Peer] = {}
+        self._memory = Memory()
+        self._store = Store(self._rendezvous, budget, Allowance(), lambda epoch: epoch == self.epoch, self._allocate)
+        self._peers = Peers(
+            addresses,
+            token,
+            timing or Timing(),
+            self._store,
+            hear=self._hear,
+            gone=self._settle_steps,
+            excused=self._excuse,
+        )
         self._steps: dict[int, Step] = {}
         self._numbers = itertools.count()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
         self._opened = self._closed = False
+
+    def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        return self._memory.empty(shape, dtype)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -110,19 +110,11 @@ class Master:
         if self._opened:
             raise ClosedError("a master is opened once; make another one")
         self._opened = True
-        self._liveness = Liveness(self._timing, asyncio.get_running_loop().time())
-        await self._group.__aenter__()
         try:
-            async with asyncio.TaskGroup() as group:
-                for task, address in self._addresses.items():
-                    group.create_task(self._meet(task, *address))
-        except BaseException as error:
+            await self._peers.open(self.name, self.epoch, self._patience)
+        except BaseException:
             await self.aclose()
-            if isinstance(error, BaseExceptionGroup):
-                raise root_error(error) from None
             raise
-        self._peers = {task: self._peers[task] for task in self._addresses}
-        self._spawn(self._watch())
 
     async def aclose(self) -> None:
         """End the steps in progress, part from the nodes and let everything go; twice is once."""
@@ -131,74 +123,33 @@ class Master:
         self._closed = True
         for step in self._steps.values():
             step.fail(ClosedError("the session was closed"))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for peer in self._peers.values():
-                    group.create_task(peer.control.aclose())
-        finally:
-            for peer in self._peers.values():
-                peer.lose(peer.error or ClosedError(f"the session was closed; {peer.task} serves it no more"))
-                self._settle_steps(peer)
-            for task in self._tasks:
-                task.cancel()
-            await self._group.__aexit__(None, None, None)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._group.create_task(work)
-        self._tasks.append(task)
-        task.add_done_callback(self._tasks.remove)
-
-    async def _meet(self, task: str, host: str, port: int) -> None:
-        """Connect to a task and begin to listen."""
-        drive = Drive(self.name, self.epoch, self._addresses)
-        peer = self._peers[task] = await meet(task, host, port, self._token, drive, self._store, self._patience)
-        self._liveness.joined(task, asyncio.get_running_loop().time())
-        for work in (self._listen(peer), self._beat(peer), self._carry(peer)):
-            self._spawn(work)
+        await self._peers.aclose()
 
     # ── who is there ──
 
     @property
     def devices(self) -> list[Device]:
         """The devices of the tasks that are not lost."""
-        return [device for peer in self._peers.values() if peer.error is None for device in peer.devices]
+        return self._peers.devices
 
     @property
     def lost(self) -> frozenset[str]:
         """The tasks that are lost."""
-        return frozenset(task for task, peer in self._peers.items() if peer.error is not None)
+        return self._peers.lost
 
     @property
     def absent(self) -> list[str]:
         """The tasks that have not answered yet, with their addresses."""
-        return [f"{t} ({host}:{port})" for t, (host, port) in self._addresses.items() if t not in self._peers]
+        return self._peers.absent
 
     @property
     def suspects(self) -> frozenset[str]:
         """The tasks that have been silent for a while."""
-        return self._liveness.having(Standing.SUSPECT)
+        return self._peers.suspects
 
     async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str] = frozenset()) -> None:
         """Wait until `lost` or `suspects` differ from these."""
-        while (self.lost, self.suspects) == (lost, suspects):
-            await self._changed.wait()
-
-    def _apply(self, changes: Iterable[Change]) -> None:
-        for change in changes:
-            peer = self._peers[change.task]
-            _log.warning("%s (%s) is %s: %s", peer.task, peer.address, change.standing.value, change.cause)
-            if change.standing is Standing.LOST:
-                self._lose(peer, NodeLost(f"{peer.task} ({peer.address}) was lost: {change.cause}"))
-            elif change.standing is Standing.SUSPECT:
-                self._excuse(peer)
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    def _lose(self, peer: Peer, error: FlowrtError) -> None:
-        if peer.error is None:
-            peer.lose(error)
-        self._settle_steps(peer)
-        self._spawn(peer.control.aclose())
+        await self._peers.wait_changed(lost, suspects)
 
     def _settle_steps(self, peer: Peer) -> None:
         for step in self._steps.values():
@@ -211,61 +162,17 @@ class Master:
             if step.aborted and peer.task in step.waiting:
                 step.settle(peer.task)
 
-    async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._timing.beat)
-            self._apply(self._liveness.look(loop.time()))
-
-    async def _beat(self, peer: Peer) -> None:
-        for number in itertools.count():
-            await asyncio.sleep(self._timing.beat)
-            if not await self._say(peer, Ping(number)):
-                return
-
-    async def _carry(self, peer: Peer) -> None:
-        await peer.link.run()
-        self._broke(peer, peer.link.ending)
-
-    def _broke(self, peer: Peer, cause: str) -> None:
-        if not self._closed:
-            self._apply(self._liveness.broke(peer.task, cause))
-
     # ── talking ──
-
-    async def _say(self, peer: Peer, message: Any) -> bool:
-        """Send; if that fails, who listens to the peer learns the same and acts on it."""
-        try:
-            await peer.control.send(to_data(message))
-        except (RemoteError, ClosedError):
-            return False
-        return True
-
-    async def _listen(self, peer: Peer) -> None:
-        cause = "it closed the connection"
-        loop = asyncio.get_running_loop()
-        try:
-            async for data in peer.control:
-                self._hear(peer, from_data(data))
-                self._apply(self._liveness.heard(peer.task, loop.time()))
-        except (RemoteError, ClosedError) as error:
-            cause = str(error)
-        self._broke(peer, cause)
 
     def _hear(self, peer: Peer, message: Any) -> None:
         match message:
             case Done(number):
                 if number in self._steps:
                     self._finish(self._steps[number], peer, message)
-            case Pong():
-                pass
             case Answer(request):
                 reply = peer.replies.get(request)
                 if reply is not None and not reply.done():
                     reply.set_result(message)
-            case Refused(error, text):
-                peer.lose(as_error(error, f"{peer.task} ({peer.address}): {text}"))
-                self._broke(peer, text)
             case _:
                 raise BrokenStream(f"a node cannot say {type(message).__name__}")
 
@@ -280,14 +187,17 @@ class Master:
         except (KeyError, ValueError, BrokenStream) as error:
             step.settle(peer.task, BrokenStream(f"{peer.task} ended a step with other values than asked for: {error}"))
             return
+        except ResourceError as error:
+            step.settle(peer.task, error)
+            return
         step.settle(peer.task)
 
-    async def _ask(self, peer: Peer, message: Register | Ask) -> Any:
+    async def _ask(self, task: str, message: Register | Ask) -> Any:
         """Send a request and wait for its answer."""
-        peer.check()
+        peer = await self._peers.reach(task)
         reply = peer.replies[message.request] = asyncio.get_running_loop().create_future()
         try:
-            await self._say(peer, message)
+            await self._peers.say(peer, message)
             answer = await reply
         finally:
             del peer.replies[message.request]
@@ -298,26 +208,31 @@ class Master:
     async def _ask_each(self, messages: Mapping[str, Register | Ask]) -> dict[str, Any]:
         try:
             async with asyncio.TaskGroup() as group:
-                asked = {t: group.create_task(self._ask(self._peers[t], m)) for t, m in messages.items()}
+                asked = {t: group.create_task(self._ask(t, m)) for t, m in messages.items()}
         except BaseExceptionGroup as errors:
             raise root_error(errors) from None
         return {task: answer.result() for task, answer in asked.items()}
 
     async def _ask_all(self, what: str, container: str = "") -> dict[str, Any]:
         self._check_open()
-        alive = [task for task, peer in self._peers.items() if peer.error is None]
-        return await self._ask_each({task: Ask(next(self._numbers), what, container) for task in alive})
+        asks = {task: Ask(next(self._numbers), what, container) for task in self._peers.serving()}
+        return await self._ask_each(asks)
 
     def _check_open(self) -> None:
         if self._closed or not self._opened:
             raise ClosedError("the session is not open")
+        if self._peers.taken_over is not None:
+            raise type(self._peers.taken_over)(*self._peers.taken_over.args)
 
     # ── state ──
 
     async def inventory(self) -> dict[tuple[str, str], Spec]:
         """The variables of all tasks that are not lost, by (container, name)."""
         found: dict[tuple[str, str], Spec] = {}
-        for rows in (await self._ask_all("inventory")).values():
+        for task, packed in (await self._ask_all("inventory")).items():
+            if isinstance(packed, NoRoom):
+                raise packed.error(f"the variables of {task}")
+            rows = codec.unpack(packed.data)
             found |= {(container, name): spec_from_data(spec) for container, name, spec in rows}
         return found
 
@@ -347,19 +262,15 @@ class Master:
             if task not in self._peers:
                 raise InternalError(f"a plan for {task}, which is not in the cluster")
         registered = describe(next(self._numbers), plans, feeds, fetches)
-        messages = {
-            task: Register(
-                next(self._numbers), registered.plan, np.frombuffer(codec.pack(plan_to_data(plan)), np.uint8)
-            )
-            for task, plan in plans.items()
-        }
-        await self._ask_each(messages)
+        await self._ask_each(
+            {task: Register(next(self._numbers), registered.plan, _packed(plan)) for task, plan in plans.items()}
+        )
         return registered
 
     async def unregister(self, registered: Registered) -> None:
         """Let the nodes forget a step."""
         for task in registered.tasks:
-            await self._say(self._peers[task], Unregister(registered.plan))
+            await self._peers.say(self._peers[task], Unregister(registered.plan))
 
     async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
         """Run a registered step and answer its fetches; several may run at once, under different numbers.
@@ -369,7 +280,7 @@ class Master:
         """
         self._check_open()
         for task in registered.tasks:
-            self._peers[task].check()
+            await self._peers.reach(task)
         if number in self._steps:
             raise InternalError(f"step {number} is in progress")
         step = self._steps[number] = Step(number, registered)
@@ -409,7 +320,8 @@ class Master:
         small: dict[str, dict[int, Array]] = {task: {} for task in registered.tasks}
         for value, ways in zip(feeds, registered.feeds, strict=True):
             for edge, task in ways:
-                (small[task] if value.nbytes <= SMALL else large)[edge] = value
+                inline = value.nbytes <= SMALL and len(small[task]) < INLINE
+                (small[task] if inline else large)[edge] = value
         if large:
             self._rendezvous.open(key, large)
         return {
@@ -419,7 +331,7 @@ class Master:
 
     async def _start(self, step: Step, starts: Mapping[str, Start]) -> None:
         for task, start in starts.items():
-            await self._say(self._peers[task], start)
+            await self._peers.say(self._peers[task], start, partial(step.told.add, task))
 
     async def _fetch(self, step: Step, key: StepKey, edge: int, task: str) -> None:
         try:
@@ -432,8 +344,9 @@ class Master:
         step.aborted = True
         suspects = self.suspects
         for task in sorted(step.waiting):
-            self._spawn(self._abort(self._peers[task], step.number))
-            if task in suspects:
+            if task in step.told:
+                self._peers.spawn(self._abort(self._peers[task], step.number))
+            if task in suspects or task not in step.told:
                 step.settle(task)
         cancelled: asyncio.CancelledError | None = None
         while step.waiting:
@@ -446,7 +359,7 @@ class Master:
             raise cancelled
 
     async def _abort(self, peer: Peer, number: int) -> None:
-        await self._say(peer, Abort(number))
+        await self._peers.say(peer, Abort(number))
 
     def _fetched(self, step: Step, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
         if isinstance(fetch, Feed):

@@ -4,7 +4,7 @@ Law: a message on the wire is a dict with its ``kind`` and exactly the fields of
 anything else is `BrokenStream`. Deciding what a message means is for who receives it.
 
 A connection begins with two hellos (plain dicts, exchanged by the transport). The opener's says what the connection is:
-`Drive` (a master commands a node) or `Carry` (tensors, pulled in either direction).
+`Drive` or `Resume` (a master commands a node) or `Carry` (tensors, pulled in either direction).
 """
 
 from __future__ import annotations
@@ -15,13 +15,26 @@ from typing import Any, TypeAlias, get_origin, get_type_hints
 
 import numpy as np
 
-from flowrt.errors import BY_NAME, BrokenStream, FlowrtError, InternalError, NodeLost, RemoteError, StepCancelled
+from flowrt.errors import (
+    BY_NAME,
+    BrokenStream,
+    FlowrtError,
+    InternalError,
+    LinkBroken,
+    NodeLost,
+    RemoteError,
+    ResourceError,
+    StepCancelled,
+)
+from flowrt.net.frames import NoRoom
 from flowrt.valueclass import valueclass
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 CLIENT = "/job:client/task:0"
 """The task that a master stands for: it sends the feeds and receives the fetches."""
+
+LONGEST_TEXT = 1 << 14  # characters of an error that travel
 
 
 # ── hellos ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -30,6 +43,15 @@ CLIENT = "/job:client/task:0"
 @valueclass
 class Drive:
     """A master's: ``epoch`` is its own, ``peers`` says where each task is: ``{task: (host, port)}``."""
+
+    session: str
+    epoch: str
+    peers: dict[str, Any]
+
+
+@valueclass
+class Resume:
+    """A master's whose connection broke: it goes on with the plans that it has on the node. Fields as `Drive`'s."""
 
     session: str
     epoch: str
@@ -215,7 +237,7 @@ class Fault:
 
 
 _CLASSES: tuple[type[Any], ...] = (
-    *(Drive, Carry, Serve),
+    *(Drive, Resume, Carry, Serve),
     *(Ping, Register, Unregister, Start, Abort, Ask),
     *(Welcome, Refused, Pong, Answer, Done),
     *(Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
@@ -241,7 +263,7 @@ def to_data(message: Any) -> dict[str, Any]:
 
 
 def from_data(data: Any) -> Any:
-    """The message that `to_data` wrote; raises `BrokenStream` for anything else."""
+    """The message that `to_data` wrote; raises `BrokenStream` for anything else. `NoRoom` may stand for any array."""
     name = data.get("kind") if isinstance(data, Mapping) else None
     kind, types = _KINDS.get(name, (None, {})) if isinstance(name, str) else (None, {})
     if kind is None:
@@ -251,7 +273,7 @@ def from_data(data: Any) -> Any:
     values = []
     for field, expected in types.items():
         value = data[field]
-        if not isinstance(value, expected):
+        if not isinstance(value, expected) and not (expected is np.ndarray and isinstance(value, NoRoom)):
             raise BrokenStream(f"{name}.{field} is a {expected.__name__}, {type(value).__name__} came")
         values.append(value)
     return kind(*values)
@@ -262,9 +284,14 @@ def from_data(data: Any) -> Any:
 
 def name_error(error: BaseException) -> tuple[str, str]:
     """The class and text of ``error`` as they travel. What is not ours is a bug, or the kernel author's."""
-    if isinstance(error, FlowrtError):
-        return type(error).__name__, str(error)
-    return InternalError.__name__, f"{type(error).__name__}: {error}"
+    match error:
+        case FlowrtError():
+            name, text = type(error).__name__, str(error)
+        case MemoryError():
+            name, text = ResourceError.__name__, f"out of memory: {error}"
+        case _:
+            name, text = InternalError.__name__, f"{type(error).__name__}: {error}"
+    return name, text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
 
 
 def as_error(name: str, text: str) -> FlowrtError:
@@ -283,7 +310,7 @@ def consequence(error: FlowrtError) -> int:
     match error:
         case StepCancelled():
             return 3
-        case BrokenStream():
+        case BrokenStream() | LinkBroken():
             return 2
         case NodeLost():
             return 1

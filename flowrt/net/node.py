@@ -2,8 +2,9 @@
 
 Law: of one session name only the newest master is obeyed. A newer one ends the reign of the older first: its steps are
 cancelled and waited for before the newer is welcomed, and an epoch that has ended never returns, so no two masters ever
-drive a step together. A reign also ends with its connection. What a step computes, and in which order, is the
-executor's; what a variable holds outlives all reigns.
+drive a step together. Steps also end with their master's connection; its reign goes on if it comes back soon, and ends
+otherwise. What a step computes, and in which order, is the executor's; what a variable holds outlives all reigns. No
+message ends a node: what goes wrong with one is told to who sent it, or ends its connection.
 """
 
 from __future__ import annotations
@@ -16,8 +17,22 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowrt import codec
-from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost, RemoteError, StepCancelled
+from flowrt.errors import (
+    BrokenStream,
+    ClosedError,
+    FlowrtError,
+    InternalError,
+    LinkBroken,
+    NodeLost,
+    RemoteError,
+    SpecError,
+    StepCancelled,
+    TakenOver,
+)
+from flowrt.net.frames import NoRoom
 from flowrt.net.link import Allowance, Link, Store, checked
 from flowrt.net.messages import (
     CLIENT,
@@ -31,6 +46,7 @@ from flowrt.net.messages import (
     Pong,
     Refused,
     Register,
+    Resume,
     Serve,
     Start,
     Unregister,
@@ -50,6 +66,7 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 REMEMBERED_EPOCHS = 1024
+RETURN = 30.0  # seconds in which a master may come back whose connection broke; then it has given this node up as well
 MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that still has a connection is given up
 _log = logging.getLogger(__name__)
 
@@ -64,14 +81,15 @@ class _Ready:
 
 @dataclass(slots=True, eq=False)
 class _Reign:
-    """What one master has here, from its welcome until its connection ends or a newer master comes."""
+    """What one master has here, from its welcome until its connection has ended and it does not come back."""
 
-    drive: Drive
+    drive: Drive | Resume
     connection: Connection
     addresses: Mapping[str, tuple[str, int]]
     plans: dict[int, _Ready] = field(default_factory=dict)
     steps: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    followed: asyncio.Event = field(default_factory=asyncio.Event)  # another master came, or this one again
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -85,7 +103,7 @@ class Node:
         self._over: OrderedDict[str, None] = OrderedDict()  # epochs that have ended
         self._links: dict[tuple[str, int], Link] = {}
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
-        self._store = Store(host.rendezvous, host.budget, Allowance(), self._reigns.__contains__)
+        self._store = Store(host.rendezvous, host.budget, Allowance(), self._reigns.__contains__, self._allocate)
         self._tasks: asyncio.TaskGroup | None = None
         host.remote = self
 
@@ -96,7 +114,8 @@ class Node:
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
             try:
-                async with serve(host, port, self._token, self._attend, hello=hello) as server:
+                door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate)
+                async with door as server:
                     yield server
             except BaseException as error:  # raised below, so that it leaves bare and not in a group
                 failure = error
@@ -115,6 +134,10 @@ class Node:
         else:
             link = await self._link(peer, reign.addresses)
         return await link.pull(key, edge, spec)
+
+    def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Memory for what is received: counted, and refused where there is none."""
+        return self.host.memory.empty(shape, dtype)
 
     def statistics(self) -> dict[str, Any]:
         """What is open now, in numbers."""
@@ -144,13 +167,16 @@ class Node:
 
     async def _open_link(self, peer: str, address: tuple[str, int]) -> Link:
         try:
-            connection = await connect(*address, self._token, to_data(Carry(self.host.task, "")))
+            carry = to_data(Carry(self.host.task, ""))
+            connection = await connect(*address, self._token, carry, allocate=self._allocate)
+        except NodeLost as error:  # who is lost is for the master to say
+            raise LinkBroken(f"{peer}: {error}") from error
         except RemoteError as error:
             raise type(error)(f"{peer}: {error}") from error
         met = from_data(connection.peer_hello)
         if not isinstance(met, Serve) or met.task != peer or self._tasks is None:
             await connection.aclose()
-            raise NodeLost(f"{connection.peer} is not {peer}")
+            raise LinkBroken(f"{connection.peer} is not {peer}")
         link = Link(connection, peer, self._store)
         self._tasks.create_task(self._run_link(link, address))
         return link
@@ -158,6 +184,8 @@ class Node:
     async def _run_link(self, link: Link, address: tuple[str, int]) -> None:
         try:
             await link.run()
+        except Exception:
+            _log.exception("%s: the link to %s failed", self.host.task, link.peer)
         finally:
             if self._links.get(address) is link:
                 del self._links[address]
@@ -171,6 +199,8 @@ class Node:
             match hello:
                 case Drive():
                     await self._reign(hello, connection)
+                case Resume():
+                    await self._resume(hello, connection)
                 case Carry(task, ""):
                     await Link(connection, task, self._store).run()
                 case Carry():
@@ -180,6 +210,8 @@ class Node:
         except (RemoteError, ClosedError) as error:
             level = logging.INFO if connection.closed and connection.failure is None else logging.WARNING
             _log.log(level, "%s: a connection ended: %s", self.host.task, error)
+        except Exception:  # ours, or memory that ran out where nobody could be told: this connection's trouble alone
+            _log.exception("%s: a connection failed", self.host.task)
 
     async def _carry_for_client(self, hello: Carry, connection: Connection) -> None:
         reign = self._reigns.get(hello.epoch)
@@ -202,9 +234,41 @@ class Node:
             for other in older:
                 await self._depose(other)
             if drive.epoch not in self._over:
-                await self._rule(reign)
+                await self._rule_until_gone(reign)
         finally:
             self._end_reign(reign)
+
+    async def _resume(self, resume: Resume, connection: Connection) -> None:
+        """Let a master go on that was here before: its plans still are, its steps have ended."""
+        reign = _Reign(resume, connection, _addresses(resume.peers))
+        before = self._reigns.get(resume.epoch)
+        if before is None or before.followed.is_set():
+            anew = Refused(RemoteError.__name__, f"{self.host.task} does not know this session any more")
+            await self._say(reign, _superseded(reign) if resume.epoch in self._over else anew)
+            return
+        reign.plans = before.plans
+        self._reigns[resume.epoch] = reign
+        try:
+            before.followed.set()
+            before.connection.cut()
+            await before.ended.wait()
+            if resume.epoch not in self._over:
+                await self._rule_until_gone(reign)
+        finally:
+            self._end_reign(reign)
+
+    async def _rule_until_gone(self, reign: _Reign) -> None:
+        """Obey a master; where its connection breaks, give it time to come back."""
+        try:
+            await self._rule(reign)
+        except (RemoteError, ClosedError) as error:
+            if reign.connection.failure is None or reign.followed.is_set():
+                raise
+            _log.warning("%s: the way to a master broke: %s", self.host.task, error)
+        self._end_client(reign)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETURN):
+                await reign.followed.wait()
 
     async def _rule(self, reign: _Reign) -> None:
         _log.info("%s: obeys the master of session %r", self.host.task, reign.drive.session)
@@ -222,6 +286,7 @@ class Node:
 
     async def _depose(self, reign: _Reign) -> None:
         self._over[reign.drive.epoch] = None
+        reign.followed.set()
         try:
             async with asyncio.timeout(1.0):
                 await self._say(reign, _superseded(reign))
@@ -232,16 +297,20 @@ class Node:
 
     def _end_reign(self, reign: _Reign) -> None:
         epoch = reign.drive.epoch
-        self._reigns.pop(epoch, None)
-        self._over[epoch] = None
-        while len(self._over) > REMEMBERED_EPOCHS:
-            self._over.popitem(last=False)
+        self._end_client(reign)
+        if self._reigns.get(epoch) is reign:  # and not the same master's, come back
+            del self._reigns[epoch]
+            self._over[epoch] = None
+            while len(self._over) > REMEMBERED_EPOCHS:
+                self._over.popitem(last=False)
         self.host.rendezvous.close_epoch(epoch)
+        reign.ended.set()
+
+    def _end_client(self, reign: _Reign) -> None:
         if not reign.client.done():
             reign.client.cancel()
         elif not reign.client.cancelled():
             reign.client.result().close()
-        reign.ended.set()
 
     async def _obey(self, reign: _Reign, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -265,7 +334,7 @@ class Node:
             case Unregister(plan):
                 reign.plans.pop(plan, None)
             case Ask():
-                await self._say(reign, self._answer(message))
+                await self._tell(reign, self._answer(message))
             case _:
                 raise BrokenStream(f"a master cannot say {type(message).__name__}")
 
@@ -281,7 +350,9 @@ class Node:
             answer = Answer(message.request, None, *self._report(error, "a plan"))
         await self._tell(reign, answer)
 
-    def _make_ready(self, data: Array) -> _Ready:
+    def _make_ready(self, data: Array | NoRoom) -> _Ready:
+        if isinstance(data, NoRoom):
+            raise data.error(f"a plan for {self.host.task}")
         plan = plan_from_data(codec.unpack(data.data))
         if plan.task != self.host.task:
             raise InternalError(f"{self.host.task} got a plan of {plan.task}")
@@ -292,8 +363,8 @@ class Node:
         try:
             match ask.what:
                 case "inventory":
-                    found = self.host.inventory().items()
-                    return Answer(ask.request, tuple((*name, spec_to_data(spec)) for name, spec in found))
+                    rows = tuple((*name, spec_to_data(spec)) for name, spec in self.host.inventory().items())
+                    return Answer(ask.request, np.frombuffer(codec.pack(rows), np.uint8))
                 case "statistics":
                     return Answer(ask.request, self.statistics())
                 case "reset":
@@ -301,7 +372,7 @@ class Node:
                     return Answer(ask.request, None)
                 case _:
                     raise BrokenStream(f"a master cannot ask for {ask.what!r}")
-        except FlowrtError as error:
+        except (FlowrtError, MemoryError) as error:
             return Answer(ask.request, None, *name_error(error))
 
     def _report(self, error: BaseException, where: str) -> tuple[str, str]:
@@ -350,7 +421,10 @@ class Node:
 
     async def _tell(self, reign: _Reign, message: Answer | Done) -> None:
         with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
-            await self._say(reign, message)
+            try:
+                await self._say(reign, message)
+            except (SpecError, MemoryError) as error:  # it cannot be sent, this can
+                await self._say(reign, _failed(message, error))
 
     async def _run(self, reign: _Reign, start: Start, key: StepKey) -> tuple[Array | None, ...]:
         ready = reign.plans.get(start.plan)
@@ -366,12 +440,21 @@ class Node:
         return tuple(None if isinstance(value, Dead) else value for value in values)
 
 
+def _failed(message: Answer | Done, error: Exception) -> Answer | Done:
+    """What to say in place of ``message``."""
+    name, text = name_error(error)
+    if isinstance(message, Answer):
+        return Answer(message.request, None, name, text)
+    return Done(message.number, error=name, text=text)
+
+
 def _aborted(number: int) -> Done:
     return Done(number, error=StepCancelled.__name__, text=f"step {number} was aborted")
 
 
 def _superseded(reign: _Reign) -> Refused:
-    return Refused(RemoteError.__name__, f"session {reign.drive.session!r} has a newer master")
+    session = reign.drive.session
+    return Refused(TakenOver.__name__, f"session {session!r} has a newer master: another one took its nodes over")
 
 
 def _addresses(peers: Mapping[str, Any]) -> dict[str, tuple[str, int]]:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Sequence
 
 from flowrt.device import Device
 from flowrt.errors import BrokenStream, FlowrtError, NodeLost, RemoteError
 from flowrt.net.link import Link, Store
-from flowrt.net.messages import CLIENT, Answer, Carry, Drive, Refused, Serve, Welcome, as_error, from_data, to_data
+from flowrt.net.messages import (
+    CLIENT,
+    Answer,
+    Carry,
+    Drive,
+    Refused,
+    Resume,
+    Serve,
+    Welcome,
+    as_error,
+    from_data,
+    to_data,
+)
 from flowrt.net.transport import Connection, connect
 
 RETRY = 0.2  # seconds between two tries to reach a node that is not up yet
@@ -17,19 +30,29 @@ RETRY = 0.2  # seconds between two tries to reach a node that is not up yet
 class Peer:
     """One task, as its master sees it."""
 
-    def __init__(self, task: str, address: str, devices: Sequence[str], control: Connection, link: Link) -> None:
+    def __init__(
+        self, task: str, place: tuple[str, int], devices: Sequence[str], control: Connection, link: Link
+    ) -> None:
         self.task = task
-        self.address = address
+        self.place = place
+        self.address = f"{place[0]}:{place[1]}"
         self.devices = [Device.parse(f"{task}/device:{name}") for name in devices]
         self.control = control
         self.link = link
         self.replies: dict[int, asyncio.Future[Answer]] = {}
         self.error: FlowrtError | None = None  # why it does not serve any more
+        self.severed = False  # a connection broke; whether the task can be reached again will be seen
 
     def check(self) -> None:
         """Raise why the peer does not serve any more, if so."""
         if self.error is not None:
             raise type(self.error)(*self.error.args)
+
+    def sever(self) -> None:
+        """Have both connections end, without a goodbye: this is not the end of the session."""
+        self.severed = True
+        self.link.close()
+        self.control.cut()
 
     def lose(self, error: FlowrtError) -> None:
         """Give the peer up: whoever waits for a reply has ``error``."""
@@ -40,30 +63,49 @@ class Peer:
         self.link.close()
 
 
-async def meet(task: str, host: str, port: int, token: str, drive: Drive, store: Store, patience: float) -> Peer:
+def is_gone(error: BaseException) -> bool:
+    """Whether the node that `meet` could not reach certainly will not be: it refuses, or nobody listens there."""
+    if not isinstance(error, NodeLost):
+        return True
+    causes: list[BaseException | None] = [error]
+    while causes[-1] is not None:
+        causes.append(causes[-1].__cause__)
+    return any(isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED for cause in causes)
+
+
+async def meet(
+    task: str, place: tuple[str, int], token: str, hello: Drive | Resume, store: Store, patience: float
+) -> Peer:
     """Open both connections to a task that is to obey. Raises `RemoteError`, naming it, where that cannot be.
 
-    For ``patience`` seconds a node that cannot be reached is believed to be starting.
+    For ``patience`` seconds a node that cannot be reached is believed to be starting; one that is to `Resume` has
+    started, and is tried once.
     """
+    host, port = place
     try:
-        control = await _reach(host, port, token, drive, patience)
+        if isinstance(hello, Resume):
+            control = await connect(host, port, token, to_data(hello), timeout=patience, allocate=store.allocate)
+        else:
+            control = await _reach(host, port, token, hello, store, patience)
         try:
             met = await _be_welcomed(task, control, patience)
-            carrying = await connect(host, port, token, to_data(Carry(CLIENT, drive.epoch)), timeout=patience)
+            carry = to_data(Carry(CLIENT, hello.epoch))
+            carrying = await connect(host, port, token, carry, timeout=patience, allocate=store.allocate)
         except BaseException:
             await control.aclose()
             raise
     except RemoteError as error:
         raise type(error)(f"{task}: {error}") from error
-    return Peer(task, f"{host}:{port}", met.devices, control, Link(carrying, task, store))
+    return Peer(task, place, met.devices, control, Link(carrying, task, store))
 
 
-async def _reach(host: str, port: int, token: str, drive: Drive, patience: float) -> Connection:
+async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, patience: float) -> Connection:
     loop = asyncio.get_running_loop()
     until = loop.time() + patience
     while True:
         try:
-            return await connect(host, port, token, to_data(drive), timeout=max(RETRY, until - loop.time()))
+            left = max(RETRY, until - loop.time())
+            return await connect(host, port, token, to_data(drive), timeout=left, allocate=store.allocate)
         except NodeLost:
             if loop.time() + RETRY > until:
                 raise

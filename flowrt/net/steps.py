@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowrt.net.link import SMALL
+from flowrt.net.link import INLINE, SMALL
 from flowrt.net.messages import CLIENT, consequence
 from flowrt.valueclass import valueclass
 
@@ -49,6 +49,7 @@ class Step:
         self.number = number
         self.registered = registered
         self.waiting = set(registered.tasks)
+        self.told: set[str] = set()  # the tasks that will hear of its start
         self.values: dict[int, Array | Dead] = {}
         self.errors: list[tuple[int, FlowrtError]] = []
         self.aborted = False
@@ -83,7 +84,7 @@ def describe(
     wanted: dict[str, list[int]] = {task: [] for task in plans}
     pulled = []
     for edge, (task, spec, _) in sends.items():
-        if spec.known and spec.nbytes <= SMALL:
+        if spec.known and spec.nbytes <= SMALL and len(wanted[task]) < INLINE:
             wanted[task].append(edge)
         else:
             pulled.append((edge, task))

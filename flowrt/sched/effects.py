@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.errors import FeedError, GraphError, InternalError, QueueClosedError
+from flowrt.errors import FeedError, GraphError, InternalError, QueueClosedError, ResourceError
 from flowrt.op import REGISTRY
 from flowrt.plan import PlanNode
 from flowrt.sched.host import Host, RunContext
@@ -62,7 +62,10 @@ async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) 
         return (await host.rendezvous.take(context.key, edge),)
     if host.remote is None:
         raise InternalError(f"{node.where()}: {host.task} has no way to {peer}")
-    return (await host.remote.pull(peer, context.key, edge, node.outputs[0]),)
+    try:
+        return (await host.remote.pull(peer, context.key, edge, node.outputs[0]),)
+    except ResourceError as error:
+        raise ResourceError(f"{node.where()}: {error}") from None
 
 
 @effect

@@ -328,7 +328,7 @@ class _Run:
             first = _first_error(group)
             clear_frames(group.__traceback__)
             clear_frames(first.__traceback__)
-            return first
+            return ResourceError(f"out of memory: {first}") if isinstance(first, MemoryError) else first
         except asyncio.CancelledError as cancelled:
             clear_frames(cancelled.__traceback__)
             raise

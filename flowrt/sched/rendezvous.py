@@ -48,6 +48,7 @@ class Remote(Protocol):
 class _Step:
     values: dict[int, tuple[Array | Dead, asyncio.Future[None] | None]] = field(default_factory=dict)
     takers: dict[int, asyncio.Future[Array | Dead]] = field(default_factory=dict)
+    begun: bool = False  # here: before, there are takers alone
 
 
 class Rendezvous:
@@ -65,6 +66,7 @@ class Rendezvous:
     def open(self, key: StepKey, ready: Mapping[int, Array] | None = None) -> None:
         """Begin a step; ``ready`` holds values that came with its start."""
         step = self._step(key)
+        step.begun = True
         for edge, value in (ready or {}).items():
             taker = step.takers.pop(edge, None)
             if taker is not None and not taker.done():
@@ -92,9 +94,12 @@ class Rendezvous:
         taker = self.expect(key, edge)
         try:
             return await taker
-        finally:
+        except BaseException:
             if step.takers.get(edge) is taker:
                 del step.takers[edge]
+            if not (step.begun or step.takers or step.values) and self._steps.get(key) is step:
+                del self._steps[key]  # which may never begin here
+            raise
 
     def expect(self, key: StepKey, edge: int) -> asyncio.Future[Array | Dead]:
         """What will hold the value sent on ``edge``, or the error that the step is closed with."""

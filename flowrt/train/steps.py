@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, GraphError, NodeLost, RemoteError, user_site
+from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, user_site
 from flowrt.sched.coordinator import Outcome
 from flowrt.sched.replica import OUTCOMES
 from flowrt.tracebacks import shorten
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+BREAKS = 5  # in one version, of the ways to one replica; then it is lost
 SETTLE_SECONDS = 3.0  # how long an iteration that is left waits for servers before it cancels what they do
 
 
@@ -59,6 +61,7 @@ class _Version:
     apply: asyncio.Task[Any]
     begun: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
+    broken: Counter[int] = field(default_factory=Counter)  # by replica: towers that ended as a connection broke
     answers: dict[int, Any] = field(default_factory=dict)
 
     @property
@@ -221,6 +224,10 @@ class Steps:
         error = None if task.cancelled() else task.exception()
         if error is None or replica not in version.begun:
             return  # it went well, or it was cancelled with an earlier version and nobody cares how it ended
+        if isinstance(error, LinkBroken) and version.broken[replica] < BREAKS:
+            version.broken[replica] += 1
+            version.begun.discard(replica)  # it may try again, once it can be reached
+            return
         version.failed.add(replica)
         if not self._is_loss(replica, error):
             raise error
@@ -231,7 +238,9 @@ class Steps:
         lost = self._session.lost
         if any(server in lost for server in self._trainer.servers):
             return False
-        return isinstance(error, NodeLost) or (isinstance(error, RemoteError) and self._trainer.nodes[replica] in lost)
+        return isinstance(error, NodeLost | LinkBroken) or (
+            isinstance(error, RemoteError) and self._trainer.nodes[replica] in lost
+        )
 
     async def _lose(self, replica: int, version: int) -> None:
         """Tell the servers that a replica is gone."""

@@ -1,0 +1,264 @@
+"""The tasks that a master drives: met, listened to, asked for signs of life, and reached again when a connection broke.
+
+Law: a broken connection loses nobody by itself. The steps in progress there have failed, as the node has ended them;
+but the task is lost only if nobody listens at its address any more, if it does not know this master any more, or if it
+has been silent for as long as `liveness` says. Until then it is severed, and who wants to run something there waits.
+When another master took the session over, nobody is lost, and nothing can be done any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver
+from flowrt.net.liveness import Change, Liveness, Standing, Timing
+from flowrt.net.messages import Drive, Ping, Pong, Refused, Resume, as_error, from_data, root_error, to_data
+from flowrt.net.peer import RETRY, Peer, is_gone, meet
+
+if TYPE_CHECKING:
+    from flowrt.device import Device
+    from flowrt.net.link import Store
+
+REACH = 2.0  # seconds that one try to reach a severed task takes at most
+_log = logging.getLogger(__name__)
+
+
+class Peers:
+    """The tasks at ``addresses``. ``hear`` is told what each says beside signs of life; ``gone`` of each whose steps
+    have ended, because its connection broke or it is lost; ``excused`` of each that became suspect."""
+
+    def __init__(
+        self,
+        addresses: Mapping[str, tuple[str, int]],
+        token: str,
+        timing: Timing,
+        store: Store,
+        *,
+        hear: Callable[[Peer, Any], None],
+        gone: Callable[[Peer], None],
+        excused: Callable[[Peer], None],
+    ) -> None:
+        self._addresses = dict(addresses)
+        self._token = token
+        self._timing = timing
+        self._store = store
+        self._hear, self._gone, self._excused = hear, gone, excused
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._peers: dict[str, Peer] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+        self.taken_over: FlowrtError | None = None  # by another master
+
+    def __getitem__(self, task: str) -> Peer:
+        return self._peers[task]
+
+    def __contains__(self, task: str) -> bool:
+        return task in self._peers
+
+    # ── opening and closing ──
+
+    async def open(self, session: str, epoch: str, patience: float) -> None:
+        """Meet every task, and begin to listen. Raises `RemoteError` for one that is not up or refuses."""
+        self._hello = session, epoch, self._addresses
+        self._liveness = Liveness(self._timing, asyncio.get_running_loop().time())
+        await self._group.__aenter__()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task, place in self._addresses.items():
+                    group.create_task(self._meet(task, place, patience))
+        except BaseExceptionGroup as errors:
+            raise root_error(errors) from None
+        self._peers = {task: self._peers[task] for task in self._addresses}
+        self.spawn(self._watch())
+
+    async def aclose(self) -> None:
+        """Part from all and end every task."""
+        self._closed = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                for peer in self._peers.values():
+                    group.create_task(peer.control.aclose())
+        finally:
+            for peer in self._peers.values():
+                peer.lose(peer.error or ClosedError(f"the session was closed; {peer.task} serves it no more"))
+                self._gone(peer)
+            for task in self._tasks:
+                task.cancel()
+            await self._group.__aexit__(None, None, None)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have ``work`` done beside everything else, until this is closed."""
+        task = self._group.create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+
+    async def _meet(self, task: str, place: tuple[str, int], patience: float) -> None:
+        self._attend(await meet(task, place, self._token, Drive(*self._hello), self._store, patience))
+
+    def _attend(self, peer: Peer) -> None:
+        """Begin to listen to a task."""
+        self._peers[peer.task] = peer
+        self._liveness.joined(peer.task, asyncio.get_running_loop().time())
+        for work in (self._listen(peer), self._beat(peer), self._carry(peer)):
+            self.spawn(work)
+
+    # ── who is there ──
+
+    @property
+    def devices(self) -> list[Device]:
+        """The devices of the tasks that are not lost."""
+        lost = self.lost
+        return [device for task, peer in self._peers.items() if task not in lost for device in peer.devices]
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return self._liveness.having(Standing.LOST)
+
+    @property
+    def absent(self) -> list[str]:
+        """The tasks that have not answered yet, with their addresses."""
+        return [f"{t} ({host}:{port})" for t, (host, port) in self._addresses.items() if t not in self._peers]
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        return self._liveness.having(Standing.SUSPECT)
+
+    def serving(self) -> list[str]:
+        """The tasks that answer, or will when they are reached again."""
+        return [task for task, peer in self._peers.items() if peer.error is None]
+
+    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
+        """Wait until `lost` or `suspects` differ from these."""
+        while (self.lost, self.suspects) == (lost, suspects):
+            await self._changed.wait()
+
+    async def reach(self, task: str) -> Peer:
+        """The peer that serves a task; waits while it is severed. Raises why it does not serve any more, if so."""
+        while (peer := self._peers[task]).severed and peer.error is None:
+            await self._changed.wait()
+        peer.check()
+        return peer
+
+    def _apply(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            peer = self._peers[change.task]
+            _log.warning("%s (%s) is %s: %s", peer.task, peer.address, change.standing.value, change.cause)
+            if change.standing is Standing.LOST:
+                self._give_up(peer, NodeLost(f"{peer.task} ({peer.address}) was lost: {change.cause}"))
+            elif change.standing is Standing.SUSPECT:
+                self._excused(peer)
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _give_up(self, peer: Peer, error: FlowrtError) -> None:
+        if peer.error is None:
+            peer.lose(error)
+        self._gone(peer)
+        self.spawn(peer.control.aclose())
+
+    def _cede(self, error: TakenOver) -> None:
+        """Another master drives the tasks now; they are well."""
+        if self.taken_over is None:
+            self.taken_over = error
+            _log.warning("%s", error)
+            for peer in list(self._peers.values()):
+                self._give_up(peer, error)
+            self._notify()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._timing.beat)
+            self._apply(self._liveness.look(loop.time()))
+
+    # ── talking ──
+
+    async def say(self, peer: Peer, message: Any, begun: Callable[[], None] | None = None) -> bool:
+        """Send; if that fails, who listens to the peer learns the same and acts on it."""
+        try:
+            await peer.control.send(to_data(message), begun)
+        except (RemoteError, ClosedError):
+            return False
+        return True
+
+    async def _beat(self, peer: Peer) -> None:
+        for number in itertools.count():
+            await asyncio.sleep(self._timing.beat)
+            if not await self.say(peer, Ping(number)):
+                return
+
+    async def _listen(self, peer: Peer) -> None:
+        cause = "it closed the connection"
+        loop = asyncio.get_running_loop()
+        try:
+            while True:  # what was received last is kept by nobody while the next is waited for
+                self._take(peer, from_data(await peer.control.receive()))
+                self._apply(self._liveness.heard(peer.task, loop.time()))
+        except (RemoteError, ClosedError) as error:
+            if peer.control.failure is not None or not peer.control.closed:
+                cause = str(error)
+        self._broke(peer, cause)
+
+    def _take(self, peer: Peer, message: Any) -> None:
+        match message:
+            case Pong():
+                pass
+            case Refused(error, text):
+                refusal = as_error(error, text)
+                if isinstance(refusal, TakenOver):
+                    self._cede(refusal)
+                else:
+                    self._apply(self._liveness.broke(peer.task, text))
+            case _:
+                self._hear(peer, message)
+
+    async def _carry(self, peer: Peer) -> None:
+        await peer.link.run()
+        self._broke(peer, peer.link.ending)
+
+    # ── reaching a task again ──
+
+    def _broke(self, peer: Peer, cause: str) -> None:
+        ours = self._peers.get(peer.task) is peer and not peer.severed and peer.error is None
+        if ours and not self._closed:
+            peer.sever()
+            self.spawn(self._mend(peer, cause))
+
+    async def _mend(self, peer: Peer, cause: str) -> None:
+        """Reach a task again whose connection broke; it is lost where that cannot be."""
+        _log.info("%s (%s): %s; trying to reach it again", peer.task, peer.address, cause)
+        await peer.control.aclose()
+        while peer.error is None:
+            try:
+                found = await meet(peer.task, peer.place, self._token, Resume(*self._hello), self._store, REACH)
+            except TakenOver as error:
+                self._cede(error)
+            except RemoteError as error:
+                if is_gone(error):
+                    why = cause if isinstance(error, NodeLost) else f"{cause}; then {error}"
+                    self._apply(self._liveness.broke(peer.task, why))
+                else:
+                    await asyncio.sleep(RETRY)
+            else:
+                await self._welcome_back(peer, found, cause)
+                return
+
+    async def _welcome_back(self, peer: Peer, found: Peer, cause: str) -> None:
+        if peer.error is not None:  # given up meanwhile
+            await found.control.aclose()
+            found.link.close()
+            await found.link.run()
+            return
+        _log.warning("%s (%s) was reached again: %s", peer.task, peer.address, cause)
+        self._attend(found)
+        peer.lose(LinkBroken(f"{peer.task} ({peer.address}) ended the step, as its connection broke: {cause}"))
+        self._gone(peer)
+        self._notify()
