@@ -22,6 +22,8 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from flowrt.collection import held_back
 from flowrt.errors import GraphError, user_site
 from flowrt.gradients import gradients
@@ -111,7 +113,7 @@ class Optimizer(ABC):
         """The learning rate in the variable's dtype."""
         rate = as_value(self.lr)
         if not hasattr(rate, "builder"):
-            return rate
+            return np.asarray(rate).astype(variable.dtype)
         return _common.get().once(variable, ("rate", variable.dtype), lambda: astype(rate, variable.dtype))
 
 

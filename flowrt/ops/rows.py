@@ -108,11 +108,11 @@ def write_rows(write: Op, slices: IndexedSlices, settings: Sequence[Any], attrib
     ``attributes`` are the variable's and the write's own; ``settings`` are numbers or scalars of the variable's dtype.
     """
     values = _unrepeated(slices.values)
-    filled = (*settings, *[0] * (SETTINGS - len(settings)))
-    dtype = attributes["dtype"]
-    numbers: Any = np.array(filled, dtype) if not any(hasattr(s, "builder") for s in settings) else None
-    if numbers is None:
-        numbers = stack([astype(s, dtype) for s in filled])
+    filled, dtype = (*settings, *[0] * (SETTINGS - len(settings))), attributes["dtype"]
+    if any(hasattr(s, "builder") for s in settings):
+        numbers = stack([astype(s, dtype) if hasattr(s, "builder") else np.asarray(s).astype(dtype) for s in filled])
+    else:
+        numbers = np.array(filled, dtype)
     groups = group_rows(slices.indices, shape_of(values)[0], slices.shape[0])
     return write(values, groups, numbers, **attributes, name=name)
 
