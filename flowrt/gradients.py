@@ -5,31 +5,38 @@ those of its inputs; what every rule would repeat is done here once: partials ar
 gradients are summed down to the shape that was broadcast. The result is made of ordinary ops, so it can be
 differentiated again. A gradient is computed where its forward node is. Slices of a table stay slices until an op's rule
 or a dense partial wants the tensor they stand for.
+
+Inside a body the walk begins there and goes on in the graphs around it, from what the body uses of them; all that it
+builds is the body's. A read of a variable has the variable's gradient, whenever in a step it reads.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.collection import held_back
 from flowrt.errors import GraphError, user_site
-from flowrt.graph import Node, Tensor, beside, name_scope
+from flowrt.graph import Graph, Node, Subgraph, Tensor, beside, name_scope, resources_in
 from flowrt.op import active_builder, as_value, building, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
 from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
-from flowrt.ops.source import ones_like, shape_of, zeros_like
+from flowrt.ops.source import constant, ones_like, shape_of, zeros_like
 from flowrt.plain import default_array
+from flowrt.plan import Plan
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from flowrt.graph import Graph
+    from flowrt.plan import PlanNode
     from flowrt.spec import Shape
+
+READ = "read_variable"
+Name: TypeAlias = "tuple[str, str]"  # a variable's container and name
 
 
 @brief
@@ -37,22 +44,29 @@ if TYPE_CHECKING:
 def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """The derivatives of the sum of ``ys`` with respect to each of ``xs``.
 
-    That of a variable of which only rows are taken is an `IndexedSlices`; used as a tensor it is the dense one.
+    That of a variable of which only rows are taken is an `IndexedSlices`; used as a tensor it is the dense one, as it
+    is in a body. What `Variable.read` reads counts as the variable.
 
     ``ys`` and ``xs`` are tensors or variables, alone or in a sequence. Each answer has the shape and dtype of its x;
     it is None where no y depends on x in a differentiable way, as for every x of an integer dtype. ``grad_ys`` weighs
     each y by a tensor of its shape (None: ones). Raises `GraphError` for an op on the way without a gradient rule.
     """
     outputs, sources = _tensors("ys", ys), _tensors("xs", xs)
-    graph = _shared_graph(outputs + sources)
+    graph = _innermost(outputs + sources)
     with building(graph), name_scope("gradients"):
         partials = _Partials()
         for y, weight in zip(outputs, _weights(outputs, grad_ys), strict=True):
             partials.add(y, weight)
-        for node in reversed(_dependents(graph, outputs, sources)):
-            if any(partials.has(output) for output in node.outputs):
-                _differentiate(node, partials)
-        return [partials.total(x) if partials.has(x) and _is_real(x) else None for x in sources]
+        reads = _plain_reads(sources)
+        for nodes, captured in _dependents(graph, outputs, sources, reads):
+            for node in reversed(nodes):
+                if any(partials.has(output) for output in node.outputs):
+                    _differentiate(node, partials, reads)
+            for mine, outside in captured.items():
+                if partials.has(mine):
+                    partials.add(outside, partials.total(mine))
+        found = [partials.total(x) if partials.has(x) and _is_real(x) else None for x in sources]
+        return [g if g is None or x.graph is graph else as_value(g) for x, g in zip(sources, found, strict=True)]
 
 
 class _Partials:
@@ -85,8 +99,11 @@ def _sum(partials: Sequence[Any]) -> Any:
         return add_n([as_value(partial) for partial in partials]) if together is None else together
 
 
-def _differentiate(node: Node, partials: _Partials) -> None:
-    """Carry the gradients of the outputs of ``node`` to its inputs."""
+def _differentiate(node: Node, partials: _Partials, reads: Mapping[Name, Tensor]) -> None:
+    """Carry the gradients of the outputs of ``node`` to its inputs; those of a read to its variable."""
+    if node.op.name == READ:
+        partials.add(reads[node.resources[0]], partials.total(node.outputs[0]))
+        return
     rule = node.op.gradient_rule
     if rule is None:
         raise GraphError(
@@ -123,7 +140,7 @@ def _fitted(node: Node, position: int, gradient: Any, carried: Sequence[Tensor |
         return gradient
     gradient = as_value(gradient)
     if not isinstance(gradient, Tensor):
-        gradient = node.graph.constant(default_array(gradient).astype(source.dtype))
+        gradient = constant(default_array(gradient).astype(source.dtype))
     if gradient.dtype != source.dtype:
         raise GraphError(
             f"{_where(node)}: its gradient rule answered {gradient.spec} for input {position}, {source.spec}; "
@@ -164,18 +181,61 @@ def _may_broadcast(mine: Shape | None, others: Sequence[Shape | None]) -> bool:
     return False
 
 
-def _dependents(graph: Graph, ys: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Node]:
-    """The nodes not later than ``ys`` through which a change of ``xs`` flows on, in creation order."""
+def _dependents(
+    graph: Graph, ys: Sequence[Tensor], xs: Sequence[Tensor], reads: Mapping[Name, Tensor]
+) -> list[tuple[list[Node], dict[Tensor, Tensor]]]:
+    """The nodes not later than ``ys`` through which a change of ``xs`` flows on, in creation order.
+
+    They come by graph, from the innermost to the outermost that has an x, with what the change comes by into each: its
+    inputs, and what they stand for in the graph around it.
+    """
     reached = {x for x in xs if _is_real(x)}
-    found: list[Node] = []
-    if not reached:
-        return found
-    first, last = min(x.op.index for x in reached), max(y.op.index for y in ys)
-    for node in graph.nodes[first : last + 1]:
-        if node.op.differentiable and any(t in reached for t in node.inputs):
+    levels = _levels(graph)
+    while len(levels) > 1 and all(x.graph is not levels[-1] for x in reached):
+        levels.pop()
+    found: list[tuple[list[Node], dict[Tensor, Tensor]]] = []
+    for depth, level in reversed(list(enumerate(levels))):
+        captured = level.captured if isinstance(level, Subgraph) else {}
+        entered = {mine: outside for outside, mine in captured.items() if outside in reached}
+        reached.update(entered)
+        inner = levels[depth - 1] if depth else None
+        ends = [*ys, *(inner.captured if isinstance(inner, Subgraph) else ())]
+        nodes = _between(level, reached, [t.op.index for t in ends if t.graph is level], reads)
+        found.insert(0, (nodes, entered))
+    return found
+
+
+def _between(level: Graph, reached: set[Tensor], ends: Sequence[int], reads: Mapping[Name, Tensor]) -> list[Node]:
+    """The nodes of ``level`` up to its ``ends`` that what is ``reached`` changes; what they change is reached, too."""
+    last = max(ends, default=-1)
+    begun = 0 if reads and isinstance(level, Subgraph) else last + 1
+    first = min((x.op.index for x in reached if x.graph is level), default=begun)
+    found = []
+    for node in level.nodes[min(first, begun) : last + 1]:
+        changes = node.op.differentiable and any(t in reached for t in node.inputs)
+        if changes or (node.op.stateful and _reads_anew(node, reads)):
             reached.update(t for t in node.outputs if _is_real(t))
             found.append(node)
     return found
+
+
+def _levels(graph: Graph) -> list[Graph]:
+    """``graph`` and those around it, innermost first."""
+    return [graph, *(_levels(graph.outer) if isinstance(graph, Subgraph) else ())]
+
+
+def _plain_reads(xs: Sequence[Tensor]) -> dict[Name, Tensor]:
+    """Those of ``xs`` that stand for variables, by the variables' names."""
+    plain = [x for x in xs if x.op.op.name == READ and not x.op.attrs["fresh"] and _is_real(x)]
+    return {name: x for x in plain for name in x.op.resources}
+
+
+def _reads_anew(node: Node | PlanNode, reads: Mapping[Name, Tensor]) -> bool:
+    """Whether a node reads one of these variables by `Variable.read`, or a body that it holds does."""
+    if READ in (node.op, getattr(node.op, "name", None)):
+        return bool(node.attrs["fresh"]) and any(name in reads for name in resources_in(node.attrs))
+    bodies = (value for value in node.attrs.values() if isinstance(value, Plan))
+    return any(_reads_anew(inner, reads) for body in bodies for inner in body.nodes)
 
 
 def _is_real(tensor: Tensor) -> bool:
@@ -198,7 +258,7 @@ def _weight(y: Tensor, value: Any) -> Any:
         with beside(y.op):
             return ones_like(y)
     found = as_value(value)
-    tensor = found if isinstance(found, Tensor) else y.graph.constant(default_array(found).astype(y.dtype))
+    tensor = found if isinstance(found, Tensor) else constant(default_array(found).astype(y.dtype))
     if tensor.spec.dims is None or y.spec.accepts(tensor.dtype, tensor.spec.dims):
         return tensor
     raise GraphError(f"{user_site()}: the gradient given for {y!r} is {tensor.spec}; it must be {y.spec}")
@@ -206,8 +266,6 @@ def _weight(y: Tensor, value: Any) -> Any:
 
 def _tensors(what: str, values: Any) -> list[Tensor]:
     found = [as_value(v) for v in values] if isinstance(values, (list, tuple)) else [as_value(values)]
-    here = active_builder()
-    found = found if here is None else [here.adopt(value) for value in found]  # inside a body: as its inputs
     for value in found:
         if not isinstance(value, Tensor):
             raise GraphError(f"{user_site()}: {what} of gradients are tensors or variables, got {value!r}")
@@ -216,10 +274,12 @@ def _tensors(what: str, values: Any) -> list[Tensor]:
     return found
 
 
-def _shared_graph(tensors: Sequence[Tensor]) -> Graph:
-    graph = tensors[0].graph
+def _innermost(tensors: Sequence[Tensor]) -> Graph:
+    """The graph to build in: the body that is being built, if it lies in the graphs of ``tensors``, else theirs."""
+    here = active_builder()
+    graph = here if isinstance(here, Graph) and here.lies_in(tensors[0].graph) else tensors[0].graph
     for tensor in tensors:
-        if tensor.graph is not graph:
+        if tensor.graph is not graph and not graph.lies_in(tensor.graph):
             raise GraphError(f"{user_site()}: {tensor!r} and {tensors[0]!r} belong to different graphs")
     return graph
 

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flowrt.errors import GraphError, SpecError
-from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
-from flowrt.op import as_value, building, gradients_inside, op
+from flowrt.graph import Graph, Node, Subgraph, Tensor, current_scope, scoped
+from flowrt.op import active_builder, as_value, building, gradients_inside, op
 from flowrt.ops.ahead import Behind
 from flowrt.ops.body import answers_of, as_body, replay
 from flowrt.ops.elementwise import add
 from flowrt.ops.source import zeros_like
 from flowrt.plan import Plan
 from flowrt.spec import Spec
-
-if TYPE_CHECKING:
-    from flowrt.graph import Graph
 
 COUNT = Spec("int64", ())
 
@@ -211,7 +208,7 @@ for _op in (loop, stateful_loop, choose, stateful_cond):
 def _no_way_back(node: Node) -> GraphError:
     return GraphError(
         f"{node.op.name} {node.name!r} ({node.site}): no gradient goes through a body that reads or changes state; "
-        "keep assignments and queues out of it, or cut it off with stop_gradient"
+        "keep assignments, reads and queues out of it (a variable itself may be used), or cut it off with stop_gradient"
     )
 
 
@@ -224,9 +221,15 @@ def _gradient_scope(node: Node) -> Any:
     return scoped(replace(current_scope(), prefix=f"{node.graph.unique_name(node.name + '/gradient')}/", control=()))
 
 
+def _present_graph(node: Node) -> Graph:
+    """Where the gradient of ``node`` is built: in its graph, or in a body inside that."""
+    here = active_builder()
+    return here if isinstance(here, Graph) else node.graph
+
+
 def _choose_slopes(node: Node, slopes: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """A cond whose branches compute what they need of the forward ones again."""
-    graph, captured = node.graph, node.inputs[1:]
+    graph, captured = _present_graph(node), node.inputs[1:]
     bodies = [node.attrs[name] for name in ("if_true", "if_false")]
     branches = [_branch_slopes(graph, node, body, slopes) for body in bodies if isinstance(body, Plan)]
     wanted = [i for i in range(len(captured)) if any(found[i] is not None for _, found in branches)]
@@ -271,13 +274,13 @@ class _Backward:
 
     def __init__(self, node: Node, slopes: Sequence[Tensor | None]) -> None:
         attrs: Any = node.attrs
-        self.node, self.graph, self.body = node, node.graph, attrs["body"]
+        self.node, self.body = node, attrs["body"]
         counted, carried, scanned = int(attrs["counted"]), attrs["carried"], attrs["scanned"]
         self.counted, self.carried, self.scanned = counted, carried, scanned
         self.rows = node.inputs[counted + carried : counted + carried + scanned]
         self.captured = node.inputs[counted + carried + scanned :]
         self.state_slopes, self.stack_slopes = slopes[:carried], slopes[carried + 1 :]
-        self.inside = Subgraph(node.graph)
+        self.inside = Subgraph(_present_graph(node))
 
     def answers(self) -> tuple[Any, ...]:
         """A gradient, or None, for each input of the loop."""
@@ -361,7 +364,7 @@ class _Backward:
         have |= {t: i for i, t in enumerate(new, len(self.made) - self.carried)}
         if new or self._has_grown():
             forward = as_body(self.inside, [*self.state, *self.row, *self.kept], [*self.made, *new])
-            self.graph.extend(self.node, {**self.node.attrs, "body": forward})
+            self.node.graph.extend(self.node, {**self.node.attrs, "body": forward})
         return [self.node.outputs[self.carried + 1 + have[t]] for t in wanted]
 
     def _has_grown(self) -> bool:
