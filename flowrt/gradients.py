@@ -18,7 +18,7 @@ import numpy as np
 
 from flowrt.collection import held_back
 from flowrt.errors import GraphError, user_site
-from flowrt.graph import Graph, Node, Subgraph, Tensor, beside, name_scope, resources_in
+from flowrt.graph import Graph, Node, Subgraph, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
@@ -26,7 +26,7 @@ from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import constant, ones_like, shape_of, zeros_like
 from flowrt.plain import default_array
-from flowrt.plan import Plan
+from flowrt.plan import Plan, resources_in
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
