@@ -121,7 +121,7 @@ class Checkpoints:
             try:
                 await _on_disk(self._claim)
             except OSError as error:
-                _log.warning("no checkpoint can be saved in %s: %s; it is tried again with each", self.path, error)
+                _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.path, error)
         return await self.restore_newest(session)
 
     async def close(self, session: Session) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.errors import CheckpointError, GraphError, user_site
@@ -25,10 +25,10 @@ Name: TypeAlias = tuple[str, str]
 Specs: TypeAlias = Mapping[Name, Spec]
 Rules: TypeAlias = Mapping[str, str]
 
-OWN_NAMES = "give every fr.Variable a name= of its own, or put layers into fr.name_scope(...)"
+OWN_NAMES = "give every fr.Variable a name=, and layers that use the same names an fr.name_scope each"
 
 MOST_LISTED = 100  # of one kind, in one error
-MOST_TRIED = 20  # names on either side that a hint looks at
+MOST_TRIED = 10  # names on either side that a hint looks at
 
 
 @valueclass
@@ -152,7 +152,9 @@ def _idle_renames(saved: Iterable[Name], wanted: Iterable[Name], rename: Rules) 
     for old, new in rename.items():
         mine = [name for name in names if _rule(name, rename) == old]
         if not mine:
-            problems.append(f"rename={{{old!r}: {new!r}}}: nothing saved is called {old!r}{_like(old, names)}")
+            done = f"; leave it out, {new!r} is saved" if any(_within(name, new) for name in names) else ""
+            like = done or _like(old, names)
+            problems.append(f"rename={{{old!r}: {new!r}}}: nothing saved is called {old!r}{like}")
         elif not any(_moved(name, old, new) in has for name in mine):
             problems.append(f"rename={{{old!r}: {new!r}}}: the graph has no variable {new!r}{_like(new, has)}")
     return problems
@@ -212,22 +214,35 @@ def _ways_around(
     yield f"fr.Checkpoints(..., rename={hint}) restores what has another name now"
     if partial:
         yield "nothing is common to both, so partial=True restores nothing"
-    else:
+    elif found.restored:
         yield "fr.Checkpoints(..., partial=True) restores what is common to both, and leaves the rest as it is"
 
 
 def _suggested(found: Fit, saved: Specs, held: Mapping[Name, Resource], vague: Collection[Name]) -> dict[str, str]:
-    """The renaming of one name or scope that would restore most; empty where none, or more than one, would."""
+    """Renamings of names and scopes that would restore what is missing, as far as it is clear which is which."""
     missing = {name: held[name].specs[0] for name in found.missing if name not in vague}
-    pairs = ((old, name) for name in islice(missing, MOST_TRIED) for old in islice(found.unused, MOST_TRIED))
-    alike = [_apart(old[1], name[1]) for old, name in pairs if old[0] == name[0] and saved[old] == missing[name]]
-    gains = {}
-    for old, new in dict.fromkeys(alike):
-        inside = [name for name in saved if _within(name[1], old)]
-        gain = sum(saved[name] == missing.get((name[0], _moved(name[1], old, new))) for name in inside)
-        gains[old, new] = gain - sum(name not in found.unused for name in inside)
-    best = [pair for pair, gain in gains.items() if gain == max(gains.values()) > 0]
-    return dict(best) if len(best) == 1 else {}
+    unused, rename = dict.fromkeys(found.unused), dict[str, str]()
+    while len(rename) < MOST_TRIED:
+        gains: dict[tuple[str, str], tuple[int, bool]] = {}
+        for old, new in product(islice(unused, MOST_TRIED), islice(missing, MOST_TRIED)):
+            pair = _apart(old[1], new[1])
+            if old[0] == new[0] and saved[old] == missing[new] and pair not in gains:
+                gains[pair] = _gain(*pair, saved, unused, missing), pair != (old[1], new[1])
+        pairs = [pair for pair, gain in gains.items() if gain == max(gains.values()) and gain[0] > 0]
+        best = dict(pairs)
+        if not best or len({*best.values()}) < len(pairs) or len(best) < len(pairs):
+            break  # nothing, or one of several
+        rename |= best
+        unused = {name: None for name in unused if _rule(name[1], best) is None}
+        missing = {name: spec for name, spec in missing.items() if not any(_within(name[1], n) for n in best.values())}
+    return rename
+
+
+def _gain(old: str, new: str, saved: Specs, unused: Collection[Name], missing: Specs) -> int:
+    """How many more variables would be restored if ``old`` were renamed ``new``."""
+    inside = [name for name in saved if _within(name[1], old)]
+    fitting = sum(saved[name] == missing.get((name[0], _moved(name[1], old, new))) for name in inside)
+    return fitting - sum(name not in unused for name in inside)
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:

@@ -199,7 +199,8 @@ async def test_names_and_scopes_are_renamed_at_once(
     ("names", "rename", "graph", "says"),
     [
         ("a b", {"x": "b"}, "a b", "nothing saved is called 'x'"),
-        ("encoder/w b", {"encodr": "b"}, "b", "did you mean 'encoder'?"),
+        ("encoder/w b", {"encodr": "c"}, "c", "did you mean 'encoder'?"),
+        ("c", {"a": "c"}, "c", "nothing saved is called 'a'; leave it out, 'c' is saved"),
         ("a b", {"a": "x"}, "a b", "the graph has no variable 'x'"),
         ("a b", {"b": "decoder"}, "a decode", "did you mean 'decode'?"),
         ("a b", {"a": "c", "b": "c"}, "c", "'a' and 'b' would both become 'c'"),
@@ -242,6 +243,7 @@ async def test_a_program_that_renames_may_restart(tmp_path: Path) -> None:
         ("encoder/w encoder/b", "enc/w enc/b", "rename={'encoder': 'enc'}"),
         ("w b", "model/w model/b", "rename={'': 'model'}"),
         ("w b", "kernel b", "rename={'w': 'kernel'}"),
+        ("one/w two/b", "first/w second/b", "rename={'one': 'first', 'two': 'second'}"),
         ("w b", "x y", "rename={saved name: name in the graph}"),  # which is which?
         ("w b", "x b y", "rename={saved name: name in the graph}"),
     ],
