@@ -10,7 +10,7 @@ import pytest
 from test_fuse import ops, plan_of
 
 import flowrt as fr
-from flowrt.kernels import background, fused
+from flowrt.kernels import background, fused, padded
 from flowrt.kernels.compiler import carry_out
 from flowrt.passes import paddings
 
@@ -29,6 +29,7 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_send", carry_out_all)
     monkeypatch.setattr(fused, "WORTH_BYTES", 0)
     monkeypatch.setattr(paddings, "LARGE", 1)
+    monkeypatch.setattr(padded, "SMALL_FRAME", 0.1)
 
 
 def around(u: Any) -> Any:
@@ -64,6 +65,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tuple[in
         lambda x, y: fr.pad(x + x, 9) * y,
         lambda x, y: np.pad(x + x, 9) * y,
         [(8, 8), (26, 26)],
+    ),
+    "one column inside": (
+        lambda x, y: fr.pad(x * x - 1.0, ((0, 0), (0, 1), (1, 1))) * y,
+        lambda x, y: np.pad(x * x - 1, ((0, 0), (0, 1), (1, 1))) * y,
+        [(3, 4, 1), (3, 5, 3)],
     ),
     "nothing inside": (
         lambda x, y: fr.pad(x + x, ((2, 3), (0, 0)), 2.0) * y,

@@ -180,7 +180,8 @@ def _written_in(step: AnyStep, windows: Mapping[int, View]) -> AnyStep | None:
     pairs = list(zip(step.operands, step.call.views, strict=True))
     if any(view != View.dense(windows[n].shape) for n, view in pairs if n in windows):
         return None
-    return replace(step, call=replace(step.call, views=tuple(windows.get(n, view) for n, view in pairs)))
+    made = replace(step, call=replace(step.call, views=tuple(windows.get(n, view) for n, view in pairs)))
+    return made if made.variant() == step.variant() else None  # windows of one column have other strides
 
 
 def _add_strip(parts: Parts, program: Padded, box: Box, device: str) -> None:
