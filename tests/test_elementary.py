@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 import flowrt.ops as fr
-from flowrt.kernels.launch import run_kernel
 from flowrt.kernels.quotient import is_small_quotient64, near_quotient64, near_remainder64
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 Judge = Callable[[Array], Array]
@@ -114,17 +112,6 @@ def test_every_float_comes_out_within_the_bound(name: str) -> None:
     x = np.concatenate([SPECIAL, every_exponent(rng, 64), *near])
     with np.errstate(all="ignore"):
         check(getattr(fr, name)(x), judge(x.astype(np.float64)), bound)
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_one_entry_is_computed_as_many_are(name: str) -> None:
-    x = np.concatenate([SPECIAL, every_exponent(np.random.default_rng(8), 3)[::97]])
-    with np.errstate(all="ignore"):
-        many = getattr(fr, name)(x)
-    spec = Spec("float32", ())
-    for value, wanted in zip(x, many, strict=True):
-        (got,) = run_kernel(name, [value], [spec], {})
-        check(got.reshape(1), np.float64([wanted]), 1)  # the compiler may contract either differently
 
 
 def powers(x: Array, y: Array) -> None:

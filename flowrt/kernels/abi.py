@@ -9,7 +9,6 @@ from numba import types
 
 ENTRY = types.void(types.intp, types.intp, types.intp, types.intp)
 OPTIONS = {
-    "fastmath": {"contract", "nsz"},  # all of it would break NaN; "arcp" quotients by one subnormal number
     "error_model": "numpy",
     "_nrt": False,  # a kernel that allocates does not compile
     "no_cpython_wrapper": True,  # nothing but compiled code calls it

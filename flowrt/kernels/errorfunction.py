@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.kernels.exponential import ONE, WIDE_LOG2_E, rest_less_one64, signed_as, two_to64, whole64
+from flowrt.kernels.exponential import ONE, rest_less_one64, signed_as, two_to64, whole_twos
 from flowrt.kernels.table import jitable
 
 END = np.float32(3.93)  # beyond, the result rounds to 1
@@ -71,6 +71,6 @@ def erf64(x: Any) -> Any:
     power = (((B16 * tt + B14) * tt + B12) * tt + B10) * tt + B8
     power = (((power * tt + B6) * tt + B4) * tt + B2) * tt + B0
     power = odd * t + power
-    twos = whole64(-power * WIDE_LOG2_E)
+    twos = whole_twos(-power)
     less = (rest_less_one64(-power, twos) + 1.0) * two_to64(twos)
     return signed_as(size * inner if size < 1.0 else 1.0 - less, x)

@@ -128,6 +128,12 @@ def whole64(x: Any) -> Any:
 
 
 @jitable
+def whole_twos(x: Any) -> Any:
+    """The integer nearest to a float64 over log(2)."""
+    return (x * WIDE_LOG2_E + WIDE_ROUNDER) - WIDE_ROUNDER
+
+
+@jitable
 def whole_number(x: Any) -> Any:
     """A uint64 below 2**52 as a float64."""
     return np.uint64(x | WIDE_WHOLE).view(np.float64) - 2.0**52
@@ -145,7 +151,7 @@ def exp64(x: Any) -> Any:
     """e to the power of a float64."""
     inside = WIDE_LOWEST if x < WIDE_LOWEST else x
     inside = WIDE_HIGHEST if inside > WIDE_HIGHEST else inside
-    twos = whole64(inside * WIDE_LOG2_E)
+    twos = whole_twos(inside)
     half = whole64(twos * 0.5)
     return (rest_less_one64(inside, twos) + 1.0) * two_to64(half) * two_to64(twos - half)
 
@@ -155,7 +161,7 @@ def expm164(x: Any) -> Any:
     """``exp(x) - 1`` of a float64, small ones too."""
     inside = -WIDE_FLAT if x < -WIDE_FLAT else x
     inside = WIDE_HIGHEST if inside > WIDE_HIGHEST else inside
-    twos = whole64(inside * WIDE_LOG2_E)
+    twos = whole_twos(inside)
     scale = two_to64(twos - 1.0)
     return (rest_less_one64(inside, twos) * scale + (scale - 0.5)) * 2.0
 
@@ -166,7 +172,7 @@ def tanh64(x: Any) -> Any:
     twice = x + x
     twice = -WIDE_FLAT if twice < -WIDE_FLAT else twice
     twice = WIDE_FLAT if twice > WIDE_FLAT else twice
-    twos = whole64(twice * WIDE_LOG2_E)
+    twos = whole_twos(twice)
     scale = two_to64(twos)
     found = rest_less_one64(twice, twos) * scale + (scale - 1.0)
     return found / (found + 2.0)
@@ -193,7 +199,7 @@ def signed_as(x: Any, other: Any) -> Any:
 def quarter_expm1(x: Any) -> Any:
     """A quarter of ``exp(x) - 1`` and of ``exp(x)``, for ``x`` that is not negative, where the whole may overflow."""
     inside = WIDE_HIGHEST_HYPERBOLIC if x > WIDE_HIGHEST_HYPERBOLIC else x
-    twos = whole64(inside * WIDE_LOG2_E)
+    twos = whole_twos(inside)
     scale = two_to64(twos - 2.0)
     rest = rest_less_one64(inside, twos) * scale
     return rest + (scale - 0.25), rest + scale

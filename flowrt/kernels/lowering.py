@@ -24,8 +24,10 @@ from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.sigutils import normalize_signature
 
 from flowrt.errors import GraphError
-from flowrt.kernels import reshaping
+from flowrt.kernels import processor, reshaping
 from flowrt.kernels.abi import INLINED, OPTIONS
+from flowrt.kernels.roundings import contract
+from flowrt.kernels.surroundings import has_fused_products
 
 
 class _Library(AOTCodeLibrary):  # type: ignore[misc]
@@ -85,13 +87,12 @@ class _Library(AOTCodeLibrary):  # type: ignore[misc]
 
 
 class _Codegen(AOTCPUCodegen):  # type: ignore[misc]
-    """Numba's code generator for objects, for this machine's very features: some machines hide some of their CPU's."""
+    """Numba's code generator for objects, for the processor's very features: some machines hide some of their CPU's."""
 
     _library_class = _Library
 
     def _customize_tm_features(self) -> str:
-        features: str = llvm.get_host_cpu_features().flatten()
-        return features
+        return processor.features()
 
 
 @cache
@@ -122,6 +123,11 @@ class _Target(CPUContext):  # type: ignore[misc]
 
     def get_abi_sizeof(self, ty: Any) -> int:
         return _size_of(ty)
+
+    def post_lowering(self, mod: Any, library: Any) -> None:
+        if has_fused_products():
+            contract(mod)
+        super().post_lowering(mod, library)
 
 
 @lru_cache(4096)
@@ -241,15 +247,7 @@ def _machine_code(library: Any) -> bytes:
         if value.is_declaration and not value.name.startswith("llvm.") and not _offered(value.name):
             hint = next((hint for sign, hint in _NEEDED_FOR.items() if sign in value.name), "")
             raise GraphError(f"it needs {value.name} when it runs, which no kernel has{hint}")
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
-        jit=False,
-    )
-    code: bytes = machine.emit_object(module)
+    code: bytes = processor.machine().emit_object(module)
     return code
 
 

@@ -1,8 +1,7 @@
 """Rests of divisions as plain arithmetic without branches, where quotients are small; see `exponential`.
 
 A quotient below 2**22 times the divisor, or its first bits, is exact in float64, and so is what that leaves of the
-dividend: the rest that C's library finds bit by bit. A rest of 0 takes its sign by bits, as products may lose it
-(`abi`): else it would depend on how a loop was compiled.
+dividend: the rest that C's library finds bit by bit. A rest of 0 takes the divisor's sign.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ MAKERS = (
     "compose.py",
     "expression.py",
     "lowering.py",
+    "roundings.py",
+    "processor.py",
     "scalar_loops.py",
     "odometer.py",
     "emit_folds.py",
@@ -274,7 +276,7 @@ _NESTED = {
 }
 SCALAR_LOOP_FILES = (
     *("turn.py", "scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py"),
-    *("emit_lanes.py", "epilogue.py", "slices.py"),
+    *("emit_lanes.py", "epilogue.py", "many.py", "slices.py"),
 )
 _EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("emit_epilogue.py", "epilogue.py"))
 _MANY = Part("many", "flowrt.kernels.emit_many", "emit_many", (), ("emit_many.py", "many.py"))

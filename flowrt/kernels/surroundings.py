@@ -34,6 +34,7 @@ _HARMLESS = tuple(
         "WARNINGS",
     )
 )
+_NAMES = ("NUMBA_CPU_", "CPU_")  # settings that tell of a processor: in the environment, and in the file
 _SETTINGS = Path(".numba_config.yaml")  # which Numba reads too, in the folder that it is imported in
 
 
@@ -62,13 +63,26 @@ def architecture() -> str:
 
 @cache
 def processor_features() -> frozenset[str]:
-    """What the processor and the system have beyond the architecture's least, by LLVM's and Linux's names."""
+    """What the processor and the system have beyond the architecture's least, by LLVM's and Linux's names.
+
+    Where Numba is told of another processor, what that one has of what kernels ask for.
+    """
+    if any(line.upper().lstrip().startswith(_NAMES) for told in _settings() for line in told.splitlines()):
+        from flowrt.kernels.processor import probed_features
+
+        return probed_features()
     described = _described()
     if described:
         return frozenset(word for line in described if line.startswith(("flags", "Features")) for word in line.split())
     import llvmlite.binding as llvm
 
     return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+
+
+@cache
+def has_fused_products() -> bool:
+    """Whether the processor computes a product and a sum in one instruction, of one rounding."""
+    return architecture() == "aarch64" or "fma" in processor_features()
 
 
 def _library() -> str:

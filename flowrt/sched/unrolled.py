@@ -306,8 +306,7 @@ def _product(op: _Op) -> Entries:
         raise Unfit(f"a product of {left.size} terms, above {MOST_MEMBERS}")
     total = _entrywise("multiply", making, [left[..., 0], right[..., 0]], dtype)
     for k in range(1, left.shape[-1]):
-        term = _entrywise("multiply", making, [left[..., k], right[..., k]], dtype)
-        total = _entrywise("add", making, [total, term], dtype)
+        total = _entrywise("multiply_add", making, [left[..., k], right[..., k], total], dtype)
     return total
 
 
