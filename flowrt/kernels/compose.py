@@ -27,6 +27,30 @@ def scalar_function(function: Callable[..., Any]) -> Any:
     return Lowered(function, inlined=True)
 
 
+def _cast(context: Any, builder: Any, value: Any, kind: Any, wanted: Any) -> Any:
+    """A value of another type. Processors differ in what they make of a float that the integers of a type do not hold,
+    even between one number and vectors: see `ops.astype`."""
+    if not isinstance(kind, types.Float) or not isinstance(wanted, types.Integer):
+        return context.cast(builder, value, kind, wanted)
+    if wanted.bitwidth < 64:
+        whole = _nearest_integer(builder, value, 32 if wanted.signed or wanted.bitwidth < 32 else 64, "s")
+        return builder.trunc(whole, ir.IntType(wanted.bitwidth)) if whole.type.width > wanted.bitwidth else whole
+    signed = _nearest_integer(builder, value, 64, "s")
+    if wanted.signed:
+        return signed
+    negative = builder.fcmp_ordered("<", value, ir.Constant(value.type, 0.0))
+    return builder.select(negative, signed, _nearest_integer(builder, value, 64, "u"))
+
+
+def _nearest_integer(builder: Any, value: Any, bits: int, sign: str) -> Any:
+    """The integer that a float is rounded to toward zero, or the nearest that there is; 0 for NaN."""
+    kind = ir.IntType(bits)
+    function = ir.FunctionType(kind, [value.type])
+    return builder.call(
+        builder.module.declare_intrinsic(f"llvm.fpto{sign}i.sat", (kind, value.type), function), [value]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
     """An expression whose members' types are inferred."""
@@ -62,7 +86,7 @@ class Composition:
                 for instruction in block.instructions[start:]:
                     if mark is not None and isinstance(instruction, ir.CallInstr):
                         mark(instruction)
-                values[number] = context.cast(builder, found, signature.return_type, self.kinds[number])
+                values[number] = _cast(context, builder, found, signature.return_type, self.kinds[number])
         return values
 
 

@@ -443,7 +443,11 @@ def isfinite(x: Spec) -> Spec:
 
 @op
 def astype(x: Spec, dtype: DType) -> Spec:
-    """``x`` as another dtype; floats lose their fraction where it is an integer dtype."""
+    """``x`` as another dtype; floats lose their fraction where it is an integer dtype.
+
+    What such a dtype does not hold comes to the nearest integer of 32 bits (of 64 where that is how many it has, or
+    where it is uint32) and is taken modulo its size, as NumPy does on most machines. NaN comes to 0.
+    """
     return carry(Spec(dtype, x.dims), lambda value: value, x)
 
 
