@@ -1,79 +1,62 @@
-"""Every kernel that can be split computes the same bits range by range, in any order, with any local memory."""
+"""What is computed range by range is the same to the last bit as the whole: in any order, at any cut."""
 
 from __future__ import annotations
 
-import itertools
-import random
 from typing import Any
 
 import numpy as np
 import pytest
+from cut_world import (
+    WHOLE,
+    Entrywise,
+    application_of,
+    are_same,
+    at_once,
+    computed,
+    differences,
+    elementwise_ops,
+    random_group,
+    run_in_ranges,
+    seeded,
+    shuffled,
+    some_cuts,
+)
 from op_examples import EXAMPLES, Example
 
 import flowrt as fr
-from flowrt.eager import evaluate
-from flowrt.graph import Graph
-from flowrt.kernels.launch import ENTRY_TYPE, Operand, apply_kernel
-from flowrt.kernels.table import ALIASES, KERNELS
-from flowrt.spec import Spec
+from flowrt.kernels.expression import COSTLY
 
-Array = np.ndarray[Any, Any]
-
-RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
-_seen: set[Any] = set()
-
-
-def computed(example: Example) -> list[tuple[Any, list[Array], list[Array]]]:
-    """The nodes of an example that a kernel computes and that no earlier one had, with their inputs and outputs."""
-    with Graph() as graph:
-        inputs = [fr.placeholder(a.dtype, a.shape) for a in example.arrays]
-        example.run(*inputs)
-    values: dict[Any, Any] = dict(zip(inputs, example.arrays, strict=True))
-    found = []
-    for node in graph.nodes:
-        runs = node.op.name == "constant" or node.op.name in ALIASES or (node.op.name, "cpu") in KERNELS
-        if not node.outputs or node.outputs[0] in values or not runs or any(t not in values for t in node.inputs):
-            continue
-        arrays = [np.ascontiguousarray(values[t]).reshape(np.shape(values[t])) for t in node.inputs]
-        outputs = list(evaluate(node.op, arrays, node.attrs, RUN.copy()))
-        values.update(zip(node.outputs, outputs, strict=True))
-        key = (node.op.name, str(node.attrs), *((a.dtype.str, a.shape, a.tobytes()) for a in arrays))
-        if (node.op.name, "cpu") in KERNELS and node.op.name not in ALIASES and key not in _seen:
-            _seen.add(key)
-            found.append((node, arrays, outputs))
-    return found
-
-
-def run_in_ranges(node: Any, inputs: list[Array], outputs: list[Array], seed: int, places_to_cut: int) -> list[Array]:
-    """The outputs, each step computed in random ranges in random order, over memory that holds rubbish."""
-    rng = random.Random(seed)
-    specs = [Spec(a.dtype, a.shape) for a in (*inputs, *outputs)]
-    application = apply_kernel(node.op.name, specs[: len(inputs)], specs[len(inputs) :], node.attrs)
-    made = [np.empty(spec.concrete, spec.dtype) for spec in (*specs[len(inputs) :], *application.scratch)]
-    local = [np.empty(spec.concrete, spec.dtype) for spec in application.local]
-    for array in (*made, *local):
-        array.reshape(-1).view(np.uint8)[:] = 0x77
-    memory = [*inputs, *made, *local]
-    places, run = [Operand(number + 1) for number in range(len(memory) + application.slots)], RUN.copy()
-    run[-1] = run.ctypes.data  # whom a loop inside asks whether it is to stop
-    bases = np.array([run.ctypes.data, *(a.ctypes.data for a in memory), *[0] * application.slots], np.int64)
-    for step in application.steps:
-        block, entry = step.block(places), ENTRY_TYPE(step.address())
-        cuts = sorted({0, step.units, *(rng.randrange(step.units + 1) for _ in range(places_to_cut))})
-        ranges = list(itertools.pairwise(cuts)) or [(0, 0)]
-        rng.shuffle(ranges)
-        for begin, end in ranges:
-            for array in local:  # what a range leaves there, the next must not count on
-                array.reshape(-1).view(np.uint8)[:] = rng.randrange(256)
-            entry(bases.ctypes.data, block.ctypes.data, begin, end)
-    return made[: len(outputs)]
+CUTS = 6  # of each kernel
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_ranges_make_the_same_bits_as_the_whole(example: Example) -> None:
-    for node, inputs, outputs in computed(example):
-        seed = len(_seen)
-        whole, parts = (run_in_ranges(node, inputs, outputs, seed, places_to_cut) for places_to_cut in (0, 3))
-        for mine, expected in zip(parts, whole, strict=True):
-            same = mine.tobytes() == expected.tobytes()
-            assert same or np.array_equal(mine, expected, equal_nan=True), f"{node.op.name}, seed {seed}"
+    rng = seeded(example)
+    for node, inputs, outputs in computed(example.run, example.arrays):
+        application = application_of(node, inputs, outputs)
+        whole = run_in_ranges(application, inputs, outputs, at_once, rng)
+        for _ in range(CUTS if any(step.units > 1 for step in application.steps) else 1):
+            parts = run_in_ranges(application, inputs, outputs, shuffled(rng, 3), rng)
+            assert are_same(parts, whole), node.op.name
+
+
+ENTRYWISE = [*elementwise_ops("float32"), *(what for what in elementwise_ops("float64") if what.name in COSTLY)]
+GROUPS = [random_group(seed, "float32") for seed in range(3)]
+
+
+@pytest.mark.parametrize("what", [*ENTRYWISE, *GROUPS], ids=str)
+def test_an_entry_is_the_same_bits_in_every_range(what: Entrywise) -> None:
+    """In vectors side by side, in single ones, in what is left over, and alone; wherever it lies."""
+    tried, wrong = differences(what, some_cuts)
+    assert not wrong, f"{len(wrong)} of {tried} cuts, the first {wrong[0]}"
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_floats_become_the_same_integers_in_vectors_and_alone(dtype: str) -> None:
+    values: Any = [0.0, 1.9, -1.9, -1.0, 200.0, -200.0, 70000.0, 2.0**31, -(2.0**31), 2.0**63, 1e30, -1e30]
+    x = np.array([*values, np.inf, -np.inf, np.nan], np.float32)
+    many = fr.ops.astype(np.repeat(x, 37), dtype).reshape(-1, 37)
+    for value, found in zip(x, many, strict=True):
+        assert set(found.tolist()) == {fr.ops.astype(value, dtype).item()}, value
+    held = np.abs(x) < 2.0**31
+    np.testing.assert_array_equal(many[held, 0], x[held].astype(np.int64).astype(dtype))  # modulo its size, as NumPy
