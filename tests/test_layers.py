@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "flowrt"
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent / "flowrt"
 # each may import those to its left
 FLOOR = [
     "pages",
@@ -184,3 +185,23 @@ def test_nothing_executes_data() -> None:
         calls = [node.func for node in ast.walk(parsed(module)) if isinstance(node, ast.Call)]
         called = {function.id for function in calls if isinstance(function, ast.Name)}
         assert not called & {"eval", "exec", "compile", "__import__"}, module
+
+
+GENERATORS = {"default_rng", "Random", "RandomState"}
+
+
+def test_tests_draw_from_generators_that_nothing_ran_before() -> None:
+    """What a test tries follows from itself: a generator is seeded, and no two tests share one."""
+    for path in sorted(TESTS.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _called(node) in GENERATORS:
+                assert node.args or node.keywords, f"{path.name}:{node.lineno} draws other numbers in each run"
+        for statement in tree.body:
+            made = getattr(statement, "value", None)
+            shared = isinstance(made, ast.Call) and _called(made) in GENERATORS
+            assert not shared, f"{path.name}:{statement.lineno} is drawn from by several tests"
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
