@@ -15,6 +15,17 @@ import numpy as np
 Known: TypeAlias = Callable[..., Any]
 """What answers the calls of one likeness, given as they are; NotImplemented, and nothing done, where it cannot."""
 
+
+def met(*args: Any, **kwargs: Any) -> Any:
+    """What is known of calls that were met once: those that are met again are worth learning."""
+    return NotImplemented
+
+
+def unknown(*args: Any, **kwargs: Any) -> Any:
+    """What is known of calls of which nothing can be."""
+    return NotImplemented
+
+
 # What a parameter takes: an attribute, a tensor, or one that is cast to a dtype that others have a part in; below 0:
 # many of them.
 _ATTRIBUTE, _TENSOR, _PROMOTED = range(3)
@@ -102,6 +113,20 @@ def usual(value: Any) -> Any:
     return type(value)(1) if type(value) in _NUMBERS else value
 
 
+def in_order(args: Sequence[Any]) -> list[Any] | None:
+    """The arguments, with copies of those arrays that do not lie as kernels read them; None where all do."""
+    tidied = [ordered(value) if type(value) is np.ndarray else value for value in args]
+    return tidied if any(one is not other for one, other in zip(tidied, args, strict=True)) else None
+
+
+def ordered(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``array`` in C order, aligned, in this machine's byte order; itself where it is."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned and array.dtype.isnative:
+        return array
+    return np.array(array, array.dtype.newbyteorder("=").str, order="C")
+
+
 def _each(role: int, values: Sequence[Any]) -> Hashable | None:
     parts = tuple([_part(role, value) for value in values])
     return None if None in parts else parts
@@ -145,6 +170,11 @@ class Recall:
         if found is not None:
             self.keep(key, found)
         return found
+
+    def meet(self, key: Hashable | None) -> None:
+        """Note a call that is the first of its likeness, if it has one."""
+        if key is not None:
+            self.keep(key, met)
 
     def keep(self, key: Hashable, known: Known) -> None:
         if len(self.young) >= self._most:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.alike import is_open, usual
+from flowrt.alike import is_open, ordered, unknown, usual
 from flowrt.errors import FlowrtError, GraphError, SpecError, user_site
 from flowrt.op import Attr, Op, attr_key, frozen, lookup, set_eager_builder
 from flowrt.plain import as_dtype_of
 from flowrt.sched.structured import STRUCTURED, interpret
-from flowrt.spec import Spec, as_dtype, spec_of
+from flowrt.spec import Spec, spec_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -49,23 +49,11 @@ def evaluate(
         return (np.array(attrs["value"]),)
     if op.name in STRUCTURED:
         return interpret(op.name, [np.asarray(a) for a in inputs], attrs, partial(_evaluate_node, words))
-    arrays = [_in_order(np.asarray(a)) for a in inputs]
+    arrays = [ordered(np.asarray(a)) for a in inputs]
     found = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
     if found.prepared is None:
         return (arrays[0].reshape(found.outputs[0].concrete),)
     return _run(found, arrays, words)
-
-
-def _in_order(array: Array) -> Array:
-    """``array`` as kernels read it: in C order, aligned, in this machine's byte order."""
-    if _lies_in_order(array) and array.dtype.isnative:
-        return array
-    return np.require(array, as_dtype(array.dtype), ["C", "A"]).reshape(array.shape)
-
-
-def _lies_in_order(array: Array) -> bool:
-    flags = array.flags
-    return flags.c_contiguous and flags.aligned
 
 
 def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -76,10 +64,11 @@ def _run(found: _Found, inputs: Sequence[Array], words: Array | None) -> tuple[A
     from flowrt.kernels.launch import RUN_WORDS, STATUS, failure
 
     run = np.zeros(RUN_WORDS, np.int64) if words is None else words
-    answer = found.call(*inputs, run)
+    assert found.prepared is not None
+    answer = found.call(*inputs, run) if found.met else NotImplemented
+    found.met = True
     if answer is not NotImplemented:
         return answer if type(answer) is tuple else (answer,)
-    assert found.prepared is not None
     made = [np.empty(spec.concrete, spec.dtype) for spec in found.outputs]
     scratch = [np.empty(spec.concrete, spec.dtype) for spec in found.prepared.scratch]
     found.prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
@@ -108,6 +97,7 @@ class _Found:
         self.prepared = prepared
         self.inputs = inputs
         self.outputs = outputs
+        self.met = False  # whether this is asked for again
 
     @cached_property
     def call(self) -> Known:
@@ -115,7 +105,7 @@ class _Found:
         from flowrt.kernels.at_once import Taken
 
         count = len(self.inputs)
-        return self.as_call(Taken(count + 1, 0, {number: number for number in range(count)}, {}, count)) or _unknown
+        return self.as_call(Taken(count + 1, 0, {number: number for number in range(count)}, {}, count)) or unknown
 
     def as_call(self, taken: Taken) -> Known | None:
         """The same for calls that are given in another way; None where there is no such."""
@@ -154,11 +144,6 @@ def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
 # ── what is known after a call ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unknown(*args: Any, **kwargs: Any) -> Any:
-    """What is known of calls that go the long way every time."""
-    return NotImplemented
-
-
 @valueclass
 class _Source:
     """Where an input comes from: an argument, or entry ``inside`` of it where it is many; and what it becomes.
@@ -189,10 +174,10 @@ def _learn(
     sources = [_source(*place, is_open(cast_it, value), value, made) for place, cast_it, value, made in each]
     found = _prepared(op.name, tuple(spec_of(a) for a in inputs), _Attrs.of(attrs))
     if not _serves_any_entries(op, sources, found, attrs):
-        return _unknown
+        return unknown
     if found.prepared is None:
-        return _as_view(found.outputs[0].concrete) if sources[0] == _Source(0, None) else _unknown
-    return _at_once(found, sources, len(args), len(kwargs), op.stateful) or _unknown
+        return _as_view(found.outputs[0].concrete) if sources[0] == _Source(0, None) else unknown
+    return _at_once(found, sources, len(args), len(kwargs), op.stateful) or unknown
 
 
 def _places(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int | None]]:
@@ -230,7 +215,7 @@ def _serves_any_entries(op: Op, sources: Sequence[_Source], found: _Found, attrs
 
 def _as_view(shape: tuple[int, ...]) -> Known:
     def known(first: Array, *args: Any, **kwargs: Any) -> Any:
-        return first.reshape(shape) if _lies_in_order(first) else NotImplemented
+        return first.reshape(shape) if ordered(first) is first else NotImplemented
 
     return known
 

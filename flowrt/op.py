@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeAlias, cast, overload
 
 import numpy as np
 
-from flowrt.alike import RECALL, likeness, roles_of
-from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.alike import RECALL, in_order, likeness, met, roles_of
+from flowrt.errors import GraphError, ResourceError, SpecError, user_site
 from flowrt.pages import held
 from flowrt.parameters import parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
@@ -275,18 +275,29 @@ class Op:
 
     def __call__(self, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
         try:
+            return self._answer(args, kwargs, name)
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    def _answer(self, args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Any:
+        """The outputs: by what is known of calls like this one, else the long way."""
+        try:
             if _active.get() is not None:
                 return self._call(args, kwargs, name, None)
             key = likeness(self, self._roles, args, kwargs)
             known = RECALL.young.get(key) or RECALL.older(key)
-            if known is not None:
-                answer = known(*args, **kwargs)
-                if answer is not NotImplemented:
-                    return answer
-            return self._call(args, kwargs, name, key if known is None else None)
-        except BaseException as error:
-            shorten(error)
-            raise
+            if known is None:
+                RECALL.meet(key)
+                return self._call(args, kwargs, name, None)
+            answer = known(*args, **kwargs)
+            if answer is NotImplemented and (tidied := in_order(args)) is not None:
+                answer = known(*tidied, **kwargs)
+            if answer is NotImplemented:
+                return self._call(args, kwargs, name, key if known is met else None)
+            return answer
+        except MemoryError as error:
+            raise ResourceError(f"{self.name} ({user_site()}): {error}") from None
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None, key: Hashable | None) -> Any:
         """The outputs; what is learnt of calls like this one is kept under ``key``, unless that is None."""

@@ -10,8 +10,8 @@ import machine as this_machine
 from compare import Case, Failed, Result, figure, run_case, versions
 
 
-def main(about: str, cases: Mapping[str, Case]) -> None:
-    """Measure the cases that the command line asks for, or all of them."""
+def main(about: str, cases: Mapping[str, Case], piece: str = "turn") -> None:
+    """Measure the cases that the command line asks for, or all of them; a step's work is so many pieces."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     parser.add_argument("--threads", type=int, default=2)
@@ -24,16 +24,16 @@ def main(about: str, cases: Mapping[str, Case]) -> None:
     print(f"Peers: {versions()}. Ratios are the peer's time over flowrt's.", flush=True)
     for name in a.cases or cases:
         try:
-            print(line(run_case(cases[name], a.threads, a.rounds, a.seconds)), flush=True)
+            print(line(run_case(cases[name], a.threads, a.rounds, a.seconds), piece), flush=True)
         except Failed as why:
             print(f"{name}: flowrt's side failed: {why}", flush=True)
 
 
-def line(result: Result) -> str:
-    """One case: flowrt's time, that of one of several turns, and every peer's with the ratio and its spread."""
+def line(result: Result, piece: str) -> str:
+    """One case: flowrt's time, that of one of several pieces, and every peer's with the ratio and its spread."""
     parts = [f"{result.case.name:18} flowrt {figure(result.flowrt.median, result)}"]
     if result.work > 1:
-        parts[0] += f" ({1e6 * result.flowrt.median / result.work:.3g} µs a turn)"
+        parts[0] += f" ({1e6 * result.flowrt.median / result.work:.3g} µs per {piece})"
     for peer in sorted(result.peers, key=lambda side: side.median):
         ratios = result.ratios(peer)
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

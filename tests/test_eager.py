@@ -119,7 +119,7 @@ def test_what_is_asked_again_is_one_call_of_c(recall: Recall) -> None:
     if not direct.available():
         pytest.skip("not on this interpreter")
     w = np.ones((3, 4), np.float32)
-    for _ in range(2):
+    for _ in range(3):
         for call in (fr.relu, fr.nn.moments, lambda x: fr.matmul(x, w), lambda x: fr.sum(x, axis=1)):
             call(X)
     assert {type(known).__name__ for known in recall.young.values()} == {"builtin_function_or_method"}
@@ -152,7 +152,7 @@ def test_results_are_arrays_of_their_own_and_reshaped_ones_are_views(recall: Rec
 
 def test_numbers_count_by_type_and_attributes_by_value(recall: Recall) -> None:
     ints = np.arange(3)
-    for _ in range(2):
+    for _ in range(3):
         assert fr.add(ints, 1).dtype == np.int64
         assert fr.add(ints, 1.5).tolist() == [1.5, 2.5, 3.5]
         assert fr.add(ints, True).tolist() == [1, 2, 3]
@@ -171,13 +171,13 @@ def test_numbers_count_by_type_and_attributes_by_value(recall: Recall) -> None:
 def test_an_unusual_number_does_not_decide_for_others(recall: Recall) -> None:
     tenth = np.float32([0.1])
     small = np.int8([5])
-    for number in (1e300, 0.1, 1e300):
+    for number in (1e300, 1e300, 0.1, 0.1, 0.1, 1e300):
         assert fr.less(tenth, number)[0] == (number == 1e300)
-    for count in (300, 4, 300, 5):
+    for count in (300, 300, 4, 5, 2, 300):
         assert fr.less(small, count)[0] == (count == 300)
-    for whole in (2**63, 5, 2**63, 5):
+    for whole in (2**63, 2**63, 5, 5, 5, 2**63):
         assert (fr.maximum(whole, 1).dtype == np.int64) == (whole == 5)
-    for _ in range(2):
+    for _ in range(3):
         assert fr.multiply(X, np.float64(2)).dtype == np.float32
         with pytest.raises(fr.SpecError, match=r"add.*test_eager.py.*300 does not fit int8"):
             fr.add(small, 300)
@@ -185,7 +185,7 @@ def test_an_unusual_number_does_not_decide_for_others(recall: Recall) -> None:
 
 
 def test_entries_that_decide_a_shape_are_looked_at(recall: Recall) -> None:
-    for _ in range(2):
+    for _ in range(3):
         for shape in ((2, 3), (3, 2), (6, 1)):
             assert fr.reshape(X, np.array(shape)).shape == shape
             assert fr.zeros(np.array(shape)).shape == shape
@@ -194,29 +194,35 @@ def test_entries_that_decide_a_shape_are_looked_at(recall: Recall) -> None:
 
 
 def test_errors_are_the_first_calls_and_name_the_users_line(recall: Recall) -> None:
-    for indices, good in (([0, 1], True), ([1, 9], False), ([1, 0], True), ([-5, 0], False)):
+    for indices, good in (([0, 1], True), ([1, 9], False), ([1, 0], True), ([0, 1], True), ([-5, 0], False)):
         if good:
             assert_same((fr.take(X, np.array(indices)),), (X[indices],))
             continue
         with pytest.raises(fr.FlowrtError, match=r"take \(.*test_eager.py:\d+\): an index is out of range"):
             fr.take(X, np.array(indices))
-    for start, good in ((0, True), (7, False), (1, True), (-1, False)):
+    for start, good in ((0, True), (7, False), (1, True), (2, True), (-1, False), (7, False)):
         call = lambda start=start: lookup("slice_along")(X, np.array(start), 1, axis=1)  # noqa: E731
         if good:
             assert_same((call(),), (X[:, start : start + 1],))
             continue
         with pytest.raises(fr.SpecError, match=r"slice_along \(.*test_eager.py:\d+\): 1 entries from -?\d are not all"):
             call()
-    for _ in range(2):
+    for _ in range(3):
         with pytest.raises(fr.SpecError, match=r"relu.*test_eager.py"):
             fr.relu(X, 1)
         with pytest.raises(fr.SpecError, match=r"add.*test_eager.py.*do not broadcast"):
             fr.add(X, np.ones(5, np.float32))
 
 
+def test_a_result_that_finds_no_room_is_an_error_of_the_users_line(recall: Recall) -> None:
+    for _ in range(3):
+        with pytest.raises(fr.ResourceError, match=r"full \(.*test_eager.py:\d+\): Unable to allocate 4.00 EiB"):
+            fr.zeros((1 << 30, 1 << 30))
+
+
 def test_an_op_that_fails_in_a_loop_at_once_fails_the_call(recall: Recall) -> None:
     table = np.arange(3, dtype=np.float32)
-    for _ in range(2):
+    for _ in range(3):
         last = fr.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, fr.take(table, i)), (np.int64(0), np.float32(0)))
         assert last[1] == 2
         with pytest.raises(fr.FlowrtError, match=r"an index is out of range"):
