@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 SECONDS = 2.0
-REDRAWN_EVERY = 0.1
+REDRAWN_EVERY = 0.2
 draws = True  # False in processes whose terminal is another's, as that of a cluster's nodes is
 _log = logging.getLogger("flowrt")
 _terminal = threading.Lock()  # held by the one activity that draws
@@ -26,25 +26,27 @@ _terminal = threading.Lock()  # held by the one activity that draws
 class Activity:
     """``with Activity("restoring", of=12) as activity: activity.done += 1``: work that may take long.
 
-    ``of`` is how much there is in all, None where nobody knows. All may change meanwhile, from any thread, or be set by
-    ``look``, which is called before anything is told. An activity that is entered again goes on, and is not told twice.
+    ``of`` is how much there is in all, None where nobody knows; ``left`` may say what is missing. All may change
+    meanwhile, from any thread, or be set by ``look``, which is called before anything is told. An activity that is
+    entered again goes on. It is told again only where there turns out to be more than twice as much as was told.
     """
 
     def __init__(self, what: str, of: int | None = None, *, look: Callable[[Activity], None] | None = None) -> None:
-        self.what, self.of, self.done = what, of, 0
+        self.what, self.of, self.done, self.left = what, of, 0, ""
         self._look = look
         self._began = time.monotonic()
-        self._told = False
+        self._told: int | None = None  # how much there was in all when it was told
         self._over = threading.Event()
         self._watch: threading.Thread | None = None
 
     def __str__(self) -> str:
-        return self.what if self.of is None else f"{self.what}, {self.done} of {self.of}"
+        far = "" if self.of is None else f", {self.done} of {self.of}"
+        return f"{self.what}{far}{self.left and f': {self.left}'}"
 
     def __enter__(self) -> Activity:
         self._over, self._watch = threading.Event(), None
         if os.environ.get("FLOWRT_QUIET", "0") in ("", "0"):
-            watch = threading.Thread(target=self._tell, name="flowrt-progress", daemon=True)
+            watch = threading.Thread(target=self._watch_over, name="flowrt-progress", daemon=True)
             with suppress(RuntimeError):  # there can be no more threads: nobody is told
                 watch.start()
                 self._watch = watch
@@ -55,15 +57,23 @@ class Activity:
         if self._watch is not None:
             self._watch.join()
 
+    def _watch_over(self) -> None:
+        with suppress(OSError, ValueError):  # stderr is closed, or nobody reads it
+            self._tell()
+
     def _tell(self) -> None:
         if self._over.wait(max(0.0, self._began + SECONDS - time.monotonic())):
             return
         if draws and sys.stderr is not None and sys.stderr.isatty():
             self._draw()
-        elif not self._told:
-            self._told = True
+            return
+        while True:
             self._refresh()
-            say(str(self))
+            if self._told is None or (self.of or 0) > 2 * self._told:
+                self._told = self.of or 0
+                say(str(self))
+            if self._over.wait(SECONDS or REDRAWN_EVERY):
+                return
 
     def _refresh(self) -> None:
         if self._look is not None:
@@ -78,13 +88,15 @@ class Activity:
             if self._over.is_set():
                 return
         counted = () if self.of is None else (BarColumn(), MofNCompleteColumn())
-        columns = (SpinnerColumn(), TextColumn("flowrt: {task.description}"), *counted, TimeElapsedColumn())
+        texts = [TextColumn(text, markup=False) for text in ("flowrt: {task.description}", "{task.fields[left]}")]
+        columns = (SpinnerColumn(), texts[0], *counted, texts[1], TimeElapsedColumn())
         try:
             with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-                task = bar.add_task(self.what, total=self.of)
+                task = bar.add_task(self.what, total=self.of, left=self.left)
                 while True:
                     self._refresh()
-                    bar.update(task, description=self.what, completed=self.done, total=self.of, refresh=True)
+                    bar.update(task, description=self.what, completed=self.done, total=self.of, left=self.left)
+                    bar.refresh()
                     if self._over.wait(REDRAWN_EVERY):
                         break
         finally:

@@ -318,7 +318,7 @@ async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
 
     def look(activity: Activity) -> None:
         absent = master.absent
-        activity.what, activity.done = f"waiting for {', '.join(absent)}; up are", len(tasks) - len(absent)
+        activity.done, activity.left = len(tasks) - len(absent), f"not up yet {', '.join(absent)}"
 
     with Activity("waiting for nodes", len(tasks), look=look):
         await master.open()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from flowrt.errors import FeedError, user_site
 from flowrt.feeds import as_feed
 from flowrt.graph import Tensor
 from flowrt.kernels.direct import Direct
+from flowrt.progress import Activity
 from flowrt.runners import Registered, Runner, compile_for
 from flowrt.sched.regions import WRITES
 from flowrt.structure import LEAF, Structure
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+LARGE = 1000  # nodes of graphs whose steps may take a while to prepare
 YIELD_EVERY = 32  # runs in the caller's own task between two looks at the loop
 
 
@@ -47,9 +50,10 @@ class Step:
         self._copy = session._open().copy
         self._fits = [(tensor, tensor.spec.dtype, tensor.spec.dims) for tensor in self.feeds]
         optimize, placement = session.options.optimize, session._placement
-        self.compiled = compile_for(
-            session._open(), graph, fetches, targets, feeds, optimize=optimize, placement=placement
-        )
+        with Activity(f"preparing {self}") if len(graph.nodes) > LARGE else nullcontext():
+            self.compiled = compile_for(
+                session._open(), graph, fetches, targets, feeds, optimize=optimize, placement=placement
+            )
         self.writes = any(node.op in WRITES for plan in self.compiled.plans.values() for node in plan.nodes)
         self.registered: Registered | None = None
         self.users = 0  # runs in progress, and who may run it at any time

@@ -61,20 +61,24 @@ def watching() -> list[str]:
 
 def test_long_work_says_once_what_it_is_and_how_far(stream: Told) -> None:
     with Activity("restoring", of=12) as activity:
+        assert stream.wait() == "flowrt: restoring, 0 of 12\n"
         activity.done = 5
-        assert stream.wait() in ("flowrt: restoring, 5 of 12\n", "flowrt: restoring, 0 of 12\n")
     with activity:  # goes on
         pass
     assert stream.getvalue().count("\n") == 1
+    stream.told.clear()
+    activity.of = 25
+    with activity:
+        assert stream.wait().endswith("0 of 12\nflowrt: restoring, 5 of 25\n")
     assert watching() == []
 
 
 def test_who_looks_is_asked_before_anything_is_told(stream: Told) -> None:
     def look(activity: Activity) -> None:
-        activity.what, activity.done = "waiting for b", 1
+        activity.done, activity.left = 1, "not up yet b"
 
-    with Activity("waiting", 2, look=look):
-        assert stream.wait() == "flowrt: waiting for b, 1 of 2\n"
+    with Activity("waiting for nodes", 2, look=look):
+        assert stream.wait() == "flowrt: waiting for nodes, 1 of 2: not up yet b\n"
 
 
 def test_short_work_says_nothing_and_leaves_no_thread(stream: Told, monkeypatch: pytest.MonkeyPatch) -> None:

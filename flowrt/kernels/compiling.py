@@ -43,6 +43,7 @@ class _Count:
             if self._busy == 0:
                 if time.monotonic() - self._ended > PAUSE:
                     self._activity, self._known = Activity(WHAT), set()
+                self._add(needed)
                 self._activity.__enter__()
             self._busy += 1
             self._add(needed)
