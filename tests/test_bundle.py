@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -254,3 +255,22 @@ def test_the_command_builds_lists_and_cleans(
     assert "is there" in capsys.readouterr().out
     assert command.main(["clean"]) == 0
     assert list((tmp_path / "c").iterdir()) == []
+
+
+@pytest.mark.parametrize("ends", ["stands still", "has built", "is waited for by nobody"])
+def test_who_builds_waits_for_another_only_while_that_gets_on(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "standard-x.bundle"
+    if ends == "stands still":
+        os.utime(tmp_path, (0, 0))
+        monkeypatch.setattr(command, "STILL_SECONDS", 0.0)
+    if ends == "has built":
+        path.touch()
+    holder = os.open(path.with_suffix(".building"), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        with command._only_builder(path, wait=ends != "is waited for by nobody") as mine:
+            assert mine is (ends != "is waited for by nobody")
+    finally:
+        os.close(holder)

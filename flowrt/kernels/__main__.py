@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING
 from flowrt.errors import GraphError
 from flowrt.kernels.bundle import bundle_path, write_bundle
 from flowrt.kernels.store import PARTS, cache_folder, name_of, part_code, part_symbol, symbol_of, variant_code
+from flowrt.progress import Activity
 from flowrt.standard import standard_tiles, standard_variants
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+LOOKED_EVERY = 0.1  # seconds
+STILL_SECONDS = 30.0  # without a new object, after which a builder is taken to stand still
 BUNDLES_KEPT = 4  # of other versions and machines that share the folder
 
 
@@ -157,17 +160,32 @@ def _clean(folder: Path) -> int:
 
 @contextmanager
 def _only_builder(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold the lock of the bundle at ``path``; False where another does and this one is not to wait."""
+    """Hold the lock of the bundle at ``path``; False where another does and this one is not to wait.
+
+    Who waits does so until the other has built it, or stands still: then both do, and the bundle is written whole.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(path.with_suffix(".building"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
+        with Activity("waiting for another process that builds the standard kernels"):
+            while not (mine := _try_lock(handle)) and wait and not path.exists() and not _stands_still(path.parent):
+                time.sleep(LOOKED_EVERY)
+        yield mine or wait
     finally:
         os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _stands_still(folder: Path) -> bool:
+    """Whether nobody has put an object there for a while."""
+    return time.time() - folder.stat().st_mtime > STILL_SECONDS
 
 
 def _yield_to_everybody() -> None:
