@@ -196,6 +196,8 @@ class LocalCluster(AsyncOnly):
     Raises `GraphError` for tasks that make no sense and `ResourceError` if a node does not come up.
     """
 
+    WHAT = "fr.LocalCluster"
+
     def __init__(
         self,
         *,

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class AsyncOnly:
-    """What ``async with`` opens; `INSTEAD` says what else there is for programs without ``await``."""
+    """What ``async with`` opens; `WHAT` is how it is written, `INSTEAD` what else there is where nothing is awaited."""
 
+    WHAT = ""
     INSTEAD = ""
 
     def __enter__(self) -> NoReturn:
-        name = type(self).__name__
-        raise GraphError(f"{user_site()}: open fr.{name} with `async with`, in an `async def`{self.INSTEAD}")
+        raise GraphError(f"{user_site()}: open {self.WHAT} with `async with`, in an `async def`{self.INSTEAD}")
 
     def __exit__(self, *error: object) -> None:
         """Never reached: nothing was opened."""

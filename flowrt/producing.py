@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import ClosedError, GraphError, QueueClosedError, StepCancelled, carried_site, user_site
 from flowrt.finishing import to_the_end
+from flowrt.misuse import AsyncOnly
 from flowrt.step import Step
 from flowrt.structure import LEAF
 from flowrt.tracebacks import brief
@@ -29,8 +30,10 @@ Failures: TypeAlias = MutableMapping[Name, Exception]
 _QUEUE_OPS = frozenset({"enqueue", "enqueue_many", "dequeue", "dequeue_many", "dequeue_up_to"})
 
 
-class Producing:
+class Producing(AsyncOnly):
     """The block in which a queue is filled; see `Session.producing`. ``failures`` are of all the session's sources."""
+
+    WHAT = "session.producing(...)"
 
     def __init__(
         self, session: Session, queue: Any, source: Iterable[Any] | AsyncIterable[Any], failures: Failures

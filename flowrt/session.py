@@ -85,6 +85,7 @@ class Session(AsyncOnly):
     nodes. ``cluster`` is a `ClusterSpec` or a `LocalCluster`; ``placement`` says where nodes go, apart from the model.
     """
 
+    WHAT = "fr.Session"
     INSTEAD = "; without await, use `with fr.BlockingSession(graph) as session`"
 
     def __init__(

@@ -183,7 +183,7 @@ class CompiledStep:
         self._call: Callable[..., Any] = self._attempt
         self._left = YIELD_EVERY  # runs until others have a turn
 
-    async def __call__(self, *values: Any, **named: Any) -> Any:
+    async def __call__(self, /, *values: Any, **named: Any) -> Any:
         try:
             answer = self._call(*self._step.in_order(values, named)) if named else self._call(*values)
             if type(answer) is Later:

@@ -45,6 +45,15 @@ def test_with_where_async_with_is_meant(what: Callable[[], Any], says: str) -> N
         pass
 
 
+async def test_with_for_a_producer() -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(2, "float32", ())
+    async with fr.Session(graph) as session:
+        says = r"open session\.producing\(\.\.\.\) with `async with`"
+        with pytest.raises(fr.GraphError, match=says), session.producing(queue, []):
+            pass
+
+
 async def test_async_with_where_with_is_meant() -> None:
     with pytest.raises(fr.GraphError, match=r"test_misuse.py:\d+: open fr\.BlockingSession with `with`.*fr\.Session"):
         async with fr.BlockingSession(small()):  # type: ignore[attr-defined]
@@ -213,3 +222,13 @@ async def test_feeds_of_one_name_in_several_scopes_are_told_by_their_whole_names
         two = session.compile(difference, feeds)
         with pytest.raises(fr.FeedError, match="no feed of the step is named 'x'; its feeds are 'a/x', 'b/x'"):
             await two(x=1.0)
+
+
+async def test_a_feed_may_be_named_like_a_parameter() -> None:
+    with fr.Graph() as graph:
+        feeds = [fr.placeholder("float32", (), name=name) for name in ("self", "values", "named")]
+        total = fr.add_n(feeds)
+    async with fr.Session(graph) as session:
+        assert await session.compile(total, feeds)(named=1.0, self=2.0, values=3.0) == 6
+    with fr.BlockingSession(graph) as blocking:
+        assert blocking.compile(total, feeds)(named=1.0, self=2.0, values=3.0) == 6
