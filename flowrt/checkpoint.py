@@ -16,9 +16,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from flowrt.building_order import Order, nameless, order_of
-from flowrt.checkpoint_files import Name, Saved, forget_saves, read_checkpoint, saves_in, write_checkpoint
+from flowrt.checkpoint_files import (
+    Name,
+    Saved,
+    bytes_written,
+    forget_saves,
+    read_checkpoint,
+    saves_in,
+    write_checkpoint,
+)
 from flowrt.errors import CheckpointError, FlowrtError, GraphError
 from flowrt.folders import FolderLock, HeldElsewhere, sync_parents
+from flowrt.progress import Activity
 from flowrt.restoring import OWN_NAMES, checked_renames, fit, listed
 from flowrt.sched.lanes import Lanes
 from flowrt.spec import Spec
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Resource, Tensor
     from flowrt.session import Session
 
+MIB = 1 << 20
 _log = logging.getLogger("flowrt.checkpoint")
 
 
@@ -151,10 +161,12 @@ class Checkpoints:
         """
         async with self._saving:
             step, resources = self._step, _variables(session)
-            values = await session.run_uncounted([tensor for _, tensor in resources])
-            content = [(name, value) for (name, _), value in zip(resources, values, strict=True)]
+            total = sum(tensor.spec.nbytes for _, tensor in resources) // MIB
             try:
-                await _on_disk(self._write, step, session.next_number, content)
+                with Activity(f"saving step {step} in {self.path}, MiB", total, look=self._look):
+                    values = await session.run_uncounted([tensor for _, tensor in resources])
+                    content = [(name, value) for (name, _), value in zip(resources, values, strict=True)]
+                    await _on_disk(self._write, step, session.next_number, content)
             except OSError as error:
                 raise CheckpointError(f"the checkpoint of step {step} was not saved in {self.path}: {error}") from error
             self._saved_step, self._saved_at = step, self._clock()
@@ -189,6 +201,15 @@ class Checkpoints:
 
     # Restoring
 
+    def _look(self, activity: Activity) -> None:
+        activity.done = bytes_written(self.path) // MIB
+
+    async def _read(self, number: int, step: int) -> tuple[Saved, Activity]:
+        """A checkpoint, and the activity of restoring it, which goes on."""
+        activity = Activity(f"restoring step {step} from {self.path}")
+        with activity:
+            return await _on_disk(read_checkpoint, self.path, number, step), activity
+
     async def restore_newest(self, session: Session) -> set[Name]:
         """Restore the newest whole checkpoint, if there are any; answers what it restored.
 
@@ -201,7 +222,7 @@ class Checkpoints:
             number, step = left[-1]
             seen.add((number, step))
             try:
-                saved = await _on_disk(read_checkpoint, self.path, number, step)
+                saved, activity = await self._read(number, step)
             except CheckpointError as error:
                 if (number, step) not in self.saves():
                     continue  # whoever saves here has just removed it for a newer one
@@ -209,7 +230,7 @@ class Checkpoints:
                 self.refused.append(str(error))
                 _log.warning("%s; trying the one before", error)
             else:
-                return await self._restore(session, saved, step)
+                return await self._restore(session, saved, step, activity)
         if refused:
             raise CheckpointError(
                 f"no checkpoint in {self.path} is whole; move them away to start over: {'; '.join(refused)}"
@@ -229,19 +250,23 @@ class Checkpoints:
         if not numbers:
             have = ", ".join(str(of) for _, of in self.saves()) or "none"
             raise CheckpointError(f"no checkpoint of step {step} in {self.path}; there are: {have}")
-        await self._restore(session, await _on_disk(read_checkpoint, self.path, numbers[-1], step), step)
+        saved, activity = await self._read(numbers[-1], step)
+        await self._restore(session, saved, step, activity)
         return step
 
-    async def _restore(self, session: Session, saved: Saved, step: int) -> set[Name]:
+    async def _restore(self, session: Session, saved: Saved, step: int, activity: Activity) -> set[Name]:
         specs = {name: Spec(value.dtype, value.shape) for name, value in saved.variables.items()}
         rename = {old: new for old, new in self.rename.items() if saved.renamed.get(old) != new}
         what = f"the checkpoint of step {step} in {self.path}"
         found = fit(specs, saved.order, session.graph, rename, self.partial, what)
         if not found.whole:
             _log.log(logging.WARNING if found.other else logging.INFO, "%s is restored in part; %s", what, found)
-        for batch in _without_shared_initials(session.graph.resources[name] for name in found.restored):
-            feeds = {r.initial: saved.variables[found.restored[(r.container, r.name)]] for r in batch}
-            await session.run_uncounted([r.initialize for r in batch], feeds)
+        activity.what, activity.of = f"{activity.what}, variables", len(found.restored)
+        with activity:
+            for batch in _without_shared_initials(session.graph.resources[name] for name in found.restored):
+                feeds = {r.initial: saved.variables[found.restored[(r.container, r.name)]] for r in batch}
+                await session.run_uncounted([r.initialize for r in batch], feeds)
+                activity.done += len(batch)
         session.skip_numbers(saved.run)
         self._step = self._saved_step = step
         self._saved_at = self._clock()

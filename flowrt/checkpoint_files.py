@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -34,6 +35,7 @@ T = TypeVar("T")
 FORMAT = 1
 ALIGNMENT = 64
 MAX_MANIFEST = 64 << 20
+PARTIAL = ".partial"  # the folder of a checkpoint in progress
 _FOLDER = re.compile(r"save-(\d{8})-step-(\d{12})")
 
 
@@ -70,6 +72,13 @@ def forget_saves(root: Path, but: int) -> None:
         shutil.rmtree(root / folder_of(number, step), ignore_errors=True)
 
 
+def bytes_written(root: Path) -> int:
+    """How much of the data of a checkpoint in progress is written."""
+    with suppress(OSError):
+        return (root / PARTIAL / "data").stat().st_size
+    return 0
+
+
 def write_checkpoint(
     root: Path,
     number: int,
@@ -81,7 +90,7 @@ def write_checkpoint(
 ) -> None:
     """Write one checkpoint, whole or not at all; the arguments are described with `Saved`. Raises `OSError`."""
     root.mkdir(parents=True, exist_ok=True)
-    final, partial = root / folder_of(number, step), root / ".partial"
+    final, partial = root / folder_of(number, step), root / PARTIAL
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     written = partial
     try:

@@ -21,6 +21,7 @@ REDRAWN_EVERY = 0.2
 draws = True  # False in processes whose terminal is another's, as that of a cluster's nodes is
 _log = logging.getLogger("flowrt")
 _terminal = threading.Lock()  # held by the one activity that draws
+_active: list[Activity] = []  # in the order in which they began
 
 
 class Activity:
@@ -28,7 +29,8 @@ class Activity:
 
     ``of`` is how much there is in all, None where nobody knows; ``left`` may say what is missing. All may change
     meanwhile, from any thread, or be set by ``look``, which is called before anything is told. An activity that is
-    entered again goes on. It is told again only where there turns out to be more than twice as much as was told.
+    entered again goes on. It is told again only where there turns out to be more than twice as much as was told. While
+    another goes on that began later, only that is told.
     """
 
     def __init__(self, what: str, of: int | None = None, *, look: Callable[[Activity], None] | None = None) -> None:
@@ -45,6 +47,7 @@ class Activity:
 
     def __enter__(self) -> Activity:
         self._over, self._watch = threading.Event(), None
+        _active.append(self)
         if os.environ.get("FLOWRT_QUIET", "0") in ("", "0"):
             watch = threading.Thread(target=self._watch_over, name="flowrt-progress", daemon=True)
             with suppress(RuntimeError):  # there can be no more threads: nobody is told
@@ -54,6 +57,7 @@ class Activity:
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
+        _active.remove(self)
         if self._watch is not None:
             self._watch.join()
 
@@ -64,43 +68,43 @@ class Activity:
     def _tell(self) -> None:
         if self._over.wait(max(0.0, self._began + SECONDS - time.monotonic())):
             return
-        if draws and sys.stderr is not None and sys.stderr.isatty():
-            self._draw()
-            return
         while True:
-            self._refresh()
-            if self._told is None or (self.of or 0) > 2 * self._told:
-                self._told = self.of or 0
-                say(str(self))
-            if self._over.wait(SECONDS or REDRAWN_EVERY):
+            if self._is_latest():
+                self._refresh()
+                if draws and sys.stderr is not None and sys.stderr.isatty():
+                    self._draw()
+                elif self._told is None or (self.of or 0) > 2 * self._told:
+                    self._told = self.of or 0
+                    say(str(self))
+            if self._over.wait(REDRAWN_EVERY):
                 return
+
+    def _is_latest(self) -> bool:
+        """Whether no other activity began later, which is likely to be what this one waits for."""
+        return _active[-1:] == [self]
 
     def _refresh(self) -> None:
         if self._look is not None:
             self._look(self)
 
     def _draw(self) -> None:
-        """Draw a bar until the activity is over; where another draws one, wait for it to end."""
+        """Draw a bar until the activity is over, or another is the latest."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        while not _terminal.acquire(timeout=REDRAWN_EVERY):
-            if self._over.is_set():
-                return
         counted = () if self.of is None else (BarColumn(), MofNCompleteColumn())
         texts = [TextColumn(text, markup=False) for text in ("flowrt: {task.description}", "{task.fields[left]}")]
         columns = (SpinnerColumn(), texts[0], *counted, texts[1], TimeElapsedColumn())
-        try:
-            with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-                task = bar.add_task(self.what, total=self.of, left=self.left)
-                while True:
-                    self._refresh()
-                    bar.update(task, description=self.what, completed=self.done, total=self.of, left=self.left)
-                    bar.refresh()
-                    if self._over.wait(REDRAWN_EVERY):
-                        break
-        finally:
-            _terminal.release()
+        with (
+            _terminal,
+            Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar,
+        ):
+            task = bar.add_task(self.what, total=self.of, left=self.left)
+            while self._is_latest() and not self._over.is_set():
+                self._refresh()
+                bar.update(task, description=self.what, completed=self.done, total=self.of, left=self.left)
+                bar.refresh()
+                self._over.wait(REDRAWN_EVERY)
 
 
 def say(text: str) -> None:

@@ -37,6 +37,7 @@ from flowrt.operators import Operators
 from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.producing import Failures, Producing, why_closed
+from flowrt.progress import Activity
 from flowrt.runners import LocalRunner, Runner, open_cluster
 from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
@@ -393,9 +394,10 @@ class Session(AsyncOnly):
             if key not in have and key not in done:
                 missing[key] = resource
         begun = self._open().begin(arrays(missing), tables(self.graph, missing))
-        for place, wave in enumerate(initial_waves(self.graph, missing)):  # draws are the same whatever has begun
-            if left := [node for node in wave if node.resource not in begun]:
-                await self._run(self._step(left, ()), (), counted=False, number=None if place else 0)
+        with Activity(f"initialising {len(missing)} variables"):
+            for place, wave in enumerate(initial_waves(self.graph, missing)):  # draws are the same whatever has begun
+                if left := [node for node in wave if node.resource not in begun]:
+                    await self._run(self._step(left, ()), (), counted=False, number=None if place else 0)
 
     @brief
     async def reset(self, container: str | None = None) -> None:

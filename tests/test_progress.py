@@ -16,9 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from flowrt import progress
+import flowrt as fr
+from flowrt import checkpoint, progress
 from flowrt.kernels import compiling
 from flowrt.kernels.compiling import batch, compiled, note_missing, only_looks
 from flowrt.progress import Activity
@@ -118,6 +120,39 @@ def test_a_program_that_has_set_up_logging_gets_a_record(monkeypatch: pytest.Mon
         logger.removeHandler(handler)
         logger.setLevel(before)
     assert [(r.name, r.levelname, r.getMessage()) for r in found] == [("flowrt", "INFO", "saving, 0 of 3")]
+
+
+def test_of_activities_within_one_another_the_inner_one_is_told(stream: Told) -> None:
+    with Activity("initialising"):
+        with Activity("compiling", 3):
+            assert stream.wait() in ("flowrt: compiling, 0 of 3\n", "flowrt: initialising\nflowrt: compiling, 0 of 3\n")
+        stream.told.clear()
+        if "initialising" not in stream.getvalue():
+            assert stream.wait() == "flowrt: compiling, 0 of 3\nflowrt: initialising\n"
+
+
+async def test_saving_and_restoring_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Told(Activity):
+        def __exit__(self, *error: object) -> None:
+            if self._look is not None:
+                self._look(self)
+            told.append(str(self))
+            super().__exit__(*error)
+
+    monkeypatch.setattr(checkpoint, "Activity", Told)
+    with fr.Graph() as graph:
+        for name in "ab":
+            fr.Variable(np.zeros(1 << 19, np.float32), name=name)
+    for _ in range(2):
+        async with fr.Session(graph, checkpoints=fr.Checkpoints(tmp_path)) as session:
+            await session.save()
+    saving, reading, restoring, _ = told
+    assert saving.startswith(f"saving step 0 in {tmp_path}, MiB, ")
+    assert saving.endswith(" of 4")
+    assert reading == f"restoring step 0 from {tmp_path}"
+    assert restoring == f"restoring step 0 from {tmp_path}, variables, 2 of 2"
 
 
 IN_A_TERMINAL = """
