@@ -17,6 +17,7 @@ from flowrt.kernels.board import BOARD_ALIGNMENT
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 MANY_LINES = 512  # values of a line each, from which looking for gaps between others takes longer than they are worth
+MANY = 8192  # values of any size, from which that is so of each size of which there are as many: it would take minutes
 
 Lifetime: TypeAlias = tuple[int, int, int]  # bytes, first and last moment alive
 
@@ -29,9 +30,8 @@ def lay_out(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     firsts, lasts, starts, ends = (np.zeros(count, np.int64) for _ in range(4))  # of those placed so far
     total = 0
     order = sorted(range(count), key=lambda i: -sizes[i])
-    lines = [number for number in order if sizes[number] == ALIGNMENT]
-    if len(lines) > MANY_LINES:
-        order = [number for number in order if sizes[number] > ALIGNMENT]
+    alike = _many_alike(sizes)
+    order = [number for number in order if sizes[number] not in alike]
     for placed, number in enumerate(order):
         size, (_, first, last) = sizes[number], lifetimes[number]
         if not size:
@@ -42,22 +42,32 @@ def lay_out(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
         offsets[number] = offset
         firsts[placed], lasts[placed], starts[placed], ends[placed] = first, last, offset, offset + size
         total = max(total, offset + size)
-    if len(lines) > MANY_LINES:
-        total = _lay_lines(lines, lifetimes, offsets, total)
+    for size, values in alike.items():
+        total = _lay_alike(values, size, lifetimes, offsets, total)
     return offsets, total
 
 
-def _lay_lines(lines: Sequence[int], lifetimes: Sequence[Lifetime], offsets: list[int], total: int) -> int:
-    """Place values of one line each behind all others, in as few lines as can be; answers where they end."""
+def _many_alike(sizes: Sequence[int]) -> dict[int, list[int]]:
+    """The values of each size of which there are so many that they lie by themselves."""
+    by_size: dict[int, list[int]] = {}
+    for number, size in enumerate(sizes):
+        by_size.setdefault(size, []).append(number)
+    others = sum(size > ALIGNMENT for size in sizes)
+    apart = {size for size in by_size if size == ALIGNMENT or (size and others > MANY)}
+    return {size: by_size[size] for size in sorted(apart, reverse=True) if len(by_size[size]) > MANY_LINES}
+
+
+def _lay_alike(values: Sequence[int], size: int, lifetimes: Sequence[Lifetime], offsets: list[int], total: int) -> int:
+    """Place values of one size behind all others, in as little memory as can be; answers where they end."""
     free: list[int] = []
     busy: list[tuple[int, int]] = []  # last moment alive, offset
-    for number in sorted(lines, key=lambda number: lifetimes[number][1]):
+    for number in sorted(values, key=lambda number: lifetimes[number][1]):
         _, first, last = lifetimes[number]
         while busy and busy[0][0] < first:
             heappush(free, heappop(busy)[1])
         if not free:
             free.append(total)
-            total += ALIGNMENT
+            total += size
         offsets[number] = heappop(free)
         heappush(busy, (last, offsets[number]))
     return total

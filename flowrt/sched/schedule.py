@@ -212,8 +212,16 @@ def control(plan: Plan, launches: Sequence[Ordered], region: Region | None = Non
         maker.update((start + output, position) for output in range(len(node.outputs)))
         if position not in done:  # nothing is launched for it: it is done when all before it is
             before = {*node.control, *(maker[value] for value in node.inputs if value in maker)}
-            done[position] = set().union(*(done.get(number, ()) for number in before))
-    return [
-        {before for position in launch.control for before in done.get(position, ()) if before < number}
-        for number, launch in enumerate(launches)
-    ]
+            done[position] = _last(set().union(*(done.get(number, ()) for number in before)), launches, done)
+    return [_before(number, launch, done) for number, launch in enumerate(launches)]
+
+
+def _before(number: int, launch: Ordered, done: Mapping[int, Collection[int]]) -> set[int]:
+    return {before for position in launch.control for before in done.get(position, ()) if before < number}
+
+
+def _last(numbers: set[int], launches: Sequence[Ordered], done: Mapping[int, Collection[int]]) -> set[int]:
+    """Those of some launches that none of the others waits for: or of writes in a row each would name all before it."""
+    if len(numbers) < 2:
+        return numbers
+    return numbers.difference(*(_before(number, launches[number], done) for number in numbers))

@@ -81,6 +81,7 @@ def _home(
         made = lives.of[root].first
         if made not in applications or root in leaving or root in sharing.homed:
             continue
+        tenants = [tenant for tenant in tenants if lives.of[tenant].last >= made]  # the others are gone for good
         if _untouched(lives, touches, number, root) and _may_live_there(lives, applications, index, root, tenants):
             sharing.homed[root], sharing.carried[index] = name, made
             tenants.append(root)
@@ -91,7 +92,8 @@ def _untouched(lives: Lives, touches: Sequence[int], number: int, root: int) -> 
     use, and nothing writes it again while ``root`` is needed."""
     life = lives.of[root]
     again = next((i for i in touches[number + 1 :] if lives.node(i).op in WRITES), None)
-    return all(i < life.first for i in touches[:number]) and (again is None or again > life.last)
+    before = touches[number - 1] if number else -1
+    return before < life.first and (again is None or again > life.last)
 
 
 def _may_live_there(
