@@ -186,6 +186,7 @@ class Graph:
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
         self.nodes: list[Node] = []
+        self._by_name: dict[str, Node] = {}  # those that were there when one was last asked for
         self.resources: dict[tuple[str, str], Resource] = {}
         self.finalized = False
         self.variables: list[Any] = []
@@ -232,10 +233,11 @@ class Graph:
 
     def get_operation_by_name(self, name: str) -> Node:
         """The operation of that name, as in a graph read by `from_bytes`; raises `GraphError` where there is none."""
-        for node in self.nodes:
-            if node.name == name:
-                return node
-        raise GraphError(f"{user_site()}: no operation of this graph is named {name!r}")
+        self._by_name.update((node.name, node) for node in self.nodes[len(self._by_name) :])
+        found = self._by_name.get(name)
+        if found is None:
+            raise GraphError(f"{user_site()}: no operation of this graph is named {name!r}")
+        return found
 
     def get_tensor_by_name(self, name: str) -> Tensor:
         """The tensor of that name, ``operation:output``; raises `GraphError` where there is none."""

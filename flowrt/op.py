@@ -21,7 +21,7 @@ from flowrt.pages import held
 from flowrt.parameters import parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.plan import Plan
-from flowrt.spec import Spec, as_dtype
+from flowrt.spec import NAMES, Spec, as_dtype
 from flowrt.tracebacks import shorten
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
@@ -347,7 +347,7 @@ class Op:
                     values.append(as_value(given))
             else:
                 p.check(given)
-                attrs[p.name] = as_dtype(given).name if p.dtype and given is not None else as_attr(given)
+                attrs[p.name] = NAMES[as_dtype(given)] if p.dtype and given is not None else as_attr(given)
             promoted += [p.name in self.promote] * (len(values) - len(promoted))
         if absent:
             attrs["_none"] = tuple(absent)

@@ -34,7 +34,7 @@ from flowrt.ops.flow import group
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rmsprop_rows
 from flowrt.ops.slices import IndexedSlices, group_rows, sum_rows
-from flowrt.ops.source import full, shape_of
+from flowrt.ops.source import constant, full, shape_of
 from flowrt.ops.state import Variable, variables_from
 from flowrt.tracebacks import brief
 
@@ -113,7 +113,7 @@ class Optimizer(ABC):
         """The learning rate in the variable's dtype."""
         rate = as_value(self.lr)
         if not hasattr(rate, "builder"):
-            return np.asarray(rate).astype(variable.dtype)
+            return _number(variable, rate)
         return _common.get().once(variable, ("rate", variable.dtype), lambda: astype(rate, variable.dtype))
 
 
@@ -163,6 +163,15 @@ def _update(name: str | None) -> Iterator[_Common]:
         _common.reset(token)
 
 
+def _number(variable: Variable, value: Any) -> Any:
+    """A plain ``value`` in the variable's dtype: one node for all variables of a place, or each would bring several."""
+    if not isinstance(value, (int, float, np.generic, np.ndarray)):
+        return value
+    array = np.asarray(value).astype(variable.dtype)
+    key = "number", array.shape, array.tobytes(), variable.dtype
+    return _common.get().once(variable, key, lambda: constant(array))
+
+
 class SGD(Optimizer):
     """Gradient descent: p -= lr * g."""
 
@@ -185,9 +194,9 @@ class Momentum(Optimizer):
         self.nesterov = nesterov
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
-        velocity = _slot(variable, "momentum")
-        grown = velocity * self.momentum + gradient
-        step = gradient + grown * self.momentum if self.nesterov else grown
+        velocity, momentum = _slot(variable, "momentum"), _number(variable, self.momentum)
+        grown = velocity * momentum + gradient
+        step = gradient + grown * momentum if self.nesterov else grown
         return [velocity.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
@@ -212,7 +221,7 @@ class AdaGrad(Optimizer):
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         accumulator = _slot(variable, "accumulator", self.initial_accumulator_value)
         grown = accumulator + square(gradient)
-        step = divide(gradient, sqrt(grown) + self.epsilon)
+        step = divide(gradient, sqrt(grown) + _number(variable, self.epsilon))
         return [accumulator.assign(grown), variable.assign_sub(multiply(step, self._rate(variable)))]
 
     def _move_rows(self, variable: Variable, slices: IndexedSlices) -> list[Node]:
@@ -235,12 +244,13 @@ class RMSProp(Optimizer):
 
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         mean_square = _slot(variable, "mean_square")
-        squares = mean_square * self.decay + square(gradient) * (1 - self.decay)
-        step = multiply(divide(gradient, sqrt(squares) + self.epsilon), self._rate(variable))
+        decay, weight = _number(variable, self.decay), _number(variable, 1 - self.decay)
+        squares = mean_square * decay + square(gradient) * weight
+        step = multiply(divide(gradient, sqrt(squares) + _number(variable, self.epsilon)), self._rate(variable))
         done = [mean_square.assign(squares)]
         if self.momentum:
             velocity = _slot(variable, "momentum")
-            step = velocity * self.momentum + step
+            step = velocity * _number(variable, self.momentum) + step
             done.append(velocity.assign(step))
         return [*done, variable.assign_sub(step)]
 
@@ -269,8 +279,10 @@ class Adam(Optimizer):
     def _move(self, variable: Variable, gradient: Any) -> list[Node]:
         first, second = _slot(variable, "first_moment"), _slot(variable, "second_moment")
         scale, floor = self._corrections(variable)
-        mean = first * self.beta1 + gradient * (1 - self.beta1)
-        squares = second * self.beta2 + square(gradient) * (1 - self.beta2)
+        weights = (self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2)
+        beta1, weight1, beta2, weight2 = (_number(variable, weight) for weight in weights)
+        mean = first * beta1 + gradient * weight1
+        squares = second * beta2 + square(gradient) * weight2
         direction = divide(mean * scale, sqrt(squares) + floor)
         step = self._step(variable, direction)
         moved = variable.assign_sub(multiply(step, self._rate(variable)))
@@ -320,7 +332,7 @@ class AdamW(Adam):
         self.weight_decay = weight_decay
 
     def _step(self, variable: Variable, direction: Any) -> Any:
-        return direction + variable * self.weight_decay
+        return direction + variable * _number(variable, self.weight_decay)
 
     def _decay_of_rows(self, rate: Any) -> Any:
         return multiply(rate, self.weight_decay)

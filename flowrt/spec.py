@@ -32,6 +32,10 @@ _KNOWN: dict[Any, np.dtype[Any]] = {known: np.dtype(name) for name in DTYPES for
 THE_DTYPES = "they are of bool, int8 to int64, uint8 to uint64, float32 or float64"
 
 
+NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPES}
+"""NumPy works a dtype's name out anew each time, in the time that a node takes to be built otherwise."""
+
+
 def holds(dtype: np.dtype[Any]) -> bool:
     """Whether a tensor may be of ``dtype``, in this machine's byte order."""
     return dtype in _KNOWN

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import SpecError
 from flowrt.op import lookup, no_gradient, op
+from flowrt.spec import NAMES
 
 if TYPE_CHECKING:
     from flowrt.op import Attr
@@ -37,7 +38,7 @@ def infer_members(values: Sequence[Spec], members: Sequence[FusedMember]) -> lis
         if any(not 0 <= n < len(specs) for n in operands):
             raise SpecError(f"{name} takes the values {operands}, of which only {len(specs)} come before")
         outputs = lookup(name).infer([specs[n] for n in operands], dict(attrs))
-        if len(outputs) != 1 or outputs[0].dtype.name != dtype:
+        if len(outputs) != 1 or NAMES[outputs[0].dtype] != dtype:
             raise SpecError(f"{name} is no member of a program that makes one {dtype} of {specs}")
         specs.append(outputs[0])
     return specs

@@ -32,7 +32,7 @@ from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.starting import check_start
 from flowrt.plain import as_dtype_of, default_array, fitting_array
-from flowrt.spec import Spec, as_dtype, as_shape
+from flowrt.spec import NAMES, Spec, as_dtype, as_shape
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -287,7 +287,7 @@ def _attributes(resource: Resource) -> dict[str, Any]:
     return {
         "resource": resource.name,
         "container": resource.container,
-        "dtype": spec.dtype.name,
+        "dtype": NAMES[spec.dtype],
         "shape": spec.concrete,
     }
 

@@ -27,6 +27,7 @@ from flowrt.passes.folds import is_fold, sums_over_axes
 from flowrt.passes.rows import Rows, common_rows, folded_axes, is_link
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 from flowrt.passes.views import find_views, join_parts
+from flowrt.spec import NAMES
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class _Group:
     rows: Rows
     members: list[int] = field(default_factory=list)
     inputs: set[Ref] = field(default_factory=set)
+    folds: int = 0  # among its members
 
 
 def fuse(
@@ -229,11 +231,12 @@ class _Grouping:
         key = self._keys.get(i)
         if key is None or any(group.side != key.side for group in groups):
             return None
+        if sum([len(group.members) for group in groups]) >= MAX_MEMBERS:
+            return None
+        if (i in self._folds) + sum([group.folds for group in groups]) > MAX_FOLDS:
+            return None
         rows = self._rows(i, groups, key)
-        together = [i, *(member for group in groups for member in group.members)]
-        folds = sum(n in self._folds for n in together)
-        few = len(together) <= MAX_MEMBERS and folds <= MAX_FOLDS and len(self._inputs(i, groups)) <= MAX_INPUTS
-        return rows if few else None
+        return rows if rows is not None and len(self._inputs(i, groups)) <= MAX_INPUTS else None
 
     def _rows(self, i: int, groups: Sequence[_Group], key: _Key) -> Rows | None:
         node = self._step.nodes[i]
@@ -263,9 +266,18 @@ class _Grouping:
         return key is not None and group.side == key.side and group.rows.dims == key.dims
 
     def _join(self, i: int, groups: Sequence[_Group], rows: Rows) -> None:
-        members = sorted((n for group in groups for n in group.members), key=self._position.__getitem__)
-        joined = _Group(self._keys[i].side, rows, [*members, i], self._inputs(i, groups))
-        self._open.update(dict.fromkeys(joined.members, joined))
+        """Let node ``i`` open a group, or join those there are, which are one from now on."""
+        inputs, place = self._inputs(i, groups), self._position.__getitem__
+        joined = groups[0] if groups else _Group(self._keys[i].side, rows)
+        if len(groups) > 1:
+            joined.members = [n for group in groups for n in group.members]
+            joined.folds = sum(group.folds for group in groups)
+            self._open.update(dict.fromkeys(joined.members, joined))
+        joined.members.sort(key=place)
+        joined.rows, joined.inputs = rows, inputs
+        joined.members.append(i)
+        joined.folds += i in self._folds
+        self._open[i] = joined
 
     def _make_way(self, i: int) -> None:
         """Close what node ``i`` was put off for and cannot join, if it still cannot."""
@@ -360,7 +372,7 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], numb
 def member_of(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
     """A node as a member of a program."""
     operands, attrs = tuple(numbers[ref] for ref in node.inputs), tuple(sorted(node.attrs.items()))
-    return node.op.name, operands, node.outputs[0].dtype.name, attrs
+    return node.op.name, operands, NAMES[node.outputs[0].dtype], attrs
 
 
 def outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]:

@@ -30,9 +30,9 @@ from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
-from flowrt.sched.single import NodeRunner, read_variable, runner_for, write_variable
+from flowrt.sched.single import NodeRunner, Runners, read_variable, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
-from flowrt.sched.units import Action, Unit, action_of, connect, find_units
+from flowrt.sched.units import Action, Unit, connect, find_units
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ class Executor:
         self.units = find_units(plan, tapes=tapes)
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
-        self.runners = [
-            runner_for(node, host.memory) if action_of(node) is Action.COMPUTE else None for node in plan.nodes
-        ]
+        self.runners = Runners(plan, host.memory)
         self.wiring = connect(plan, self.units)
         self._single_nodes = not tapes
         self._admitted: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()  # shapes fed that fit
@@ -203,9 +201,8 @@ class Executor:
         if unit.region is not None:
             tape = self.tapes.made(unit.region, inputs)
             return tape is not None and tape.expected_seconds <= INLINE_SECONDS
-        runner = self.runners[unit.nodes[0]]
-        if runner is not None:
-            return runner.expected_seconds(inputs) <= INLINE_SECONDS
+        if unit.action is Action.COMPUTE:
+            return self.runners[unit.nodes[0]].expected_seconds(inputs) <= INLINE_SECONDS
         return variable_spec(self.plan.nodes[unit.nodes[0]]).nbytes <= INLINE_BYTES
 
     def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
@@ -221,14 +218,14 @@ class Executor:
     def carry_out_timed(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """`carry_out` in a lane; learns how long the unit takes, since what it is predicted to take is a guess."""
         tape = None if unit.region is None else self.tapes.get(unit.region, inputs)
-        runner = self.runners[unit.nodes[0]]
+        runner = self.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
         began = time.perf_counter()
         with while_wanted(lambda: not words[STATUS]):
             outputs = self.carry_out(unit, inputs, words)
         seconds = time.perf_counter() - began
         if tape is not None:
             tape.took(seconds)
-        elif unit.region is None and runner is not None:
+        elif runner is not None:
             runner.took(inputs, seconds)
         return outputs
 
@@ -266,14 +263,13 @@ class Executor:
         return [values[v] for v in unit.outputs]
 
     def _compute(self, position: int, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
-        node, runner = self.plan.nodes[position], self.runners[position]
-        if runner is not None:
-            return runner(inputs, words)
+        node = self.plan.nodes[position]
         if node.op == READ:
             return (read_variable(node, self.host.variables, self.memory),)
         if node.op in WRITES:
             write_variable(node, inputs, words, self.host.variables, self.memory)
-        return ()
+            return ()
+        return self.runners[position](inputs, words)
 
 
 def run_words(number: int, seed: int) -> Array:
@@ -376,7 +372,7 @@ class _Run:
 
     def _compute_inline(self, activation: int, unit: Unit) -> bool:
         inputs, executor, variables = self._inputs(activation), self.executor, self.host.variables
-        runner = executor.runners[unit.nodes[0]] if unit.region is None else None
+        runner = executor.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
         if isinstance(runner, NodeRunner) and (ready := runner.known(inputs)) is not None:
             if ready.expected_seconds > INLINE_SECONDS:
                 return False

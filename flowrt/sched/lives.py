@@ -104,7 +104,7 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
             lives.planned.add(value)
     for index, node, values in lives.nodes():
         outputs = _infer(lives, node)
-        if outputs is node.outputs:
+        if outputs == node.outputs:
             lives.planned.update(values)
         for value, spec in zip(values, outputs, strict=True):
             lives.specs[value] = spec

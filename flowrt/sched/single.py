@@ -1,7 +1,8 @@
 """One node at a time: what the machine runs where no tape applies.
 
 A `NodeRunner` is made once per plan node and shared by all runs. It infers concrete output specs from its inputs, keeps
-what it prepared per shape signature (a bounded number), and computes into fresh arrays.
+what it prepared per shape signature (a bounded number), and computes into fresh arrays. Nodes of a plan that do the
+same share what they prepared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, Ste
 from flowrt.kernels.background import are_ready, submit
 from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.table import ALIASES
-from flowrt.op import lookup
+from flowrt.op import attr_key, lookup
 from flowrt.plan import Plan
 from flowrt.sched.cost import predict
 from flowrt.sched.regions import ROW_WRITES, resource_of, resources_of, size_operands, variable_spec
@@ -54,17 +55,20 @@ class _Ready:
         return corrected(self.guess, self.fastest)
 
 
+Known: TypeAlias = "OrderedDict[Any, _Ready]"
+
+
 class NodeRunner:
     """Computes one synchronous node of a plan. May be called from any thread."""
 
-    def __init__(self, node: PlanNode, memory: Memory) -> None:
+    def __init__(self, node: PlanNode, memory: Memory, known: Known | None = None) -> None:
         self.node = node
         self._memory = memory
         self._op = lookup(node.op)
         self._alias = node.op in ALIASES
         self._constant = (node.attrs["value"],) if node.op == "constant" else None
         self._by_value = tuple(size_operands(node))
-        self._known: OrderedDict[Any, _Ready] = OrderedDict()
+        self._known: Known = OrderedDict() if known is None else known
 
     def expected_seconds(self, inputs: Sequence[Array]) -> float:
         """A rough guess of one call; infinite before the first."""
@@ -222,6 +226,29 @@ def runner_for(node: PlanNode, memory: Memory) -> Runner:
     if node.op in STACKING:
         return StackRunner(node, memory)
     return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory)
+
+
+class Runners(dict[int, Runner]):
+    """What computes the nodes of a plan by themselves, by position; made when first asked for."""
+
+    def __init__(self, plan: Plan, memory: Memory) -> None:
+        self._nodes, self._memory = plan.nodes, memory
+        self._specs = plan.value_specs()
+        self._known: dict[Any, Known] = {}
+
+    def __missing__(self, position: int) -> Runner:
+        node = self._nodes[position]
+        if node.op in STACKING or node.op in STRUCTURED:
+            runner = runner_for(node, self._memory)
+        else:
+            runner = NodeRunner(node, self._memory, self._known.setdefault(self._what(node), OrderedDict()))
+        return self.setdefault(position, runner)
+
+    def _what(self, node: PlanNode) -> Any:
+        """What a node does, the same for all that do it."""
+        attrs = tuple((name, attr_key(node.attrs[name])) for name in sorted(node.attrs))
+        taken = tuple((self._specs[value].dtype, self._specs[value].dims) for value in node.inputs)
+        return node.op, attrs, taken, node.outputs
 
 
 def read_variable(node: PlanNode, variables: Variables, memory: Memory) -> Array:

@@ -1,0 +1,93 @@
+"""How long a large graph takes to build and until its first step is over, and what a step takes then, by its size.
+
+Two programs: a chain of N operations, ``y = tanh(y * a + b)`` on 16 floats over and over; and N variables of 4 floats,
+moved by Adam. Of each size a process of its own: seconds from the first line of building to the end of building, to the
+end of the first step, and of one of the steps after that (their median). Kernels are warm: each program is run once
+in small before. Medians over rounds, with the spread of the first step; growth is the first step's for ten times the
+size. JAX traces where flowrt and TensorFlow build, and TensorFlow's is the graph of its ``tf.compat.v1`` sessions.
+Peers are installed by scripts/peers; what is missing, or takes longer than the patience, is left out.
+
+    python perf/building.py
+    python perf/building.py chain --sizes 1000 10000 --rounds 3 --sides flowrt jax
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import machine as this_machine
+from compare import home
+
+SIDES = Path(__file__).parent / "sides"
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
+LARGEST = {"chain": 100_000, "variables": 10_000}
+PARTS = ("built", "first", "step")
+
+
+def measured(side: str, program: str, size: int, patience: float) -> dict[str, float] | None:
+    """The seconds of one process; None where it takes too long."""
+    command = [str(home(side)), str(SIDES / f"{side}_building.py"), program, str(size)]
+    environment = {**os.environ, "FLOWRT_BUILD": "never", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=patience, text=True, env=environment)
+    except subprocess.TimeoutExpired:
+        return None
+    if done.returncode:
+        raise SystemExit(f"{side} {program} {size} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def row(side: str, program: str, size: int, rounds: int, patience: float) -> dict[str, list[float]] | None:
+    """All rounds' seconds by part."""
+    found: dict[str, list[float]] = {part: [] for part in PARTS}
+    for _ in range(rounds):
+        times = measured(side, program, size, patience)
+        if times is None:
+            return None
+        for part in PARTS:
+            found[part].append(times[part])
+    return found
+
+
+def show(program: str, sides: Sequence[str], sizes: Sequence[int], rounds: int, patience: float) -> None:
+    print(f"\n{program}\n{'side':8} {'size':>8} {'built':>9} {'first step over':>24} {'growth':>7} {'a step':>10}")
+    for side in sides:
+        before: tuple[int, float] | None = None
+        for size in sizes:
+            found = row(side, program, size, rounds, patience)
+            if found is None:
+                print(f"{side:8} {size:8,} more than {patience:.0f} s", flush=True)
+                break
+            middle = {part: statistics.median(times) for part, times in found.items()}
+            spread = f"{middle['first']:8.2f} s [{min(found['first']):.2f}, {max(found['first']):.2f}]"
+            growth = "" if before is None else f"{(middle['first'] / before[1]) * (before[0] / size) * 10:6.1f}x"
+            step = f"{middle['step'] * 1e3:7.2f} ms"
+            print(f"{side:8} {size:8,} {middle['built']:7.2f} s {spread:>24} {growth:>7} {step:>10}", flush=True)
+            before = size, middle["first"]
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("programs", nargs="*", default=sorted(LARGEST), help=" or ".join(LARGEST))
+    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
+    parser.add_argument("--sides", nargs="*", default=["flowrt", "jax", "tf"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds for one process")
+    given = parser.parse_args()
+    print(this_machine.describe())
+    sides = [side for side in given.sides if home(side).exists()]
+    for program in given.programs:
+        sizes = [size for size in given.sizes if size <= LARGEST[program]]
+        show(program, sides, sizes, given.rounds, given.patience)
+
+
+if __name__ == "__main__":
+    main()
