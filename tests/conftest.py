@@ -23,6 +23,8 @@ from hypothesis import settings
 settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples each time, at any speed
 settings.load_profile("suite")
 
+os.environ["FLOWRT_QUIET"] = "1"  # what a slow machine would say on the side is none of a test's output
+
 HERE = Path(__file__).parent
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ

@@ -109,7 +109,7 @@ MISFITS: list[tuple[str, Callable[[], Any], str]] = [
     ("ids", lambda: fr.nn.embedding_lookup(X, [0.5]), "ids must be integers"),
     ("probabilities", lambda: fr.nn.sigmoid_cross_entropy(np.int32([1]), X), "logits must be floating"),
     ("softmax axis", lambda: fr.nn.softmax(X, axis=2), "axis 2 is not among"),
-    ("softmax axes", lambda: fr.nn.softmax(X, axis=(0, 1)), "one integer"),
+    ("softmax axes", lambda: fr.nn.softmax(X, axis=(0, 1)), "axis is an integer, got (0, 1)"),
     ("labels", lambda: fr.nn.softmax_cross_entropy(X, np.int32([1, 2, 0])), "labels of float32[2,3] must be int32[2]"),
     ("weights", lambda: fr.nn.softmax_cross_entropy(X, X[:, :2]), "must have the same shape"),
     ("logits", lambda: fr.nn.softmax_cross_entropy(np.int32([[1]]), np.int32([0])), "logits must be floating"),

@@ -200,7 +200,9 @@ def test_gradients_are_finite_differences_along_a_random_direction(
     ys = [t for t in outputs if t.dtype.kind == "f"]
     values = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in example.arrays]
     weights = [
-        rng.normal(size=np.shape(w)).astype(t.dtype) for w, t in zip(judged(example), outputs, strict=True) if t in ys
+        rng.normal(size=np.shape(w)).astype(t.dtype)
+        for w, t in zip(judged(example), outputs, strict=True)
+        if t.dtype.kind == "f"
     ]
     slopes = gradients(ys, xs, weights)
     assert any(slope is not None for slope in slopes)
@@ -337,7 +339,7 @@ MISFITS: list[tuple[str, Callable[[], Any], str]] = [
     ("clip", lambda: fr.clip(X), "at least one bound"),
     ("cumsum", lambda: fr.cumsum(X), "axis must say along which axis"),
     ("cumsum axis", lambda: fr.cumsum(X, 2), "axis 2 is not among the 2 axes"),
-    ("argmax axes", lambda: fr.argmax(X, axis=(0, 1)), "one axis"),
+    ("argmax axes", lambda: fr.argmax(X, axis=(0, 1)), "axis is an integer or None, got (0, 1)"),
     ("reshape", lambda: fr.reshape(X, (4, -1)), "cannot reshape float32[2,3] of 6 entries to (4, -1)"),
     ("reshape twice", lambda: fr.reshape(X, (-1, -1)), "only one size"),
     ("shape of floats", lambda: fr.reshape(X, (2.0, 3.0)), "a shape is an integer"),

@@ -196,19 +196,23 @@ async def _error_of(awaitable: Any) -> BaseException | None:
 # ── lost replicas ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Losing:
+class Losing(fr.Session):
     """A session on which the towers of some replicas fail from a given step on, as if their nodes had died."""
 
     def __init__(self, session: fr.Session, trainer: fr.train.Replicated, gone: dict[int, int]) -> None:
         self._session, self._trainer, self._gone = session, trainer, gone
-        self.lost: frozenset[str] = frozenset()
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return frozenset()
 
     async def run(self, *args: Any) -> Any:
         return await self._session.run(*args)
 
     def compile(self, fetches: Any, feeds: Any) -> Any:
         step = self._session.compile(fetches, feeds)
-        replica = next((t.replica for t in self._trainer.towers if feeds[1:] == list(t.inputs.values())), None)
+        given = {id(feed) for feed in feeds[1:]}
+        replica = next((t.replica for t in self._trainer.towers if given == set(map(id, t.inputs.values()))), None)
 
         async def fail_or_run(turn: np.ndarray, *values: Any) -> Any:
             if replica in self._gone and turn[1] >= self._gone[replica]:
