@@ -223,11 +223,12 @@ def _suggested(found: Fit, saved: Specs, held: Mapping[Name, Resource], vague: C
     missing = {name: held[name].specs[0] for name in found.missing if name not in vague}
     unused, rename = dict.fromkeys(found.unused), dict[str, str]()
     while len(rename) < MOST_TRIED:
-        gains: dict[tuple[str, str], tuple[int, bool]] = {}
+        gains: dict[tuple[str, str], tuple[int, bool, bool]] = {}
         for old, new in product(islice(unused, MOST_TRIED), islice(missing, MOST_TRIED)):
-            pair = _apart(old[1], new[1])
-            if old[0] == new[0] and saved[old] == missing[new] and pair not in gains:
-                gains[pair] = _gain(*pair, saved, unused, missing), pair != (old[1], new[1])
+            if old[0] == new[0] and saved[old] == missing[new]:
+                whole, scopes = (old[1], new[1]), _apart(old[1], new[1])
+                for pair in (whole, scopes):  # names that end alike are likelier, and scopes say it once for all
+                    gains[pair] = _gain(*pair, saved, unused, missing), scopes != whole, pair == scopes
         pairs = [pair for pair, gain in gains.items() if gain == max(gains.values()) and gain[0] > 0]
         best = dict(pairs)
         if not best or len({*best.values()}) < len(pairs) or len(best) < len(pairs):

@@ -244,6 +244,7 @@ async def test_a_program_that_renames_may_restart(tmp_path: Path) -> None:
         ("w b", "model/w model/b", "rename={'': 'model'}"),
         ("w b", "kernel b", "rename={'w': 'kernel'}"),
         ("one/w two/b", "first/w second/b", "rename={'one': 'first', 'two': 'second'}"),
+        ("w w/m w/steps", "new w w/m new/steps", "rename={'w/steps': 'new/steps'}"),
         ("w b", "x y", "rename={saved name: name in the graph}"),  # which is which?
         ("w b", "x b y", "rename={saved name: name in the graph}"),
     ],

@@ -243,8 +243,8 @@ class Variable(Operators):
 @located("variable")
 def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
     graph = current_graph("a variable")
-    value, scope = _initial(initial, dtype), current_scope()
-    check_start(value, graph, f"{scope.prefix}{name or 'variable'}", user_site())
+    value, scope, site = _initial(initial, dtype), current_scope(), user_site()
+    check_start(value, graph, f"{scope.prefix}{name or 'variable'}", site)
     spec = value.spec if hasattr(value, "spec") else Spec(value.dtype, value.shape)
     resource = Resource(
         "variable",
@@ -252,7 +252,7 @@ def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool
         graph.claim_name(name, "variable"),
         (spec.without_value(),),
         scope.device,
-        user_site(),
+        site,
         trainable,
     )
     graph.add_resource(resource)
