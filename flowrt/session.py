@@ -335,15 +335,22 @@ class Session(AsyncOnly):
         return step, step.arrays(list(given.values()))
 
     def _given(self, feeds: Mapping[Any, Any] | None) -> dict[Tensor, Any]:
-        given = {self._fed(tensor): value for tensor, value in (feeds or {}).items()}
-        if len(given) < len(feeds or ()):
+        if feeds is None:
+            return {}
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
+            got = type(feeds).__name__
+            raise GraphError(f"{user_site()}: feeds map tensors to values, as {{x: images}} does; got a {got}")
+        given = {self._fed(tensor): value for tensor, value in feeds.items()}
+        if len(given) < len(feeds):
             raise GraphError(f"{user_site()}: a tensor is fed twice (a variable is fed as its read); give it one value")
         return given
 
     def _fed(self, value: Any) -> Tensor:
         tensor = as_value(value)
         if not isinstance(tensor, Tensor):
-            raise GraphError(f"{user_site()}: only tensors can be fed, not {value!r}")
+            raise GraphError(
+                f"{user_site()}: only tensors can be fed, not {value!r}; feed {{x: value}}, x the tensor itself"
+            )
         self._own(tensor)
         return tensor
 

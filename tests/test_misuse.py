@@ -106,6 +106,15 @@ def test_what_only_the_other_kind_has_is_named() -> None:
         fr.BlockingSession(GRAPH).nonsense  # noqa: B018
 
 
+@pytest.mark.parametrize("feeds", [ONES, [ONES], (), "x", 3])
+def test_feeds_that_map_nothing_are_told_what_they_are_to_be(feeds: Any) -> None:
+    with fr.BlockingSession(GRAPH) as blocking:
+        with pytest.raises(fr.GraphError, match=rf"feeds map tensors to values.*; got a {type(feeds).__name__}$"):
+            blocking.run(X, feeds)
+        with pytest.raises(fr.GraphError, match=r"only tensors can be fed, not 'x'; feed \{x: value\}"):
+            blocking.run(X, {"x": ONES})
+
+
 # ── trainers ──
 
 
