@@ -24,6 +24,8 @@ class Device:
     @staticmethod
     def parse(text: str) -> Device:
         """``""`` is no constraint; ``"cpu:0"`` is short for ``"/device:cpu:0"``."""
+        if not isinstance(text, str):
+            raise PlacementError(f"{text!r} is not the name of a device; write cpu:0, or /job:worker/task:0")
         full = text if text.startswith("/") or not text else f"/device:{text}"
         match = _PATTERN.fullmatch(full)
         if match is None:

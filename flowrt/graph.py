@@ -431,7 +431,7 @@ def scoped(scope: Scope) -> Iterator[None]:
 @contextmanager
 def name_scope(name: str) -> Iterator[None]:
     """Prefix the names of the nodes built inside with ``name/``."""
-    if not name or name.startswith("/") or name.endswith("/"):
+    if not isinstance(name, str) or not name or name.startswith("/") or name.endswith("/"):
         raise GraphError(f"{user_site()}: {name!r} is not a name for a scope")
     scope = _scope.get()
     with scoped(replace(scope, prefix=f"{scope.prefix}{name}/")):
@@ -469,6 +469,8 @@ def beside(node: Node) -> Iterator[None]:
 def control_dependencies(values: Sequence[Any] | None) -> Iterator[None]:
     """Start what is built inside only after ``values`` are computed; ``None`` forgets those that surround it."""
     scope = _scope.get()
+    if values is not None and not isinstance(values, (list, tuple)):
+        raise GraphError(f"{user_site()}: control dependencies are a list of tensors and operations, got {values!r}")
     control = () if values is None else (*scope.control, *(as_node(v) for v in values))
     with scoped(replace(scope, control=control)):
         yield

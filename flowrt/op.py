@@ -16,13 +16,13 @@ from typing import Any, Protocol, TypeAlias, cast, overload
 import numpy as np
 
 from flowrt.alike import RECALL, in_order, likeness, met, roles_of
-from flowrt.errors import GraphError, ResourceError, SpecError, user_site
+from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, user_site
 from flowrt.pages import held
 from flowrt.parameters import parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.plan import Plan
 from flowrt.spec import NAMES, Spec, as_dtype
-from flowrt.tracebacks import shorten
+from flowrt.tracebacks import is_of_ours, shorten
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
 DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
@@ -184,11 +184,31 @@ def _body_key(body: Plan) -> Hashable:
 
 @contextmanager
 def located(what: str) -> Iterator[None]:
-    """Around a function's body, or as its decorator: a `SpecError` from it says ``what`` and the user's line."""
+    """Around a function's body, or as its decorator: errors from what is asked of it say ``what`` and the user's line.
+
+    What the user's own functions raise, where the body calls some, stays as it is.
+    """
     try:
         yield
     except SpecError as error:
         raise _located(what, error) from None
+    except DEPTHS as error:
+        told = _from_the_depths(what, error)
+        if told is None:
+            raise
+        raise told from error
+
+
+DEPTHS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, MemoryError)
+
+
+def _from_the_depths(what: str, error: Exception) -> FlowrtError | None:
+    """An error of Python's or NumPy's that absurd arguments led to, as one of ours; None if it is the user's own."""
+    if not is_of_ours(error):
+        return None
+    if isinstance(error, MemoryError):
+        return ResourceError(f"{what} ({user_site()}): there is no memory for that: {error}")
+    return _located(what, SpecError(f"cannot take these arguments: {error or type(error).__name__}"))
 
 
 def _located(what: str, error: SpecError) -> SpecError:
@@ -309,6 +329,11 @@ class Op:
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
             raise _located(f"{self.name} {name!r}" if name else self.name, error) from None
+        except DEPTHS as error:
+            told = _from_the_depths(self.name, error)
+            if told is None:
+                raise
+            raise told from error
         if key is not None:
             known = _eager[0][1](self, args, kwargs, values, promoted, inputs, attrs)
             if known is not None:

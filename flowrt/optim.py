@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -270,7 +271,7 @@ class Adam(Optimizer):
     def __init__(self, lr: Any, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> None:
         super().__init__(lr)
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if not 0 <= beta < 1:
+            if not isinstance(beta, Real) or not 0 <= beta < 1:
                 raise GraphError(f"{user_site()}: {name} must be from 0 up to 1, which is left out, got {beta}")
         self.beta1 = beta1
         self.beta2 = beta2

@@ -24,6 +24,8 @@ Value: TypeAlias = int | tuple["Value", ...] | None
 DTYPES = ("bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)), "float32", "float64")
 """What a tensor may hold: the dtypes that kernels compute."""
 MAX_RANK = 8
+MOST_SLID = 2**31  # how far a window reaches or goes at once, at most
+MOST_BYTES = 2**63 - 1  # what memory can address; axes of size 0 do not count
 MAX_VALUE_SIZE = 64
 _INT = frozenset({int})
 
@@ -51,8 +53,9 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 def _named(dtype: Any) -> np.dtype[Any]:
     try:
-        found = None if dtype is None else np.dtype(dtype).newbyteorder("=")
-    except (TypeError, ValueError):
+        named = isinstance(dtype, (str, type, np.dtype))
+        found = np.dtype(dtype).newbyteorder("=") if named else None
+    except (TypeError, ValueError, DeprecationWarning):
         found = None
     if found is None:
         raise SpecError(f"{dtype!r} is not a dtype of tensors; {THE_DTYPES}")
@@ -71,7 +74,7 @@ def as_shape(shape: Any) -> Shape:
     ):
         return shape  # as most are
     try:
-        items = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        items = tuple(shape) if isinstance(shape, Iterable) and not isinstance(shape, str) else (shape,)
         out = tuple(None if n is None else operator.index(n) for n in items)
     except TypeError:
         raise SpecError(f"a shape is a tuple of sizes and Nones, got {shape!r}") from None
@@ -98,6 +101,8 @@ class Spec:
         object.__setattr__(self, "dtype", as_dtype(dtype))
         object.__setattr__(self, "dims", None if shape is None else as_shape(shape))
         object.__setattr__(self, "value", value)
+        if self.dims and math.prod(filter(None, self.dims)) > MOST_BYTES // self.dtype.itemsize:
+            raise SpecError(f"{self} is too large: a tensor has at most 2**63 - 1 bytes")
 
     @property
     def shape(self) -> Shape:
@@ -183,6 +188,8 @@ def _spec_like(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Spec:
 def normal_axes(axis: Any, rank: int) -> tuple[int, ...]:
     """``axis`` (None for all, an int, a tuple) as sorted axes of a tensor of ``rank``, counted from its front."""
     given = range(rank) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(isinstance(a, (int, np.integer)) for a in given):
+        raise SpecError(f"axis is an integer, or several, got {axis!r}")
     out = sorted(a + rank if a < 0 else a for a in given)
     if len(set(out)) != len(out):
         raise SpecError(f"axis {axis} names an axis twice")
@@ -258,8 +265,8 @@ class Sliding:
 def pair(what: str, value: Any) -> tuple[int, int]:
     """``value``, a positive integer or two of them, as (vertical, horizontal)."""
     items = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(items) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in items):
-        raise SpecError(f"{what} must be a positive integer or a pair of them, got {value!r}")
+    if len(items) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or not 1 <= n < MOST_SLID for n in items):
+        raise SpecError(f"{what} must be a positive integer below 2**31 or a pair of them, got {value!r}")
     return items[0], items[1]
 
 
@@ -286,8 +293,8 @@ def sliding(
 
 def _edges(edge: Any) -> tuple[int, int]:
     items = tuple(edge) if isinstance(edge, (tuple, list)) else ()
-    if len(items) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in items):
-        raise SpecError(f"padding of an axis is (before, after), two sizes from 0 up, got {edge!r}")
+    if len(items) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < MOST_SLID for n in items):
+        raise SpecError(f"padding of an axis is (before, after), two sizes from 0 up and below 2**31, got {edge!r}")
     return items[0], items[1]
 
 

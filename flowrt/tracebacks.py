@@ -78,6 +78,11 @@ def without_marks(trace: TracebackType | None) -> TracebackType | None:
     return TracebackType(trace.tb_next, trace.tb_frame, unmarked, trace.tb_lineno)
 
 
+def is_of_ours(error: BaseException) -> bool:
+    """Whether ``error`` came about in flowrt, or what it calls, and not in code of the user's that it calls."""
+    return not any(map(_is_users, _entries(error.__traceback__)))
+
+
 def _told(error: BaseException) -> TracebackType | None:
     """The lines of ``error`` to tell: the user's first and what follows, without ours; else the last of a bug."""
     entries = list(_entries(error.__traceback__))

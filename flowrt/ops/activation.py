@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from flowrt.op import op
+from flowrt.op import located, op
 from flowrt.ops.elementwise import add, erf, expm1, greater, minimum, multiply, sigmoid, square, tanh, where
 from flowrt.ops.inference import as_float
 
@@ -25,11 +25,13 @@ def softplus_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (dy * sigmoid(node.inputs[0]),)
 
 
+@located("silu")
 def silu(x: Any) -> Any:
     """``x * sigmoid(x)``, also called swish. Elfwing et al., "Sigmoid-weighted linear units", 2018."""
     return multiply(x, sigmoid(x))
 
 
+@located("gelu")
 def gelu(x: Any, approximate: bool = False) -> Any:
     """``x`` times the probability that a standard normal number is below it.
 
@@ -44,11 +46,13 @@ def gelu(x: Any, approximate: bool = False) -> Any:
     return multiply(multiply(x, 0.5), add(below, 1.0))
 
 
+@located("leaky_relu")
 def leaky_relu(x: Any, alpha: float = 0.2) -> Any:
     """``x`` where it is positive, else ``alpha * x``."""
     return where(greater(x, 0), x, multiply(x, alpha))
 
 
+@located("elu")
 def elu(x: Any, alpha: float = 1.0) -> Any:
     """``x`` where it is positive, else ``alpha * (exp(x) - 1)``. Clevert et al., "Exponential linear units", 2016."""
     return where(greater(x, 0), x, multiply(expm1(minimum(x, 0)), alpha))

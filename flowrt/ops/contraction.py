@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import SpecError, user_site
-from flowrt.op import as_value
+from flowrt.op import as_value, located
 from flowrt.ops.elementwise import multiply
 from flowrt.ops.inference import described
 from flowrt.ops.linalg import matmul
@@ -40,6 +40,7 @@ class _Term:
         return shape_of(self.value)[self.labels.index(label)]
 
 
+@located("einsum")
 def einsum(equation: str, *operands: Any) -> Any:
     """The sum of products that ``equation`` says, as NumPy's: ``"ij,jk->ik"`` is a product of matrices.
 
@@ -57,6 +58,7 @@ def einsum(equation: str, *operands: Any) -> Any:
     return _ordered(total, out).value
 
 
+@located("tensordot")
 def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     """The sum of products over some axes of ``a`` and as many of ``b``: what is left of a's axes, then of b's.
 
@@ -80,6 +82,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     return _contracted(first, second, {*ours, *theirs} - summed).value
 
 
+@located("dot")
 def dot(a: Any, b: Any) -> Any:
     """NumPy's dot: the sum of products over a's last axis and b's second last, or its only one; scalars multiply."""
     a, b = _value(a), _value(b)

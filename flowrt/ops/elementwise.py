@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError, user_site
-from flowrt.op import no_gradient, op
+from flowrt.op import located, no_gradient, op
 from flowrt.ops.inference import as_float, broadcast, carry, each, merged
 from flowrt.spec import Spec
 
@@ -137,6 +137,7 @@ def minimum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return where(first, dy, 0), where(first, 0, dy)
 
 
+@located("clip")
 def clip(x: Any, min: Any = None, max: Any = None) -> Any:
     """``x`` held between ``min`` and ``max`` (either may be None); ``max`` where ``min`` is above it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
-from flowrt.op import no_gradient, op
+from flowrt.op import located, no_gradient, op
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import described, filled
 from flowrt.ops.reduce import max as max_
@@ -95,6 +95,7 @@ def scatter_add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return take(dy, node.inputs[1], node.attrs["axis"]), None, None
 
 
+@located("segment_sum")
 def segment_sum(x: Any, segment_ids: Any, num_segments: Any = None) -> Any:
     """The sums of the slices of ``x`` that have equal ids: [num_segments, ...].
 

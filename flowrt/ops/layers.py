@@ -9,7 +9,7 @@ import numpy as np
 
 from flowrt.errors import SpecError, user_site
 from flowrt.graph import as_node, beside
-from flowrt.op import as_value
+from flowrt.op import as_value, located
 from flowrt.ops import random
 from flowrt.ops.elementwise import (
     add,
@@ -45,6 +45,7 @@ def bias_add(x: Any, bias: Any) -> Any:
     return add(x, bias)
 
 
+@located("batch_norm")
 def batch_norm(
     x: Any, scale: Any = None, offset: Any = None, axis: Any = (0, 1, 2), epsilon: float = 1e-5
 ) -> tuple[Any, Any, Any]:
@@ -64,6 +65,7 @@ def batch_norm(
     return y, middle, variance
 
 
+@located("layer_norm")
 def layer_norm(x: Any, scale: Any = None, offset: Any = None, axis: Any = -1, epsilon: float = 1e-5) -> Any:
     """``x`` normalised over ``axis``, one example at a time: (x - mean) / sqrt(variance + epsilon) * scale + offset.
 
@@ -89,6 +91,7 @@ def _beside(x: Any, axis: Any) -> tuple[int, ...]:
     return ()
 
 
+@located("dropout")
 def dropout(x: Any, rate: Any, seed: int | None = None, *, name: str | None = None) -> Any:
     """``x`` with each entry zero with probability ``rate`` and the others divided by ``1 - rate``, anew at every step.
 
@@ -104,6 +107,7 @@ def dropout(x: Any, rate: Any, seed: int | None = None, *, name: str | None = No
     return where(kept, divide(x, astype(subtract(1.0, rate), spec.dtype)), 0)
 
 
+@located("embedding_lookup")
 def embedding_lookup(shards: Any, ids: Any) -> Any:
     """The rows ``ids`` (integers from 0 up, of any shape) of a table: [*ids.shape, width].
 

@@ -70,6 +70,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, 
 
 
 @brief
+@located("case")
 def case(
     pairs: Sequence[tuple[Any, Callable[[], Any]]], default: Callable[[], Any] | None = None, *, name: str | None = None
 ) -> Any:

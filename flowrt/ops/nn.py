@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError, user_site
-from flowrt.op import no_gradient, op
+from flowrt.op import located, no_gradient, op
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
@@ -289,6 +289,7 @@ def log_softmax_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (dy - exp(node.outputs[0]) * sum(dy, node.attrs["axis"], True),)
 
 
+@located("softmax_cross_entropy")
 def softmax_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) -> Any:
     """The cross entropy between ``labels`` and the softmax of ``logits`` [..., classes], per example: [...].
 
@@ -381,6 +382,7 @@ def cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
     return dlogits, each * (sum(d * likely, -1, True) - d), sum(d * (likely * weight - labels), -1)
 
 
+@located("sigmoid_cross_entropy")
 def sigmoid_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) -> Any:
     """The cross entropy between ``labels``, probabilities, and the sigmoid of ``logits``, entry by entry.
 

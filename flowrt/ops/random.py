@@ -9,6 +9,7 @@ Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,9 +110,12 @@ def uniform(
 
 def _number(what: str, value: Any) -> float:
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
         raise SpecError(f"{what} is a number, not {value!r}; scale and shift the result for a tensor") from None
+    if not math.isfinite(number) or (what == "stddev" and number < 0):
+        raise SpecError(f"{what} is a finite number{' from 0 up' if what == 'stddev' else ''}, got {value!r}")
+    return number
 
 
 def _key(op_name: str, shape: Any, seed: int | None, name: str | None) -> tuple[int | None, int, Any]:

@@ -19,6 +19,7 @@ from flowrt.op import as_value, located, op
 from flowrt.ops.inference import carry, described, filled, target
 from flowrt.ops.reduce import broadcast_to, sum
 from flowrt.ops.source import shape_of
+from flowrt.plain import as_dtype_of
 from flowrt.spec import MAX_RANK, MAX_VALUE_SIZE, Shape, Spec, index_steps, normal_axes
 
 if TYPE_CHECKING:
@@ -305,6 +306,7 @@ def place_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op(name="pad")
 def pad_op(x: Spec, paddings: Any, value: float = 0) -> Spec:
     """``x`` with ``paddings[i] = (before, after)`` entries of ``value`` around axis i."""
+    as_dtype_of(value, x.dtype)  # raises where that cannot hold it
     if x.dims is None:
         return Spec(x.dtype, (None,) * len(paddings))
     if len(paddings) != x.rank or any(len(p) != 2 or min(p) < 0 for p in paddings):

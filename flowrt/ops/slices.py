@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import SpecError, user_site
-from flowrt.op import REGISTRY, as_value, no_gradient, op
+from flowrt.errors import SpecError
+from flowrt.op import REGISTRY, as_value, located, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.inference import described
 from flowrt.spec import Spec, as_shape
@@ -37,17 +37,18 @@ class IndexedSlices(Operators):
     indices: Any
     shape: tuple[int, ...]
 
+    @located("IndexedSlices")
     def __init__(self, values: Any, indices: Any, shape: Any) -> None:
         values, indices, shape = as_value(values), as_value(indices), as_shape(shape)
         given, rows = described(values), described(indices)
         if not shape or None in shape:
-            raise SpecError(f"IndexedSlices ({user_site()}): shape must be known and have an axis, got {shape}")
+            raise SpecError(f"shape must be known and have an axis, got {shape}")
         if rows.dtype.kind not in "iu":
-            raise SpecError(f"IndexedSlices ({user_site()}): indices must be integers, got {rows}; use astype")
+            raise SpecError(f"indices must be integers, got {rows}; use astype")
         if rows.dims is not None:
             wanted = Spec(given.dtype, (*rows.dims, *shape[1:]))
             if given.dims is not None and not wanted.accepts(given.dtype, given.dims):
-                raise SpecError(f"IndexedSlices ({user_site()}): the values of {rows} must be {wanted}, got {given}")
+                raise SpecError(f"the values of {rows} must be {wanted}, got {given}")
         object.__setattr__(self, "values", _flat(values, given, shape[1:]))
         object.__setattr__(self, "indices", _flat(indices, rows, ()))
         object.__setattr__(self, "shape", shape)

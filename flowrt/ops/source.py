@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,6 +150,12 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, na
     first, last = (0, start) if stop is None else (start, stop)
     if any(hasattr(as_value(v), "builder") for v in (first, last, step)):
         return arange_op(_of_dtype(first, "int64"), _of_dtype(last, "int64"), _of_dtype(step, "int64"), name=name)
+    first, last, step = (v.item() if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in (first, last, step))
+    if not all(isinstance(v, Real) and math.isfinite(v) for v in (first, last, step)):
+        raise SpecError(f"it counts from number to number by number, got {first!r}, {last!r} and {step!r}")
+    if step == 0:
+        raise SpecError("arange needs a step other than 0")
+    Spec("int64", (max(math.ceil((last - first) / step), 0),))  # raises for more than there can be
     array = np.arange(first, last, step)
     held = array.dtype if dtype is None else as_dtype(dtype)
     return constant(array.astype("float32" if dtype is None and held.kind == "f" else held), name=name)
@@ -156,6 +164,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, na
 @located("eye")
 def eye(rows: int, columns: int | None = None, dtype: Any = "float32", *, name: str | None = None) -> Any:
     """The identity matrix with ``rows`` and ``columns`` (square unless ``columns`` is given)."""
+    Spec(dtype, (rows, rows if columns is None else columns))  # raises for what there cannot be
     return constant(np.eye(rows, columns, dtype=as_dtype(dtype)), name=name)
 
 

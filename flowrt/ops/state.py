@@ -485,12 +485,11 @@ class FIFOQueue:
         with building(self.graph):
             return what(*inputs, **self._attributes, **more, name=name or f"{self.name}/{what.name}")
 
+    @located("an element of a queue")
     def _components(self, value: Any) -> list[Any]:
         given = [value] if self._single else list(value)
         if len(given) != len(self.specs):
-            raise SpecError(
-                f"an element of {self!r} ({user_site()}) has {len(self.specs)} components, not {len(given)}"
-            )
+            raise SpecError(f"{self!r} takes {len(self.specs)} components, not {len(given)}")
         return [_of_dtype(v, s.dtype) for v, s in zip(given, self.specs, strict=True)]
 
     def _element(self, outputs: Any) -> Any:

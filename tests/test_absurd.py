@@ -1,0 +1,176 @@
+"""Absurd sizes and attributes end in flowrt's own error, which names the op and the user's line: built, and at once."""
+
+from __future__ import annotations
+
+import random
+import resource
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from op_examples import EXAMPLES
+
+import flowrt as fr
+from flowrt.kernels.launch import apply_kernel
+from flowrt.kernels.table import KERNELS
+from flowrt.op import Op
+
+ABSURD: list[Any] = [0, -1, 7, 2**31, 2**62, 2**63, 2**70, -(2**63), 1.5, float("nan"), float("inf"), "x", "", None]
+ABSURD += [(), (0,), (-1, -1), (1, 2, 3), (1.5, 2), ("a", "b"), ((-1, 0), (0, 0)), ((2**62, 2**62), (0, 0))]
+ABSURD += [(2**40, 2**40), (None,), [[1, 2], [3]], [None], np.ones(2), {}]
+TRIES = 8  # of them for each parameter of an op
+
+X, IMAGE, FILTERS = np.ones(4, np.float32), np.ones((1, 8, 8, 3), np.float32), np.ones((3, 3, 3, 4), np.float32)
+CASES: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
+    "more entries than addresses": ("full", lambda x, i, f: fr.zeros((2**62,))),
+    "sizes whose product overflows": ("full", lambda x, i, f: fr.ones((2**31, 2**31, 2**31))),
+    "more memory than there is": ("full", lambda x, i, f: fr.zeros((2**40,))),
+    "a size beyond 64 bits": ("zeros|full", lambda x, i, f: fr.zeros((2**70,))),
+    "a size that is no number": ("placeholder|zeros|full", lambda x, i, f: fr.zeros((1.5,))),
+    "reshaped to more": ("reshape", lambda x, i, f: fr.reshape(x, (2**32, 2**32))),
+    "broadcast to more": ("broadcast_to", lambda x, i, f: fr.broadcast_to(fr.sum(x), (2**62,))),
+    "repeated less than never": ("tile|broadcast_to", lambda x, i, f: fr.tile(x, (-1,))),
+    "repeated too often": ("tile|broadcast_to", lambda x, i, f: fr.tile(x, (2**62,))),
+    "padded by less than nothing": ("pad", lambda x, i, f: fr.pad(x, ((-1, 0),))),
+    "padded by too much": ("pad", lambda x, i, f: fr.pad(x, ((2**62, 2**62),))),
+    "padded with what does not fit": ("pad", lambda x, i, f: fr.pad(fr.astype(x, "int8"), 1, 300)),
+    "a depth below 0": ("one_hot", lambda x, i, f: fr.one_hot(np.arange(3), -1)),
+    "a depth without end": ("one_hot", lambda x, i, f: fr.one_hot(np.arange(3), 2**62)),
+    "a stride of 0": ("conv2d", lambda x, i, f: fr.nn.conv2d(i, f, 0)),
+    "a dilation of 0": ("conv2d", lambda x, i, f: fr.nn.conv2d(i, f, 1, "SAME", 0)),
+    "a dilation beyond counting": ("conv2d", lambda x, i, f: fr.nn.conv2d(i, f, 1, "SAME", 2**63)),
+    "groups that do not divide": ("conv2d", lambda x, i, f: fr.nn.conv2d(i, f, 1, "SAME", 1, 2)),
+    "no groups": ("conv2d", lambda x, i, f: fr.nn.conv2d(i, f, 1, "SAME", 1, 0)),
+    "padding beyond counting": ("conv2d", lambda x, i, f: fr.nn.conv2d(i, f, 1, padding=((2**62, 0), (0, 0)))),
+    "a window of 0": ("max_pool2d", lambda x, i, f: fr.nn.max_pool2d(i, 0)),
+    "a window below 0": ("avg_pool2d", lambda x, i, f: fr.nn.avg_pool2d(i, -1)),
+    "a step of 0": ("arange", lambda x, i, f: fr.arange(0, 10, 0)),
+    "a stop that is no number": ("arange", lambda x, i, f: fr.arange(float("nan"))),
+    "numbers without end": ("arange", lambda x, i, f: fr.arange(2**62)),
+    "numbers beyond 64 bits": ("arange", lambda x, i, f: fr.arange(2**70)),
+    "an identity beyond memory": ("eye", lambda x, i, f: fr.eye(2**31)),
+    "an identity of less than nothing": ("eye", lambda x, i, f: fr.eye(-1)),
+    "random numbers without end": ("normal", lambda x, i, f: fr.random.normal((2**62,), seed=1)),
+    "a spread below 0": ("normal", lambda x, i, f: fr.random.normal((2,), 0.0, -1.0, seed=1)),
+    "a bound that is no number": ("uniform", lambda x, i, f: fr.random.uniform((2,), float("nan"), seed=1)),
+    "a product beyond memory": ("matmul", lambda x, i, f: fr.matmul(fr.zeros((2**40, 0)), fr.zeros((0, 2**40)))),
+    "an axis that is not there": ("sum", lambda x, i, f: fr.sum(x, 2**62)),
+    "half an axis": ("expand_dims", lambda x, i, f: fr.expand_dims(x, 0.5)),
+    "nothing to put together": ("concat", lambda x, i, f: fr.concat([])),
+    "nothing to stack": ("stack", lambda x, i, f: fr.stack([])),
+    "nothing to add": ("add_n", lambda x, i, f: fr.add_n([])),
+    "a rate that is no number": ("dropout", lambda x, i, f: fr.nn.dropout(x, "half")),
+    "letters that are none": ("einsum", lambda x, i, f: fr.einsum(7, x)),
+    "axes that are none": ("tensordot", lambda x, i, f: fr.tensordot(x, x, (1, 2, 3))),
+}
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """Let nobody be given the memory that is asked for here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (64 << 30, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_absurd_sizes_and_attributes_name_op_and_line(name: str) -> None:
+    op, ask = CASES[name]
+    says = rf"({op}).*\S*test_absurd.py:\d+"
+
+    def in_a_graph() -> None:
+        with fr.Graph() as graph:
+            inputs = [fr.placeholder(a.dtype, a.shape) for a in (X, IMAGE, FILTERS)]
+            y = ask(*inputs)
+        with fr.BlockingSession(graph) as session:
+            session.run(y, dict(zip(inputs, (X, IMAGE, FILTERS), strict=True)))
+
+    with little_memory():
+        for way in (in_a_graph, lambda: ask(X, IMAGE, FILTERS)):
+            with pytest.raises((fr.SpecError, fr.ResourceError), match=says) as caught:
+                way()
+            assert "\n" not in str(caught.value) or isinstance(caught.value, fr.ResourceError)
+
+
+@pytest.mark.parametrize("size", [2**62, 2**40, -1])
+def test_an_absurd_size_that_only_the_step_knows_ends_the_step(size: int) -> None:
+    with fr.Graph() as graph:
+        n = fr.placeholder("int64", ())
+        y = fr.zeros(fr.stack([n, n]))
+    with little_memory(), fr.BlockingSession(graph) as session:
+        with pytest.raises((fr.SpecError, fr.ResourceError), match=r"full 'full' \(\S*test_absurd.py:\d+\)"):
+            session.run(y, {n: size})
+        assert session.run(y, {n: 2}).shape == (2, 2)
+
+
+# ── every op of the registry ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def calls() -> dict[Op, dict[str, Any]]:
+    """What each op that the examples show is given in one of them; tensors as specs."""
+    found: dict[Op, dict[str, Any]] = {}
+    shown = Op.__call__
+
+    def spy(self: Op, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+        if self not in found and self.__module__.startswith("flowrt.ops."):
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            found[self] = {name: as_specs(value) for name, value in bound.arguments.items()}
+        return shown(self, *args, name=name, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Op, "__call__", spy)
+        for example in EXAMPLES:
+            with fr.Graph(), suppress(fr.FlowrtError):
+                example.run(*[fr.placeholder(a.dtype, a.shape) for a in example.arrays])
+    return found
+
+
+def as_specs(value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and any(isinstance(item, fr.Tensor) for item in value):
+        return [as_specs(item) for item in value]
+    return value.spec if isinstance(value, fr.Tensor) else value
+
+
+def as_inputs(value: Any) -> Any:
+    if isinstance(value, list):
+        return [as_inputs(item) for item in value]
+    return fr.placeholder(value.dtype, value.dims) if isinstance(value, fr.Spec) else value
+
+
+def test_no_parameter_of_any_op_leads_into_the_depths() -> None:
+    seed = secrets.randbits(32)
+    draw = random.Random(seed)
+    escaped = []
+    for op, given in calls().items():
+        for parameter in op.parameters:
+            for value in draw.sample(ABSURD, TRIES):
+                try:
+                    with fr.Graph() as graph:
+                        op(**{**{name: as_inputs(v) for name, v in given.items()}, parameter.name: value})
+                    if not parameter.tensor:
+                        lay_out(graph.nodes[-1])
+                except fr.FlowrtError as error:
+                    if ".py:" not in str(error):
+                        escaped.append(f"{op.name}({parameter.name}={value!r}) names no line: {error}")
+                except Exception as error:
+                    escaped.append(f"{op.name}({parameter.name}={value!r}): {error!r}")
+    assert not escaped, (seed, escaped)
+
+
+OPERATE_ON_STATE = ("resource", "slots")  # whose kernels are given what the variables hold, too
+
+
+def lay_out(node: fr.Operation) -> None:
+    """Ask the node's kernel how it would go about it, without compiling it."""
+    specs = [t.spec for t in (*node.inputs, *node.outputs)]
+    computed = (node.op.name, "cpu") in KERNELS and not any(name in node.attrs for name in OPERATE_ON_STATE)
+    if computed and all(spec.known for spec in specs):
+        with suppress(fr.SpecError):  # scratch beyond memory; a session says whose
+            apply_kernel(node.op.name, specs[: len(node.inputs)], specs[len(node.inputs) :], node.attrs)
