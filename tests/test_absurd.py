@@ -118,7 +118,7 @@ def calls() -> dict[Op, dict[str, Any]]:
     shown = Op.__call__
 
     def spy(self: Op, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        if self not in found and self.__module__.startswith("flowrt.ops."):
+        if self not in found and self.__module__.startswith("flowrt.ops.") and self.__module__ != "flowrt.ops.fused":
             bound = self.signature.bind(*args, **kwargs)
             bound.apply_defaults()
             found[self] = {name: as_specs(value) for name, value in bound.arguments.items()}
