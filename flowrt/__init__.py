@@ -48,6 +48,7 @@ from flowrt.errors import (
     VersionMismatch,
     WouldBlock,
 )
+from flowrt.familiar import absent as _absent
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
 from flowrt.graph import Node as Operation
@@ -74,7 +75,7 @@ _LATER = {
 
 def __getattr__(name: str) -> _Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'flowrt' has no attribute {name!r}")
+        raise _absent("fr", globals(), name)
     module = _import_module(_LATER[name])
     value = module if module.__name__ == f"flowrt.{name}" else getattr(module, name)
     globals()[name] = value

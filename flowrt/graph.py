@@ -85,6 +85,7 @@ class Tensor(Operators):
     """
 
     __slots__ = ("_node", "_spec", "index")
+    __tensor__ = None  # it stands for itself; a class attribute is found faster than a missing one
 
     def __init__(self, node: Node, index: int, spec: Spec) -> None:
         self._node = node

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import GraphError, user_site
+from flowrt.familiar import hint
 from flowrt.op import REGISTRY, as_value
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class Operators:
 
     __slots__ = ()
     __array_ufunc__ = None  # an array beside a tensor leaves the operator to the tensor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        kind = type(self).__name__
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint('a tensor', name, dir(type(self)))}")
 
     def __getitem__(self, key: Any) -> Any:
         return REGISTRY["getitem"](self, as_key(key))

@@ -27,6 +27,7 @@ import numpy as np
 
 from flowrt.collection import held_back
 from flowrt.errors import GraphError, user_site
+from flowrt.familiar import answering
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
@@ -379,3 +380,6 @@ def _scaled(gradient: Any, scale: Any) -> Any:
     if not isinstance(gradient, IndexedSlices):
         return multiply(gradient, scale)
     return IndexedSlices(multiply(gradient.values, scale), gradient.indices, gradient.shape)
+
+
+__getattr__ = answering("fr.optim", globals())

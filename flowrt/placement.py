@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from flowrt.device import Device
+from flowrt.familiar import answering
 from flowrt.valueclass import valueclass
 
 
@@ -22,3 +23,6 @@ class Rules:
     def __post_init__(self) -> None:
         for text in self.devices.values():
             Device.parse(text)
+
+
+__getattr__ = answering("fr.placement", globals())

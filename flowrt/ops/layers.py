@@ -127,6 +127,11 @@ def embedding_lookup(shards: Any, ids: Any) -> Any:
     return add_n([_rows(table, where(equal(owner, n), row, absent)) for n, table in enumerate(tables)])
 
 
+def embedding(ids: Any, table: Any) -> Any:
+    """`embedding_lookup` as PyTorch calls it: the rows ``ids`` of ``table``, or of its shards."""
+    return embedding_lookup(table, ids)
+
+
 def _rows(table: Any, ids: Any) -> Any:
     found = as_value(table)
     with beside(as_node(found)) if hasattr(found, "builder") else nullcontext():

@@ -371,7 +371,7 @@ def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, single: bool, most: A
 
 def _scan_now(fn: Any, init: Any, rows: tuple[Structure, list[Any]], reverse: bool) -> tuple[Any, Any]:
     form, leaves = rows
-    if not leaves or len({len(leaf) for leaf in leaves}) != 1:
+    if not leaves or any(leaf.ndim == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
         raise SpecError(f"scan ({user_site()}): what is scanned together has first axes of equal length")
     carry, stacked = init, []
     carry_form, first = flatten(init)

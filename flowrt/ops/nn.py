@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError, user_site
+from flowrt.familiar import answering
 from flowrt.op import located, no_gradient, op
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
-from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding_lookup, layer_norm
+from flowrt.ops.layers import batch_norm, bias_add, dropout, embedding, embedding_lookup, layer_norm
 from flowrt.ops.linalg import check_bias
 from flowrt.ops.moments import moments
 from flowrt.ops.recurrent import lstm
@@ -32,6 +33,7 @@ __all__ = [
     "conv2d",
     "dropout",
     "elu",
+    "embedding",
     "embedding_lookup",
     "gelu",
     "layer_norm",
@@ -405,3 +407,6 @@ def binary_cross_entropy(logits: Spec, labels: Spec) -> Spec:
 def binary_cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     logits, labels = node.inputs
     return dy * (sigmoid(logits) - labels), negative(dy * logits)
+
+
+__getattr__ = answering("fr.nn", globals())

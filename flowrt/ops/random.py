@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
+from flowrt.familiar import answering
 from flowrt.graph import Graph
 from flowrt.op import as_value, builder_for, frozen, located, no_gradient, op
 from flowrt.ops.inference import filled
@@ -139,3 +140,6 @@ def _turns(graph: Graph) -> Any:
     if len(turns) < 2:
         return expand_dims(turns[0], 0) if turns else _NO_TURNS
     return stack(turns)
+
+
+__getattr__ = answering("fr.random", globals())

@@ -1,5 +1,6 @@
 """Replicated training: several copies of a model, one set of variables, and a policy for whose updates count."""
 
+from flowrt.familiar import answering
 from flowrt.sched.quorum import AllOf, FirstOf, Policy
 from flowrt.train.replicated import Predictor, Replicated
 from flowrt.train.statistics import ReplicaStatistics, Statistics
@@ -15,3 +16,6 @@ __all__ = [
     "Statistics",
     "StepReport",
 ]
+
+
+__getattr__ = answering("fr.train", globals())

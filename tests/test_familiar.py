@@ -1,0 +1,146 @@
+"""Names that people bring from elsewhere are answered by flowrt's, and no hint names what does not exist."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.familiar import PAGES, hint
+
+ROOT = Path(__file__).parent.parent / "flowrt"
+MODULES: dict[str, Any] = {
+    "fr": fr,
+    "fr.nn": fr.nn,
+    "fr.random": fr.random,
+    "fr.optim": fr.optim,
+    "fr.train": fr.train,
+    "fr.placement": fr.placement,
+}
+TYPED = {
+    "fr": {
+        "cast": "astype",
+        "reduce_mean": "mean",
+        "gather": "take",
+        "concatenate": "concat",
+        "permute": "transpose",
+        "clamp": "clip",
+        "power": "pow",
+        "softmax": "nn.softmax",
+        "randn": "random.normal",
+        "float32": '"float32"',
+        "bfloat16": "no kernels of bfloat16",
+        "reshpae": "did you mean fr.reshape",
+        "zeroes": "did you mean fr.zeros",
+        "Sesion": "did you mean fr.Session",
+    },
+    "fr.nn": {
+        "CrossEntropyLoss": "softmax_cross_entropy",
+        "Linear": "matmul",
+        "softmaxx": "did you mean fr.nn.softmax",
+    },
+    "fr.random": {"randn": "normal", "nromal": "did you mean fr.random.normal"},
+    "fr.optim": {"Adagrad": "AdaGrad", "adam": "Adam", "Adammm": "did you mean fr.optim.Adam"},
+    "fr.train": {"MirroredStrategy": "Replicated", "Firstof": "did you mean fr.train.FirstOf"},
+    "fr.placement": {"Rule": "did you mean fr.placement.Rules"},
+}
+METHODS = {
+    "numpy": "session.run",
+    "item": "session.run",
+    "view": "fr.reshape",
+    "cuda": "fr.device",
+    "detach": "fr.stop_gradient",
+    "backward": "fr.gradients",
+    "permute": "fr.transpose",
+    "unsqueeze": "fr.expand_dims",
+    "to": "fr.astype",
+    "shpae": "did you mean x.shape",
+}
+
+
+def test_a_familiar_name_is_answered_by_flowrts() -> None:
+    for namespace, names in TYPED.items():
+        for typed, here in names.items():
+            with pytest.raises(AttributeError, match=rf"has no attribute '{typed}'.*{re.escape(here)}"):
+                getattr(MODULES[namespace], typed)
+
+
+def test_methods_that_tensors_have_elsewhere_are_answered_by_functions() -> None:
+    with fr.Graph():
+        for tensor in (fr.placeholder("float32", (2,)), fr.Variable(1.0)):
+            for typed, here in METHODS.items():
+                kind = type(tensor).__name__
+                with pytest.raises(AttributeError, match=rf"^'{kind}' object has no attribute '{typed}'; .*{here}"):
+                    getattr(tensor, typed)
+
+
+def test_asking_for_what_is_not_there_stays_an_ordinary_question() -> None:
+    assert not hasattr(fr, "cast")
+    assert getattr(fr.nn, "Linear", None) is None
+    assert "cast" not in dir(fr)
+    with pytest.raises(ImportError):
+        from flowrt import cast  # type: ignore[attr-defined]  # noqa: F401
+    for name in ("__wrapped__", "_private"):
+        with pytest.raises(AttributeError) as caught:
+            getattr(fr, name)
+        assert "write" not in str(caught.value)
+    assert pickle.loads(pickle.dumps(fr.Spec("float32", (2,)))) == fr.Spec("float32", (2,))
+    with fr.Graph():
+        x = fr.placeholder("float32", (2,))
+        assert not hasattr(x, "numpy")
+        assert copy.copy({x: 1}) == {x: 1}
+        assert not hasattr(x, "__len_hint__")
+        assert fr.nn.embedding(np.int32([1]), np.ones((3, 2))).shape == (1, 2)
+
+
+@pytest.mark.parametrize("namespace", PAGES)
+def test_what_the_pages_say_to_write_exists(namespace: str) -> None:
+    seen: set[str] = set()
+    for line in PAGES[namespace].strip().splitlines():
+        here, _, names = line.strip().rpartition(": ")
+        assert here, line
+        for name in names.split():
+            assert name not in seen, f"{name} stands twice in {namespace}"
+            seen.add(name)
+            for path in named(here.replace("NAME", name)):
+                assert exists(path), (line, path)
+            module = MODULES.get(namespace)
+            if module is not None:
+                assert name not in vars(module), f"{namespace}.{name} is there"
+            assert hint(namespace, name).startswith("; write ")
+
+
+def named(text: str) -> list[str]:
+    """What is named in a text as of flowrt's: ``fr.nn.softmax``."""
+    return [path.rstrip(".") for path in re.findall(r"\bfr\.[A-Za-z_][\w.]*", text)]
+
+
+def exists(path: str) -> bool:
+    value: Any = fr
+    for name in path.split(".")[1:]:
+        if not hasattr(value, name):
+            return False
+        value = getattr(value, name)
+    return True
+
+
+def sayings() -> Iterator[tuple[str, str]]:
+    """Every text in flowrt's files: errors and docstrings, parts of formatted ones too."""
+    for file in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def test_no_text_names_what_does_not_exist() -> None:
+    found = [(where, path) for where, text in sayings() if "familiar.py" not in where for path in named(text)]
+    assert len(found) > 30
+    assert [(where, path) for where, path in found if not exists(path)] == []
