@@ -25,6 +25,7 @@ FLOOR = [
     "plan",
     "alike",
     "parameters",
+    "familiar",
 ]
 FAMILIES = [
     "source",
