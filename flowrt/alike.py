@@ -164,6 +164,10 @@ class Recall:
         self.young: dict[Hashable, Known] = {}
         self.old: dict[Hashable, Known] = {}
 
+    def forget(self) -> None:
+        """Know nothing any more."""
+        self.young, self.old = {}, {}
+
     def older(self, key: Hashable) -> Known | None:
         """What was known before those that are young, which it is from now on."""
         found = self.old.get(key)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.alike import is_open, ordered, unknown, usual
+from flowrt.alike import RECALL, is_open, ordered, unknown, usual
 from flowrt.errors import FlowrtError, GraphError, SpecError, user_site
+from flowrt.kernels.table import REPLACED
 from flowrt.op import Attr, Op, attr_key, frozen, lookup, set_eager_builder
 from flowrt.plain import as_dtype_of
 from flowrt.sched.structured import STRUCTURED, interpret
@@ -288,3 +289,12 @@ class EagerBuilder:
 
 the_builder = cache(EagerBuilder)
 set_eager_builder(the_builder, _learn)
+
+
+def _forget() -> None:
+    """A kernel was written anew, as in a notebook: prepare it where it is used next."""
+    _prepared.cache_clear()
+    RECALL.forget()
+
+
+REPLACED.append(_forget)

@@ -304,3 +304,24 @@ def test_gradient_rules_may_answer_one_alone_and_are_told_of_by_name() -> None:
         mixed.gradient(lambda node, dy: dy)
         with pytest.raises(fr.GraphError, match=r"mixed.*1 gradients for 2 inputs; it answers a tuple, with None"):
             fr.gradients(mixed(x, x), [x])
+
+
+def test_a_kernel_written_anew_takes_the_place_of_the_one_before() -> None:
+    @fr.op
+    def rewritten(x: fr.Spec) -> fr.Spec:
+        return x
+
+    def once(x: Any, out: Any) -> None:
+        out[0, 0] = x[0, 0]
+
+    def twice(x: Any, out: Any) -> None:
+        out[0, 0] = 2 * x[0, 0]
+
+    for kernel, factor in ((once, 1), (twice, 2), (once, 1)):
+        fr.kernel("rewritten", on="cpu")(kernel)
+        for _ in range(4):  # the way of calls that are alike changes
+            assert rewritten(np.ones((1, 1)))[0, 0] == factor
+        with fr.Graph() as graph:
+            y = rewritten(fr.placeholder("float64", (1, 1), name="x"))
+        with fr.BlockingSession(graph) as session:
+            assert session.run(y, {graph.get_tensor_by_name("x:0"): np.ones((1, 1))})[0, 0] == factor

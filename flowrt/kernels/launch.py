@@ -52,7 +52,7 @@ def failure(op: str, status: int) -> str:
     own = [
         kernel.function
         for kernel in KERNELS.get((op, "cpu"), ())
-        if not kernel.function.__module__.startswith("flowrt.")
+        if not str(kernel.function.__module__).startswith("flowrt.")
     ]
     return f"{text} ({raised_in(own[0])})" if status == RAISED and own else text
 

@@ -130,7 +130,7 @@ def name_of(variant: Variant) -> str | None:
 def _stands_in_a_file(function: Callable[..., Any]) -> bool:
     """Whether ``function`` is one of this package's that is what it is by its place alone."""
     made = function.__closure__ is not None or function.__defaults__ or function.__kwdefaults__
-    return function.__module__.startswith("flowrt.kernels.") and not made
+    return str(function.__module__).startswith("flowrt.kernels.") and not made
 
 
 @lru_cache(4096)

@@ -200,6 +200,7 @@ KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 NARROW: dict[Callable[..., Any], Narrow] = {}  # by scalar functions that have one
 ALIASES: set[str] = set()  # ops whose output is their first input under another shape
 HOST_ONLY: set[str] = set()  # ops that have a CPU kernel and, on purpose, no CUDA twin
+REPLACED: list[Callable[[], None]] = []  # called where a program writes a kernel anew, by whoever keeps what they made
 JITABLES: list[Callable[..., Any]] = []  # helpers that kernels call, in order of definition
 
 
@@ -263,6 +264,9 @@ def kernel(
         laid = layout or (_by_name(function) if form is Form.ARRAYS else natural)
         following = tuple(Kernel(op, on, other, its_layout, form, infallible=infallible) for other, its_layout in then)
         made = Kernel(op, on, function, laid, form, scratch, dtypes, local, infallible, then=following)
+        if (op, on) in KERNELS and not str(function.__module__).startswith("flowrt."):
+            for forget in REPLACED:
+                forget()
         KERNELS.setdefault((op, on), []).insert(0, made)
         return function
 
