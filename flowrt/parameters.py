@@ -48,7 +48,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "None": (type(None),),
 }
-_KIND_NAMES = {bool: "True or False", int: "one integer", float: "one number", str: "a string", type(None): "None"}
+_KIND_NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
 
 
 def _kinds(note: str) -> tuple[type, ...]:

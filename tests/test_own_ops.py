@@ -282,7 +282,7 @@ def test_what_an_ops_function_answers_and_takes_is_checked() -> None:
             choosy(x, x)
         with pytest.raises(fr.SpecError, match=r"^choosy\(x: .* \(\S*:\d+\): missing a required argument: 't'"):
             choosy(x)
-        with pytest.raises(fr.SpecError, match=r"^choosy \(\S*:\d+\): t is one number, got 'a'"):
+        with pytest.raises(fr.SpecError, match=r"^choosy \(\S*:\d+\): t is a number, got 'a'"):
             choosy(x, "a")
 
 
