@@ -207,7 +207,7 @@ def _from_the_depths(what: str, error: Exception) -> FlowrtError | None:
     if not is_of_ours(error):
         return None
     if isinstance(error, MemoryError):
-        return ResourceError(f"{what} ({user_site()}): there is no memory for that: {error}")
+        return ResourceError(f"{what} ({user_site()}): {str(error) or 'there is no memory for that'}")
     return _located(what, SpecError(f"cannot take these arguments: {error or type(error).__name__}"))
 
 
