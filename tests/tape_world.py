@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,16 @@ import flowrt.ops  # noqa: F401  (fills the registry)
 from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
 from flowrt.op import lookup
 from flowrt.plan import Plan, PlanFeed, PlanNode
+from flowrt.sched import schedule
+from flowrt.sched.pace import Pace
 from flowrt.sched.regions import Region, find_regions
 from flowrt.sched.tape import Tape
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
-    import random
+    import pytest
+
+    from flowrt.sched.lanes import Crew
 
 Array = np.ndarray[Any, Any]
 
@@ -169,3 +174,13 @@ def random_plan(rng: random.Random) -> tuple[Plan, list[Array], dict[str, Array]
 
 def fits(a: Spec, b: Spec) -> bool:
     return all(m == n or 1 in (m, n) for m, n in zip(reversed(a.concrete), reversed(b.concrete), strict=False))
+
+
+def divided(tape: Tape, plan: Plan, crew: Crew, monkeypatch: pytest.MonkeyPatch, seed: int | None = None) -> Tape:
+    """``tape``, shared by ``crew`` as if its launches took long, or at random."""
+    monkeypatch.setattr(schedule, "GAIN", float("inf"))
+    launches, rng = tape.recording.launches, random.Random(seed)
+    tape.pace = Pace(plan, launches, crew.threads)
+    tape.pace.left = 0
+    tape.pace.decide([1.0 if seed is None else rng.choice([1e-7, 2e-6, 1e-4]) for _ in launches] or [1.0])
+    return tape

@@ -10,12 +10,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from kernel_world import own_tables
-from tape_world import PlanMaker, array, interpret, random_plan, tape_of, whole_region, words
+from tape_world import PlanMaker, array, divided, interpret, random_plan, tape_of, whole_region, words
 
 from flowrt.errors import FlowrtError, StepCancelled
 from flowrt.kernels import board as at
@@ -25,11 +25,8 @@ from flowrt.op import no_gradient, op
 from flowrt.sched import schedule
 from flowrt.sched.lanes import Crew
 from flowrt.sched.pace import Pace
-from flowrt.sched.tape import CANCELLED, Tape, Tapes
+from flowrt.sched.tape import CANCELLED, Tapes
 from flowrt.spec import Spec
-
-if TYPE_CHECKING:
-    from flowrt.plan import Plan
 
 
 @no_gradient
@@ -85,16 +82,6 @@ def crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
     made = Crew(request.param, "test")
     yield made
     made.close()
-
-
-def divided(tape: Tape, plan: Plan, crew: Crew, monkeypatch: pytest.MonkeyPatch, seed: int | None = None) -> Tape:
-    """``tape``, shared by ``crew`` as if its launches took long, or at random."""
-    monkeypatch.setattr(schedule, "GAIN", float("inf"))
-    launches, rng = tape.recording.launches, random.Random(seed)
-    tape.pace = Pace(plan, launches, crew.threads)
-    tape.pace.left = 0
-    tape.pace.decide([1.0 if seed is None else rng.choice([1e-7, 2e-6, 1e-4]) for _ in launches] or [1.0])
-    return tape
 
 
 def test_a_large_launch_is_shared_and_gives_the_same_bits(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
