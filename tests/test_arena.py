@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrt.sched.arena import ALIGNMENT, aligned, lay_out, most_alive
+from flowrt.kernels.board import BOARD_ALIGNMENT
+from flowrt.sched.arena import ALIGNMENT, aligned, lay_out, local_room, most_alive
 
 lifetimes = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 12)).map(lambda t: (t[0], t[1], t[1] + t[2])),
@@ -65,3 +66,9 @@ def test_thousands_of_small_values_are_laid_out_at_once_and_take_no_more_than_th
 def test_nothing_needs_nothing() -> None:
     assert lay_out([]) == ([], 0)
     assert lay_out([(0, 0, 3), (0, 1, 2)]) == ([0, 0], 0)
+
+
+@pytest.mark.parametrize(("nbytes", "lines"), [(1, 1), (BOARD_ALIGNMENT, 1), (BOARD_ALIGNMENT + 1, 2), (1000, 8)])
+def test_each_thread_has_lines_of_its_own_and_they_begin_where_a_line_does(nbytes: int, lines: int) -> None:
+    assert local_room(nbytes, 3) == (3 * lines + 1) * BOARD_ALIGNMENT
+    assert local_room(nbytes, 0) == local_room(0, 3) == 0

@@ -68,11 +68,23 @@ async def test_closing_a_step_ends_all_who_wait_on_it_and_it_never_returns() -> 
     assert meet.open_steps == 0
 
 
+async def test_a_step_ends_with_values_that_nobody_waits_on_and_takers_that_gave_up() -> None:
+    meet = Rendezvous()
+    meet.open(KEY, {1: VALUE})
+    given_up = meet.expect(KEY, 2)
+    given_up.cancel()
+    meet.close(KEY)
+    assert meet.open_steps == 0
+
+
 async def test_a_bounded_number_of_ended_steps_is_remembered() -> None:
     meet = Rendezvous()
     for number in range(REMEMBERED_STEPS + 10):
         meet.close(("epoch", number))
     assert len(meet._closed) == REMEMBERED_STEPS
+    meet.open(("epoch", 9))  # the oldest are forgotten
+    with pytest.raises(StepCancelled, match=f"step {REMEMBERED_STEPS + 9}"):
+        meet.open(("epoch", REMEMBERED_STEPS + 9))
 
 
 async def test_a_cancelled_sender_takes_its_value_back_and_a_cancelled_taker_its_claim() -> None:
@@ -88,6 +100,32 @@ async def test_a_cancelled_sender_takes_its_value_back_and_a_cancelled_taker_its
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(meet.send(KEY, 2, VALUE))
         assert await meet.take(KEY, 2) is VALUE
+
+
+async def test_a_step_that_never_began_ends_with_its_last_taker_and_one_that_did_goes_on() -> None:
+    meet = Rendezvous()
+    for begins in (False, True):
+        taken = asyncio.ensure_future(meet.take(KEY, 1))
+        await settled()
+        if begins:
+            meet.open(KEY)
+        taken.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taken
+        assert meet.open_steps == int(begins)
+
+
+async def test_a_cancelled_taker_leaves_a_later_claim_alone() -> None:
+    meet = Rendezvous()
+    taken = asyncio.ensure_future(meet.take(KEY, 1))
+    await settled()
+    later = meet.expect(KEY, 1)
+    taken.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taken
+    async with asyncio.timeout(5):
+        await meet.send(KEY, 1, VALUE)
+        assert await later is VALUE
 
 
 async def test_cancelling_either_end_at_any_point_leaves_no_step_behind() -> None:
