@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 import stat
 from typing import TYPE_CHECKING
@@ -94,6 +96,32 @@ async def test_a_full_server_refuses_and_has_room_again() -> None:
         async with await connect("127.0.0.1", server.port, TOKEN) as client:
             await client.send(1)
             assert await client.receive() == 1
+
+
+@on_both_loops
+async def test_strangers_however_many_keep_nobody_out_who_has_the_token() -> None:
+    """Silent ones, and ones that never come to the end of what they say, from the same address as everybody else."""
+    records: list[logging.LogRecord] = []
+    heard = logging.Handler()
+    heard.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(heard)
+    try:
+        async with serve("127.0.0.1", 0, TOKEN, echo, max_strangers=8, max_connections=8) as server:
+            async with await connect("127.0.0.1", server.port, TOKEN) as before, contextlib.AsyncExitStack() as crowd:
+                for number in range(100):
+                    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                    crowd.callback(writer.close)
+                    writer.write((b"", b"GET ", f"{HEAD}\r\n".encode())[number % 3])
+                    if number % 10 == 0:
+                        async with await connect("127.0.0.1", server.port, TOKEN, timeout=5) as client:
+                            for peer in (before, client):
+                                await peer.send(number)
+                                assert await peer.receive() == number
+                    assert server.connections <= 8 + 2
+            assert len(server._strangers) <= 8
+    finally:
+        logging.getLogger().removeHandler(heard)
+    assert len(records) <= 2
 
 
 @on_both_loops

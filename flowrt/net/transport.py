@@ -2,8 +2,10 @@
 
 A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/1`` and a bearer token, and after the answer 101 is
 handed to `flowrt.net.connection`. Law: of a stranger nothing is read but an HTTP head of at most 8 KiB, within a
-deadline; nothing of msgpack is decoded before the token is checked; a refusal says which rule it broke and no more. The
-token keeps strangers out; it hides nothing from who can read the network: beyond one machine, use a private one.
+deadline; nothing of msgpack is decoded before the token is checked; a refusal says which rule it broke and no more. Who
+has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at once, and take no
+place of those with the token. The token keeps strangers out; it hides nothing from who can read the network: beyond one
+machine, use a private one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ipaddress
 import logging
 import os
 import re
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -47,6 +50,8 @@ OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 PROTOCOL = "flowrt/1"
 PATH = "/flowrt"
 HEAD = 8 << 10  # bytes of HTTP that a stranger may send
+STRANGERS = 256  # at the door at once
+TOLD_SECONDS = 60.0  # between two lines of the log that tell of a throng
 _log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.setLevel(logging.CRITICAL)  # aiohttp logs a traceback per malformed request; strangers may not fill disks
@@ -66,9 +71,13 @@ async def serve(
     bounds: Bounds | None = None,
     allocate: Allocate = allocate_array,
     max_connections: int = 1024,
+    max_strangers: int = STRANGERS,
     handshake: float = 10.0,
 ) -> AsyncIterator[Server]:
     """Listen on ``host:port`` (0: any free one) and run ``on_connection`` for each authenticated connection.
+
+    Of these there are ``max_connections`` at most. Of ``max_strangers`` at the door (or a quarter of the descriptors
+    that the process may have, if that is less) the one that came first has to leave when another comes.
 
     ``on_connection`` owns its connection, which is closed when it returns. What it raises because its connection ended
     is logged; anything else ends the server and leaves this block. On leaving, every connection is closed and every
@@ -88,6 +97,7 @@ async def serve(
             bounds or Bounds(),
             allocate,
             max_connections,
+            max_strangers,
             handshake,
             tasks,
         )
@@ -114,6 +124,7 @@ class Server:
         bounds: Bounds,
         allocate: Allocate,
         max_connections: int,
+        max_strangers: int,
         handshake: float,
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -125,10 +136,12 @@ class Server:
         self._bounds = bounds
         self._allocate = allocate
         self._max_connections = max_connections
+        self._max_strangers = max_strangers
+        self._told = float("-inf")  # when the log was last told of a throng
         self._handshake = handshake
         self._tasks = tasks
         self._attending: set[asyncio.Task[None]] = set()
-        self._strangers: set[_Gate] = set()
+        self._strangers: dict[_Gate, None] = {}  # who came first, first
         self._web = web.Server(
             self._answer, access_log=None, logger=_http_log, keepalive_timeout=handshake, lingering_time=0.0
         )
@@ -142,14 +155,26 @@ class Server:
     async def _open(self, port: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(self._gate, self.host, port)
+            self._listener = await loop.create_server(self._gate, self.host, port, backlog=self._max_strangers)
         except (OSError, OverflowError) as error:
             reason = _reason(error)
             raise ResourceError(f"cannot listen on {self.host}:{port}: {reason}; port 0 takes any free one") from error
         self.port = self._listener.sockets[0].getsockname()[1]
 
     def _gate(self) -> _Gate:
-        return _Gate(self._web, self._strangers, self._handshake, full=self.connections >= self._max_connections)
+        return _Gate(self._web, self._strangers, self._handshake, self._make_way)
+
+    def _make_way(self) -> None:
+        """Have a stranger leave, if there are too many for another one."""
+        if len(self._strangers) < max(1, min(self._max_strangers, _descriptors() // 4)):
+            return
+        next(iter(self._strangers)).leave()
+        now = asyncio.get_running_loop().time()
+        if now - self._told > TOLD_SECONDS:
+            self._told = now
+            _log.warning(
+                "port %d: %d connections say nothing; the oldest give way", self.port, len(self._strangers) + 1
+            )
 
     async def _aclose(self) -> None:
         if self._listener is None:
@@ -192,7 +217,9 @@ class Server:
             return 401
         if request.method != "GET" or request.path != PATH:
             return 404
-        return None if request.headers.get("Upgrade") == PROTOCOL else 426
+        if request.headers.get("Upgrade") != PROTOCOL:
+            return 426
+        return 503 if len(self._attending) >= self._max_connections else None
 
     def _knows_itself_as(self, host: str) -> bool:
         """On loopback, whether a Host header names this machine: a foreign name there was rebound to it."""
@@ -225,21 +252,21 @@ class Server:
 class _Gate(asyncio.Protocol):
     """Reads the head of a stranger's request, bounded in bytes and time, and hands it to aiohttp unread."""
 
-    def __init__(self, server: web.Server, strangers: set[_Gate], deadline: float, *, full: bool) -> None:
+    def __init__(
+        self, server: web.Server, strangers: dict[_Gate, None], deadline: float, make_way: Callable[[], None]
+    ) -> None:
         self._server = server
         self._strangers = strangers
         self._deadline = deadline
-        self._full = full
+        self._make_way = make_way
         self._head = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._full:
-            self._transport.abort()
-            return
-        self._strangers.add(self)
+        self._make_way()
+        self._strangers[self] = None
         self._timer = asyncio.get_running_loop().call_later(self._deadline, self.refuse, "408 Request Timeout")
 
     def data_received(self, data: bytes) -> None:
@@ -254,6 +281,10 @@ class _Gate(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
+
+    def leave(self) -> None:
+        """Close without a word."""
+        self._leave().abort()
 
     def refuse(self, status: str) -> None:
         """Answer without aiohttp and close."""
@@ -272,7 +303,7 @@ class _Gate(asyncio.Protocol):
 
     def _leave(self) -> asyncio.Transport:
         assert self._transport is not None
-        self._strangers.discard(self)
+        self._strangers.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         return self._transport
@@ -344,6 +375,8 @@ def _meaning(answer: aiohttp.ClientResponse, where: str) -> FlowrtError | None:
             return AuthenticationError(f"{where} does not know itself by that name; connect to the host it is bound to")
         case 101 | 426:
             return VersionMismatch(f"{where} speaks {theirs}, this side {PROTOCOL}; run the same version on both")
+        case 503:
+            return NodeLost(f"{where} has no room for another connection, or is closing")
         case status:
             return BrokenStream(f"{where} does not answer like a flowrt node: status {status}")
 
@@ -367,6 +400,12 @@ async def _introduce(connection: Connection, mine: Hello, theirs: Any) -> None:
         await connection.aclose()
         raise BrokenStream(f"{connection.peer} began with {type(theirs).__name__} instead of a hello")
     connection.hello, connection.peer_hello = mine, theirs
+
+
+def _descriptors() -> int:
+    """How many this process may have."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if most == resource.RLIM_INFINITY else most
 
 
 def _is_loopback(host: str) -> bool:
