@@ -42,6 +42,11 @@ class Writer:
         self._values += 2
         return self._values - 2, self._values - 1
 
+    def merge(self, name: str, one: int, other: int, spec: Spec) -> int:
+        self._nodes.append(PlanNode("merge", name, (one, other), (spec, Spec("int64", ())), site="plans.py:1"))
+        self._values += 2
+        return self._values - 2
+
     def plan(self) -> Plan:
         return Plan(self.task, tuple(self._nodes))
 

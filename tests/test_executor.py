@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_plans import PS, Writer
 from session_world import assert_quiet, cancel_everywhere, every_way, host_of, lanes, world_checked, world_slow
 
 import flowrt as fr
@@ -15,6 +16,7 @@ from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.sched.executor import Executor, own
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.memory import Memory
+from flowrt.sched.rendezvous import DEAD
 from flowrt.spec import Spec
 
 F2 = Spec("float32", (2,))
@@ -79,6 +81,32 @@ async def test_the_switch_that_is_named_is_the_one_that_was_alive(options: fr.Op
         with pytest.raises(fr.DeadTensorError, match="switch 'inner'"):
             await session.run(y, {x: 1, a: True, b: False})
         assert await session.run(y, {x: 1, a: True, b: True}) == 4.0
+
+
+async def test_what_an_effect_answers_dead_is_dead_for_all_that_follows() -> None:
+    """A tensor that another task did not make: it is passed on, nothing computes with it, nothing waits for it."""
+    host, scalar = Host(PS, threads=1), Spec("float64", ())
+    variable = {"resource": "v", "container": "", "dtype": "float64", "shape": ()}
+    w = Writer(PS)
+    came = w.recv(0, PS, scalar)
+    w.send(w.node("add", came, came, out=scalar), 1, PS)
+    alive = w.recv(2, PS, scalar)
+    w.node("assign", alive, **variable)
+    w.node("assign", alive, control=(0,), **(variable | {"resource": "never"}))
+    merged = w.merge("either", came, alive, scalar)
+    w.send(merged, 3, PS)
+    try:
+        async with asyncio.timeout(10):
+            host.rendezvous.open(CONTEXT.key, {2: np.asarray(5.0)})
+            dead = asyncio.ensure_future(host.rendezvous.send(CONTEXT.key, 0, DEAD))
+            taken = [host.rendezvous.expect(CONTEXT.key, edge) for edge in (1, 3)]
+            await Executor(w.plan(), host).run((), CONTEXT)
+            await dead
+        assert taken[0].result() is DEAD
+        assert taken[1].result() == 5.0
+        assert set(host.inventory()) == {("", "v")}
+    finally:
+        await host.aclose()
 
 
 @every_way

@@ -156,6 +156,17 @@ def test_a_server_refuses_and_attributes_what_is_not_finite() -> None:
         shard.take(0, (1,))
 
 
+def test_a_replica_that_was_refused_is_heard_again_in_the_next_version() -> None:
+    shard = shard_with(None, "b")
+    shard, verdict = shard.hold(0, 0, "nan", False)
+    assert verdict is REFUSED
+    after = shard.take(0, (1,))[0].applied(0)
+    assert after == shard_with(None, None, version=1)
+    shard, verdict = after.hold(1, 0, "fine now", True)
+    assert verdict is HELD
+    assert shard.statistics().refused == (1, 0)
+
+
 def test_a_server_raises_for_a_version_it_has_not_published() -> None:
     shard: Shard[str] = Shard.start(2)
     with pytest.raises(InternalError, match="replica 0 pushed version 1, this server is at 0"):

@@ -1,0 +1,103 @@
+"""A link between two tasks: nothing large is sent before there is room for it, whoever else has taken the room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+from wire_world import on_both_loops, pair
+
+from flowrt.net.frames import allocate_array
+from flowrt.net.link import SMALL, Allowance, Link, Store
+from flowrt.sched.rendezvous import Budget, Rendezvous
+from flowrt.spec import Spec
+
+KEY = ("epoch", 1)
+KIB = 1 << 10
+BUDGET = 64 * KIB
+
+
+def store(allowance: int = 0) -> Store:
+    return Store(Rendezvous(), Budget(BUDGET), Allowance(allowance), lambda epoch: True, allocate_array)
+
+
+@asynccontextmanager
+async def linked(here: Store, there: Store) -> AsyncIterator[Link]:
+    """This side of a link to a task whose values are in ``there``."""
+    async with pair() as (mine, theirs), asyncio.TaskGroup() as tasks:
+        ends = Link(mine, "there", here), Link(theirs, "here", there)
+        for end in ends:
+            tasks.create_task(end.run())
+        await asyncio.sleep(0)
+        try:
+            yield ends[0]
+        finally:
+            for end in ends:
+                end.close()
+
+
+def offer(there: Store, sizes: dict[int, int]) -> None:
+    there.rendezvous.open(KEY, {edge: np.full(size, edge, np.uint8) for edge, size in sizes.items()})
+
+
+@on_both_loops
+async def test_a_value_is_sent_when_there_is_room_for_it_and_not_before() -> None:
+    for spec in (Spec("uint8", (BUDGET // 2,)), Spec("uint8", (None,))):
+        here, there = store(), store()
+        offer(there, {1: BUDGET // 2, 2: SMALL, 3: SMALL})
+        async with linked(here, there) as link, asyncio.TaskGroup() as tasks:
+            async with here.budget.reserve(BUDGET):
+                pulling = tasks.create_task(link.pull(KEY, 1, spec))
+                for edge in (2, 3):  # behind it on the same link, and what is small needs no room
+                    assert (await link.pull(KEY, edge, Spec("uint8", (SMALL,)))).size == SMALL
+                assert not pulling.done()
+                assert link._connection._stream.inbox_bytes == 0
+                assert link._connection._stream.reader.idle
+            assert (await pulling == 1).all()
+            assert here.budget.used == 0
+
+
+@on_both_loops
+async def test_no_more_is_under_way_than_the_budget_has_on_all_links_together() -> None:
+    """Each value is as large as the budget: one is received at a time, however many links there are."""
+    here, expected = store(), []
+    theirs = [store() for _ in range(3)]
+    for there in theirs:
+        offer(there, dict.fromkeys(range(4), BUDGET))
+    reserve = here.budget._acquire
+
+    async def note(share: int) -> None:
+        await reserve(share)
+        expected.append(here.budget.used)
+
+    here.budget._acquire = note  # type: ignore[method-assign]
+    async with (
+        linked(here, theirs[0]) as a,
+        linked(here, theirs[1]) as b,
+        linked(here, theirs[2]) as c,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for link in (a, b, c):
+            for edge in range(4):
+                tasks.create_task(link.pull(KEY, edge, Spec("uint8", (None,))))
+    assert expected == [BUDGET] * 12
+    assert here.budget.used == 0
+
+
+@on_both_loops
+async def test_what_is_promised_ahead_is_bounded_too() -> None:
+    here, there = store(allowance=BUDGET // 2), store()
+    offer(there, dict.fromkeys(range(3), BUDGET // 2))
+    spec = Spec("uint8", (BUDGET // 2,))
+    async with linked(here, there) as link, asyncio.TaskGroup() as tasks:
+        async with here.budget.reserve(BUDGET):
+            first, *others = [tasks.create_task(link.pull(KEY, edge, spec)) for edge in range(3)]
+            assert (await first == 0).all()
+            there.rendezvous.open(("epoch", 2), {0: np.zeros(1, np.uint8)})
+            await link.pull(("epoch", 2), 0, Spec("uint8", (1,)))
+            assert not any(task.done() for task in others)
+        for edge, task in enumerate(others, 1):
+            assert (await task == edge).all()
+    assert here.allowance.left == BUDGET // 2
