@@ -1,7 +1,7 @@
 """Who is alive, who is suspected, who is lost: what the master believes of each task.
 
 Law: pure; ``now`` is an argument, in seconds of any monotonic clock. Silent for ``suspect`` seconds: suspect, to be
-skipped and named, and alive again at the next sign of life. Silent for ``lost`` seconds, or its connection gone: lost,
+skipped and named, and alive again at the next sign of life. Silent for ``lost`` seconds, or not to be reached: lost,
 until it joins again. A heartbeat is answered by a node's loop while its kernels run elsewhere, so a long kernel is slow
 and never suspect. Whoever did not look for a while was asleep itself: that time is nobody's silence.
 """
@@ -69,7 +69,7 @@ class Liveness:
         return [Change(task, Standing.ALIVE, "it answers again")]
 
     def broke(self, task: str, cause: str) -> list[Change]:
-        """The connection to ``task`` is gone."""
+        """The connection to ``task`` is gone, and there will not be another."""
         seen = self._seen[task]
         if seen.standing is Standing.LOST:
             return []
