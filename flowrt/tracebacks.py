@@ -67,15 +67,15 @@ def shorten(error: BaseException) -> None:
 
 
 def without_marks(trace: TracebackType | None) -> TracebackType | None:
-    """``trace``, its first line without the row of ``^^^`` under it, where Python knows of a place without columns.
+    """``trace``, its first line without the row of ``^^^`` under it: `asyncio.run` alone takes nine lines.
 
-    `asyncio.run` adds nine lines of its own to what a program prints.
+    Only where the code has an instruction that belongs to no place in the source, as what ends a ``with`` block has.
     """
     if trace is None:
         return None
     places = enumerate(trace.tb_frame.f_code.co_positions())
-    unmarked = next((2 * number for number, (*_, column) in places if column is None), trace.tb_lasti)
-    return TracebackType(trace.tb_next, trace.tb_frame, unmarked, trace.tb_lineno)
+    nowhere = next((2 * number for number, (line, *_) in places if line is None), trace.tb_lasti)
+    return TracebackType(trace.tb_next, trace.tb_frame, nowhere, trace.tb_lineno)
 
 
 def is_of_ours(error: BaseException) -> bool:

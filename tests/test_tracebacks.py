@@ -8,6 +8,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,12 @@ def printed(call: Callable[[], Any]) -> list[str]:
     raise AssertionError("no error was raised")
 
 
-def check(lines: list[str], says: str, most: int = MOST) -> None:
+def check(lines: list[str], says: str, most: int = MOST, at: str = "") -> None:
     text = "\n".join(lines)
     assert len(lines) <= most, text
     assert says in text
     assert HERE in text
+    assert any(at in line for before, line in pairwise(lines) if HERE in before), text
     assert f"{os.sep}flowrt{os.sep}tracebacks.py" not in text
 
 
@@ -123,7 +125,7 @@ def test_an_awaited_step_that_fails(what: str, compiled: bool) -> None:
     def program() -> None:
         asyncio.run(main())
 
-    check(printed(program), says)
+    check(printed(program), says, at="session.compile(" if what == "no feed" else "_ = await (step(")
     for line in printed(program):
         assert "/flowrt/" not in line
 
@@ -140,7 +142,7 @@ def test_a_blocking_step_that_fails(what: str, compiled: bool) -> None:
             step = session.compile(fetch, list(feeds))
             _ = step(*feeds.values()) if compiled else session.run(fetch, feeds, timeout=timeout)
 
-    check(printed(program), says, MOST - ASYNCIO)
+    check(printed(program), says, MOST - ASYNCIO, at="session.compile(" if what == "no feed" else "_ = step(*")
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["awaited", "blocking"])
@@ -163,7 +165,7 @@ def test_a_direct_call_that_fails(blocking: bool) -> None:
                 step(inside)
             step(OUTSIDE)
 
-    check(printed(program), "out of range")
+    check(printed(program), "out of range", at="step(OUTSIDE)")
 
 
 def lines_of_batches(kind: str) -> Iterator[dict[str, Any]]:
@@ -194,7 +196,7 @@ def test_training_that_fails(kind: str, says: str) -> None:
         asyncio.run(main())
 
     lines = printed(program)
-    check(lines, says, MOST + 2 * (kind == "source"))  # the source's own line
+    check(lines, says, MOST + 2 * (kind == "source"), at="async for _ in trainer.steps")  # and the source's own line
     assert not any("/flowrt/" in line for line in lines)
 
 
@@ -212,7 +214,7 @@ def test_a_source_of_a_queue_that_fails() -> None:
         asyncio.run(main())
 
     lines = printed(program)
-    check(lines, "disk on fire", MOST + 2)
+    check(lines, "disk on fire", MOST + 2, at='raise ValueError("disk on fire")')
     assert any("in source" in line for line in lines)
 
 
@@ -277,7 +279,7 @@ def test_a_step_on_a_cluster_that_fails(blocking: bool) -> None:
     def program() -> None:
         asyncio.run(main())
 
-    check(printed(program), "on /job:worker/task:0: take")
+    check(printed(program), "on /job:worker/task:0: take", at="session.run(taken, {ids: OUTSIDE})")
 
 
 def test_the_error_that_was_being_handled_is_still_told() -> None:
@@ -310,7 +312,7 @@ def test_a_bug_shows_the_line_where_it_is() -> None:
 
 
 PROGRAM = """
-import asyncio
+import asyncio, sys, traceback
 import numpy as np
 import flowrt as fr
 
@@ -322,19 +324,26 @@ async def main():
     async with fr.Session(graph) as session:
         value = await session.run(taken, {ids: np.array([7], "int32")})
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except fr.FlowrtError:
+    if sys.argv[1:]:
+        raise
+    traceback.print_exc()
+    sys.exit(1)
 """
 
 
+@pytest.mark.parametrize("printed_by", ["the interpreter", "traceback"])
 @pytest.mark.parametrize("full", [False, True], ids=["short", "full"])
-def test_a_program_that_ends_with_an_error(full: bool, tmp_path: Path) -> None:
+def test_a_program_that_ends_with_an_error(full: bool, printed_by: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLOWRT_FULL_TRACEBACK": str(int(full))}
-    command = [sys.executable, str(tmp_path / "program.py")]
+    command = [sys.executable, str(tmp_path / "program.py"), *(["raise"] if printed_by != "traceback" else [])]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=50)
     lines = done.stderr.splitlines()
     assert done.returncode == 1
-    assert any("value = await session.run" in line for line in lines)
+    assert any("value = await session.run" in line and "in main" in before for before, line in pairwise(lines))
     assert "an index is out of range" in lines[-1]
     assert (len(lines) <= MOST) is not full, done.stderr
     assert full is any("/flowrt/sched/" in line for line in lines)
