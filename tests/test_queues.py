@@ -143,6 +143,34 @@ async def test_a_cancelled_waiter_changed_nothing_and_lets_the_next_one_through(
     assert numbers(await queue.dequeue(2)) == [2, 5]
 
 
+async def test_a_cancelled_enqueue_takes_back_what_nobody_took() -> None:
+    queue = Queue("q", 1)
+    await queue.enqueue([element(1)])
+    put = asyncio.ensure_future(queue.enqueue([element(2)]))
+    await settled()
+    assert numbers(await queue.dequeue(1)) == [1]
+    assert len(queue) == 1
+    put.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    assert len(queue) == 0
+
+
+async def test_a_closed_queue_waits_for_no_cancelled_enqueue() -> None:
+    queue = Queue("q", 2)
+    await queue.enqueue([element(1)])
+    put = asyncio.ensure_future(queue.enqueue([element(2), element(3)]))
+    await settled()
+    put.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await put
+    assert queue.statistics().waiting_enqueues == 0
+    queue.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(QueueClosedError, match="1 elements are left, 2 were asked for"):
+            await queue.dequeue(2)
+
+
 async def test_elements_given_to_a_cancelled_dequeue_go_back_to_the_front() -> None:
     queue = Queue("q", 2)
     take = asyncio.ensure_future(queue.dequeue(2))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -278,8 +277,8 @@ def check_order(links: set[tuple[int, int]], nodes: set[int]) -> None:
     assert len(order) == len(nodes), "units wait for each other in a circle"
 
 
+@pytest.mark.timeout(30)  # it takes half a second
 def test_ten_thousand_nodes_are_no_trouble() -> None:
     plan = random_plan(random.Random(0), 10_000)
-    start = time.perf_counter()
-    regions_of(plan)
-    assert time.perf_counter() - start < 5
+    nodes = [node for region in regions_of(plan) for node in region.nodes]
+    assert 0 < len(nodes) == len(set(nodes))
