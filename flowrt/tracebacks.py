@@ -56,7 +56,7 @@ def shorten(error: BaseException) -> None:
 
     For ``except BaseException as error: shorten(error); raise``, which does not add the line it stands in.
     """
-    if os.environ.get("FLOWRT_FULL_TRACEBACK", "0") not in ("", "0"):
+    if _are_full():
         return
     seen: set[int] = set()
     link: BaseException | None = error
@@ -71,8 +71,8 @@ def without_marks(trace: TracebackType | None) -> TracebackType | None:
 
     Only where the code has an instruction that belongs to no place in the source, as what ends a ``with`` block has.
     """
-    if trace is None:
-        return None
+    if trace is None or _are_full():
+        return trace
     places = enumerate(trace.tb_frame.f_code.co_positions())
     nowhere = next((2 * number for number, (line, *_) in places if line is None), trace.tb_lasti)
     return TracebackType(trace.tb_next, trace.tb_frame, nowhere, trace.tb_lineno)
@@ -81,6 +81,11 @@ def without_marks(trace: TracebackType | None) -> TracebackType | None:
 def is_of_ours(error: BaseException) -> bool:
     """Whether ``error`` came about in flowrt, or what it calls, and not in code of the user's that it calls."""
     return not any(map(_is_users, _entries(error.__traceback__)))
+
+
+def _are_full() -> bool:
+    """Whether all is to be left as it is."""
+    return os.environ.get("FLOWRT_FULL_TRACEBACK", "0") not in ("", "0")
 
 
 def _told(error: BaseException) -> TracebackType | None:
