@@ -52,7 +52,8 @@ def fill_on_cuda(y: Any, value: float) -> None:
 elementwise("add", lambda x, y: x + y)
 elementwise("subtract", lambda x, y: x - y)
 elementwise("multiply", lambda x, y: x * y)
-elementwise("multiply_add", lambda x, y, z: x * y + z)  # a term of a product of matrices that a loop of scalars has
+elementwise("multiply_add", lambda x, y, z: x * y + z, on=("cpu",))  # for products of matrices in loops of scalars
+host_only("multiply_add")
 elementwise("divide", lambda x, y: x / y)
 elementwise("divide", lambda x, y: (x + 0.0) / (y + 0.0), dtypes=_integral)
 
