@@ -188,6 +188,7 @@ class Graph:
         self.seed = seed
         self.nodes: list[Node] = []
         self._by_name: dict[str, Node] = {}  # those that were there when one was last asked for
+        self.derived: dict[Any, Any] = {}  # what passes find out once it is finalized, for all steps
         self.resources: dict[tuple[str, str], Resource] = {}
         self.finalized = False
         self.variables: list[Any] = []

@@ -16,6 +16,7 @@ import pytest
 from step_world import CPU
 
 import flowrt as fr
+from flowrt.op import as_value
 from flowrt.passes import compile_step
 from flowrt.runners import fusible, supports
 from flowrt.sched.machine import StepMachine
@@ -242,7 +243,21 @@ def test_a_graph_twice_as_large_takes_no_function_more_than_twice_the_lines(prog
     assert steep(PROGRAMS[program], optimize=True) == {}
 
 
-def test_nor_do_writing_reading_and_searching_a_graph() -> None:
+def test_a_small_step_takes_as_much_in_a_large_graph_as_in_a_small_one() -> None:
+    def another(n: int) -> Counter[str]:
+        with fr.Graph() as graph:
+            variables(fr.optim.Adam(0.1))(n)
+        graph.finalize()
+        where: dict[str, Any] = {"devices": [CPU], "default": CPU, "supports": supports, "fusible": fusible}
+        first, second = (as_value(variable) for variable in graph.variables[:2])
+        compile_step(graph, [first], [], [], **where)
+        return lines_of(lambda: compile_step(graph, [second], [], [], **where))
+
+    another(4)
+    assert another(SIZE) == another(4 * SIZE)
+
+
+def test_writing_reading_and_searching_a_graph_take_their_share() -> None:
     def search(n: int) -> None:
         with fr.Graph() as graph:
             variables(fr.optim.Adam(0.1))(n)

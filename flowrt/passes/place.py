@@ -52,16 +52,30 @@ def place(
     ``default``. Raises `PlacementError` where a device does not exist, constraints conflict, or a kernel is missing.
     """
     chooser = _Chooser(step, tuple(devices), default, supports)
-    homes = _homes(step.graph)
-    families = _families(step.graph, homes, _Rules(rules))
-    mine = {i: families[homes[i]] for i in step.nodes}
+    homes, tied = _ties(step.graph, rules)
+    families: dict[int, _Family] = {}
+    mine: dict[int, _Family] = {}
     for node in step.nodes.values():
-        mine[node.id].needed.append(node)
+        known = tied[homes[node.id]]
+        family = families.get(id(known)) or families.setdefault(id(known), replace(known, needed=[], device=None))
+        family.needed.append(node)
+        mine[node.id] = family
     _choose(step, mine, chooser)
     return {i: chooser.within(mine[i], homes[i], node) for i, node in step.nodes.items()}
 
 
 # ── what must be together ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _ties(graph: Graph, rules: Mapping[str, str]) -> tuple[Sequence[Home], Mapping[Home, _Family]]:
+    """The home of each node, and the family of each home: found once for all steps of a graph that grows no more."""
+    known = graph.derived if graph.finalized else {}
+    key = "ties", tuple(rules.items())
+    if key not in known:
+        homes = _homes(graph)
+        known[key] = homes, _families(graph, homes, _Rules(rules))
+    found: tuple[Sequence[Home], Mapping[Home, _Family]] = known[key]
+    return found
 
 
 def _homes(graph: Graph) -> list[Home]:

@@ -26,7 +26,7 @@ def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feed
         raise GraphError("a tensor is fed twice; give it one value")
     needed = _needed([t.op for t in fetches if t not in fed] + list(targets), fed)
     specs = tuple(tensor.spec.without_value() for tensor in feeds)
-    nodes = _cut_out([node for node in graph.nodes if node.index in needed], fed, specs)
+    nodes = _cut_out([graph.nodes[index] for index in sorted(needed)], fed, specs)
     return Step(
         graph, nodes, tuple(feeds), specs, tuple(_ref(t, fed) for t in fetches), tuple(node.index for node in targets)
     )
@@ -36,7 +36,7 @@ def placeholders_of(wanted: Iterable[Any]) -> tuple[Tensor, ...]:
     """The placeholders that the tensors and operations among ``wanted`` depend on, in the order of creation."""
     nodes = [value.op if isinstance(value, Tensor) else value for value in wanted if isinstance(value, (Tensor, Node))]
     needed = _needed(nodes, {})
-    found = [node for node in nodes[0].graph.nodes if node.index in needed] if nodes else []
+    found = [nodes[0].graph.nodes[index] for index in sorted(needed)]
     return tuple(node.outputs[0] for node in found if node.op.name == "placeholder")
 
 
