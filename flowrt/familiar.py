@@ -176,7 +176,6 @@ PAGES = {
         with fr.device("/device:cuda:0"): cuda cpu
         fr.Variable(initial), for tensors never change: assign assign_add assign_sub copy_ add_ mul_ zero_ fill_
         fr.where(condition, a, x): masked_fill
-        x.name, x.op: node
     """,
 }
 

@@ -142,7 +142,7 @@ class Tensor(Operators):
         raise GraphError(
             f"{user_site()}: the tensor {self.name!r} has no value while the graph is built; "
             "use fr.cond for a choice in the graph, or fetch the tensor first"
-            + ("; `a is b` tells whether two names mean one tensor" if compared else "")
+            + ("; `a is b` tells whether two names mean one tensor, and a set finds one among many" if compared else "")
         )
 
     def __len__(self) -> int:
