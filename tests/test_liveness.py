@@ -78,6 +78,13 @@ def test_time_that_the_master_slept_is_nobodys_silence() -> None:
     assert [change.standing for change in look_until(liveness, 100.0, 103.0)] == [SUSPECT, SUSPECT]
 
 
+def test_half_a_second_overslept_counts_too() -> None:
+    liveness = pair()
+    assert liveness.look(0.5) == []
+    assert liveness.look(2.0) == []  # a look was due at 1.5 at the latest
+    assert [change.standing for change in liveness.look(2.5)] == [SUSPECT, SUSPECT]
+
+
 def test_any_history_keeps_the_law() -> None:
     for seed in range(300):
         rng, liveness, now = random.Random(seed), pair(), 0.0

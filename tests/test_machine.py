@@ -398,6 +398,12 @@ def broken_crossing() -> Topology:
     return draft.topology()
 
 
+def broken_frame(frame: str, parallel: int) -> Callable[[], Topology]:
+    draft = Draft(feeds=1)
+    draft.enter(0, frame, parallel=parallel)
+    return draft.topology
+
+
 def broken_exit() -> Topology:
     draft = Draft(feeds=1)
     draft.node(0, kind=Kind.EXIT)
@@ -428,6 +434,8 @@ def broken_merge() -> Topology:
     [
         (broken_cycle, "cycle"),
         (broken_crossing, "reads from f and the step"),
+        (broken_frame("", 1), "needs a frame name"),
+        (broken_frame("f", 0), "parallel_iterations >= 1"),
         (broken_exit, "outside every frame"),
         (broken_fetch, "cannot be fetched"),
         (broken_loop, "does not reach it in every iteration"),
