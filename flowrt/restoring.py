@@ -25,7 +25,10 @@ Name: TypeAlias = tuple[str, str]
 Specs: TypeAlias = Mapping[Name, Spec]
 Rules: TypeAlias = Mapping[str, str]
 
-OWN_NAMES = "give every fr.Variable a name=, and layers that use the same names an fr.name_scope each"
+OWN_NAMES = (
+    "give every fr.Variable a name=, layers that use the same names an fr.name_scope each, and trainers, and "
+    "optimisers (in minimize) that share variables, a name="
+)
 
 MOST_LISTED = 100  # of one kind, in one error
 MOST_TRIED = 10  # names on either side that a hint looks at
@@ -78,7 +81,7 @@ def fit(saved: Specs, order: Order | None, graph: Graph, rename: Rules, partial:
     if problems or differs:
         lines = [*problems, *(_differences(found, saved, held, vague) if differs else ())]
         if not problems:
-            lines += _ways_around(found, saved, held, vague, partial)
+            lines += _ways_around(found, saved, held, vague)
         raise CheckpointError("\n  ".join([f"{what} does not fit the graph:", *lines]))
     return found
 
@@ -202,9 +205,7 @@ def _differences(found: Fit, saved: Specs, held: Mapping[Name, Resource], vague:
             yield f"{what}, without a name of their own: {listed(mine)}"
 
 
-def _ways_around(
-    found: Fit, saved: Specs, held: Mapping[Name, Resource], vague: Collection[Name], partial: bool
-) -> Iterator[str]:
+def _ways_around(found: Fit, saved: Specs, held: Mapping[Name, Resource], vague: Collection[Name]) -> Iterator[str]:
     if any(name in vague for name in (*found.missing, *found.unused)):
         yield (
             "which of those without a name is which hangs on the order in which they were built, and the graph has "
@@ -212,9 +213,9 @@ def _ways_around(
         )
     hint = _suggested(found, saved, held, vague) or "{saved name: name in the graph}"
     yield f"fr.Checkpoints(..., rename={hint}) restores what has another name now"
-    if partial:
+    if held and not found.restored:
         yield "nothing is common to both, so partial=True restores nothing"
-    elif found.restored:
+    else:
         yield "fr.Checkpoints(..., partial=True) restores what is common to both, and leaves the rest as it is"
 
 

@@ -112,6 +112,8 @@ PURE = [
             "cost",
         )
     ),
+    "restoring",
+    "building_order",
     "net/liveness",
     "net/frames",
 ]
