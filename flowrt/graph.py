@@ -236,14 +236,14 @@ class Graph:
     def get_operation_by_name(self, name: str) -> Node:
         """The operation of that name, as in a graph read by `from_bytes`; raises `GraphError` where there is none."""
         self._by_name.update((node.name, node) for node in self.nodes[len(self._by_name) :])
-        found = self._by_name.get(name)
+        found = self._by_name.get(name) if isinstance(name, str) else None
         if found is None:
             raise GraphError(f"{user_site()}: no operation of this graph is named {name!r}")
         return found
 
     def get_tensor_by_name(self, name: str) -> Tensor:
         """The tensor of that name, ``operation:output``; raises `GraphError` where there is none."""
-        operation, _, index = name.partition(":")
+        operation, _, index = str(name).partition(":")
         outputs = self.get_operation_by_name(operation).outputs
         if not index.isdecimal() or int(index) >= len(outputs):
             raise GraphError(

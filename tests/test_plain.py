@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+from op_examples import EXAMPLES
 
 import flowrt as fr
+from flowrt.kernels.table import KERNELS
+from flowrt.runners import supports
 from flowrt.spec import DTYPES
 
 NUMBERS: list[Any] = [2.5, 2, True, np.float64(2.5), np.float32(2.5), np.float16(2.5), np.longdouble(2.5)]
@@ -201,6 +205,28 @@ def test_a_value_of_such_a_dtype_is_refused_likewise(value: Any) -> None:
                 take(value)
     with pytest.raises(fr.SpecError, match=r"\(\S*test_plain.py:\d+\): .* is not a tensor"):
         fr.negative(value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_op_that_accepts_a_dtype_has_a_kernel_for_it(dtype: str) -> None:
+    """Each example, with all inputs of the dtype and with each alone: refused while it is built, or computed."""
+    missing = set()
+    for example in EXAMPLES:
+        count = len(example.arrays)
+        for chosen in (range(count), *([n] for n in range(count))):
+            with fr.Graph() as graph:
+                kinds = [dtype if n in chosen else array.dtype for n, array in enumerate(example.arrays)]
+                with suppress(fr.GraphError):
+                    example.run(*(fr.placeholder(k, a.shape) for k, a in zip(kinds, example.arrays, strict=True)))
+            for node in graph.nodes:
+                dtypes = [t.dtype for t in (*node.inputs, *node.outputs)]
+                computed = any(name == node.op.name for name, _ in KERNELS) and node.op.name not in MADE_BY_PASSES
+                if computed and not supports(node.op.name, dtypes, "cpu"):
+                    missing.add((node.op.name, *map(str, dtypes)))
+    assert missing == set()
+
+
+MADE_BY_PASSES = ("matmul_bias", "conv2d_bias")  # of floats alone
 
 
 def test_the_wrong_dtype_of_specs_own_ops_and_feeds_is_told() -> None:
