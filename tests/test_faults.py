@@ -6,20 +6,25 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from cluster_plans import CLIENT, PS, WORKERS, Writer, counter, echo, relay, waiting
+from process_world import running
+from wire_world import pair
 
 from flowrt.cluster import LocalCluster
 from flowrt.errors import GraphError, LinkBroken, NodeLost, ResourceError, TakenOver
 from flowrt.net import link as link_module
 from flowrt.net import node as node_module
+from flowrt.net import peer as peer_module
 from flowrt.net import peers as peers_module
+from flowrt.net import transport as transport_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.messages import Resume
 from flowrt.net.node import Node
@@ -238,6 +243,41 @@ async def test_a_connection_that_breaks_fails_the_steps_in_progress_and_loses_no
         assert made.master.suspects == frozenset()
 
 
+@pytest.mark.parametrize("moment", ["the hello", "the welcome", "the link"])
+async def test_a_try_to_come_back_that_fails_midway_does_not_end_the_reign(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the way is open for a moment only."""
+    tries = 0
+
+    async def fail_first(*args: Any, **options: Any) -> Any:
+        nonlocal tries
+        ours = moment != "the hello" or args[1].get("kind") == "Resume"
+        tries += ours
+        if ours and tries == 1:
+            raise NodeLost("closed again")
+        return await real(*args, **options)
+
+    async with world() as made:
+        stuck = await made.master.register(**waiting(WORKERS[0], PS))
+        run = asyncio.ensure_future(made.run(stuck))
+        await made.wait_steps(2)
+        module, name, tries = {
+            "the hello": (transport_module, "_introduce", 0),
+            "the welcome": (peer_module, "_be_welcomed", 0),
+            "the link": (peer_module, "connect", -1),  # which is the second connection
+        }[moment]
+        real = getattr(module, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fail_first)
+            made.master._peers[WORKERS[0]].control.cut()
+            with pytest.raises(LinkBroken):
+                async with asyncio.timeout(10):
+                    await run
+        assert tries > 1
+        await made.assert_well()
+
+
 async def test_a_link_between_two_nodes_that_breaks_is_opened_again() -> None:
     async with world() as made:
         step = await made.master.register(**relay(*TASKS, LARGE))
@@ -302,6 +342,68 @@ async def test_a_node_that_was_started_anew_is_lost(reach: asyncio.Event) -> Non
     finally:
         for host in (old, new):
             await host.aclose()
+
+
+VANISHING = """
+import asyncio, os, subprocess
+from flowrt.net.transport import connect, serve
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+def sockets():
+    links = [f"/proc/self/fd/{entry}" for entry in os.listdir("/proc/self/fd")]
+    return sum(os.path.exists(link) and os.readlink(link).startswith("socket:") for link in links)
+
+async def main():
+    ends = asyncio.Queue()
+
+    async def attend(connection):
+        await ends.put(connection)
+        await connection.wait_closed()
+
+    ip("link", "set", "lo", "up")
+    async with serve("127.0.0.1", 0, "token", attend) as server:
+        rest = sockets()
+        client = await connect("127.0.0.1", server.port, "token")
+        served = await ends.get()
+        ip("link", "set", "lo", "down")
+        async with asyncio.timeout(10):
+            await asyncio.gather(client.wait_closed(), served.wait_closed())
+        print(client.failure, served.failure, sep="\\n")
+        await client.aclose()
+        while sockets() > rest:
+            await asyncio.sleep(0)
+
+asyncio.run(main())
+"""
+
+
+async def in_a_network_of_its_own(program: str) -> list[str]:
+    """What a program prints that may take its network down."""
+    for alone in (["unshare", "-n"], ["unshare", "-rn"]):
+        with suppress(OSError):
+            async with running(*alone, "ip", "link") as probe:
+                if await probe.wait() == 0:
+                    break
+    else:
+        pytest.skip("needs network namespaces: unshare and ip, and root or user namespaces")
+    async with asyncio.timeout(30), running(*alone, sys.executable, "-c", program) as process:
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+    return out.decode().splitlines()
+
+
+async def test_who_vanished_is_found_by_an_idle_connection_and_who_stands_still_is_waited_for() -> None:
+    async with pair() as (client, server), asyncio.TaskGroup() as tasks:
+        server._stream.transport.pause_reading()
+        sending = tasks.create_task(client.send(np.ones(4 * MIB)))
+        found = await in_a_network_of_its_own(VANISHING)
+        assert len(found) == 2
+        assert all("has answered nothing for 5" in line for line in found)
+        assert not sending.done()
+        server._stream.transport.resume_reading()
+        assert (await server.receive()).size == 4 * MIB
 
 
 async def test_a_node_that_stops_with_its_connection_full_is_back_when_it_goes_on() -> None:

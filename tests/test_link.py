@@ -46,11 +46,11 @@ def offer(there: Store, sizes: dict[int, int]) -> None:
 async def test_a_value_is_sent_when_there_is_room_for_it_and_not_before() -> None:
     for spec in (Spec("uint8", (BUDGET // 2,)), Spec("uint8", (None,))):
         here, there = store(), store()
-        offer(there, {1: BUDGET // 2, 2: SMALL, 3: SMALL})
+        offer(there, {1: BUDGET // 2} | dict.fromkeys(range(2, 30), SMALL))
         async with linked(here, there) as link, asyncio.TaskGroup() as tasks:
             async with here.budget.reserve(BUDGET):
                 pulling = tasks.create_task(link.pull(KEY, 1, spec))
-                for edge in (2, 3):  # behind it on the same link, and what is small needs no room
+                for edge in range(2, 30):  # behind it on the same link, and what is small needs no room
                     assert (await link.pull(KEY, edge, Spec("uint8", (SMALL,)))).size == SMALL
                 assert not pulling.done()
                 assert link._connection._stream.inbox_bytes == 0

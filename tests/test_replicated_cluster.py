@@ -121,6 +121,27 @@ async def test_a_step_that_is_left_in_progress_is_applied_by_all_servers_or_by_n
             assert (a, b) == (-step, -step)
 
 
+async def test_a_replica_whose_connection_breaks_trains_on() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(countdown, INPUTS, fr.optim.SGD(1.0), replicas=2)
+    async with (
+        fr.LocalCluster(ps=1, worker=2) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+    ):
+        steps = trainer.steps(session, batches())
+        for number in range(12):
+            (report,) = await some(steps, 1)
+            assert report.kept == (0, 1)
+            if number % 3 == 0:
+                session._runner._master._peers["/job:worker/task:0"].control.cut()  # type: ignore[union-attr]
+        await steps.aclose()
+        assert trainer.statistics().lost == ()
+        step, (a, b) = await session.run([trainer.step, trainer.variables])
+        assert step >= 12
+        assert (a, b) == (-step, -step)
+        assert session.lost == frozenset()
+
+
 async def test_a_lost_server_ends_training_with_an_error_that_names_it() -> None:
     with fr.Graph() as graph:
         trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=2, policy=fr.train.FirstOf(1))

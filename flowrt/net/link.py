@@ -152,7 +152,7 @@ class Link:
         try:
             while True:  # what was received last is kept by nobody while the next is waited for
                 self._hear(from_data(await self._connection.receive()))
-        except (RemoteError, ClosedError) as error:
+        except (RemoteError, ClosedError, MemoryError) as error:
             self._ending = LinkBroken(f"the link to {self.peer} broke: {error}")
             _log.info("%s", self._ending)
 

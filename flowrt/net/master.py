@@ -331,7 +331,8 @@ class Master:
 
     async def _start(self, step: Step, starts: Mapping[str, Start]) -> None:
         for task, start in starts.items():
-            await self._peers.say(self._peers[task], start, partial(step.told.add, task))
+            if not await self._peers.say(self._peers[task], start, partial(step.told.add, task)):
+                step.told.add(task)  # not by us: what became of the connection will end the step there
 
     async def _fetch(self, step: Step, key: StepKey, edge: int, task: str) -> None:
         try:

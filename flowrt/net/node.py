@@ -319,6 +319,9 @@ class Node:
                     await self._hear(reign, from_data(await reign.connection.receive()), tasks, silence)
         except TimeoutError:
             raise NodeLost(f"the master was silent for {MASTER_SILENCE:g} s") from None
+        except MemoryError as error:
+            reign.connection.cut()  # it comes back, and there may be memory then
+            raise LinkBroken(f"no memory to obey a master: {error}") from error
 
     async def _hear(self, reign: _Reign, message: Any, tasks: asyncio.TaskGroup, silence: asyncio.Timeout) -> None:
         match message:

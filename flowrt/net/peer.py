@@ -92,6 +92,8 @@ async def meet(
             carry = to_data(Carry(CLIENT, hello.epoch))
             carrying = await connect(host, port, token, carry, timeout=patience, allocate=store.allocate)
         except BaseException:
+            if isinstance(hello, Resume):
+                control.cut()  # a goodbye would end the reign that is to go on
             await control.aclose()
             raise
     except RemoteError as error:

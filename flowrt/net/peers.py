@@ -202,7 +202,7 @@ class Peers:
             while True:  # what was received last is kept by nobody while the next is waited for
                 self._take(peer, from_data(await peer.control.receive()))
                 self._apply(self._liveness.heard(peer.task, loop.time()))
-        except (RemoteError, ClosedError) as error:
+        except (RemoteError, ClosedError, MemoryError) as error:
             if peer.control.failure is not None or not peer.control.closed:
                 cause = str(error)
         self._broke(peer, cause)

@@ -358,6 +358,7 @@ async def _shake_hands(
         await connection.send(hello)
         await _introduce(connection, hello, await connection.receive())
     except BaseException:
+        connection.cut()  # a goodbye would end what the hello may have begun
         await connection.aclose()
         raise
     return connection
