@@ -6,7 +6,6 @@ here, then what others call that. ``NAME`` stands for the very name.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -198,7 +197,9 @@ def hint(namespace: str, name: str, there: Iterable[str] = ()) -> str:
     here = _page(namespace).get(name)
     if here is not None:
         return f"; write {here}"
-    near = difflib.get_close_matches(name, there, 1, 0.75)
+    from difflib import get_close_matches  # a millisecond that no right program needs
+
+    near = get_close_matches(name, there, 1, 0.75)
     dot = "x" if namespace == "a tensor" else namespace
     return f"; did you mean {dot}.{near[0]}?" if near else ""
 

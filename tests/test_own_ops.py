@@ -227,6 +227,8 @@ def test_what_can_be_no_kernel_is_refused_at_its_decorator() -> None:
             fr.GraphError, match=rf"^the cpu kernel .*{kernel.__name__} of 'own' \(test_own_ops.py:\d+\).*{says}"
         ):
             fr.kernel("own", on="cpu")(kernel)
+    with pytest.raises(fr.GraphError, match=r'computes on "cpu" or "cuda", not on \'tpu\''):
+        fr.kernel("own", on="tpu")(picky)
     with pytest.raises(fr.GraphError, match="decorates a plain function of arrays"):
         fr.kernel("own")(len)
 

@@ -31,6 +31,8 @@ def place_of(function: Callable[..., Any]) -> str:
 
 def check_written(op: str, device: str, function: Any) -> None:
     """Refuse what can be no kernel: it raises `GraphError` where the decorator stands."""
+    if device not in ("cpu", "cuda"):
+        raise GraphError(f'kernel({op!r}) computes on "cpu" or "cuda", not on {device!r}')
     if not isinstance(function, FunctionType):
         raise GraphError(f"kernel({op!r}) decorates a plain function of arrays, not {function!r}")
     where = f"the {device} kernel {function.__qualname__} of {op!r} ({place_of(function)})"

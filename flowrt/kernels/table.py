@@ -9,7 +9,6 @@ given.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -351,7 +350,9 @@ def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel | None:
 
 def without_kernel(op: str) -> str:
     """What to do for an op that has no kernel at all."""
-    near = difflib.get_close_matches(op, {name for name, _ in KERNELS}, 1, 0.8)
+    from difflib import get_close_matches  # a millisecond that few programs need
+
+    near = get_close_matches(op, {name for name, _ in KERNELS}, 1, 0.8)
     there = f"; there is one for {near[0]!r}" if near else ""
     return f'write one, @fr.kernel("{op}", on="cpu"){there}'
 
