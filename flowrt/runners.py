@@ -209,12 +209,12 @@ class LocalRunner:
             variables.declare(name, Spec(first.dtype, first.shape))
         if not variables.try_hold(frozenset(), names):
             return ()
-        begun = []
+        begun: set[Name] = set()
         try:
             with suppress(ResourceError):  # those that are left are copied, or it is told then why they cannot be
                 for name, first in starts.items():
                     variables.begin(name, memory.begun(first) if name in tables else memory.lasting_copy(first))
-                    begun.append(name)
+                    begun.add(name)
         finally:
             variables.release(frozenset(), names)
         return begun

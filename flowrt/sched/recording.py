@@ -187,10 +187,14 @@ def _apply_nodes(lives: Lives) -> dict[int, Application]:
     alike: dict[Hashable, Application] = {}
     for index, node, _ in lives.nodes():
         if lives.computes(index):
-            attrs = tuple((name, attr_key(node.attrs[name])) for name in sorted(node.attrs))
-            key = index if node.op in PURE_STRUCTURED else (node.op, attrs, *lives.operands(index))
+            key = index if node.op in PURE_STRUCTURED else (node.op, _attrs_key(node), *lives.operands(index))
             alike[key] = applications[index] = alike.get(key) or _apply_node(lives, index)
     return applications
+
+
+def _attrs_key(node: PlanNode) -> Hashable:
+    """A node's attributes as what equals only the same; a program is numbers and names alone, and may be long."""
+    return tuple((n, repr(v) if n == "members" else attr_key(v)) for n, v in sorted(node.attrs.items()))
 
 
 def _apply_node(lives: Lives, index: int) -> Application:
