@@ -171,7 +171,10 @@ def _learn(
     others = op.as_inputs(the_builder(), [usual(value) for value in values], promoted)
     if any(other.dtype != made.dtype for other, made in zip(others, inputs, strict=True)):
         return None
-    each = zip(_places(op, args, kwargs), promoted, values, inputs, strict=True)
+    places = list(_places(op, args, kwargs))
+    if len(places) < len(values):  # an own op's tensors may have defaults
+        return unknown
+    each = zip(places, promoted, values, inputs, strict=True)
     sources = [_source(*place, is_open(cast_it, value), value, made) for place, cast_it, value, made in each]
     found = _prepared(op.name, tuple(spec_of(a) for a in inputs), _Attrs.of(attrs))
     if not _serves_any_entries(op, sources, found, attrs):

@@ -39,6 +39,27 @@ def eager_weighted_kernel(x: Any, y: Any, weight: Any) -> None:
         y[i] = x[i] * weight
 
 
+@no_gradient
+@op
+def eager_shifted(x: Spec, shift: Spec = 1.0, *, back: bool = False) -> Spec:  # type: ignore[assignment]
+    """``x`` plus ``shift``, or minus it."""
+    return x
+
+
+@fr.kernel("eager_shifted", layout=lambda inputs, outputs, attrs: _shifted_call(inputs, outputs, attrs))
+def eager_shifted_kernel(arrays: Any, words: Any) -> None:
+    x, shift, y = arrays
+    for i in range(x.size):
+        y[i] = x[i] + shift.item() * words[0]
+
+
+def _shifted_call(inputs: Any, outputs: Any, attrs: Any) -> Any:
+    from flowrt.kernels.table import Call, View
+
+    views = tuple(View.dense(spec.concrete) for spec in (*inputs, *outputs))
+    return Call(views, (-1 if attrs["back"] else 1,))
+
+
 def _weighted_call(inputs: Any, outputs: Any, attrs: Any) -> Any:
     from flowrt.kernels.table import Call, View
 
@@ -182,6 +203,21 @@ def test_an_unusual_number_does_not_decide_for_others(recall: Recall) -> None:
         with pytest.raises(fr.SpecError, match=r"add.*test_eager.py.*300 does not fit int8"):
             fr.add(small, 300)
         assert fr.add(small, 3)[0] == 8
+
+
+def test_an_own_op_is_given_its_tensors_in_any_way(recall: Recall) -> None:
+    x, shift = np.float32([1, 2]), np.float32(3)
+    for _ in range(3):
+        assert eager_shifted(x).tolist() == [2, 3]
+        assert eager_shifted(x, shift).tolist() == [4, 5]
+        assert eager_shifted(shift=shift, x=x, back=True).tolist() == [-2, -1]
+        assert eager_shifted(x, 2.0, back=False).tolist() == [3, 4]
+        with pytest.raises(fr.SpecError, match=r"eager_shifted.*unexpected keyword argument 'more'"):
+            eager_shifted(x, more=1)
+        with pytest.raises(fr.SpecError, match=r"eager_shifted.*missing a required argument: 'x'"):
+            eager_shifted(shift=shift)
+        with pytest.raises(fr.SpecError, match=r"eager_shifted.*multiple values for argument 'x'"):
+            eager_shifted(x, x=x)
 
 
 def test_entries_that_decide_a_shape_are_looked_at(recall: Recall) -> None:
