@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flowrt.errors import PlacementError
 
@@ -36,7 +37,7 @@ class Device:
     @property
     def host(self) -> str:
         """The task this device belongs to: ``/job:worker/task:0``."""
-        return str(Device(self.job, self.task))
+        return _host(self.job, self.task)
 
     @property
     def local(self) -> str:
@@ -71,6 +72,11 @@ class Device:
         if self.kind is not None:
             out += f"/device:{self.kind}" + ("" if self.index is None else f":{self.index}")
         return out
+
+
+@lru_cache(maxsize=1024)
+def _host(job: str | None, task: int | None) -> str:
+    return str(Device(job, task))
 
 
 ANYWHERE = Device()

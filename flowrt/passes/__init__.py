@@ -111,15 +111,15 @@ def compile_step(
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placement = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
-    report("place", **Counter(map(str, placement.values())))
-    placed = step
+    texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
+    report("place", **Counter(texts[id(device)] for device in placement.values()))
+    names = {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}
     where: Mapping[int, Device] = placement
     if optimize:
         step = count_turns(rewrite_bodies(step, placement, lambda body, where: count_turns(body, inside=True)))
         step, where = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, where, home=_home(devices, default), client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
-    names = {node.name: str(placement[node.id]) for node in placed.nodes.values()}
     plans = {task: lower(plan) for task, plan in parts.plans.items()}
     lowered = [task for task, plan in plans.items() if plan is not parts.plans[task]]
     if lowered:

@@ -227,6 +227,8 @@ class _Chooser:
     def pick(self, family: _Family, preferred: Sequence[Device]) -> Device:
         """The family's device: a preferred one or its task, the default or its task, else the first that can."""
         candidates = self._candidates(family)
+        if len(candidates) == 1:
+            return candidates[0]
         nodes = self._nodes(family)
         for device in self._by_preference(candidates, (*preferred, self._default)):
             if all(self._runs(node, device.kind or "") for node in nodes):
