@@ -19,7 +19,7 @@ from flowrt.sched.host import Host, RunContext
 from flowrt.sched.variables import Together, Variables
 from flowrt.spec import Spec
 
-A, B = ("", "a"), ("", "b")
+A, B, C = ("", "a"), ("", "b"), ("", "c")
 F2 = Spec("float32", (2,))
 NONE: frozenset[Any] = frozenset()
 
@@ -74,6 +74,35 @@ async def test_who_asked_first_goes_first_where_requests_conflict() -> None:
         assert not held.try_hold(some(A), NONE)
         held.release(some(A), NONE)
     assert order == ["other", "writer", "reader behind"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked", "goes"),
+    [
+        ((some(A), NONE), (some(A), NONE), True),
+        ((some(A), NONE), (NONE, some(A)), False),
+        ((NONE, some(A)), (some(A), NONE), False),
+        ((NONE, some(A)), (NONE, some(A)), False),
+        ((some(A), NONE), (NONE, some(C)), True),
+        ((NONE, some(A)), (some(C), NONE), True),
+    ],
+)
+async def test_who_waits_for_one_variable_keeps_the_others_it_wants(wanted: Any, asked: Any, goes: bool) -> None:
+    held = variables(A, B, C)
+    assert held.try_hold(NONE, some(B))
+    reads, writes = wanted
+
+    async def wait() -> None:
+        async with held.hold(reads | some(B), writes):
+            pass
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(wait())
+        await settled()
+        assert held.try_hold(*asked) == goes
+        if goes:
+            held.release(*asked)
+        held.release(NONE, some(B))
 
 
 async def test_a_cancelled_waiter_lets_those_behind_it_through() -> None:
