@@ -74,6 +74,25 @@ def test_what_only_ends_needs_runs_as_one() -> None:
     assert gather(launches, [(), (), (), (1,), ()]) == [([1], 3), ([0, 2, 3, 4], 5)]
 
 
+def test_no_more_is_put_off_than_a_cache_holds_and_nothing_that_is_large() -> None:
+    step = Step(FUSED, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
+    fits = HELD // SMALL
+    launches = [Candidate(step, [object(), object(), object()], (SMALL - 2, 1, 1)) for _ in range(fits + 4)]
+    assert gather(launches, [()] * len(launches)) == [
+        ([*range(fits)], fits),
+        ([*range(fits, fits + 4)], fits + 4),
+    ]
+    large = Candidate(step, [object(), object(), object()], (SMALL, 1, 0))
+    assert gather([large, *launches[:2]], [()] * 3) == [([0], 0), ([1, 2], 3)]
+
+
+def test_what_folds_is_not_put_off() -> None:
+    folding = fused_kernel(("float32",) * 2, (("add", (0, 1), "float32"),), (), "cpu", ((2, "sum"),))
+    step = Step(folding, (0, 1, 2), (F4,) * 3, Call((View.dense((4,)),) * 3), 2)
+    launches = [Candidate(step, [object(), object(), object()], (16,) * 3) for _ in range(3)]
+    assert gather(launches, [()] * 3) == [([0], 0), ([1], 1), ([2], 2)]
+
+
 SHAPES: list[tuple[int, ...]] = [(), (1,), (3, 5), (64,), (0, 4), (2, 1, 7), (33,), (8, 8), (4096,), (70, 70)]
 
 

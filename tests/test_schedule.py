@@ -8,7 +8,17 @@ from dataclasses import dataclass
 import pytest
 
 from flowrt.sched.recording import Stretch
-from flowrt.sched.schedule import CHUNK, CHUNKS_PER_THREAD, Task, control, divide, hazards
+from flowrt.sched.schedule import (
+    CHUNK,
+    CHUNKS_PER_THREAD,
+    TINY,
+    WORTHWHILE,
+    Task,
+    control,
+    divide,
+    hazards,
+    worth_a_look,
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,19 @@ def test_a_short_tape_or_one_thread_is_not_divided() -> None:
     many: list[set[int]] = [set()] * 20_000
     assert divide([10e-9] * 20_000, [1] * 20_000, many, 4) is None
     assert divide([100e-9] * 20_000, [1] * 20_000, many, 4) is not None
+
+
+def test_what_is_worth_a_look_takes_long_enough_in_launches_that_do() -> None:
+    assert worth_a_look([WORTHWHILE], 2)
+    assert not worth_a_look([WORTHWHILE * 0.99], 2)
+    assert not worth_a_look([WORTHWHILE], 1)
+    assert not worth_a_look([TINY * 0.99] * 10_000, 2)
+
+
+def test_loops_that_all_threads_share_wait_for_one_another() -> None:
+    schedule = divide([1.0] * 3, [1] * 3, [set(), set(), set()], 2, own={0: 0.5, 2: 0.5})
+    assert schedule is not None
+    assert [(task.own, task.after) for task in schedule.tasks] == [(True, ()), (False, ()), (True, (0,))]
 
 
 def test_a_chain_that_cannot_be_split_is_not_divided() -> None:
