@@ -16,6 +16,7 @@ from wire_messages import messages, same
 from flowrt import codec
 from flowrt.codec import FRAME, Array, Limits
 from flowrt.errors import BrokenStream, InternalError, ResourceError, SpecError
+from flowrt.net import frames
 from flowrt.net.frames import GOODBYE, WINDOW, WORK, Allocate, FrameReader, NoRoom, allocate_array, frame, writes
 
 
@@ -241,3 +242,11 @@ def test_a_small_message_is_one_write_and_a_large_one_is_not_copied() -> None:
     written = list(writes(frame(array), 1 << 20))
     assert [len(piece) for piece in written[1:]] == [1 << 20] * 3
     assert all(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in written[1:])
+
+
+def test_few_bytes_are_one_write_and_none_is_lost() -> None:
+    small, much = bytes(frames._SMALL), bytes(frames._SMALL + 1)
+    assert frames.joined([small]) == small
+    assert frames.joined([b"a", b"bc"]) == b"abc"
+    assert frames.joined([much]) is None
+    assert frames.joined([b"a", small]) is None

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tape_world import PlanMaker
 
-from flowrt.sched.regions import Region, find_regions
+from flowrt.plan import PlanNode
+from flowrt.sched.regions import Region, find_regions, size_operands
+from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.plan import Plan
 
 BREAKERS = ("recv", "send", "switch", "merge", "dequeue")
 
@@ -275,6 +277,20 @@ def check_order(links: set[tuple[int, int]], nodes: set[int]) -> None:
             if not waits[follower]:
                 order.append(follower)
     assert len(order) == len(nodes), "units wait for each other in a circle"
+
+
+def test_the_values_that_decide_sizes_are_known_by_their_parameters() -> None:
+    def operands(op: str, count: int, **attrs: Any) -> list[int]:
+        spec = Spec("int64", ())
+        return list(size_operands(PlanNode(op, op, (0,) * count, (spec,), attrs, (), "cpu:0", "train.py:1")))
+
+    assert operands("arange", 3) == [0, 1, 2]
+    assert operands("broadcast_to", 2) == [1]
+    assert operands("add", 2) == []
+    repeated = (("broadcast_to", (0, 2), "float32", ()), ("add", (3, 1), "float32", ()))
+    assert operands("fused", 3, members=repeated, results=(4,), _many=3) == [2]
+    inside = (("shape_of", (0,), "int64", ()), ("broadcast_to", (1, 2), "float32", ()))
+    assert operands("fused", 2, members=inside, results=(3,), _many=2) == []
 
 
 @pytest.mark.timeout(30)  # it takes half a second
