@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,20 @@ def test_longer_tensors_begin_like_shorter_ones() -> None:
 def test_outside_a_graph_a_seed_repeats_and_no_seed_does_not() -> None:
     np.testing.assert_array_equal(fr.random.uniform((4,), seed=3), fr.random.uniform((4,), seed=3))
     assert not np.array_equal(fr.random.uniform((4,)), fr.random.uniform((4,)))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_draws_of_one_seed_outside_a_graph_do_not_follow_from_each_other(seed: int) -> None:
+    def looked_at(draw: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """A pair of normal numbers may be made of a pair of uniform ones."""
+        pairs = [np.repeat(draw[first::2], 2) for first in (0, 1)]
+        return [draw, abs(draw - draw.mean()), *pairs, *(abs(pair - pair.mean()) for pair in pairs)]
+
+    ones = np.ones(100_000, np.float32)
+    uniform, normal = (draw(ones.shape, seed=seed) for draw in (fr.random.uniform, fr.random.normal))
+    draws = [looked_at(draw) for draw in (uniform, normal, fr.nn.dropout(ones, 0.3, seed))]
+    for one, other in itertools.combinations(draws, 2):
+        assert abs(np.corrcoef(one, other)[: len(one), len(one) :]).max() < 0.02
 
 
 def test_what_is_left_out_of_the_range_never_comes() -> None:

@@ -103,7 +103,7 @@ def dropout(x: Any, rate: Any, seed: int | None = None, *, name: str | None = No
         raise SpecError(f"dropout ({user_site()}): x must be floating, got {spec}; use astype")
     if not hasattr(rate, "builder") and not 0 <= rate < 1:
         raise SpecError(f"dropout ({user_site()}): rate must be from 0 up to 1, which is left out, got {rate}")
-    kept = greater_equal(random.uniform(shape_of(x), seed=seed, name=name), astype(rate, "float32"))
+    kept = greater_equal(random.shares("dropout", shape_of(x), seed, name), astype(rate, "float32"))
     return where(kept, divide(x, astype(subtract(1.0, rate), spec.dtype)), 0)
 
 

@@ -1,8 +1,9 @@
 """Random tensors, the same on every device: counter-based, so a value is a function of its key and its position.
 
 The key is (seed, stream, step, turns). The seed is the op's own, else its graph's, else the session's; the stream is a
-hash of the name the op has in its graph; the step is the run's counter; the turns are the numbers of those of the loops
-around the op, outermost first: an input like any other, so it does not matter who runs the loop. The generator is
+hash of the name the op has in its graph, or, outside graphs, of the kind of draw; the step is the run's counter; the
+turns are the numbers of those of the loops around the op, outermost first: an input like any other, so it does not
+matter who runs the loop. The generator is
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 """
 
@@ -119,20 +120,32 @@ def _number(what: str, value: Any) -> float:
     return number
 
 
-def _key(op_name: str, shape: Any, seed: int | None, name: str | None) -> tuple[int | None, int, Any]:
-    """The seed, the stream and the turns for an op about to be built."""
+def shares(kind: str, shape: Any, seed: int | None, name: str | None) -> Any:
+    """Samples of float32 from 0 up to 1 for an op of another ``kind``, whose draws outside a graph are its own."""
+    seed, stream, turns = _key("random_uniform", shape, seed, name, kind)
+    return random_uniform(shape, turns, 0.0, 1.0, "float32", seed, stream, name=name)
+
+
+def _key(
+    op_name: str, shape: Any, seed: int | None, name: str | None, kind: str | None = None
+) -> tuple[int | None, int, Any]:
+    """The seed, the stream and the turns for an op about to be built.
+
+    Outside a graph no name tells draws of one seed apart: there each kind has a stream, which begins anew at each call.
+    The builder seeds those that are given no seed.
+    """
     items = shape if isinstance(shape, (tuple, list)) else [shape]
     builder = builder_for([as_value(item) for item in items])
     if not isinstance(builder, Graph):
-        return (
-            None if seed is None else int(seed) & _MASK,
-            0,
-            _NO_TURNS,
-        )  # the builder seeds each draw that is given none
+        return (None if seed is None else int(seed) & _MASK, _stream(kind or op_name), _NO_TURNS)
     seed = builder.seed if seed is None else int(seed)
     unique = builder.unique_name(f"{name or op_name}#stream")  # numbered as the nodes' names are, and apart from them
-    digest = hashlib.blake2b(unique.encode(), digest_size=8).digest()
-    return None if seed is None else seed & _MASK, int.from_bytes(digest, "little") & _MASK, _turns(builder)
+    return None if seed is None else seed & _MASK, _stream(unique), _turns(builder)
+
+
+def _stream(name: str) -> int:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _MASK
 
 
 def _turns(graph: Graph) -> Any:
