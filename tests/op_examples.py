@@ -20,6 +20,7 @@ from op_examples_state import FLOW, STATE
 
 import flowrt.ops as fr
 from flowrt.ops import reduce, shape
+from flowrt.ops.activation import gelu_slope
 from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
@@ -110,6 +111,10 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf, otypes=[x.dtype])(x)
 
 
+def _density(x: np.ndarray) -> np.ndarray:
+    return np.exp(-x * x / 2) * x.dtype.type(0.5 / np.pi) ** 0.5
+
+
 def _gelu_by_tanh(x: np.ndarray) -> np.ndarray:
     wide = x.astype(np.float64)
     return (wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)
@@ -195,7 +200,8 @@ ELEMENTWISE = [
     *_curve("softplus", fr.softplus, lambda x: np.logaddexp(x, np.float32(0))),
     Example("softplus", fr.softplus, (np.float32([0, -90, 90, 20, -20]),), lambda x: np.logaddexp(x, np.float32(0))),
     Example("multiply", fr.silu, (normal(6),), lambda x: x * _sigmoid(x), note="silu"),
-    Example("erf", fr.gelu, (normal(6),), lambda x: x / 2 * (1 + _erf(x / np.sqrt(np.float32(2)))), note="gelu"),
+    Example("gelu", fr.gelu, (normal(6),), lambda x: x / 2 * (1 + _erf(x / np.sqrt(np.float32(2))))),
+    Example("gelu_slope", gelu_slope, (normal(6),), lambda x: (1 + _erf(x / 2**0.5)) / 2 + x * _density(x)),
     Example("tanh", lambda x: fr.gelu(x, True), (normal(6),), _gelu_by_tanh, note="gelu"),
     Example("where", fr.leaky_relu, (_apart(6),), lambda x: np.where(x > 0, x, np.float32(0.2) * x), note="leaky_relu"),
     Example("expm1", lambda x: fr.elu(x, 1.5), (_apart(6),), _elu, note="elu"),

@@ -15,6 +15,7 @@ import pytest
 
 import flowrt.ops as fr
 from flowrt.kernels.quotient import is_small_quotient64, near_quotient64, near_remainder64
+from flowrt.ops.activation import gelu_slope
 
 Array = np.ndarray[Any, Any]
 Judge = Callable[[Array], Array]
@@ -23,6 +24,16 @@ Judge = Callable[[Array], Array]
 def stable_sigmoid(x: Array) -> Array:
     small = np.exp(-np.abs(x))
     return np.where(x < 0, small, 1.0) / (1.0 + small)
+
+
+erf, erfc = (np.vectorize(f, otypes=[np.float64]) for f in (math.erf, math.erfc))
+
+
+def gelu(x: Array) -> Array:
+    """The complement of the error function, which C's library takes of doubles, is taken beside where they end."""
+    wide = -np.clip(x, -40, 40) / np.sqrt(x.dtype.type(2))
+    near = wide.astype(np.float64)
+    return np.maximum(x, -40) / 2 * (erfc(near) - (wide - near) * (2 / math.sqrt(math.pi)) * np.exp(-near * near))
 
 
 CURVES: dict[str, tuple[Judge, float]] = {
@@ -41,7 +52,8 @@ CURVES: dict[str, tuple[Judge, float]] = {
     "atan": (np.arctan, 1),
     "sinh": (np.sinh, 1),
     "cosh": (np.cosh, 1),
-    "erf": (np.vectorize(math.erf, otypes=[np.float64]), 6),
+    "erf": (erf, 2.5),
+    "gelu": (gelu, 6),
 }
 WIDE_CURVES: dict[str, tuple[Judge, float]] = {
     "exp": (np.exp, 2),
@@ -54,7 +66,8 @@ WIDE_CURVES: dict[str, tuple[Judge, float]] = {
     "sin": (np.sin, 1),
     "cos": (np.cos, 1),
     "tan": (np.tan, 2),
-    "erf": (np.vectorize(math.erf, otypes=[np.longdouble]), 2),  # itself within one
+    "erf": (lambda x: erf(x).astype(np.longdouble), 2),  # itself within one
+    "gelu": (gelu, 12),  # itself within some
     "asin": (np.arcsin, 3),
     "acos": (np.arccos, 2),
     "atan": (np.arctan, 2),
@@ -281,3 +294,13 @@ def test_a_rest_of_zero_has_the_divisors_sign_whatever_lies_beside_it(dtype: Any
         np.testing.assert_array_equal(np.signbit(rests[:6]), np.signbit(y))
     for a, b in zip(x, y, strict=True):
         assert np.signbit(fr.remainder(a, b)) == np.signbit(b)
+
+
+@pytest.mark.parametrize(("dtype", "bound", "far"), [(np.float32, 1e-5, 12), (np.float64, 1e-12, 36)])
+def test_the_slope_of_gelu_keeps_its_digits_far_below_zero(dtype: Any, bound: float, far: int) -> None:
+    x = np.linspace(-far, -1, 2001).astype(dtype)
+    wide = x.astype(np.float64)
+    want = erfc(-wide / math.sqrt(2)) / 2 + wide * np.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(gelu_slope(x), want, rtol=bound)
+    ends = gelu_slope(np.array([-np.inf, -1e30, 0, 1e30, np.inf], dtype))
+    np.testing.assert_array_equal(ends, np.array([0, 0, 0.5, 1, 1], dtype))

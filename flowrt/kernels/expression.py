@@ -22,7 +22,7 @@ Function: TypeAlias = Callable[..., Any]
 
 COSTLY = frozenset(
     {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
-    | {"sigmoid", "softplus", "erf", "pow", "binary_cross_entropy"}
+    | {"sigmoid", "softplus", "gelu", "gelu_slope", "erf", "pow", "binary_cross_entropy"}
 )
 """Ops of many instructions each."""
 

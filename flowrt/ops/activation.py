@@ -6,12 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from flowrt.op import located, op
-from flowrt.ops.elementwise import add, erf, expm1, greater, minimum, multiply, sigmoid, square, tanh, where
+from flowrt.ops.elementwise import add, clip, exp, expm1, greater, minimum, multiply, sigmoid, square, tanh, where
 from flowrt.ops.inference import as_float
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.spec import Spec
+
+
+FAR = 40.0  # so far from 0 no float is left of a normal number's density
 
 
 @op
@@ -31,6 +34,29 @@ def silu(x: Any) -> Any:
     return multiply(x, sigmoid(x))
 
 
+@op(name="gelu")
+def gelu_op(x: Spec) -> Spec:
+    """``x`` times the probability that a standard normal number is below it."""
+    return as_float(x)
+
+
+@gelu_op.gradient
+def gelu_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    return (dy * gelu_slope(node.inputs[0]),)
+
+
+@op
+def gelu_slope(x: Spec) -> Spec:
+    """The derivative of `gelu`: that probability, and ``x`` times its density."""
+    return as_float(x)
+
+
+@gelu_slope.gradient
+def gelu_slope_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    squares = square(clip(node.inputs[0], -FAR, FAR))
+    return (dy * (exp(squares * -0.5) * (2.0 - squares) * math.sqrt(0.5 / math.pi)),)
+
+
 @located("gelu")
 def gelu(x: Any, approximate: bool = False) -> Any:
     """``x`` times the probability that a standard normal number is below it.
@@ -38,12 +64,10 @@ def gelu(x: Any, approximate: bool = False) -> Any:
     ``approximate`` takes the paper's tanh formula for it, within 5e-4. Hendrycks and Gimpel, "Gaussian error linear
     units", 2016.
     """
-    if approximate:
-        scaled = multiply(multiply(x, math.sqrt(2 / math.pi)), add(multiply(square(x), 0.044715), 1.0))
-        below = tanh(scaled)
-    else:
-        below = erf(multiply(x, math.sqrt(0.5)))
-    return multiply(multiply(x, 0.5), add(below, 1.0))
+    if not approximate:
+        return gelu_op(x)
+    scaled = multiply(multiply(x, math.sqrt(2 / math.pi)), add(multiply(square(x), 0.044715), 1.0))
+    return multiply(multiply(x, 0.5), add(tanh(scaled), 1.0))
 
 
 @located("leaky_relu")
