@@ -202,7 +202,7 @@ ELEMENTWISE = [
     Example("multiply", fr.silu, (normal(6),), lambda x: x * _sigmoid(x), note="silu"),
     Example("gelu", fr.gelu, (normal(6),), lambda x: x / 2 * (1 + _erf(x / np.sqrt(np.float32(2))))),
     Example("gelu_slope", gelu_slope, (normal(6),), lambda x: (1 + _erf(x / 2**0.5)) / 2 + x * _density(x)),
-    Example("tanh", lambda x: fr.gelu(x, True), (normal(6),), _gelu_by_tanh, note="gelu"),
+    Example("sigmoid", lambda x: fr.gelu(x, True), (normal(6),), _gelu_by_tanh, note="gelu"),
     Example("where", fr.leaky_relu, (_apart(6),), lambda x: np.where(x > 0, x, np.float32(0.2) * x), note="leaky_relu"),
     Example("expm1", lambda x: fr.elu(x, 1.5), (_apart(6),), _elu, note="elu"),
     Example("maximum", lambda x: fr.clip(x, -0.5, 0.4), (normal(9),), lambda x: x.clip(-0.5, 0.4), note="clip"),

@@ -304,3 +304,10 @@ def test_the_slope_of_gelu_keeps_its_digits_far_below_zero(dtype: Any, bound: fl
     np.testing.assert_allclose(gelu_slope(x), want, rtol=bound)
     ends = gelu_slope(np.array([-np.inf, -1e30, 0, 1e30, np.inf], dtype))
     np.testing.assert_array_equal(ends, np.array([0, 0, 0.5, 1, 1], dtype))
+
+
+def test_the_tanh_formula_of_gelu_keeps_its_digits_below_zero() -> None:
+    x = np.linspace(-6, -1, 501)
+    cube = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    want = x / (1 + np.exp(-2 * cube))
+    np.testing.assert_allclose(fr.gelu(x.astype(np.float32), True), want, rtol=2e-5)

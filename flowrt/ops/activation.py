@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from flowrt.op import located, op
-from flowrt.ops.elementwise import add, clip, exp, expm1, greater, minimum, multiply, sigmoid, square, tanh, where
+from flowrt.ops.elementwise import add, clip, exp, expm1, greater, minimum, multiply, sigmoid, square, where
 from flowrt.ops.inference import as_float
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def gelu(x: Any, approximate: bool = False) -> Any:
     """
     if not approximate:
         return gelu_op(x)
-    scaled = multiply(multiply(x, math.sqrt(2 / math.pi)), add(multiply(square(x), 0.044715), 1.0))
-    return multiply(multiply(x, 0.5), add(tanh(scaled), 1.0))
+    twice = multiply(multiply(x, 2 * math.sqrt(2 / math.pi)), add(multiply(square(x), 0.044715), 1.0))
+    return multiply(x, sigmoid(twice))  # half of tanh and 1, whose sum would cancel below 0
 
 
 @located("leaky_relu")
