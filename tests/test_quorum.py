@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flowrt.errors import GraphError, InternalError
-from flowrt.sched.coordinator import Coordinator, Ledger, Outcome, Receipt, Standing, Stuck, Tally
+from flowrt.sched.coordinator import Coordinator, Ledger, Outcome, Receipt, Standing, Stuck, Tally, _count
 from flowrt.sched.quorum import AllOf, FirstOf, Policy, Quorum, Verdict
 from flowrt.sched.shard import Shard
 
@@ -311,3 +311,9 @@ def test_a_tower_runs_once_per_version_and_must_have_begun() -> None:
         coordinator.lost(3)
     with pytest.raises(GraphError, match="at least 1 server"):
         Coordinator.start(AllOf(), 1, 0)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_tower_that_ended_counts_once(outcome: Outcome) -> None:
+    assert Tally() == Tally(kept=0, late=0, refused=0, lost=0, abandoned=0)
+    assert _count(_count(Tally(), outcome), outcome) == Tally(**{outcome.value: 2})
