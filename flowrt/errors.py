@@ -13,12 +13,20 @@ import sys
 from contextvars import ContextVar
 from functools import lru_cache
 
+import numpy as np
+
 from flowrt.valueclass import valueclass
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(contextlib.__file__)
 # Between the user's lines and ours: what enters `with` blocks and decorated functions, and what runs tasks.
-_BETWEEN = (_PACKAGE, contextlib.__file__, os.path.join(_LIBRARY, "asyncio") + os.sep)
+# And NumPy's, whose functions call methods of tensors.
+_BETWEEN = (
+    _PACKAGE,
+    contextlib.__file__,
+    os.path.join(_LIBRARY, "asyncio") + os.sep,
+    os.path.dirname(np.__file__) + os.sep,
+)
 
 
 class FlowrtError(Exception):

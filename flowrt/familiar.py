@@ -147,18 +147,18 @@ PAGES = {
     """,
     "a tensor": """
         session.run(x), which answers an array: numpy item tolist eval value data get
-        fr.astype(x, dtype): astype to type type_as float int long double half bool cast
-        fr.reshape(x, shape): reshape view flatten ravel view_as resize
-        fr.transpose(x, axes): T transpose permute swapaxes t mT moveaxis
+        x.astype(dtype): to type type_as float int long double half bool cast
+        x.reshape(shape): view flatten ravel view_as resize
+        fr.transpose(x, axes): transpose permute swapaxes t mT moveaxis
         fr.expand_dims(x, axis): unsqueeze
         fr.broadcast_to(x, shape): expand expand_as
         fr.tile(x, repeats): repeat
         fr.take(x, indices, axis): gather index_select take
         fr.concat([x, y], axis): cat
         fr.unstack(x, axis): split chunk unbind
-        fr.NAME(x): sum mean max min prod any all std var argmax argmin cumsum logsumexp squeeze
+        fr.NAME(x): prod any all std var argmax argmin cumsum logsumexp squeeze
         fr.NAME(x): abs exp log sqrt square sin cos tan tanh sigmoid relu round floor ceil sign clip erf
-        fr.NAME(x): matmul dot add multiply divide subtract where size
+        fr.NAME(x): matmul dot add multiply divide subtract where
         fr.clip(x, min, max): clamp
         fr.multiply(x, y): mul
         fr.divide(x, y): div
@@ -166,8 +166,8 @@ PAGES = {
         fr.negative(x): neg
         fr.pow(x, y): pow power
         fr.matmul(x, y): mm bmm
-        len(x.shape), or fr.rank(x): ndim dim
-        fr.size(x): numel nelement
+        x.ndim: dim rank
+        x.size: numel nelement
         x.shape, or fr.shape_of(x): get_shape
         fr.stop_gradient(x): detach
         fr.gradients(loss, [x]): backward grad requires_grad requires_grad_

@@ -1,6 +1,6 @@
-"""Python's operators and index expressions, as calls of ops by their names.
+"""Python's operators, index expressions and an array's usual methods, as calls of ops by their names.
 
-What stands for a tensor (`Tensor`, `Variable`) takes its operators from here. It knows the registry, not graphs.
+What stands for a tensor (`Tensor`, `Variable`) takes them from here. It knows the registry, not graphs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WITH_ENTRIES = (Number, list, tuple)
 
 
 class Operators:
-    """Python's operators and slicing, as on arrays, for what stands for a tensor.
+    """Python's operators, slicing and an array's usual methods, for what stands for a tensor.
 
     ``==`` and ``!=`` compare entry by entry, so code that looks for a tensor among others asks with ``is``, or in a
     set or dict: hashing goes by identity.
@@ -152,6 +152,54 @@ class Operators:
 
     def __abs__(self) -> Any:
         return REGISTRY["abs"](self)
+
+    @property
+    def T(self) -> Any:
+        """With its axes reversed."""
+        return REGISTRY["transpose"](self)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has; raises `SpecError` where not even that is known."""
+        return len(as_value(self).shape)
+
+    @property
+    def size(self) -> Any:
+        """How many entries it has: an int, or where only a step will know, an int64 scalar tensor."""
+        spec = as_value(self).spec
+        return spec.size if spec.known else REGISTRY["prod"](REGISTRY["shape_of"](self))
+
+    def astype(self, dtype: Any) -> Any:
+        """Its entries as another dtype."""
+        return REGISTRY["astype"](self, dtype)
+
+    def reshape(self, *shape: Any) -> Any:
+        """Its entries in another shape, given as one argument or size by size; one size may be -1."""
+        whole = len(shape) == 1 and (isinstance(shape[0], (list, tuple)) or np.ndim(as_value(shape[0])) == 1)
+        return REGISTRY["reshape"](self, shape[0] if whole else shape)
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The sum over ``axis``, of the entries as ``dtype`` if one is given."""
+        return _folded("sum", self, axis, dtype, out, keepdims)
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The mean over ``axis``, of the entries as ``dtype`` if one is given."""
+        return _folded("mean", self, axis, dtype, out, keepdims)
+
+    def max(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The largest entry over ``axis``."""
+        return _folded("max", self, axis, None, out, keepdims)
+
+    def min(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The smallest entry over ``axis``."""
+        return _folded("min", self, axis, None, out, keepdims)
+
+
+def _folded(name: str, x: Any, axis: Any, dtype: Any, out: None, keepdims: bool) -> Any:
+    """Arguments as NumPy's methods have them, so that `np.sum` of a tensor is one, too."""
+    if out is not None:
+        raise GraphError(f"{user_site()}: {name} of a tensor makes another one and cannot write to out={out!r}")
+    return REGISTRY[name](x if dtype is None else REGISTRY["astype"](x, dtype), axis, keepdims)
 
 
 def _is_comparable(other: object) -> bool:

@@ -55,13 +55,13 @@ TYPED = {
 METHODS = {
     "numpy": "session.run",
     "item": "session.run",
-    "view": "fr.reshape",
+    "view": "x.reshape",
     "cuda": "fr.device",
     "detach": "fr.stop_gradient",
     "backward": "fr.gradients",
     "permute": "fr.transpose",
     "unsqueeze": "fr.expand_dims",
-    "to": "fr.astype",
+    "to": "x.astype",
     "shpae": "did you mean x.shape",
 }
 
