@@ -330,3 +330,22 @@ def test_bits_of_integers_are_flipped_as_numpy_does() -> None:
     expected = [~np.int64([0, 5, -3]), ~np.uint8([0, 5, 255]), [True, False, True], [False, False, False]]
     assert [v.tolist() for v in values] == [np.asarray(e).tolist() for e in expected]
     assert [v.dtype for v in values[:2]] == [np.int64, np.uint8]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("einsum", lambda: fr.einsum("ij,kj->ik", np.zeros((2, 3)), np.zeros((2, 4)))),
+        ("einsum", lambda: fr.einsum("ij,jk", np.zeros((2, 3)))),
+        ("tensordot", lambda: fr.tensordot(np.zeros((2, 3)), np.zeros((2, 4)), 1)),
+        ("clip", lambda: fr.clip(np.zeros(3), None, None)),
+        ("dropout", lambda: fr.nn.dropout(np.zeros(3, np.float32), 1.5)),
+        ("embedding_lookup", lambda: fr.nn.embedding_lookup([], [0])),
+        ("sigmoid_cross_entropy", lambda: fr.nn.sigmoid_cross_entropy(np.zeros(3, np.int32), np.zeros(3))),
+        ("case", lambda: fr.case([], lambda: np.float32(1))),
+    ],
+)
+def test_an_error_names_its_op_and_the_line_once(name: str, wrong: Any) -> None:
+    with pytest.raises(fr.SpecError, match=rf"^{name} \(.*test_errors.py:\d+\): ") as caught:
+        wrong()
+    assert str(caught.value).count("test_errors.py") == 1, str(caught.value)

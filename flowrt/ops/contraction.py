@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import SpecError, user_site
+from flowrt.errors import SpecError
 from flowrt.op import as_value, located
 from flowrt.ops.elementwise import multiply
 from flowrt.ops.inference import described
@@ -66,18 +66,18 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     sequences of them.
     """
     a, b = _value(a), _value(b)
-    m, n = _rank("tensordot", a), _rank("tensordot", b)
+    m, n = _rank(a), _rank(b)
     if isinstance(axes, int):
         left, right = tuple(range(m - axes, m)), tuple(range(axes))
     else:
         left, right = ((x,) if isinstance(x, int) else tuple(x) for x in axes)
     ours, theirs = [f"a{i}" for i in range(m)], [f"b{i}" for i in range(n)]
     if len(left) != len(right) or any(not -r <= i < r for r, of in ((m, left), (n, right)) for i in of):
-        raise SpecError(f"tensordot ({user_site()}): axes {axes} do not fit {described(a)} and {described(b)}")
+        raise SpecError(f"axes {axes} do not fit {described(a)} and {described(b)}")
     for i, j in zip(left, right, strict=True):
         theirs[j] = ours[i]
     first, second = _Term(a, tuple(ours)), _Term(b, tuple(theirs))
-    _check_sizes("tensordot", (first, second))
+    _check_sizes((first, second))
     summed = {ours[i] for i in left}
     return _contracted(first, second, {*ours, *theirs} - summed).value
 
@@ -86,7 +86,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 def dot(a: Any, b: Any) -> Any:
     """NumPy's dot: the sum of products over a's last axis and b's second last, or its only one; scalars multiply."""
     a, b = _value(a), _value(b)
-    m, n = _rank("dot", a), _rank("dot", b)
+    m, n = _rank(a), _rank(b)
     return multiply(a, b) if 0 in (m, n) else tensordot(a, b, (m - 1, max(n - 2, 0)))
 
 
@@ -95,10 +95,10 @@ def _value(x: Any) -> Any:
     return found if hasattr(found, "builder") else default_array(found)
 
 
-def _rank(what: str, x: Any) -> int:
+def _rank(x: Any) -> int:
     spec = described(x)
     if spec.dims is None:
-        raise SpecError(f"{what} ({user_site()}): the rank of {spec} is not known; declare its shape")
+        raise SpecError(f"the rank of {spec} is not known; declare its shape")
     return len(spec.dims)
 
 
@@ -111,8 +111,8 @@ def _named(equation: str, values: Sequence[Any]) -> tuple[list[_Term], Labels]:
     left, arrow, right = text.partition("->")
     parts = left.split(",")
     if len(parts) != len(values):
-        raise SpecError(f"einsum ({user_site()}): {equation!r} is of {len(parts)} operands, got {len(values)}")
-    terms = [_Term(x, _labels(equation, part, _rank("einsum", x))) for part, x in zip(parts, values, strict=True)]
+        raise SpecError(f"{equation!r} is of {len(parts)} operands, got {len(values)}")
+    terms = [_Term(x, _labels(equation, part, _rank(x))) for part, x in zip(parts, values, strict=True)]
     counts = Counter(label for term in terms for label in term.labels)
     more = max((_dots(term.labels) for term in terms), key=len)
     if arrow:
@@ -122,8 +122,8 @@ def _named(equation: str, values: Sequence[Any]) -> tuple[list[_Term], Labels]:
         out = (*more, *sorted(label for label, n in counts.items() if n == 1 and not label.startswith(ELLIPSIS)))
     missing = [label for label in out if label not in counts]
     if missing or len(set(out)) < len(out):
-        raise SpecError(f"einsum ({user_site()}): the result of {equation!r} names {missing or 'an axis'} wrongly")
-    _check_sizes(f"einsum {equation!r}", terms)
+        raise SpecError(f"the result of {equation!r} names {missing or 'an axis'} wrongly")
+    _check_sizes(terms)
     return terms, out
 
 
@@ -131,7 +131,7 @@ def _labels(equation: str, part: str, rank: int) -> Labels:
     letters = _split(equation, part)
     hidden = rank - sum(each != ELLIPSIS for each in letters)
     if hidden < 0 or (hidden > 0 and ELLIPSIS not in letters):
-        raise SpecError(f"einsum ({user_site()}): {part!r} of {equation!r} does not name {rank} axes")
+        raise SpecError(f"{part!r} of {equation!r} does not name {rank} axes")
     dots = [f"{ELLIPSIS}{i}" for i in range(hidden, 0, -1)]  # counted from the right, where they line up
     return tuple(label for each in letters for label in (dots if each == ELLIPSIS else [each]))
 
@@ -139,7 +139,7 @@ def _labels(equation: str, part: str, rank: int) -> Labels:
 def _split(equation: str, part: str) -> Labels:
     before, dots, after = part.partition(ELLIPSIS)
     if not (before + after).isalpha() and before + after:
-        raise SpecError(f"einsum ({user_site()}): {equation!r} may hold letters, commas, one '->' and '...'")
+        raise SpecError(f"{equation!r} may hold letters, commas, one '->' and '...'")
     return (*before, *((ELLIPSIS,) if dots else ()), *after)
 
 
@@ -147,7 +147,7 @@ def _dots(labels: Iterable[str]) -> Labels:
     return tuple(label for label in labels if label.startswith(ELLIPSIS))
 
 
-def _check_sizes(what: str, terms: Sequence[_Term]) -> None:
+def _check_sizes(terms: Sequence[_Term]) -> None:
     sizes: dict[str, int] = {}
     for term in terms:
         for label, size in zip(term.labels, described(term.value).shape, strict=True):
@@ -155,7 +155,7 @@ def _check_sizes(what: str, terms: Sequence[_Term]) -> None:
                 continue
             if sizes.setdefault(label, size) != size:
                 found = ", ".join(str(described(t.value)) for t in terms)
-                raise SpecError(f"{what} ({user_site()}): axis {label!r} of {found} is {sizes[label]} and {size} long")
+                raise SpecError(f"axis {label!r} of {found} is {sizes[label]} and {size} long")
 
 
 # ── one operand ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +189,7 @@ def _diagonal(term: _Term) -> _Term:
             spec = described(value)
             size = spec.shape[first] if spec.shape[first] is not None else spec.shape[second]
             if size is None:
-                raise SpecError(f"einsum ({user_site()}): the size of the diagonal {label!r} of {spec} must be known")
+                raise SpecError(f"the size of the diagonal {label!r} of {spec} must be known")
             others = tuple(axis for axis in range(len(labels)) if axis not in (first, second))
             mask = expand_dims(eye(size, dtype=spec.dtype), others) if others else eye(size, dtype=spec.dtype)
             term = _Term(sum_(multiply(value, mask), second), (*labels[:second], *labels[second + 1 :]))

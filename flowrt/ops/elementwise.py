@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError, user_site
+from flowrt.errors import SpecError
 from flowrt.op import located, no_gradient, op
 from flowrt.ops.inference import as_float, broadcast, carry, each, merged
 from flowrt.spec import Spec
@@ -144,7 +144,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Any:
     The gradient is that of ``x`` inside and at the bounds, else it goes to the bound.
     """
     if min is None and max is None:
-        raise SpecError(f"clip ({user_site()}): min and max are both None; give at least one bound")
+        raise SpecError("min and max are both None; give at least one bound")
     above = x if min is None else maximum(x, min)
     return above if max is None else minimum(above, max)
 

@@ -87,7 +87,7 @@ def _beside(x: Any, axis: Any) -> tuple[int, ...]:
         return tuple(i for i in range(len(dims)) if i not in axes)
     given = sorted(axis if isinstance(axis, (tuple, list)) else (axis,))
     if given != list(range(-len(given), 0)):
-        raise SpecError(f"layer_norm ({user_site()}): the rank of x is open; name its last axes, as (-2, -1)")
+        raise SpecError("the rank of x is open; name its last axes, as (-2, -1)")
     return ()
 
 
@@ -100,9 +100,9 @@ def dropout(x: Any, rate: Any, seed: int | None = None, *, name: str | None = No
     """
     spec, rate = described(x), as_value(rate)
     if spec.dtype.kind != "f":
-        raise SpecError(f"dropout ({user_site()}): x must be floating, got {spec}; use astype")
+        raise SpecError(f"x must be floating, got {spec}; use astype")
     if not hasattr(rate, "builder") and not 0 <= rate < 1:
-        raise SpecError(f"dropout ({user_site()}): rate must be from 0 up to 1, which is left out, got {rate}")
+        raise SpecError(f"rate must be from 0 up to 1, which is left out, got {rate}")
     kept = greater_equal(random.shares("dropout", shape_of(x), seed, name), astype(rate, "float32"))
     return where(kept, divide(x, astype(subtract(1.0, rate), spec.dtype)), 0)
 
@@ -116,9 +116,9 @@ def embedding_lookup(shards: Any, ids: Any) -> Any:
     """
     tables = list(shards) if isinstance(shards, (tuple, list)) else [shards]
     if not tables:
-        raise SpecError(f"embedding_lookup ({user_site()}): shards must hold at least one table")
+        raise SpecError("shards must hold at least one table")
     if described(ids).dtype.kind not in "iu":
-        raise SpecError(f"embedding_lookup ({user_site()}): ids must be integers, got {described(ids)}")
+        raise SpecError(f"ids must be integers, got {described(ids)}")
     if len(tables) == 1:
         return _rows(tables[0], ids)
     places = astype(ids, "int64")

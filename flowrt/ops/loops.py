@@ -79,7 +79,7 @@ def case(
     Without a ``default`` the last function stands for it.
     """
     if not pairs:
-        raise SpecError(f"case ({user_site()}): give at least one pair of a bool scalar and a function")
+        raise SpecError("give at least one pair of a bool scalar and a function")
     (pred, function), rest = pairs[0], pairs[1:]
     if not rest:
         return function() if default is None else cond(pred, function, default, name=name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError, user_site
+from flowrt.errors import SpecError
 from flowrt.familiar import answering
 from flowrt.op import located, no_gradient, op
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
@@ -392,7 +392,7 @@ def sigmoid_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) 
     """
     given, told = described(logits), described(labels)
     if given.dtype.kind != "f":
-        raise SpecError(f"sigmoid_cross_entropy ({user_site()}): logits must be floating, got {given}; use astype")
+        raise SpecError(f"logits must be floating, got {given}; use astype")
     counted = told.dtype.kind in "biu"
     return binary_cross_entropy(logits, astype(labels, given.dtype) if counted else labels, name=name)
 
