@@ -120,6 +120,7 @@ class BlockingSession:
     comes when the step that runs is over, or stops it where that takes longer than half a second.
     """
 
+    @brief
     def __init__(self, graph: Any, cluster: Any = None, **arguments: Any) -> None:
         self._session = Session(graph, cluster, **arguments)
         self._thread: LoopThread | None = None
@@ -148,6 +149,7 @@ class BlockingSession:
         finally:
             self._end()
 
+    @brief
     async def __aenter__(self) -> NoReturn:
         raise GraphError(
             f"{user_site()}: open fr.BlockingSession with `with`; where you can await, use "

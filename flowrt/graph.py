@@ -20,6 +20,7 @@ from flowrt.errors import GraphError, GraphFinalizedError, PlacementError, Site,
 from flowrt.op import REGISTRY, Attr, Op, active_builder, as_attr, as_value, building
 from flowrt.operators import Operators
 from flowrt.plan import resources_in
+from flowrt.tracebacks import brief
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Node:
         return f"<{self.op.name} {self.name!r} ({self.site})>"
 
 
+@brief
 class Tensor(Operators):
     """A value that a step will compute: one output of a node.
 
@@ -118,6 +120,7 @@ class Tensor(Operators):
         return self._spec.dtype
 
     @property
+    @brief
     def shape(self) -> tuple[int | None, ...]:
         """The sizes, None where only a step will know; raises `SpecError` where even the rank is open."""
         if self._spec.dims is None:
@@ -152,8 +155,7 @@ class Tensor(Operators):
         return first
 
     def __iter__(self) -> Iterator[Any]:
-        for i in range(len(self)):
-            yield self[i]
+        return iter([self[i] for i in range(len(self))])
 
     def __array__(self, *args: object, **kwargs: object) -> Any:
         raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")

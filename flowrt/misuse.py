@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.errors import GraphError, user_site
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.session import Session
 
 
+@brief
 class AsyncOnly:
     """What ``async with`` opens; `WHAT` is how it is written, `INSTEAD` what else there is where nothing is awaited."""
 

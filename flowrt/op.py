@@ -8,10 +8,10 @@ records it, the eager builder evaluates it. This file knows neither; it knows on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeAlias, cast, overload
+from functools import wraps
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
@@ -22,11 +22,13 @@ from flowrt.parameters import parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.plan import Plan
 from flowrt.spec import NAMES, Spec, as_dtype
-from flowrt.tracebacks import is_of_ours, shorten
+from flowrt.tracebacks import brief, is_of_ours, shorten
 
 Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
 DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
 Gradient: TypeAlias = Callable[..., "Sequence[Any]"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 REGISTRY: dict[str, Op] = {}
 
@@ -182,21 +184,34 @@ def _body_key(body: Plan) -> Hashable:
     return "body", tuple(feed.spec for feed in body.feeds), nodes, body.fetches
 
 
-@contextmanager
-def located(what: str) -> Iterator[None]:
+class located:
     """Around a function's body, or as its decorator: errors from what is asked of it say ``what`` and the user's line.
 
     What the user's own functions raise, where the body calls some, stays as it is.
     """
-    try:
-        yield
-    except SpecError as error:
-        raise _located(what, error) from None
-    except DEPTHS as error:
-        told = _from_the_depths(what, error)
-        if told is None:
-            raise
-        raise told from error
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SpecError):
+            raise _located(self._what, error) from None
+        if isinstance(error, DEPTHS):
+            told = _from_the_depths(self._what, error)
+            if told is not None:
+                raise told from error
+
+    def __call__(self, function: F) -> F:
+        @brief
+        @wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast("F", inside)
 
 
 DEPTHS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, MemoryError)

@@ -14,6 +14,7 @@ import numpy as np
 from flowrt.errors import GraphError, user_site
 from flowrt.familiar import hint
 from flowrt.op import REGISTRY, as_value
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.op import Attr
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _WITH_ENTRIES = (Number, list, tuple)
 
 
+@brief
 class Operators:
     """Python's operators, slicing and an array's usual methods, for what stands for a tensor.
 
@@ -159,6 +161,7 @@ class Operators:
         return REGISTRY["transpose"](self)
 
     @property
+    @brief
     def ndim(self) -> int:
         """How many axes it has; raises `SpecError` where not even that is known."""
         return len(as_value(self).shape)

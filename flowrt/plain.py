@@ -33,6 +33,11 @@ def default_array(value: Any) -> np.ndarray[Any, Any]:
         if array.dtype == np.float64 and not _holds_numpy(value):
             array = array.astype(np.float32)
     if not (holds(array.dtype) or holds(array.dtype.newbyteorder("="))):
+        if array.dtype == object and _holds_none(value):
+            raise SpecError(
+                f"{shortened(value)} is not a tensor: None stands in it; where that is a size that only a step knows, "
+                "take it from fr.shape_of(x)"
+            )
         if array.dtype == object and _is_integer(value):
             raise SpecError(f"{shortened(value)} is not a tensor: integers have at most 64 bits")
         fix = "; convert it with .astype" if array.dtype.kind == "f" else ""
@@ -42,6 +47,10 @@ def default_array(value: Any) -> np.ndarray[Any, Any]:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) or (isinstance(value, (list, tuple)) and any(map(_is_integer, value)))
+
+
+def _holds_none(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(item is None or _holds_none(item) for item in value)
 
 
 def _holds_numpy(value: Any) -> bool:

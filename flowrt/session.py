@@ -89,6 +89,7 @@ class Session(AsyncOnly):
     WHAT = "fr.Session"
     INSTEAD = "; without await, use `with fr.BlockingSession(graph) as session`"
 
+    @brief
     def __init__(
         self,
         graph: Graph,
@@ -463,6 +464,7 @@ class Session(AsyncOnly):
             copied=copied_bytes(given),
         )
 
+    @brief
     def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> Producing:
         """``async with``: fill ``queue`` from an iterable of elements while the block runs, and close it at the end.
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import wraps
 from inspect import iscoroutinefunction
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
 
 from flowrt.errors import FlowrtError, InternalError
@@ -23,11 +23,21 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _COMPILED = ("<frozen ", f"uvloop{os.sep}")
 _TOOLS = tuple(f"-packages{os.sep}{name}{os.sep}" for name in ("numba", "llvmlite", "numpy", "aiohttp", "msgpack"))
+_FREQUENT = ("__init__", "__repr__", "__tensor__")
 _BETWEEN = (_PACKAGE, *_COMPILED, *(_LIBRARY + name for name in ("asyncio", "concurrent", "contextlib", "threading")))
 
 
 def brief(function: F) -> F:
-    """Decorator of a public function: what it raises is shortened, and does not show the decorator either."""
+    """Decorator of a public function: what it raises is shortened, and does not show the decorator either.
+
+    Of a class: the same for its public methods and operators, though not for what is called for every tensor there is.
+    """
+    if isinstance(function, type):
+        for name, method in list(vars(function).items()):
+            if isinstance(method, FunctionType) and name not in _FREQUENT and (name[0] != "_" or name[:2] == "__"):
+                setattr(function, name, brief(method))
+        return function
+
     if iscoroutinefunction(function):
 
         @wraps(function)

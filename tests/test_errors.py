@@ -349,3 +349,18 @@ def test_an_error_names_its_op_and_the_line_once(name: str, wrong: Any) -> None:
     with pytest.raises(fr.SpecError, match=rf"^{name} \(.*test_errors.py:\d+\): ") as caught:
         wrong()
     assert str(caught.value).count("test_errors.py") == 1, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda size: fr.zeros((size, 3)),
+        lambda size: fr.reshape(np.zeros(3), [size, 3]),
+        lambda size: fr.broadcast_to(np.zeros(3), (size, 3)),
+        lambda size: fr.random.normal((size,)),
+    ],
+)
+def test_a_size_that_only_a_step_knows_is_told_where_it_is_found(build: Any) -> None:
+    x = model()[1]
+    with x.graph, pytest.raises(fr.SpecError, match=r"test_errors.py:\d+\): .*None.*take it from fr.shape_of\(x\)"):
+        build(x.shape[0])

@@ -628,3 +628,16 @@ async def test_a_queue_that_is_filled_again_after_a_reset_has_no_old_causes() ->
         with pytest.raises(fr.QueueClosedError) as told:
             await drain_what(session, queue, [[1, 1]], got)
         assert told.value.__cause__ is None
+
+
+def test_an_element_of_one_component_needs_no_list_around_it() -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(4, ["float32"], shapes=[(3,)])
+        x = fr.Variable(np.arange(3, dtype=np.float32))
+        put = [queue.enqueue(x), queue.enqueue([x + 1]), queue.enqueue(np.zeros(3, np.float32))]
+        more = queue.enqueue_many(np.ones((1, 3), np.float32))
+        (got,) = queue.dequeue_many(4)
+    with fr.BlockingSession(graph) as session:
+        for operation in (*put, more):
+            session.run(operation)
+        np.testing.assert_array_equal(session.run(got), [[0, 1, 2], [1, 2, 3], [0, 0, 0], [1, 1, 1]])

@@ -261,6 +261,49 @@ def test_an_op_that_fails_outside_a_graph(call: Callable[[], Any]) -> None:
     check(printed(call), "Error", 8)
 
 
+def open_rank(graph: fr.Graph) -> Any:
+    with graph:
+        return fr.FIFOQueue(1, "float32").dequeue()
+
+
+# What is wrong as it is called: on a graph with x [?, 3], v [2, 3] and q, of one float32[3].
+WRONG: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "an operator": lambda x, v, q: v @ v,
+    "an operator of a variable": lambda x, v, q: v + np.ones(4, np.float32),
+    "an operator from the right": lambda x, v, q: np.ones((4, 4), np.float32) - v,
+    "an index": lambda x, v, q: x["a"],
+    "a method": lambda x, v, q: x.reshape(-1, -1),
+    "a truth value": lambda x, v, q: bool(x),
+    "a variable's truth value": lambda x, v, q: bool(v),
+    "a length": lambda x, v, q: len(x),
+    "a loop over entries": lambda x, v, q: list(x),
+    "an array of a tensor": lambda x, v, q: np.asarray(v),
+    "a rank": lambda x, v, q: open_rank(x.graph).ndim,
+    "a variable": lambda x, v, q: fr.Variable("nothing"),
+    "an assignment": lambda x, v, q: v.assign(np.ones(4, np.float32)),
+    "rows of a variable": lambda x, v, q: v.scatter_add([0], np.ones(4, np.float32)),
+    "a queue": lambda x, v, q: fr.FIFOQueue(0, "float32"),
+    "an element": lambda x, v, q: q.enqueue(np.ones(4, np.float32)),
+    "some elements": lambda x, v, q: q.dequeue_many(-1),
+    "a function made of ops": lambda x, v, q: fr.einsum("ij,jk", v, v),
+    "a loss": lambda x, v, q: fr.nn.softmax_cross_entropy(x, x[0, 0]),
+    "a shape": lambda x, v, q: fr.zeros((-3,)),
+    "a session": lambda x, v, q: fr.Session("graph"),  # type: ignore[arg-type]
+    "a blocking session": lambda x, v, q: fr.BlockingSession(x.graph, checkpoints="folder"),
+    "a session that is not awaited": lambda x, v, q: fr.Session(x.graph).__enter__(),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_call_that_is_wrong_by_itself(what: str) -> None:
+    with fr.Graph():
+        x, v = fr.placeholder("float32", (None, 3)), fr.Variable(np.ones((2, 3), np.float32))
+        lines = printed(lambda: WRONG[what](x, v, fr.FIFOQueue(4, ["float32"], [(3,)])))
+    assert not any(str(ROOT / "flowrt") in line for line in lines), "\n".join(lines)
+    check(lines, HERE, 8)
+    assert HERE in lines[-1]  # the message itself says where
+
+
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("blocking", [False, True], ids=["awaited", "blocking"])
 def test_a_step_on_a_cluster_that_fails(blocking: bool) -> None:

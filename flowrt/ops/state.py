@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from flowrt.ops.source import constant, placeholder
 from flowrt.ops.starting import check_start
 from flowrt.plain import as_dtype_of, default_array, fitting_array
 from flowrt.spec import NAMES, Spec, as_dtype, as_shape
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -94,6 +95,7 @@ def variables_from(source: VariableSource | None) -> Iterator[None]:
         variable_source.reset(token)
 
 
+@brief
 class Variable(Operators):
     """A tensor that outlives the step: it is read, and written by `assign`, `assign_add`, `assign_sub`, and row by row.
 
@@ -109,6 +111,7 @@ class Variable(Operators):
     resource: Resource
     _read: Tensor
 
+    @brief
     def __new__(cls, initial: Any, *, dtype: Any = None, name: str | None = None, trainable: bool = True) -> Variable:
         source = variable_source.get()
         found = None if source is None else source.variable(initial, dtype, name, trainable)
@@ -385,6 +388,7 @@ def queue_close(
     """Let nothing more in; what waits to get in still does, unless ``cancel_pending_enqueues``."""
 
 
+@brief
 class FIFOQueue:
     """A bounded first-in, first-out queue of elements, each of one tensor or several.
 
@@ -440,13 +444,11 @@ class FIFOQueue:
 
     def enqueue(self, value: Any, *, name: str | None = None) -> Node:
         """The operation that appends ``value`` (a tensor, or one per component) once there is room."""
-        made: Node = self._build(enqueue, self._components(value), name=name)
-        return made
+        return cast("Node", self._build(enqueue, self._components(value), name=name))
 
     def enqueue_many(self, value: Any, *, name: str | None = None) -> Node:
         """The operation that appends the entries along the first axis of ``value`` as elements."""
-        made: Node = self._build(enqueue_many, self._components(value), name=name)
-        return made
+        return cast("Node", self._build(enqueue_many, self._components(value), name=name))
 
     def dequeue(self, *, name: str | None = None) -> Any:
         """The oldest element once there is one: a tensor, or a tuple of one per component."""
@@ -487,7 +489,7 @@ class FIFOQueue:
 
     @located("an element of a queue")
     def _components(self, value: Any) -> list[Any]:
-        given = [value] if self._single else list(value)
+        given = list(value) if isinstance(value, (tuple, list)) and not self._single else [value]
         if len(given) != len(self.specs):
             raise SpecError(f"{self!r} takes {len(self.specs)} components, not {len(given)}")
         return [_of_dtype(v, s.dtype) for v, s in zip(given, self.specs, strict=True)]
