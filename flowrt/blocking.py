@@ -70,7 +70,7 @@ class LoopThread:
             answer: T = future.result()
         except BaseException:
             if future.cancelled():
-                raise ClosedError("the session was closed meanwhile") from None
+                raise ClosedError(f"{user_site()}: the session was closed meanwhile") from None
             future.cancel()
             raise
         finally:
@@ -80,7 +80,9 @@ class LoopThread:
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
         if not self.is_ours:
             work.close()
-            raise ClosedError("the session belongs to the process that forked this one; open another here")
+            raise ClosedError(
+                f"{user_site()}: the session belongs to the process that forked this one; open another here"
+            )
         if threading.current_thread() is self._thread:
             work.close()
             raise GraphError(f"{user_site()}: this runs on the session's own event loop, and would wait for itself")
@@ -92,7 +94,7 @@ class LoopThread:
         finally:
             carried_site.reset(token)
         work.close()
-        raise ClosedError("the session is closed")
+        raise ClosedError(f"{user_site()}: the session is closed; use it inside its `with` block")
 
     def close(self) -> None:
         """Stop the loop, which cancels what still runs on it, and wait for the thread. Twice is once."""
@@ -104,10 +106,17 @@ class LoopThread:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes uvloop's event loops where that is installed; None says asyncio's own."""
+    """What makes uvloop's event loops where that is installed; None says asyncio's own.
+
+    libuv aborts the process at the close of a file numbered 0, 1 or 2, as files are where a program was started with
+    its standard streams closed.
+    """
     try:
         import uvloop
-    except ImportError:
+
+        for stream in range(3):
+            os.fstat(stream)
+    except (ImportError, OSError):
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
@@ -129,7 +138,7 @@ class BlockingSession:
     @brief
     def __enter__(self) -> BlockingSession:
         if self._thread is not None:
-            raise ClosedError("a session is opened once; make another one")
+            raise ClosedError(f"{user_site()}: a session is opened once; make another one")
         self._thread = LoopThread()
         self._interrupts = InterruptWatch(self._thread.loop)
         try:

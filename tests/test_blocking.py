@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +18,8 @@ from flowrt.op import no_gradient, op
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
+
+ROOT = str(Path(__file__).parent.parent)
 
 
 def model() -> Any:
@@ -314,3 +320,26 @@ def test_a_kernel_that_does_not_compile_names_its_op_and_line(tapes: bool) -> No
         with pytest.raises(fr.GraphError, match=r"broken 'mine' \(.*test_blocking.py:\d+\): .*not compile"):
             session.run(y, {x: [1, 2]})
         assert session.run(x, {x: [1, 2]}).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_a_program_whose_standard_streams_are_closed_ends_well(closed: str) -> None:
+    program = (
+        "import flowrt as fr\n"
+        "with fr.Graph() as graph: x = fr.placeholder('float32', ())\n"
+        "with fr.BlockingSession(graph) as session: print(session.run(x, {x: 2.5}))\n"
+    )
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=50, env={**os.environ, "PYTHONPATH": ROOT}
+    )
+    assert (done.returncode, done.stdout) == (0, "2.5\n")
+
+
+def test_what_is_used_after_its_session_names_the_line() -> None:
+    graph, x, _, y, _ = model()
+    with fr.BlockingSession(graph) as session:
+        step = session.compile(y, [x])
+    for use in (lambda: step([1, 2]), lambda: session.run(y, {x: [1, 2]}), session.reset, session.__enter__):
+        with pytest.raises(fr.ClosedError, match=r"test_blocking.py:\d+: "):
+            use()
