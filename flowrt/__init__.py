@@ -58,7 +58,8 @@ from flowrt.kernels.table import kernel
 from flowrt.op import no_gradient, op
 from flowrt.ops import *  # noqa: F403
 from flowrt.ops import nn, random
-from flowrt.session import Options, Session
+from flowrt.options import Options
+from flowrt.session import Session
 from flowrt.spec import Spec
 
 if _TYPE_CHECKING:

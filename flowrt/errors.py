@@ -12,10 +12,14 @@ import os
 import sys
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(contextlib.__file__)
@@ -151,9 +155,15 @@ def user_site() -> Site:
     if carried is not None:
         return carried
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_between(frame.f_code.co_filename):
+    while frame.f_back is not None and _is_between(file_of(frame)):
         frame = frame.f_back
     return _site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def file_of(frame: FrameType) -> str:
+    """Where its code stands; of what `dataclass` writes for a class of ours, flowrt's folder."""
+    file = frame.f_code.co_filename
+    return _PACKAGE if file == "<string>" and frame.f_globals.get("__name__", "").startswith("flowrt.") else file
 
 
 @lru_cache(maxsize=4096)

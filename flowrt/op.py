@@ -274,6 +274,9 @@ class Op:
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return lookup, (self.name,)  # as functions are, by name
+
     def gradient(self, rule: Gradient) -> Gradient:
         """Decorator: ``rule(node, *output_gradients)`` answers one gradient (or None) per input."""
         self.gradient_rule = rule
@@ -364,7 +367,8 @@ class Op:
         try:
             found = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise _located(f"{self.name}{self.signature}", SpecError(str(error))) from None
+            taken = ", ".join(str(p.replace(annotation=p.empty)) for p in self.signature.parameters.values())
+            raise _located(f"{self.name}({taken})", SpecError(str(error))) from None
         found.apply_defaults()
         return found.arguments
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowrt.device import Device
 from flowrt.eager import evaluate
-from flowrt.errors import GraphError, InternalError, NodeLost, ResourceError
+from flowrt.errors import GraphError, InternalError, NodeLost, ResourceError, user_site
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.passes import Compiled, compile_step
 from flowrt.progress import Activity
@@ -24,10 +24,10 @@ from flowrt.spec import Spec
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
     from flowrt.net.master import Master
+    from flowrt.options import Options
     from flowrt.placement import Rules
     from flowrt.plan import Plan
     from flowrt.sched.direct import Numbers
-    from flowrt.session import Options
 
 Array = np.ndarray[Any, Any]
 Registered = Any
@@ -312,7 +312,7 @@ async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
 
     spec = getattr(cluster, "spec", cluster)
     if not hasattr(spec, "tasks"):
-        raise GraphError(f"a session's cluster is a ClusterSpec or LocalCluster, not {cluster!r}")
+        raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
     tasks = spec.tasks()
     master = Master(tasks, cluster.token, name=name)
 

@@ -34,6 +34,7 @@ from flowrt.initial import arrays, initial_waves, tables
 from flowrt.misuse import AsyncOnly
 from flowrt.op import as_value
 from flowrt.operators import Operators
+from flowrt.options import Options
 from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.producing import Failures, Producing, why_closed
@@ -45,7 +46,6 @@ from flowrt.spec import Spec
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
 from flowrt.structure import Structure, flatten
 from flowrt.tracebacks import brief, shorten, without_marks
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,25 +58,6 @@ Array = np.ndarray[Any, Any]
 MAX_STEPS = 256  # compiled steps a session keeps
 SEEDS = (1 << 63) - 1
 PENDING = object()  # what `Session._run_now` answers where the step cannot run at once
-
-
-@valueclass
-class Options:
-    """How a session runs steps.
-
-    ``optimize=False``: no pass rewrites, every node runs as written (tapes still do). ``tapes=False``: the machine runs
-    every node. ``threads`` defaults to the cores the process may use. For an in-process session; nodes of a cluster
-    have their own. ``memory_limit``, in bytes, bounds what the session's steps hold together with its variables; a step
-    that does not fit, or without a limit does not fit what the machine has left, is refused with `ResourceError` before
-    it runs. ``seed`` decides what random ops without a seed draw; None draws a new one per session.
-    """
-
-    optimize: bool = True
-    tapes: bool = True
-    threads: int | None = None
-    transfer_budget: int = 256 << 20
-    memory_limit: int | None = None
-    seed: int | None = None
 
 
 class Session(AsyncOnly):
@@ -103,10 +84,12 @@ class Session(AsyncOnly):
         for what, value, kind in (("graph", graph, Graph), ("placement", placement or Rules(), Rules)):
             if not isinstance(value, kind):
                 raise GraphError(f"{user_site()}: a session's {what} is a {kind.__name__}, not {value!r}")
+        if options is not None and not isinstance(options, Options):
+            raise GraphError(f"{user_site()}: options is fr.Options(...), not {options!r}")
         if checkpoints is not None and not hasattr(checkpoints, "restore_newest"):
             raise GraphError(f"{user_site()}: checkpoints is fr.Checkpoints({checkpoints!r}), not {checkpoints!r}")
         self.graph = graph
-        self.options = options or Options()
+        self.options = Options() if options is None else options
         self.checkpoints = checkpoints
         self._cluster = cluster
         self._placement = placement
@@ -125,7 +108,7 @@ class Session(AsyncOnly):
     @brief
     async def __aenter__(self) -> Session:
         if self._closed or self._runner is not None:
-            raise ClosedError("a session is opened once; make another one")
+            raise ClosedError(f"{user_site()}: a session is opened once; make another one")
         self._loop = asyncio.get_running_loop()
         self._runner = await self._open_runner()
         self._numbers.gate[0] = 1

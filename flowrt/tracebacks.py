@@ -15,7 +15,7 @@ from inspect import iscoroutinefunction
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
 
-from flowrt.errors import FlowrtError, InternalError
+from flowrt.errors import FlowrtError, InternalError, file_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -151,7 +151,7 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _file(entry: TracebackType) -> str:
-    return entry.tb_frame.f_code.co_filename
+    return file_of(entry.tb_frame)
 
 
 def _is_users(entry: TracebackType) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +366,35 @@ def test_a_size_that_only_a_step_knows_is_told_where_it_is_found(build: Any) -> 
     x = model()[1]
     with x.graph, pytest.raises(fr.SpecError, match=r"test_errors.py:\d+\): .*None.*take it from fr.shape_of\(x\)"):
         build(x.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"threads": 0}, "threads is an integer from 1 up, got 0"),
+        ({"threads": "many"}, "threads is an integer from 1 up, got 'many'"),
+        ({"threads": True}, "got True"),
+        ({"memory_limit": "1 GB"}, "memory_limit is a number of bytes, got '1 GB'"),
+        ({"memory_limit": -1}, "got -1"),
+        ({"transfer_budget": None}, "transfer_budget is a number of bytes, got None"),
+        ({"seed": "seed"}, "seed is an integer, got 'seed'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_told_at_its_line(options: Any, told: str) -> None:
+    with pytest.raises(fr.GraphError, match=rf"test_errors.py:\d+: Options: .*{told}"):
+        fr.Options(**options)
+
+
+def test_options_in_another_form_are_told() -> None:
+    with pytest.raises(fr.GraphError, match=r"test_errors.py:\d+: options is fr.Options\(...\), not {'threads': 1}"):
+        fr.BlockingSession(model()[0], options={"threads": 1})
+
+
+def test_a_call_with_a_wrong_keyword_is_told_what_there_is() -> None:
+    with pytest.raises(fr.SpecError, match=r"^sum\(x, axis=None, keepdims=False\) \(.*unexpected keyword.*'axes'"):
+        fr.sum(np.zeros(3), axes=0)
+
+
+def test_an_op_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(fr.sqrt)) is fr.sqrt
+    assert copy.deepcopy({"activation": forgotten}) == {"activation": forgotten}
