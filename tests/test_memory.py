@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -76,6 +76,28 @@ def test_a_refusal_takes_nothing_and_idle_memory_goes_first() -> None:
     shelf.kept.append(memory.empty((10_000,), FLOAT))
     held = memory.empty((20_000,), FLOAT)
     assert not shelf.kept
+    assert memory.held == held.nbytes
+
+
+def test_idle_memory_goes_first_where_only_the_system_knows_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shelf:
+        idle_bytes = 40_000
+
+        def let_go(self) -> None:
+            self.idle_bytes = 0
+
+    def make(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        if shelf.idle_bytes or shape > (20_000,):
+            raise MemoryError(f"Unable to allocate {shape}")
+        return np.zeros(shape, dtype)
+
+    memory, shelf = Memory(), Shelf()
+    memory.enlist(shelf)
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "empty", make)
+        held = memory.empty((20_000,), FLOAT)
+        with pytest.raises(ResourceError, match="Unable to allocate"):
+            memory.empty((30_000,), FLOAT)
     assert memory.held == held.nbytes
 
 

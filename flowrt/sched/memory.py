@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -120,7 +121,7 @@ class Memory:
             if not self._take(nbytes):  # somebody else took it meanwhile
                 raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
         try:
-            array = make()
+            array = self._insist(make)
         except (MemoryError, OSError) as error:
             self._gone.append(nbytes)
             raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
@@ -128,6 +129,13 @@ class Memory:
         held.nbytes = nbytes
         self._alive[id(held)] = held
         return array
+
+    def _insist(self, make: Callable[[], Array]) -> Array:
+        """What ``make`` makes; where the system refuses, whose limits only it knows, once more without idle memory."""
+        with suppress(MemoryError, OSError):
+            return make()
+        self.reclaim()
+        return make()
 
     def copy(self, array: Array) -> Array:
         """A C-contiguous copy, counted."""
