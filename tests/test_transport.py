@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import socket
+import struct
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -194,6 +196,20 @@ async def test_a_peer_that_vanishes_is_a_lost_node_after_what_it_sent() -> None:
         with pytest.raises(NodeLost):
             _ = [message async for message in server]
         await server.wait_closed()
+
+
+@on_both_loops
+async def test_a_peer_that_a_write_finds_gone_is_lost_also_where_the_stream_is_closed_at_once() -> None:
+    async with pair() as (client, server):
+        reset = client._stream.socket
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.cut()
+        await client.wait_closed()
+        with suppress(NodeLost):
+            for _ in range(2):  # before the loop has looked at the socket
+                await server.send({"pong": 1})
+        await server.aclose()
+        assert isinstance(server.failure, NodeLost)
 
 
 @on_both_loops

@@ -147,8 +147,7 @@ class _Stream(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         while self.reader.more and self.failure is None:  # what came is delivered
             self._decode(0)
-        if not (self.reader.ended or self.closing) and self.failure is None:
-            self.failure = NodeLost(f"the connection to {self.peer} was lost: {exc or 'aborted'}")
+        self._note_loss(exc or "aborted")
         for timer in (self.watch, self.breath, self.pulse):
             if timer is not None:
                 timer.cancel()
@@ -156,6 +155,11 @@ class _Stream(asyncio.BufferedProtocol):
         self.wake_receiver()
         self.left = iter(())
         self.writable.set()
+
+    def _note_loss(self, cause: object) -> None:
+        """Say that the stream was cut, unless a side had ended it in order, or it is said already."""
+        if not (self.reader.ended or self.closing) and self.failure is None:
+            self.failure = NodeLost(f"the connection to {self.peer} was lost: {cause}")
 
     # ── called by the connection ──
 
@@ -181,6 +185,8 @@ class _Stream(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Keep and deliver nothing more; go on reading, to see the peer's end."""
+        if self.transport.is_closing():  # the kernel refused what was written, and nobody was told yet
+            self._note_loss("the peer takes nothing any more")
         self.closing = True
         self.inbox.clear()
         self.paused = False
