@@ -221,12 +221,17 @@ def test_an_object_that_is_not_whole_or_not_ours_is_made_anew(damage: Callable[[
 
 
 @pytest.mark.parametrize("place", ["/dev/null/x", "/proc/nothing/here"])
-def test_without_a_folder_kernels_are_compiled_by_each_process(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_kernels_are_compiled_by_each_process(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("FLOWRT_CACHE", place)
     compiler = Compiler()
     assert object_code("flowrt_x", compiler) == compiler.code
     assert object_code("flowrt_x", compiler) == compiler.code
     assert compiler.calls == 2
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"cannot be kept in {place}" in told
+    assert "FLOWRT_CACHE" in told
 
 
 def test_a_kernel_runs_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -409,9 +409,20 @@ def _write(path: Path, code: bytes, alone: bool) -> None:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(code + _digest(path, code))
         os.replace(partial, path)
-    except OSError:  # a full or read-only disk costs a compilation next time, nothing else
+    except OSError as error:  # a full or read-only disk costs a compilation next time, nothing else
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+        _warn_not_kept(path.parent, error.strerror)
+
+
+@cache
+def _warn_not_kept(folder: Path, why: str) -> None:
+    """Once: who is told that kernels are compiled once would wait for them in each process without knowing why."""
+    _log.warning(
+        "kernels cannot be kept in %s (%s); name another folder in FLOWRT_CACHE, or each process compiles them anew",
+        folder,
+        why,
+    )
 
 
 def _tidy(path: Path) -> None:
