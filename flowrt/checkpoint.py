@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -25,12 +26,14 @@ from flowrt.checkpoint_files import (
     saves_in,
     write_checkpoint,
 )
-from flowrt.errors import CheckpointError, FlowrtError, GraphError
+from flowrt.errors import CheckpointError, FlowrtError, GraphError, user_site
 from flowrt.folders import FolderLock, HeldElsewhere, sync_parents
+from flowrt.options import is_at_least
 from flowrt.progress import Activity
 from flowrt.restoring import OWN_NAMES, checked_renames, fit, listed
 from flowrt.sched.lanes import Lanes
 from flowrt.spec import Spec
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Resource, Tensor
@@ -60,6 +63,7 @@ class Checkpoints:
     network file systems.
     """
 
+    @brief
     def __init__(
         self,
         url: str | os.PathLike[str],
@@ -71,14 +75,12 @@ class Checkpoints:
         rename: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if (
-            keep < 1
-            or (every_steps is not None and every_steps < 1)
-            or (every_seconds is not None and every_seconds < 0)
-        ):
+        counts = keep, 1 if every_steps is None else every_steps
+        seconds = 0 if every_seconds is None else every_seconds
+        if not (all(is_at_least(1, count, Integral) for count in counts) and is_at_least(0, seconds, Real)):
             raise GraphError(
-                f"Checkpoints: expected keep and every_steps of at least 1 and every_seconds of at least 0, "
-                f"got {keep}, {every_steps} and {every_seconds}"
+                f"{user_site()}: Checkpoints: expected keep and every_steps of at least 1 and every_seconds of at "
+                f"least 0, got {keep!r}, {every_steps!r} and {every_seconds!r}"
             )
         self.path = _local(url)
         self.every_steps = every_steps
@@ -291,7 +293,9 @@ def _local(url: str | os.PathLike[str]) -> Path:
     text = os.fspath(url)
     scheme, found, rest = text.partition("://")
     if found and scheme != "file":
-        raise GraphError(f"Checkpoints: checkpoints are kept on a local disk, not at {text}; give a folder's path")
+        raise GraphError(
+            f"{user_site()}: Checkpoints: checkpoints are kept on a local disk, not at {text}; give a folder's path"
+        )
     return Path(unquote(rest) if found else text)
 
 

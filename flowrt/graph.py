@@ -330,6 +330,7 @@ class Graph:
         """Record how a variable gets its first value."""
         self.resources[key] = replace(self.resources[key], initial=initial, initialize=initialize)
 
+    @brief
     def to_bytes(self) -> bytes:
         """The graph as validated, self-contained data; no code inside."""
         from flowrt.serialize import graph_to_bytes
@@ -337,6 +338,7 @@ class Graph:
         return graph_to_bytes(self)
 
     @staticmethod
+    @brief
     def from_bytes(data: bytes) -> Graph:
         """The graph that `to_bytes` wrote; raises `BrokenStream` or `GraphError` for anything else."""
         from flowrt.serialize import graph_from_bytes

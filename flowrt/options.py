@@ -27,14 +27,15 @@ class Options:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("threads", self.threads is None or _is_at_least(1, self.threads, Integral), "an integer from 1 up", self)
-        _check("transfer_budget", _is_at_least(1, self.transfer_budget, Real), "a number of bytes", self)
+        _check("threads", self.threads is None or is_at_least(1, self.threads, Integral), "an integer from 1 up", self)
+        _check("transfer_budget", is_at_least(1, self.transfer_budget, Real), "a number of bytes", self)
         limit = self.memory_limit
-        _check("memory_limit", limit is None or _is_at_least(0, limit, Real), "a number of bytes", self)
+        _check("memory_limit", limit is None or is_at_least(0, limit, Real), "a number of bytes", self)
         _check("seed", self.seed is None or isinstance(self.seed, Integral), "an integer", self)
 
 
-def _is_at_least(least: int, value: object, kind: type) -> bool:
+def is_at_least(least: int, value: object, kind: type) -> bool:
+    """Whether a setting is a number of that kind (of `numbers`) from ``least`` up."""
     return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
 
 

@@ -12,6 +12,7 @@ from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import reshape, stack
 from flowrt.ops.source import shape_of
 from flowrt.spec import Spec
+from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 GATES, KEPT = 4, 6  # i, f, g, o; then also the cell before the step and the tanh of the one after it
 
 
+@brief
 def lstm(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any, *, name: str | None = None) -> tuple[Any, Any, Any]:
     """A layer of long short-term memory over all time steps: (outputs, h, c).
 

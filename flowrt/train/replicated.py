@@ -8,6 +8,7 @@ of `flowrt.train.steps`; the protocol is `flowrt.sched.coordinator`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable, variables_from
 from flowrt.sched.quorum import AllOf, Policy
 from flowrt.sched.replica import policy_to_data
+from flowrt.spec import Spec
 from flowrt.structure import flatten
 from flowrt.tracebacks import brief
 from flowrt.train.batches import check_names
@@ -34,7 +36,6 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from flowrt.optim import Optimizer
     from flowrt.session import Session
-    from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 LossFn = Callable[[dict[str, Tensor]], Any]
@@ -90,7 +91,7 @@ class Replicated:
         self.policy: Policy = AllOf() if policy is None else policy
         self.inputs = dict(inputs)
         self.replicas = replicas
-        self._check(replicas, servers)
+        self._check(replicas, servers, optimizer)
         self._workers = _devices(worker_device, replicas)
         self._servers = _devices(server_device, servers)
         self.nodes = tuple(Device.parse(worker).host for worker in self._workers)
@@ -103,9 +104,16 @@ class Replicated:
         with name_scope(self.name.removeprefix(self._outside.prefix)):
             self._build(loss_fn, optimizer)
 
-    def _check(self, replicas: int, servers: int) -> None:
-        if replicas < 1 or servers < 1:
-            raise GraphError(f"{user_site()}: expected at least 1 replica and 1 server, got {replicas} and {servers}")
+    def _check(self, replicas: int, servers: int, optimizer: Any) -> None:
+        if not hasattr(optimizer, "compute_gradients"):
+            raise GraphError(f"{user_site()}: optimizer is an instance, such as fr.optim.SGD(0.1), not {optimizer!r}")
+        if not all(isinstance(count, Integral) and count >= 1 for count in (replicas, servers)):
+            raise GraphError(
+                f"{user_site()}: expected at least 1 replica and 1 server, got {replicas!r} and {servers!r}"
+            )
+        for name, spec in self.inputs.items():
+            if not isinstance(spec, Spec):
+                raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), but {name!r} to {spec!r}")
         policy_to_data(self.policy)
         self.policy.take(replicas)
 
@@ -252,6 +260,7 @@ class Replicated:
                 outputs = fn(dict(given))
         return Predictor(given, outputs)
 
+    @brief
     def steps(
         self, session: Session, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> Reports:
