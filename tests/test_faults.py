@@ -324,6 +324,22 @@ async def test_who_comes_back_to_a_node_that_obeys_another_master_is_told_so(rea
                 await made.master.register(**echo(PS, SMALL))
 
 
+async def test_a_node_that_gave_its_master_up_does_not_speak_of_another(
+    reach: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "RETURN", 0.0)
+    async with world() as made:
+        node, peer = made.nodes[WORKERS[0]], made.master._peers[WORKERS[0]]
+        peer.control.cut()
+        async with asyncio.timeout(10):
+            while node._reigns:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        reach.set()
+        with pytest.raises(NodeLost, match="does not know this session any more"):
+            await made.master._peers.reach(WORKERS[0])
+        assert made.master.lost == {WORKERS[0]}
+
+
 async def test_a_node_that_was_started_anew_is_lost(reach: asyncio.Event) -> None:
     token = new_token()
     old, new = Host(PS, threads=1), Host(PS, threads=1)

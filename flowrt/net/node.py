@@ -100,7 +100,7 @@ class Node:
         self.host = host
         self._token = token
         self._reigns: dict[str, _Reign] = {}  # by epoch
-        self._over: OrderedDict[str, None] = OrderedDict()  # epochs that have ended
+        self._over: OrderedDict[str, bool] = OrderedDict()  # epochs that have ended: whether for another master
         self._links: dict[tuple[str, int], Link] = {}
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
         self._store = Store(host.rendezvous, host.budget, Allowance(), self._reigns.__contains__, self._allocate)
@@ -244,7 +244,7 @@ class Node:
         before = self._reigns.get(resume.epoch)
         if before is None or before.followed.is_set():
             anew = Refused(RemoteError.__name__, f"{self.host.task} does not know this session any more")
-            await self._say(reign, _superseded(reign) if resume.epoch in self._over else anew)
+            await self._say(reign, _superseded(reign) if self._over.get(resume.epoch) else anew)
             return
         reign.plans = before.plans
         self._reigns[resume.epoch] = reign
@@ -285,7 +285,7 @@ class Node:
             raise root_error(group) from None
 
     async def _depose(self, reign: _Reign) -> None:
-        self._over[reign.drive.epoch] = None
+        self._over[reign.drive.epoch] = True
         reign.followed.set()
         try:
             async with asyncio.timeout(1.0):
@@ -300,7 +300,7 @@ class Node:
         self._end_client(reign)
         if self._reigns.get(epoch) is reign:  # and not the same master's, come back
             del self._reigns[epoch]
-            self._over[epoch] = None
+            self._over.setdefault(epoch, False)
             while len(self._over) > REMEMBERED_EPOCHS:
                 self._over.popitem(last=False)
         self.host.rendezvous.close_epoch(epoch)
