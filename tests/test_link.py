@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from wire_world import on_both_loops, pair
 
+from flowrt.errors import ResourceError
 from flowrt.net.frames import allocate_array
 from flowrt.net.link import SMALL, Allowance, Link, Store
+from flowrt.net.messages import Forget, Grant, Pull
+from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import Budget, Rendezvous
 from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.codec import Allocate
 
 KEY = ("epoch", 1)
 KIB = 1 << 10
 BUDGET = 64 * KIB
 
 
-def store(allowance: int = 0) -> Store:
-    return Store(Rendezvous(), Budget(BUDGET), Allowance(allowance), lambda epoch: True, allocate_array)
+def store(allowance: int = 0, allocate: Allocate = allocate_array) -> Store:
+    return Store(Rendezvous(), Budget(BUDGET), Allowance(allowance), lambda epoch: True, allocate)
 
 
 @asynccontextmanager
@@ -57,6 +65,26 @@ async def test_a_value_is_sent_when_there_is_room_for_it_and_not_before() -> Non
                 assert link._connection._stream.reader.idle
             assert (await pulling == 1).all()
             assert here.budget.used == 0
+
+
+@on_both_loops
+async def test_what_there_is_no_memory_for_is_not_sent_at_all() -> None:
+    memory, said = Memory(limit=2 * BUDGET), []
+    here, there = store(allocate=lambda dtype, shape: memory.empty(shape, dtype)), store()
+    offer(there, {1: 4 * BUDGET, 2: BUDGET})
+    async with linked(here, there) as link:
+        send, spec = link._send, Spec("uint8", (None,))
+
+        async def note(message: Any) -> None:
+            said.append(type(message))
+            await send(message)
+
+        link._send = note  # type: ignore[method-assign]
+        with pytest.raises(ResourceError, match=rf"edge 1 of there: no memory to receive uint8.*, {4 * BUDGET} bytes"):
+            await link.pull(KEY, 1, spec)
+        assert (await link.pull(KEY, 2, spec) == 2).all()
+        assert said == [Pull, Forget, Pull, Grant] or said == [Pull, Pull, Forget, Grant]
+        assert here.budget.used == 0
 
 
 @on_both_loops

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import BrokenStream, ClosedError, FlowrtError, LinkBroken, RemoteError, StepCancelled
+from flowrt.errors import BrokenStream, ClosedError, FlowrtError, LinkBroken, RemoteError, ResourceError, StepCancelled
 from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
     DeadValue,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 SMALL = 4096  # bytes that anybody has room for
 INLINE = 256  # values of at most `SMALL` bytes that travel with the start or the end of a step
 MAX_PULLS = 1 << 14  # unanswered, by one peer
+BYTE = np.dtype(np.uint8)
 _log = logging.getLogger(__name__)
 
 
@@ -77,6 +78,13 @@ class Store:
     allowance: Allowance
     knows: Callable[[str], bool]
     allocate: Allocate
+
+    def check_room(self, nbytes: int, spec: Spec, where: str) -> None:
+        """Raise `ResourceError` where there is no memory for what is offered: it would come only to be thrown away."""
+        try:
+            self.allocate(BYTE, (nbytes,))
+        except (MemoryError, ResourceError) as error:
+            raise ResourceError(f"{where}: no memory to receive {spec}, {nbytes} bytes: {error}") from error
 
 
 class Link:
@@ -131,20 +139,21 @@ class Link:
         """
         if self._ending is not None:
             raise self._broken()
-        request = next(self._requests)
+        request, where = next(self._requests), f"edge {edge} of {self.peer}"
         try:
             with self._store.allowance.promise(spec) as room:
                 reply = await self._ask(request, Pull(request, *key, edge, room))
             if isinstance(reply, Offer):
                 async with self._store.budget.reserve(reply.nbytes):
+                    self._store.check_room(reply.nbytes, spec, where)
                     reply = await self._ask(request, Grant(request))
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ResourceError):
             self._say(Forget(request))
             raise
         finally:
             self._replies.pop(request, None)
         value = _value_of(reply, self.peer)
-        return value if isinstance(value, Dead) else checked(value, spec, f"edge {edge} of {self.peer}")
+        return value if isinstance(value, Dead) else checked(value, spec, where)
 
     # ── both sides ──
 
