@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import FeedError, GraphError, user_site
-from flowrt.plain import RANKS
+from flowrt.plain import RANKS, shortened
 from flowrt.spec import MAX_RANK, Spec, holds
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _convert(tensor: Tensor, value: Any) -> Array:
             return _native(natural)
         return np.asarray(value, tensor.dtype.type)  # not the dtype: plans go by the one object that arrays share
     except (TypeError, ValueError, OverflowError, GraphError) as error:
-        raise FeedError(f"{_begin(tensor)}: {_shortened(value)} is not a value for {tensor.spec}: {error}") from error
+        raise FeedError(f"{_begin(tensor)}: {shortened(value)} is not a value for {tensor.spec}: {error}") from error
 
 
 def _keeps_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
@@ -83,8 +83,3 @@ def _fix(spec: Spec, array: Array) -> str:
     if spec.known and array.size == spec.size:
         return f"; value.reshape({list(spec.concrete)}) has that shape"
     return ""
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

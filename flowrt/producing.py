@@ -8,13 +8,14 @@ elements in this session has it as the cause.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, MutableMapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.errors import ClosedError, GraphError, QueueClosedError, StepCancelled, carried_site, user_site
+from flowrt.errors import ClosedError, FeedError, GraphError, QueueClosedError, StepCancelled, carried_site, user_site
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
+from flowrt.plain import shortened
 from flowrt.step import Step
 from flowrt.structure import LEAF
 from flowrt.tracebacks import brief
@@ -100,11 +101,23 @@ class Producing(AsyncOnly):
         """Put the elements into the queue, until there are no more or nobody wants them."""
         async with aclosing(_as_async(self._source)) as elements:
             async for element in elements:
-                arrays = self._put.arrays(element if isinstance(element, tuple) else (element,))
+                arrays = self._put.arrays(self._components(element))
                 try:
                     await self._session.fill(self._put, arrays)
                 except QueueClosedError:
                     return
+
+    def _components(self, element: Any) -> Sequence[Any]:
+        """An element's components; a list is an array where there is one alone."""
+        count = len(self._put.feeds)
+        whole = count == 1 and not isinstance(element, tuple)
+        parts = [element] if whole or not isinstance(element, (tuple, list)) else element
+        if len(parts) == count:
+            return parts
+        raise FeedError(
+            f"{self._site}: an element of queue {self._name[1]!r} is a tuple of {count} components, "
+            f"but the source gave {shortened(element)}"
+        )
 
     def _failed(self, error: Exception) -> Exception:
         """Note why there are no more elements, before anybody learns that there are none."""

@@ -641,3 +641,23 @@ def test_an_element_of_one_component_needs_no_list_around_it() -> None:
         for operation in (*put, more):
             session.run(operation)
         np.testing.assert_array_equal(session.run(got), [[0, 1, 2], [1, 2, 3], [0, 0, 0], [1, 1, 1]])
+
+
+async def test_a_source_may_give_the_components_as_a_list() -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(2, ["float32", "int64"], shapes=[(2,), ()])
+        got = queue.dequeue()
+    async with fr.Session(graph) as session, session.producing(queue, [[[1.0, 2.0], 3]]):
+        rows, label = await session.run(got)
+    assert (rows.tolist(), label) == ([1, 2], 3)
+
+
+@pytest.mark.parametrize("wrong", [np.ones(2, np.float32), [np.ones(2, np.float32)], (1, 2, 3)])
+async def test_an_element_with_other_components_names_the_queue_and_the_line(wrong: Any) -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(2, ["float32", "int64"], shapes=[(2,), ()], name="samples")
+        got = queue.dequeue()
+    says = r"test_queues.py:\d+: an element of queue 'samples' is a tuple of 2 components, but the source gave "
+    with pytest.raises(fr.FeedError, match=says):
+        async with fr.Session(graph) as session, session.producing(queue, [wrong]):
+            await session.run(got)
