@@ -367,8 +367,7 @@ class Op:
         try:
             found = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            taken = ", ".join(str(p.replace(annotation=p.empty)) for p in self.signature.parameters.values())
-            raise _located(f"{self.name}({taken})", SpecError(str(error))) from None
+            raise _located(f"{self.name}{self.signature}", SpecError(str(error))) from None
         found.apply_defaults()
         return found.arguments
 
