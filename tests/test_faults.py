@@ -243,6 +243,23 @@ async def test_a_connection_that_breaks_fails_the_steps_in_progress_and_loses_no
         assert made.master.suspects == frozenset()
 
 
+async def test_who_fetches_from_a_node_whose_connection_breaks_or_that_is_lost_is_told_that() -> None:
+    async with world() as made:
+        key = made.master.epoch, 1000
+        for why, end in (
+            (LinkBroken, lambda peer: peer.control.cut()),
+            (NodeLost, lambda peer: peer.lose(NodeLost("it is gone"))),
+        ):
+            peer = await made.master._peers.reach(WORKERS[0])
+            pull = asyncio.ensure_future(peer.link.pull(key, 1, OPEN))
+            while not peer.link._replies:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            end(peer)
+            with pytest.raises(why):
+                async with asyncio.timeout(10):
+                    await pull
+
+
 @pytest.mark.parametrize("moment", ["the hello", "the welcome", "the link"])
 async def test_a_try_to_come_back_that_fails_midway_does_not_end_the_reign(
     moment: str, monkeypatch: pytest.MonkeyPatch

@@ -125,9 +125,9 @@ class Link:
         finally:
             self._end()
 
-    def close(self) -> None:
-        """End `run`, now or once it begins."""
-        self._ending = self._ending or ClosedError(f"the link to {self.peer} was closed here")
+    def close(self, why: FlowrtError | None = None) -> None:
+        """End `run`, now or once it begins; who waits for a value is told ``why``."""
+        self._ending = self._ending or why or ClosedError(f"the link to {self.peer} was closed here")
         if self._runner is not None:
             self._runner.cancel()
 

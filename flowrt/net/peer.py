@@ -48,19 +48,19 @@ class Peer:
         if self.error is not None:
             raise type(self.error)(*self.error.args)
 
-    def sever(self) -> None:
-        """Have both connections end, without a goodbye: this is not the end of the session."""
+    def sever(self, why: FlowrtError) -> None:
+        """Have both connections end, without a goodbye: this is not the end of the session. ``why`` ends the pulls."""
         self.severed = True
-        self.link.close()
+        self.link.close(why)
         self.control.cut()
 
     def lose(self, error: FlowrtError) -> None:
-        """Give the peer up: whoever waits for a reply has ``error``."""
+        """Give the peer up: whoever waits for a reply or a value has ``error``."""
         self.error = error
         for reply in self.replies.values():
             if not reply.done():
                 reply.set_exception(type(error)(*error.args))
-        self.link.close()
+        self.link.close(error)
 
 
 def is_gone(error: BaseException) -> bool:

@@ -229,7 +229,7 @@ class Peers:
     def _broke(self, peer: Peer, cause: str) -> None:
         ours = self._peers.get(peer.task) is peer and not peer.severed and peer.error is None
         if ours and not self._closed:
-            peer.sever()
+            peer.sever(_ended_step(peer, cause))
             self.spawn(self._mend(peer, cause))
 
     async def _mend(self, peer: Peer, cause: str) -> None:
@@ -259,6 +259,10 @@ class Peers:
             return
         _log.warning("%s (%s) was reached again: %s", peer.task, peer.address, cause)
         self._attend(found)
-        peer.lose(LinkBroken(f"{peer.task} ({peer.address}) ended the step, as its connection broke: {cause}"))
+        peer.lose(_ended_step(peer, cause))
         self._gone(peer)
         self._notify()
+
+
+def _ended_step(peer: Peer, cause: str) -> LinkBroken:
+    return LinkBroken(f"{peer.task} ({peer.address}) ended the step, as its connection broke: {cause}")
