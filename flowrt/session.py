@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from numbers import Real
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,8 @@ class Session(AsyncOnly):
         Cancelling the awaiting task cancels the step, on all its nodes, and leaves nothing behind.
         """
         try:
+            if timeout is not None and not isinstance(timeout, Real):
+                raise GraphError(f"{user_site()}: timeout is a number of seconds, got {timeout!r}")
             step, arrays = self._prepare(fetches, feeds)
             return await (self._run_soon(step, arrays) if timeout is None else self._run(step, arrays, timeout))
         except BaseException as error:

@@ -393,3 +393,12 @@ def test_options_in_another_form_are_told() -> None:
 def test_an_op_is_pickled_by_its_name() -> None:
     assert pickle.loads(pickle.dumps(fr.sqrt)) is fr.sqrt
     assert copy.deepcopy({"activation": forgotten}) == {"activation": forgotten}
+
+
+def test_a_timeout_that_is_no_number_is_told_at_its_line() -> None:
+    graph, x, _, y = model()
+    with (
+        fr.BlockingSession(graph) as session,
+        pytest.raises(fr.GraphError, match=r"test_errors.py:\d+: timeout is a number of seconds, got '1'"),
+    ):
+        session.run(y, {x: np.ones((1, 3), np.float32)}, timeout="1")  # type: ignore[arg-type]
