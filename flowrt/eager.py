@@ -157,6 +157,11 @@ class _Source:
     convert: Callable[[Any], Any] | None = None
     fixed: Array | None = None
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is an argument as it is given."""
+        return self.inside is None and self.convert is None and self.fixed is None
+
 
 def _learn(
     op: Op,
@@ -180,7 +185,7 @@ def _learn(
     if not _serves_any_entries(op, sources, found, attrs):
         return unknown
     if found.prepared is None:
-        return _as_view(found.outputs[0].concrete) if sources[0] == _Source(0, None) else unknown
+        return _as_view(found.outputs[0].concrete) if sources[0].unchanged and sources[0].at == 0 else unknown
     return _at_once(found, sources, len(args), len(kwargs), op.stateful) or unknown
 
 
@@ -230,7 +235,7 @@ def _at_once(found: _Found, sources: Sequence[_Source], by_position: int, by_nam
 
     fixed = {n: source.fixed for n, source in enumerate(sources) if source.fixed is not None}
     picked = {n: source for n, source in enumerate(sources) if source.fixed is None}
-    if not stateful and all(s.inside is None and s.convert is None for s in picked.values()):
+    if not stateful and all(s.unchanged for s in picked.values()):
         return found.as_call(Taken(by_position, by_name, {n: s.at for n, s in picked.items()}, fixed))
     order = {n: at for at, n in enumerate(picked)}
     call = found.as_call(Taken(len(picked) + stateful, 0, order, fixed, len(picked) if stateful else None))

@@ -171,6 +171,26 @@ def test_results_are_arrays_of_their_own_and_reshaped_ones_are_views(recall: Rec
     assert total.shape == ()
 
 
+@pytest.mark.parametrize("given", [[1, 2, 3], (), (4, 5), [[1, 2]], 7])
+def test_lists_that_are_only_reshaped_are_so_every_time(given: Any, recall: Recall) -> None:
+    for _ in range(4):
+        for call in (fr.identity, fr.stop_gradient, fr.squeeze, lambda x: fr.expand_dims(x, 0)):
+            assert fr.size(call(given)) == np.size(given)
+            np.testing.assert_array_equal(np.ravel(call(given)), np.ravel(given))
+
+
+@pytest.mark.parametrize(
+    ("op", "decide"),
+    [
+        ("cond", lambda: fr.cond(X > 0, lambda: 1, lambda: 2)),
+        ("while_loop", lambda: fr.while_loop(lambda x: x < 3, lambda x: x + 1, (X,))),
+    ],
+)
+def test_what_decides_at_once_is_one_bool(op: str, decide: Callable[[], Any]) -> None:
+    with pytest.raises(fr.SpecError, match=rf"{op} \(\S*test_eager.py:\d+\): a bool scalar decides, got bool\[2,3\]"):
+        decide()
+
+
 def test_numbers_count_by_type_and_attributes_by_value(recall: Recall) -> None:
     ints = np.arange(3)
     for _ in range(3):

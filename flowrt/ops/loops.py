@@ -21,7 +21,7 @@ from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loo
 from flowrt.ops.elementwise import add, astype
 from flowrt.ops.source import constant
 from flowrt.plain import common_dtype
-from flowrt.spec import Spec, as_shape
+from flowrt.spec import Spec, as_shape, spec_of
 from flowrt.structure import LEAF, Structure, flatten
 from flowrt.tracebacks import brief
 
@@ -40,7 +40,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, 
     decides = as_value(pred)
     graph = _graph_of([decides])
     if graph is None:
-        return true_fn() if bool(decides) else false_fn()
+        return true_fn() if _holds("cond", decides) else false_fn()
     with located(f"cond {name!r}" if name else "cond"):
         if isinstance(pred, bool):
             raise SpecError(
@@ -354,13 +354,19 @@ def _graph_of(values: Sequence[Any]) -> Graph | None:
 # ── on plain arrays ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _holds(what: str, decides: Any) -> bool:
+    if np.size(decides) != 1:
+        raise SpecError(f"{what} ({user_site()}): a bool scalar decides, got {spec_of(np.asarray(decides))}")
+    return bool(decides)
+
+
 def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, single: bool, most: Any) -> Any:
     form, leaves = flatten(loop_vars)
     dtypes = [constant(leaf).dtype for leaf in leaves]
     state = [constant(leaf) for leaf in leaves]
     test, body = _splat(cond_fn, form), _splat(body_fn, form)
     turns = 0
-    while (most is None or turns < int(most)) and bool(test(form.rebuild(state))):
+    while (most is None or turns < int(most)) and _holds("while_loop", test(form.rebuild(state))):
         found = flatten(body(form.rebuild(state)))[1]
         state = [
             np.asarray(v, d) if isinstance(v, (bool, int, float)) else v for v, d in zip(found, dtypes, strict=True)
