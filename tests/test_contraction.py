@@ -116,6 +116,15 @@ def test_integers_are_contracted_too() -> None:
     np.testing.assert_array_equal(fr.einsum("ij,jk->ki", a, b), (a @ b).T)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+@pytest.mark.parametrize("equation", ["ij,ij->i", "ij,kl->jl"])
+def test_sums_of_products_keep_their_dtype(dtype: str, equation: str) -> None:
+    a = (np.arange(6).reshape(2, 3) * 50).astype(dtype)
+    wanted, got = np.einsum(equation, a, a), fr.einsum(equation, a, a)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+
+
 A, B = np.ones((2, 3), np.float32), np.ones((4, 5), np.float32)
 MISFITS = [
     (lambda: fr.einsum("ij,jk->ik", A), "is of 2 operands, got 1"),

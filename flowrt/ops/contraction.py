@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrt.errors import SpecError
 from flowrt.op import as_value, located
-from flowrt.ops.elementwise import multiply
+from flowrt.ops.elementwise import astype, multiply
 from flowrt.ops.inference import described
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
@@ -197,8 +197,13 @@ def _diagonal(term: _Term) -> _Term:
 
 
 def _summed(term: _Term, kept: set[str]) -> _Term:
+    """``term`` without the axes that are not ``kept``, in the dtype it had: sums alone are of wider integers."""
     axes = tuple(axis for axis, label in enumerate(term.labels) if label not in kept)
-    return _Term(sum_(term.value, axes), tuple(label for label in term.labels if label in kept)) if axes else term
+    if not axes:
+        return term
+    total, dtype = sum_(term.value, axes), described(term.value).dtype
+    total = total if described(total).dtype == dtype else astype(total, dtype)
+    return _Term(total, tuple(label for label in term.labels if label in kept))
 
 
 def _ordered(term: _Term, labels: Labels) -> _Term:
