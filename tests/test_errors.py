@@ -255,6 +255,8 @@ def test_errors_are_found_by_name_to_be_rebuilt_from_the_wire() -> None:
         (lambda x: fr.constant("x"), r"constant \(HERE\): 'x' is not a tensor"),
         (lambda x: fr.constant([[1], [1, 2]]), r"constant \(HERE\): \[\[1\], \[1, 2\]\] is not a tensor"),
         (lambda x: fr.add(x, [[1], [1, 2]]), r"add \(HERE\): \[\[1\], \[1, 2\]\] is not a tensor"),
+        (lambda x: fr.nn.bias_add(x, "a"), r"bias_add \(HERE\): 'a' is not a tensor"),
+        (lambda x: fr.logsumexp([[1], [1, 2]]), r"logsumexp \(HERE\): \[\[1\], \[1, 2\]\] is not a tensor"),
         (lambda x: fr.placeholder("float32", (2.5,)), r"placeholder \(HERE\): a shape is a tuple of sizes"),
         (lambda x: fr.placeholder("float32").shape, r"HERE: the rank of .*placeholder.* is not known"),
         (lambda x: fr.rank(fr.placeholder("float32")), r"rank \(HERE\): the rank is not known"),

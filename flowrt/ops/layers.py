@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.errors import SpecError, user_site
+from flowrt.errors import SpecError
 from flowrt.graph import as_node, beside
 from flowrt.op import as_value, located
 from flowrt.ops import random
@@ -36,12 +36,13 @@ from flowrt.ops.source import shape_of, zeros_like
 from flowrt.spec import Spec, normal_axes
 
 
+@located("bias_add")
 def bias_add(x: Any, bias: Any) -> Any:
     """``x`` plus the vector ``bias`` along its last axis, the channels."""
     given, told = described(x), described(bias)
     channels = (None,) if given.dims is None else given.dims[-1:]
     if told.dims is not None and not (channels and Spec(told.dtype, channels).accepts(told.dtype, told.dims)):
-        raise SpecError(f"bias_add ({user_site()}): the bias of {given} must be a vector of its last axis, got {told}")
+        raise SpecError(f"the bias of {given} must be a vector of its last axis, got {told}")
     return add(x, bias)
 
 

@@ -177,6 +177,7 @@ def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
     return Spec("int64", reduced(x, axis, keepdims))
 
 
+@located("logsumexp")
 def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """The logarithm of the sum of ``exp(x)`` over ``axis``, without overflow; of integers in float64."""
     x = astype(x, as_float(described(x)).dtype)
