@@ -213,6 +213,20 @@ async def test_a_peer_that_a_write_finds_gone_is_lost_also_where_the_stream_is_c
 
 
 @on_both_loops
+async def test_a_stream_that_ended_while_it_was_written_to_can_be_cut_and_closed() -> None:
+    async with pair(Bounds(inbox_messages=1, inbox_bytes=1)) as (client, server):
+        await server.send("first")
+        sending = asyncio.ensure_future(server.send(np.zeros(8 * MIB, np.uint8)))
+        while not server._stream.blocked:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await client.aclose()
+        await server.wait_closed()
+        await outcome(sending)
+        server.cut()
+        await server.aclose()
+
+
+@on_both_loops
 async def test_a_stream_cut_at_any_byte_ends_for_the_receiver() -> None:
     data = wire({"a": np.arange(3), "b": "text"})
     ends: asyncio.Queue[Any] = asyncio.Queue()

@@ -217,7 +217,12 @@ class _Stream(asyncio.BufferedProtocol):
     def fail(self, error: FlowrtError) -> None:
         if self.failure is None:
             self.failure = error
-        self.transport.abort()
+        self.abort()
+
+    def abort(self) -> None:
+        """Cut the stream, if it is not gone: asyncio's transport fails if it was closed before its last write."""
+        if not self.lost.is_set():
+            self.transport.abort()
 
     def ending(self) -> FlowrtError:
         """Why nothing more can be sent or received; a fresh error for each who is told."""
@@ -387,7 +392,7 @@ class Connection:
             except TimeoutError:
                 pass
             finally:
-                stream.transport.abort()
+                stream.abort()
         await stream.lost.wait()
 
     def _say_goodbye(self) -> None:
