@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import socket
 import struct
 import weakref
@@ -224,6 +225,32 @@ async def test_a_stream_that_ended_while_it_was_written_to_can_be_cut_and_closed
         await outcome(sending)
         server.cut()
         await server.aclose()
+
+
+@on_both_loops
+async def test_a_peer_that_breaks_in_the_middle_of_a_frame_is_lost_once() -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with pair(Bounds(inbox_messages=1, inbox_bytes=1)) as (client, server):
+        stream, go_on = server._stream, server._stream.resume_writing
+
+        def break_first() -> None:
+            with socket.socket(fileno=os.dup(client._stream.socket.fileno())) as theirs:
+                theirs.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                os.write(stream.socket.fileno(), b"answered with a reset")
+            go_on()
+
+        await server.send("first")
+        sending = asyncio.ensure_future(outcome(server.send(np.zeros(64 * MIB, np.uint8))))
+        while not stream.blocked:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        stream.resume_writing = break_first  # type: ignore[method-assign]
+        assert await client.receive() == "first"
+        assert isinstance(await sending, NodeLost)
+        await server.wait_closed()
+        await asyncio.sleep(0)
+    assert complaints == []
 
 
 @on_both_loops

@@ -142,7 +142,7 @@ class _Stream(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.blocked = False
-        self._write_on()
+        self.loop.call_soon(self._write_on)  # a write that fails inside of this call ends asyncio's transport twice
 
     def connection_lost(self, exc: Exception | None) -> None:
         while self.reader.more and self.failure is None:  # what came is delivered
