@@ -4,8 +4,9 @@ Law: memory is bounded at both ends. A sender writes slices, and the next only w
 nothing is buffered here and what `Connection.send` was given may change once it returns. A receiver whose inbox is full
 stops reading, which in time stops the sender. Frames never interleave, and never end in the middle while the connection
 lives: what a cancelled send has begun, the connection finishes when it can. A peer that is stopped or does not read is
-waited for; one whose kernel answers nothing is gone (`flowrt.net.sockets`). Nothing here interprets a message, and a
-message is decoded in the loop's own time: some, and then it is others' turn.
+waited for, though in the middle of a frame only for so long as `Bounds.stall` says; one whose kernel answers nothing is
+gone (`flowrt.net.sockets`). Nothing here interprets a message, and a message is decoded in the loop's own time: some,
+and then it is others' turn.
 """
 
 from __future__ import annotations
