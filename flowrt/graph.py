@@ -259,9 +259,9 @@ class Graph:
         if self.finalized:
             raise GraphFinalizedError(f"{op.name} ({site}): a session runs this graph; build before that")
         for tensor in inputs:
-            if tensor.graph is not self:
+            if tensor._node.graph is not self:
                 raise GraphError(f"{op.name} ({site}): {tensor!r} belongs to another graph")
-        specs = op.infer([t.spec for t in inputs], attrs)
+        specs = op.infer([t._spec for t in inputs], attrs)
         scope = _scope.get()
         node = Node(
             self,
@@ -275,7 +275,7 @@ class Graph:
             scope.colocate,
             site,
         )
-        node.outputs = tuple(Tensor(node, i, spec) for i, spec in enumerate(specs))
+        node.outputs = tuple([Tensor(node, i, spec) for i, spec in enumerate(specs)])
         self.nodes.append(node)
         return node.outputs or (node,)
 

@@ -234,6 +234,9 @@ def _located(what: str, error: SpecError) -> SpecError:
     return found
 
 
+_DEALING = frozenset({"_many", "_none"})  # attributes that say which inputs are whose: see `Op._arguments`
+
+
 class Op:
     """A primitive: name, attributes, shape and dtype inference, gradient. Call it to build one."""
 
@@ -284,11 +287,14 @@ class Op:
 
     def infer(self, inputs: Sequence[Spec], attrs: Mapping[str, Attr]) -> tuple[Spec, ...]:
         """The outputs' specs; raises `SpecError` saying what does not fit."""
-        out = self._infer(*self._arguments(inputs, attrs), **{k: v for k, v in attrs.items() if not k.startswith("_")})
-        if out is None:
-            return ()
+        if not _DEALING.isdisjoint(attrs):
+            inputs = self._arguments(inputs, attrs)
+            attrs = {name: value for name, value in attrs.items() if name not in _DEALING}
+        out = self._infer(*inputs, **attrs)
         if isinstance(out, Spec):
             return (out,)
+        if out is None:
+            return ()
         if not isinstance(out, (tuple, list)) or not all(isinstance(spec, Spec) for spec in out):
             raise SpecError(f"its function answered {out!r}, not a Spec for each output")
         return tuple(out)
@@ -391,7 +397,8 @@ class Op:
             else:
                 p.check(given)
                 attrs[p.name] = NAMES[as_dtype(given)] if p.dtype and given is not None else as_attr(given)
-            promoted += [p.name in self.promote] * (len(values) - len(promoted))
+            if len(values) > len(promoted):
+                promoted += [p.name in self.promote] * (len(values) - len(promoted))
         if absent:
             attrs["_none"] = tuple(absent)
         return values, promoted, attrs

@@ -28,7 +28,7 @@ class Parameter:
 
     def check(self, value: Any) -> None:
         """Raise `SpecError` where an attribute cannot be ``value``."""
-        if type(value) in self.kinds:
+        if type(value) in (self.kinds or _PLAIN):
             return
         if hasattr(value, "builder") or hasattr(value, "__tensor__"):
             raise SpecError(
@@ -40,6 +40,8 @@ class Parameter:
             wanted = " or ".join(_KIND_NAMES[kind] for kind in told)
             raise SpecError(f"{self.name} is {wanted}, got {shortened(value)}")
 
+
+_PLAIN = (bool, int, float, str, tuple, type(None))  # what most attributes are, and no tensor is
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool, np.bool_),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
 from flowrt.op import located, no_gradient, op
-from flowrt.ops.inference import as_float, broadcast, carry, each, merged
+from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def _both(a: Spec, b: Spec) -> Spec:
-    return Spec(a.dtype, broadcast(a, b))
+    dims = broadcast(a, b)
+    return a.without_value() if dims == a.dims else Spec(a.dtype, dims)
 
 
 def _compared(a: Spec, b: Spec) -> Spec:
@@ -36,7 +37,7 @@ def _numbers(what: str, x: Spec) -> Spec:
 @op(promote=True)
 def add(a: Spec, b: Spec) -> Spec:
     """``a + b``; of bools, whether either is true."""
-    return carry(_both(a, b), each(lambda m, n: m + n, 2), a, b)
+    return carry_each(_both(a, b), lambda m, n: m + n, a, b)
 
 
 @add.gradient
@@ -47,7 +48,7 @@ def add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op(promote=True)
 def subtract(a: Spec, b: Spec) -> Spec:
     """``a - b``."""
-    return carry(_both(_numbers("the difference", a), b), each(lambda m, n: m - n, 2), a, b)
+    return carry_each(_both(_numbers("the difference", a), b), lambda m, n: m - n, a, b)
 
 
 @subtract.gradient
@@ -58,7 +59,7 @@ def subtract_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op(promote=True)
 def multiply(a: Spec, b: Spec) -> Spec:
     """``a * b``; of bools, whether both are true."""
-    return carry(_both(a, b), each(lambda m, n: m * n, 2), a, b)
+    return carry_each(_both(a, b), lambda m, n: m * n, a, b)
 
 
 @multiply.gradient
@@ -84,14 +85,14 @@ def divide_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 def floor_divide(a: Spec, b: Spec) -> Spec:
     """The largest integer not above ``a / b``. An integer divided by zero is 0."""
     out = _both(_numbers("the quotient", a), b)
-    return carry(out, each(lambda m, n: m // n if n else 0, 2), a, b)
+    return carry_each(out, lambda m, n: m // n if n else 0, a, b)
 
 
 @op(promote=True)
 def remainder(a: Spec, b: Spec) -> Spec:
     """What ``floor_divide`` leaves, with the sign of ``b``. An integer modulo zero is 0."""
     out = _both(_numbers("the remainder", a), b)
-    return carry(out, each(lambda m, n: m % n if n else 0, 2), a, b)
+    return carry_each(out, lambda m, n: m % n if n else 0, a, b)
 
 
 @remainder.gradient
@@ -116,7 +117,7 @@ def pow_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op(promote=True)
 def maximum(a: Spec, b: Spec) -> Spec:
     """The larger of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
-    return carry(_both(a, b), each(lambda m, n: m if m > n else n, 2), a, b)
+    return carry_each(_both(a, b), lambda m, n: m if m > n else n, a, b)
 
 
 @maximum.gradient
@@ -128,7 +129,7 @@ def maximum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op(promote=True)
 def minimum(a: Spec, b: Spec) -> Spec:
     """The smaller of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
-    return carry(_both(a, b), each(lambda m, n: m if m < n else n, 2), a, b)
+    return carry_each(_both(a, b), lambda m, n: m if m < n else n, a, b)
 
 
 @minimum.gradient
@@ -165,7 +166,7 @@ def add_n_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @op
 def negative(x: Spec) -> Spec:
     """``-x``."""
-    return carry(_numbers("the negative", x).without_value(), each(lambda n: -n, 1), x)
+    return carry_each(_numbers("the negative", x).without_value(), lambda n: -n, x)
 
 
 @negative.gradient

@@ -18,8 +18,8 @@ from flowrt.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
 
 def broadcast(*specs: Spec) -> Shape | None:
     """The shape that tensors of ``specs`` broadcast to, by NumPy's rules."""
-    first = specs[0].dims
-    if all(spec.dims == first for spec in specs):
+    first, *others = [spec.dims for spec in specs]
+    if others.count(first) == len(others):
         return first
     if any(s.dims is None for s in specs):
         return None
@@ -87,12 +87,13 @@ def carry(out: Spec, compute: Callable[..., Any], *inputs: Spec) -> Spec:
     return replace_value(out, tuple(values) if result.ndim else values[0])
 
 
-def each(compute: Callable[..., Any], inputs: int) -> Callable[..., Any]:
-    """``compute`` on every entry of that many object arrays; None where an entry is not known."""
-    entrywise: Callable[..., Any] = np.frompyfunc(
-        lambda *entries: None if None in entries else compute(*entries), inputs, 1
-    )
-    return entrywise
+def carry_each(out: Spec, compute: Callable[..., Any], *inputs: Spec) -> Spec:
+    """As `carry`, where ``compute`` makes each entry of the inputs' entries; None where one of those is not known."""
+
+    def known(*entries: Any) -> Any:
+        return None if None in entries else compute(*entries)
+
+    return carry(out, lambda *values: np.frompyfunc(known, len(inputs), 1)(*values), *inputs)
 
 
 def as_float(spec: Spec) -> Spec:

@@ -259,10 +259,11 @@ def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool
         trainable,
     )
     graph.add_resource(resource)
+    attributes = _attributes(resource)
     with control_dependencies(None), name_scope(resource.name.removeprefix(scope.prefix)):
-        plain = read_variable(**_attributes(resource), name="value")
+        plain = read_variable(**attributes, name="value")
         first = value if hasattr(value, "builder") else constant(value, name="initial")
-        initialize = assign(first, **_attributes(resource), name="initialize")
+        initialize = assign(first, **attributes, name="initialize")
     graph.complete_resource((resource.container, resource.name), first, initialize)
     variable = Variable.of(graph.resources[(resource.container, resource.name)], plain)
     graph.variables.append(variable)
