@@ -346,12 +346,17 @@ def _weight(beta: float, time: Any) -> Any:
 
 
 def _slot(variable: Variable, name: str, value: float = 0, *, shape: Any = None, dtype: Any = None) -> Variable:
-    """What an optimiser keeps beside ``variable``, named after it whatever scope this is; by default shaped like it."""
-    scope = replace(current_scope(), prefix="", container=variable.resource.container)
+    """What an optimiser keeps beside ``variable``, named after it whatever scope this is; by default shaped like it.
+
+    All that one update keeps under this ``name`` starts from the same ``value``.
+    """
+    scope, common = replace(current_scope(), prefix="", container=variable.resource.container), _common.get()
+    shape, dtype = variable.shape if shape is None else shape, variable.dtype if dtype is None else dtype
     with variables_from(None), scoped(scope):
-        initial = full(variable.shape if shape is None else shape, value, variable.dtype if dtype is None else dtype)
-        update = _common.get().name
-        return Variable(initial, name="/".join(filter(None, (variable.name, update, name))), trainable=False)
+        sizes = common.once(variable, ("sizes", shape), lambda: constant(np.array(shape, "int64")))
+        first = common.once(variable, ("first", name, dtype), lambda: full((), value, dtype))
+        full_name = "/".join(filter(None, (variable.name, common.name, name)))
+        return Variable(full(sizes, first), name=full_name, trainable=False)
 
 
 def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], Tensor]:

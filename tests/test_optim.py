@@ -218,6 +218,19 @@ async def test_variables_that_move_together_have_one_count_in_each_place() -> No
         assert [int(n) for n in await session.run(counts)] == [3, 1]
 
 
+@pytest.mark.parametrize("optimizer", [fr.optim.Momentum(0.1, 0.9), fr.optim.AdaGrad(0.1), fr.optim.Adam(0.1)])
+def test_what_is_kept_beside_variables_starts_from_the_same_constants(optimizer: fr.optim.Optimizer) -> None:
+    def constants(variables: int) -> int:
+        with fr.Graph() as graph:
+            moved = [fr.Variable(fr.random.normal((2, 3), seed=n)) for n in range(variables)]
+            gradient = fr.placeholder("float32", (2, 3))
+            before = len(graph.nodes)
+            optimizer.apply_gradients([(gradient, v) for v in moved])
+        return sum(node.op.name == "constant" for node in graph.nodes[before:])
+
+    assert constants(8) == constants(2)
+
+
 def test_each_server_counts_for_itself() -> None:
     """So that no step waits for a number from elsewhere."""
     with fr.Graph() as graph:
