@@ -81,8 +81,8 @@ def _waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> dict[in
     """For each node before which others must be initialised, after how many groups it may run."""
     wave: dict[int, int] = {}
     for node in graph.nodes:  # what a variable starts from stands before every read of it
-        before = [*(tensor.op for tensor in node.inputs), *node.control_inputs]
-        number = max((wave.get(other.index, 0) for other in before), default=0)
+        before = [tensor.op.index for tensor in node.inputs] + [other.index for other in node.control_inputs]
+        number = max([wave[index] for index in before if index in wave], default=0)
         read = missing.get(node.resource) if node.op.name == "read_variable" and node.resource is not None else None
         if read is not None and read.initial is not None:
             number = max(number, wave.get(read.initial.op.index, 0) + 1)

@@ -25,6 +25,7 @@ ONLY_SHAPE = frozenset({"full_like"})
 """Of their first input they take the shape."""
 BODIES = frozenset({"loop", "cond"})
 """How long they would take is not known: a loop of constants may never end, and a step can be cancelled."""
+LEFT = STRUCTURAL | BODIES
 
 
 def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST) -> Step:
@@ -73,19 +74,20 @@ def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | 
     if node.op.name == "constant":
         value = node.attrs["value"]
         return value if isinstance(value, np.ndarray) else None
-    if len(node.outputs) != 1 or node.op.stateful or node.op.effect or node.op.name in STRUCTURAL | BODIES:
+    if len(node.outputs) != 1 or node.op.stateful or node.op.effect or node.op.name in LEFT:
         return None
     spec = node.outputs[0]
     if value_known(spec.value) and spec.known:
         return _frozen(np.array(spec.value, spec.dtype).reshape(spec.concrete))
-    if evaluate is None or not spec.known or spec.nbytes > largest:
+    of_shape = node.op.name in ONLY_SHAPE
+    sources = [source for source, _ in node.inputs[of_shape:]]
+    if evaluate is None or not all(source in constants for source in sources):
         return None
-    known = [constants.get(source) for source, _ in node.inputs]
-    if node.op.name in ONLY_SHAPE:
-        known[0] = np.broadcast_to(spec.dtype.type(0), spec.concrete)
-    given = [value for value in known if value is not None]
-    if len(given) < len(known):
+    if not spec.known or spec.nbytes > largest:
         return None
+    given = [constants[source] for source in sources]
+    if of_shape:
+        given.insert(0, np.broadcast_to(spec.dtype.type(0), spec.concrete))
     try:
         found = evaluate(node.op, given, node.attrs)[0]
     except FlowrtError:

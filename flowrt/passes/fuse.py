@@ -94,9 +94,10 @@ def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int]
     """For every node that can be fused, what it must share with the others of its group."""
     guards = guards_of(step)
     keys: dict[int, _Key] = {}
+    names = {id(device): (str(device), str(device.kind)) for device in placement.values()}
     for node in step.nodes.values():
-        kind = str(placement[node.id].kind)
-        side = (str(placement[node.id]), guards.get(node.id, NO_GUARDS), behind[node.id])
+        device, kind = names[id(placement[node.id])]
+        side = (device, guards.get(node.id, NO_GUARDS), behind[node.id])
         if is_fold(step, node) and fusible("add", [node.outputs[0].dtype] * 3, kind):
             keys[node.id] = _Key(side, step.spec(node.inputs[0]).dims)
         elif is_link(node) and fusible("add", [node.outputs[0].dtype] * 3, kind):
@@ -223,8 +224,8 @@ class _Grouping:
         return False
 
     def _groups_before(self, i: int) -> list[_Group]:
-        found = (self._open.get(source) for source in self._step.nodes[i].before())
-        return list({id(group): group for group in found if group is not None}.values())
+        found = [self._open[source] for source in self._step.nodes[i].before() if source in self._open]
+        return list({id(group): group for group in found}.values()) if len(found) > 1 else found
 
     def _fits(self, i: int, groups: Sequence[_Group]) -> Rows | None:
         """The rows of the group that node ``i`` makes of ``groups``, or opens by itself; None where it does neither."""
@@ -371,7 +372,7 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], numb
 
 def member_of(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
     """A node as a member of a program."""
-    operands, attrs = tuple(numbers[ref] for ref in node.inputs), tuple(sorted(node.attrs.items()))
+    operands, attrs = tuple([numbers[ref] for ref in node.inputs]), tuple(sorted(node.attrs.items()))
     return node.op.name, operands, NAMES[node.outputs[0].dtype], attrs
 
 

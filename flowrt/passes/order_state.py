@@ -97,14 +97,15 @@ def _writes_wait_for_readers(
         for write in found.writes:
             mine = nodes[write.id]
             before = set(mine.before())
-            after = tuple(
+            after = [
                 user
                 for user in users.get(key, ())
                 if place[user] < place[write.id]
                 and user not in before
                 and guards.get(user, NO_GUARDS) <= guards.get(write.id, NO_GUARDS)
-            )
-            nodes[write.id] = replace(mine, after=(*mine.after, *after))
+            ]
+            if after:
+                nodes[write.id] = replace(mine, after=(*mine.after, *after))
 
 
 def _writes_put_off(nodes: Mapping[int, StepNode], writes: set[int]) -> dict[int, int]:

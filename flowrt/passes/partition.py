@@ -92,11 +92,13 @@ class _Cut:
     def add(self, node: StepNode) -> None:
         """Put a node of the step into the part of its device."""
         device = self._device[node.id]
-        inputs = tuple(self._bring(ref, device, node.id) for ref in node.inputs)
+        inputs = tuple([self._bring(ref, device, node.id) for ref in node.inputs])
         control = self._wait(node.control, device, node.id)
         control += [source for source in node.after if self._device[source] == device]
         self._place[node.id] = (self._order[node.id], 0, 0)
-        self._nodes[node.id] = replace(node, inputs=inputs, control=tuple(dict.fromkeys(control)), after=())
+        waits = tuple(dict.fromkeys(control))
+        as_it_was = not node.after and inputs == node.inputs and waits == node.control
+        self._nodes[node.id] = node if as_it_was else replace(node, inputs=inputs, control=waits, after=())
 
     def answer(self, ref: Ref) -> Transfer | int:
         """How the client gets the value ``ref``: one transfer, however often it is fetched."""
@@ -268,10 +270,10 @@ class _Cut:
                 PlanNode(
                     node.op.name,
                     node.name,
-                    tuple(value[ref] for ref in node.inputs),
+                    tuple([value[ref] for ref in node.inputs]),
                     node.outputs,
                     node.attrs,
-                    tuple(position[source] for source in node.control),
+                    tuple([position[source] for source in node.control]),
                     self._device[node.id].local,
                     site,
                 )

@@ -171,27 +171,30 @@ def _choose(step: Step, mine: Mapping[int, _Family], chooser: _Chooser) -> None:
             family.device = chooser.pick(family, ())
     order = list(step.nodes.values())
     consumers = _consumers(step)
-    for node in order:  # inputs come before their consumers
+
+    def unplaced(nodes: Iterable[StepNode]) -> Iterator[StepNode]:
+        return (node for node in nodes if mine[node.id].device is None)
+
+    for node in unplaced(order):  # inputs come before their consumers
         _follow(mine[node.id], _sources(step, node, mine), chooser)
-    for node in reversed(order):
+    for node in unplaced(reversed(order)):
         _follow(mine[node.id], [mine[i].device for i in consumers.get(node.id, ())], chooser)
-    for node in order:
+    for node in unplaced(order):
         if node.inputs:
             _settle(mine[node.id], _sources(step, node, mine), chooser)
-    for node in order:
+    for node in unplaced(order):
         _settle(mine[node.id], [mine[i].device for i in consumers.get(node.id, ())], chooser)
 
 
 def _settle(family: _Family, others: Sequence[Device | None], chooser: _Chooser) -> None:
     """Choose now: where one of ``others`` is, or the default."""
-    if family.device is None:
-        family.device = chooser.pick(family, [device for device in others if device is not None])
+    family.device = chooser.pick(family, [device for device in others if device is not None])
 
 
 def _follow(family: _Family, others: Sequence[Device | None], chooser: _Chooser) -> None:
     """Choose where one of ``others`` is, if any is placed; a family that asks for a device chooses at once."""
     placed = [device for device in others if device is not None]
-    if family.device is None and (placed or family.constraint != ANYWHERE):
+    if placed or family.constraint != ANYWHERE:
         family.device = chooser.pick(family, placed)
 
 
@@ -204,8 +207,9 @@ def _consumers(step: Step) -> dict[int, list[int]]:
     """The users of each node's outputs. Writing a variable attracts only what has no inputs, such as constants."""
     out: dict[int, list[int]] = {}
     for node in step.nodes.values():
+        writes = node.resource is not None
         for source, _ in node.inputs:
-            if source != FED and (node.resource is None or not step.nodes[source].inputs):
+            if source != FED and not (writes and step.nodes[source].inputs):
                 out.setdefault(source, []).append(node.id)
     return out
 
@@ -287,8 +291,8 @@ class _Chooser:
 
     def _dtypes(self, node: StepNode | Node) -> tuple[np.dtype[Any], ...]:
         if isinstance(node, StepNode):
-            return (*(self._step.spec(r).dtype for r in node.inputs), *(s.dtype for s in node.outputs))
-        return (*(t.dtype for t in node.inputs), *(t.dtype for t in node.outputs))
+            return (*[self._step.spec(r).dtype for r in node.inputs], *[s.dtype for s in node.outputs])
+        return (*[t.dtype for t in node.inputs], *[t.dtype for t in node.outputs])
 
     def _without_kernel(self, node: StepNode | Node, family: _Family) -> PlacementError:
         kinds = sorted({d.kind or "" for d in self._devices})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import GraphError, Site, SpecError
@@ -138,7 +137,7 @@ def in_order(nodes: Mapping[int, StepNode], key: Callable[[int], Any] = int) -> 
 def _is_in_order(nodes: Mapping[int, StepNode], key: Callable[[int], Any]) -> bool:
     """Whether ``nodes`` stand in that order already, which is common and cheap to see."""
     keys = [key(i) for i in nodes]
-    if any(a > b for a, b in pairwise(keys)):
+    if keys != sorted(keys):
         return False
     seen: set[int] = set()
     for i, node in nodes.items():
