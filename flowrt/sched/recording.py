@@ -253,6 +253,7 @@ class _Recorder:
     pending: list[_Pending] = field(default_factory=list)
     arena: list[_Storage] = field(default_factory=list)
     private: list[_Storage] = field(default_factory=list)  # slots that launches set themselves
+    copying: dict[Spec, Application] = field(default_factory=dict)  # what copies values of one spec
     first_variable: int = 0  # its slot; constants follow
     local_bytes: int = 0
     value_bytes: int = 0
@@ -359,7 +360,9 @@ class _Recorder:
         self._launch(index, op, _apply(self.lives, index, op, specs, 2), [memory, value, memory], specs, node.control)
 
     def _copy(self, index: int, source: _Storage, target: _Storage, spec: Spec, control: tuple[int, ...]) -> None:
-        application = _apply(self.lives, index, COPY_OP, [spec] * 2, 1)
+        application = self.copying.get(spec)
+        if application is None:
+            application = self.copying[spec] = _apply(self.lives, index, COPY_OP, [spec] * 2, 1)
         self._launch(index, COPY_OP, application, [source, target], [spec] * 2, control)
 
     def _launch(
@@ -395,8 +398,11 @@ class _Recorder:
         made: list[_Pending] = []
         for numbers, before in gather(self.pending, control(self.lives.plan, self.pending, self.lives.region)):
             members = [self.pending[number] for number in numbers]
-            for storage in (s for p in members for s in p.storages if s.slot == ARENA_SLOT):
-                storage.last = max(storage.last, reached[before])
+            until = reached[before]
+            for p in members:
+                for storage in p.storages:
+                    if storage.last < until and storage.slot == ARENA_SLOT:
+                        storage.last = until
             made.append(_as_one(members) if len(members) > 1 else members[0])
         self.pending = made
 
@@ -409,12 +415,14 @@ class _Recorder:
         first += len(self.memory) + len(self.lives.constants)
         for number, storage in enumerate(self.private, first):
             storage.slot = number
+        told = {id(p.storages): p.storages for p in self.pending}  # members of one group have theirs in common
+        operands = {key: tuple([Operand(s.slot, s.offset) for s in told[key]]) for key in told}
         worth = [order for order, saved in self.wishes.items() if saved >= WORTH_BYTES]
         return Recording(
             launches=tuple(
                 Launch(
                     p.step,
-                    tuple(Operand(s.slot, s.offset) for s in p.storages),
+                    operands[id(p.storages)],
                     p.node,
                     p.sizes,
                     p.control,
