@@ -311,3 +311,13 @@ def test_the_tanh_formula_of_gelu_keeps_its_digits_below_zero() -> None:
     cube = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     want = x / (1 + np.exp(-2 * cube))
     np.testing.assert_allclose(fr.gelu(x.astype(np.float32), True), want, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint64", "int64", "int8"])
+def test_powers_of_integers_wrap_as_numpys(dtype: Any) -> None:
+    most = np.iinfo(dtype).max
+    x, y = np.meshgrid(*[np.array([0, 1, 2, 3, 7, 40, 41, most - 1, most], dtype)] * 2)
+    np.testing.assert_array_equal(fr.pow(x, y), np.power(x, y))
+    ends = np.array([most, np.iinfo(dtype).min], dtype)
+    if dtype in ("int8", "int64"):
+        np.testing.assert_array_equal(fr.pow(ends, np.array(-1, dtype)), [0, 0])

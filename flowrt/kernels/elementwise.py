@@ -143,15 +143,19 @@ elementwise("remainder", lambda x, y: signed_remainder(x, y), dtypes=_signed)
 
 @jitable
 def integer_power(x: Any, y: Any) -> Any:
-    """By squaring; negative powers truncate to 0, but those of 1 and -1."""
+    """By squaring; negative powers truncate to 0, but those of 1 and -1.
+
+    Modulo 2**64 a product has the same bits with and without signs; mixed, they would be multiplied as floats.
+    """
+    base = np.int64(x)
     if y < 0:
-        odd = x if y % 2 != 0 else x * x
-        return odd if x * x == 1 else x - x
-    result, base, left = x - x + 1, x + 0, y
-    while left > 0:
-        if left % 2 != 0:
+        odd = base if y % 2 != 0 else base * base
+        return odd if -1 <= base <= 1 else np.int64(0)
+    result, left = np.int64(1), np.uint64(y)
+    while left > np.uint64(0):
+        if left & np.uint64(1):
             result = result * base
-        base, left = base * base, left // 2
+        base, left = base * base, left >> np.uint64(1)
     return result
 
 
