@@ -37,7 +37,9 @@ _OTHERS = ("fmod", "floor", "pi", "inf", "nan")
 _ARCS = {"asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2}
 # What Python would raise for, a device answers with inf and NaN; the simulator must, too.
 _AS_A_DEVICE = {
-    "math": SimpleNamespace(erf=math.erf, **{name: getattr(np, name) for name in _FUNCTIONS + _OTHERS}, **_ARCS),
+    "math": SimpleNamespace(
+        erf=math.erf, erfc=math.erfc, **{name: getattr(np, name) for name in _FUNCTIONS + _OTHERS}, **_ARCS
+    ),
     "float": np.float64,
     "fmod": np.fmod,
 }
