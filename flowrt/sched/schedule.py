@@ -11,7 +11,7 @@ in *chunks*. Since stretches follow the tape's order, tasks wait only for earlie
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -207,21 +207,25 @@ def control(plan: Plan, launches: Sequence[Ordered], region: Region | None = Non
             done.setdefault(position, set()).add(number)
     nodes, first = (range(len(plan.nodes)), plan.value_starts()) if region is None else (region.nodes, region.first)
     maker: dict[int, int] = {}
+    waits: dict[int, set[int]] = {}
+
+    def before(number: int) -> set[int]:
+        """What a launch waits for, asked for once all that comes before it has been looked at."""
+        found = waits.get(number)
+        if found is None:
+            control = launches[number].control
+            found = waits[number] = {n for position in control for n in done.get(position, ()) if n < number}
+        return found
+
     for position, start in zip(nodes, first, strict=False):
         node = plan.nodes[position]
         maker.update((start + output, position) for output in range(len(node.outputs)))
         if position not in done:  # nothing is launched for it: it is done when all before it is
-            before = {*node.control, *(maker[value] for value in node.inputs if value in maker)}
-            done[position] = _last(set().union(*(done.get(number, ()) for number in before)), launches, done)
-    return [_before(number, launch, done) for number, launch in enumerate(launches)]
+            sources = {*node.control, *(maker[value] for value in node.inputs if value in maker)}
+            done[position] = _last(set().union(*(done.get(source, ()) for source in sources)), before)
+    return [before(number) for number in range(len(launches))]
 
 
-def _before(number: int, launch: Ordered, done: Mapping[int, Collection[int]]) -> set[int]:
-    return {before for position in launch.control for before in done.get(position, ()) if before < number}
-
-
-def _last(numbers: set[int], launches: Sequence[Ordered], done: Mapping[int, Collection[int]]) -> set[int]:
+def _last(numbers: set[int], before: Callable[[int], set[int]]) -> set[int]:
     """Those of some launches that none of the others waits for: or of writes in a row each would name all before it."""
-    if len(numbers) < 2:
-        return numbers
-    return numbers.difference(*(_before(number, launches[number], done) for number in numbers))
+    return numbers.difference(*map(before, numbers)) if len(numbers) > 1 else numbers
