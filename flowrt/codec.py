@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgpack
 import numpy as np
 
-from flowrt.errors import BrokenStream, SpecError
+from flowrt.errors import BrokenStream, FlowrtError, SpecError
 from flowrt.spec import DTYPES, MAX_RANK, as_dtype
 from flowrt.valueclass import valueclass
 
@@ -48,6 +48,9 @@ class Limits:
 # event loop has other things to do: what may be larger travels packed in an array, and is unpacked in a lane.
 FRAME = Limits()
 PLAN = Limits(header=64 << 20, depth=64, items=1 << 22, arrays=1 << 16)  # graphs, plans and files
+# One part of a plan that came from a peer. While msgpack decodes, no other thread runs, nor the event loop: the worst
+# part, of tuples of one value each, takes 3 ms.
+PART = Limits(header=1 << 20, depth=64, items=1 << 15, arrays=1 << 12)
 
 _ARRAY = 1  # the extension code of an array
 _LARGEST = 2**63 - 1  # what NumPy can address
@@ -73,6 +76,11 @@ def encode(message: Message, limits: Limits = FRAME) -> tuple[bytes, list[memory
     The memoryviews alias the arrays: who sends them keeps the arrays unchanged until they are sent. Arrays that are not
     C-contiguous are copied. Raises `SpecError` for what is not plain data or is beyond ``limits``.
     """
+    return _encode(message, limits)[:2]
+
+
+def _encode(message: Message, limits: Limits) -> tuple[bytes, list[memoryview], int]:
+    """What `encode` gives, and the number of values in containers."""
     arrays: list[Array] = []
 
     def set_aside(value: Any) -> msgpack.ExtType:
@@ -80,7 +88,7 @@ def encode(message: Message, limits: Limits = FRAME) -> tuple[bytes, list[memory
         arrays.append(array)
         return _describe(array.dtype, array.shape)
 
-    _check_plain(message, limits)
+    items = _check_plain(message, limits)
     try:
         header: bytes = msgpack.Packer(default=set_aside, buf_size=_BUFFER).pack(message)
     except (ValueError, OverflowError, TypeError) as error:
@@ -88,7 +96,7 @@ def encode(message: Message, limits: Limits = FRAME) -> tuple[bytes, list[memory
     if len(header) > limits.header:
         raise SpecError(f"the message is {len(header)} bytes beside its arrays, over the limit of {limits.header}")
     if not arrays:
-        return header, []
+        return header, [], items
     buffers = [bytes_of(array) for array in arrays]
     total = sum(map(len, buffers))
     if len(buffers) > limits.arrays or total > limits.array_bytes:
@@ -96,7 +104,7 @@ def encode(message: Message, limits: Limits = FRAME) -> tuple[bytes, list[memory
             f"the message holds {len(buffers)} arrays of {total} bytes; "
             f"the limits are {limits.arrays} arrays and {limits.array_bytes} bytes"
         )
-    return header, buffers
+    return header, buffers, items
 
 
 def pack(message: Message, limits: Limits = PLAN) -> bytes:
@@ -105,13 +113,47 @@ def pack(message: Message, limits: Limits = PLAN) -> bytes:
     return b"".join((_PREFIX.pack(len(header)), header, *buffers))
 
 
+def pack_parts(parts: Iterable[Message], each: Limits = PART, limits: Limits = PLAN) -> bytes:
+    """The messages ``parts``, packed one after another, for `unpack_parts`; together they are within ``limits``."""
+    pieces: list[bytes | memoryview] = []
+    spent = _Spent(limits, SpecError)
+    for part in parts:
+        header, buffers, items = _encode(part, each)
+        spent.add(len(header), items, len(buffers))
+        pieces += (_PREFIX.pack(len(header)), header, *buffers)
+    return b"".join(pieces)
+
+
+class _Spent:
+    """What messages packed one after another hold together."""
+
+    def __init__(self, limits: Limits, error: type[FlowrtError]) -> None:
+        self._limits = limits
+        self._error = error
+        self._header = self._items = self._arrays = 0
+
+    def add(self, header: int, items: int, arrays: int) -> None:
+        limits = self._limits
+        self._header += header
+        self._items += items
+        self._arrays += arrays
+        if self._header > limits.header or self._items > limits.items or self._arrays > limits.arrays:
+            raise self._error(
+                f"the parts of a message are over its limits of {limits.header} bytes beside its arrays, "
+                f"{limits.items} values and {limits.arrays} arrays"
+            )
+
+
 def bytes_of(array: Array) -> memoryview:
     """The bytes of a C-contiguous array, uncopied."""
     return array.data.cast("B") if array.size else memoryview(b"")
 
 
-def _check_plain(message: Message, limits: Limits) -> None:
-    """Refuse what msgpack would write and `survey` refuse: other keys than str, too many values, too deep."""
+def _check_plain(message: Message, limits: Limits) -> int:
+    """Refuse what msgpack would write and `survey` refuse: other keys than str, too many values, too deep.
+
+    How many values there are.
+    """
     containers = [message] if isinstance(message, _CONTAINERS) else []
     depth = items = 0
     while containers:
@@ -128,6 +170,7 @@ def _check_plain(message: Message, limits: Limits) -> None:
         if depth > limits.depth or items > limits.items:
             raise SpecError(f"the message is beyond {limits.depth} levels or {limits.items} values")
         containers = inner
+    return items
 
 
 def _check_keys(mapping: dict[Any, Any]) -> None:
@@ -169,21 +212,47 @@ def decode(header: Bytes, buffers: Sequence[Bytes], limits: Limits = FRAME) -> M
 def unpack(data: Bytes, limits: Limits = PLAN) -> Message:
     """The message that `pack` wrote. Its arrays are copies and may be written to."""
     view = memoryview(data).cast("B")
-    if len(view) < _PREFIX.size:
-        raise BrokenStream(f"a packed message has at least {_PREFIX.size} bytes, got {len(view)}")
-    start = _PREFIX.size + _PREFIX.unpack_from(view)[0]
-    if start > len(view):
-        raise BrokenStream(f"the packed message ends after {len(view)} bytes, inside its header of {start}")
-    header = view[_PREFIX.size : start]
-    layouts = survey(header, limits)
+    header, layouts, _ = _packed_at(view, 0, limits)
+    start = _PREFIX.size + len(header)
     if start + sum(map(nbytes, layouts)) != len(view):
         raise BrokenStream(f"the packed message has {len(view) - start} bytes of arrays, its header describes others")
-    arrays = []
+    return assemble(header, _copies(view[start:], layouts))
+
+
+def unpack_parts(data: Bytes, each: Limits = PART, limits: Limits = PLAN) -> Iterator[Message]:
+    """The messages that `pack_parts` wrote, each decoded when it is asked for."""
+    view = memoryview(data).cast("B")
+    spent = _Spent(limits, BrokenStream)
+    at = 0
+    while at < len(view):
+        header, layouts, items = _packed_at(view, at, each)
+        spent.add(len(header), items, len(layouts))
+        start = at + _PREFIX.size + len(header)
+        at = start + sum(map(nbytes, layouts))
+        if at > len(view):
+            raise BrokenStream(f"the packed message ends after {len(view)} bytes, inside its arrays up to {at}")
+        yield assemble(header, _copies(view[start:at], layouts) if layouts else ())
+
+
+def _packed_at(view: memoryview, at: int, limits: Limits) -> tuple[memoryview, list[Layout], int]:
+    """The header of the packed message at ``at``, the arrays and the number of values in it."""
+    begin = at + _PREFIX.size
+    if len(view) < begin:
+        raise BrokenStream(f"a packed message has at least {_PREFIX.size} bytes, got {len(view) - at}")
+    end = begin + _PREFIX.unpack_from(view, at)[0]
+    if end > len(view):
+        raise BrokenStream(f"the packed message ends after {len(view)} bytes, inside its header up to {end}")
+    header = view[begin:end]
+    return header, *_surveyed(header, limits)
+
+
+def _copies(view: memoryview, layouts: Iterable[Layout]) -> list[Array]:
+    arrays, start = [], 0
     for layout in layouts:
         end = start + nbytes(layout)
         arrays.append(_view(layout, view[start:end]).copy())
         start = end
-    return assemble(header, arrays)
+    return arrays
 
 
 def survey(header: Bytes, limits: Limits = FRAME) -> list[Layout]:
@@ -192,16 +261,21 @@ def survey(header: Bytes, limits: Limits = FRAME) -> list[Layout]:
     One walk over the tokens, without building a value: a thousand nested arrays that each claim a million entries would
     make msgpack allocate gigabytes before it sees that they are lies.
     """
+    return _surveyed(header, limits)[0]
+
+
+def _surveyed(header: Bytes, limits: Limits) -> tuple[list[Layout], int]:
+    """What `survey` finds, and how many values there are in containers."""
     if len(header) > limits.header:
         raise BrokenStream(f"a header of {len(header)} bytes is over the limit of {limits.header}")
     try:
-        layouts, end = _walk(bytes(header), limits)
+        layouts, items, end = _walk(bytes(header), limits)
     except IndexError:
         raise BrokenStream(f"the header is truncated at {len(header)} bytes") from None
     if end != len(header):
         raise BrokenStream(f"the header has {len(header)} bytes, its value {end}")
     _check_sizes(layouts, limits)
-    return layouts
+    return layouts, items
 
 
 def assemble(header: Bytes, arrays: Sequence[Any]) -> Message:
@@ -296,15 +370,15 @@ _EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
-def _walk(header: bytes, limits: Limits) -> tuple[list[Layout], int]:
-    """The arrays described by the one value at the start of ``header``, and where that value ends."""
+def _walk(header: bytes, limits: Limits) -> tuple[list[Layout], int, int]:
+    """The arrays described by the one value at the start of ``header``, the values in it, and where it ends."""
     layouts: list[Layout] = []
     outer: list[int] = []  # values still to come in each open container but the innermost
     left, items, at = 1, 0, 0
     while True:
         while not left:
             if not outer:
-                return layouts, at
+                return layouts, items, at
             left = outer.pop()
         left -= 1
         code = header[at]

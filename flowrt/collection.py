@@ -23,3 +23,19 @@ def held_back() -> Iterator[None]:
     finally:
         if _enabled.pop():
             gc.enable()
+
+
+@contextmanager
+def passed_over() -> Iterator[None]:
+    """As `held_back`; and what was made inside counts as old afterwards, as if the collector had looked at it.
+
+    It would look at all of that in one go, and holds the GIL meanwhile: of the millions of values that a plan may be,
+    for a tenth of a second. A full collection looks at them. Where somebody froze objects on purpose, they stay frozen.
+    """
+    with held_back():
+        try:
+            yield
+        finally:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()

@@ -6,7 +6,7 @@ order of their data and control inputs; only a merge refers to what comes later,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -15,6 +15,11 @@ import numpy as np
 from flowrt.errors import BrokenStream, SpecError
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
+
+DEEPEST = 16  # bodies inside bodies
+
+# what reading a plan out of data that is none trips over
+_NO_PLAN = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, SpecError)
 
 
 @valueclass
@@ -92,61 +97,143 @@ def spec_from_data(data: Any) -> Spec:
     return Spec(data["dtype"], data["shape"], data["value"])
 
 
-def attrs_to_data(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes for the codec: a body becomes a map, which no other attribute is."""
-    return {name: plan_to_data(value) if isinstance(value, Plan) else value for name, value in attrs.items()}
+def attrs_to_data(attrs: Mapping[str, Any], body: Callable[[Plan], Any] | None = None) -> dict[str, Any]:
+    """Attributes for the codec: a body becomes a map (``body`` makes it), which no other attribute is."""
+    write = body or plan_to_data
+    return {name: write(value) if isinstance(value, Plan) else value for name, value in attrs.items()}
 
 
-def attrs_from_data(data: Mapping[str, Any]) -> dict[str, Any]:
+def attrs_from_data(data: Mapping[str, Any], body: Callable[[Any], Plan] | None = None) -> dict[str, Any]:
     """The attributes that `attrs_to_data` wrote; raises `BrokenStream` for a body that is none."""
-    attrs = {name: plan_from_data(value) if isinstance(value, dict) else value for name, value in data.items()}
+    read = body or plan_from_data
+    attrs = {name: read(value) if isinstance(value, dict) else value for name, value in data.items()}
     for value in attrs.values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
     return attrs
 
 
+# ── as one message ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def plan_to_data(plan: Plan) -> dict[str, Any]:
     """``plan`` as plain data for the codec."""
     return {
         "task": plan.task,
-        "feeds": [{"name": f.name, "spec": spec_to_data(f.spec), "site": f.site} for f in plan.feeds],
+        "feeds": [_feed_to_data(feed) for feed in plan.feeds],
         "fetches": plan.fetches,
-        "nodes": [
-            {
-                "op": n.op,
-                "name": n.name,
-                "inputs": n.inputs,
-                "outputs": [spec_to_data(s) for s in n.outputs],
-                "attrs": attrs_to_data(n.attrs),
-                "control": n.control,
-                "device": n.device,
-                "site": n.site,
-            }
-            for n in plan.nodes
-        ],
+        "nodes": [_node_to_data(node, plan_to_data) for node in plan.nodes],
     }
 
 
 def plan_from_data(data: Any) -> Plan:
     """The plan that `plan_to_data` wrote, checked; raises `BrokenStream` for anything else."""
     try:
-        feeds = tuple(PlanFeed(str(f["name"]), spec_from_data(f["spec"]), str(f["site"])) for f in data["feeds"])
-        nodes = tuple(_node_from_data(n) for n in data["nodes"])
+        feeds = tuple(_feed_from_data(f) for f in data["feeds"])
+        nodes = tuple(_node_from_data(n, plan_from_data) for n in data["nodes"])
         plan = Plan(str(data["task"]), nodes, feeds, tuple(int(v) for v in data["fetches"]))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, SpecError) as error:
+    except _NO_PLAN as error:
         raise BrokenStream(f"not a plan: {error!r}") from error
     _check_order(plan)
     return plan
 
 
-def _node_from_data(data: Any) -> PlanNode:
+# ── in parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan_to_parts(plan: Plan) -> Iterator[dict[str, Any]]:
+    """``plan`` as plain data in small parts: its head, then each feed and each node.
+
+    A node holds but the heads of its bodies, whose feeds and nodes come right after it.
+    """
+    yield _head(plan)
+    yield from _inside(plan, 0)
+
+
+def plan_from_parts(parts: Iterator[Any]) -> Plan:
+    """The plan that `plan_to_parts` wrote, checked; raises `BrokenStream` for anything else."""
+    plan = _read_parts(_next(parts), parts, 0)
+    for _ in parts:
+        raise BrokenStream("not a plan: more parts came than its heads tell of")
+    return plan
+
+
+def _head(plan: Plan) -> dict[str, Any]:
+    return {"task": plan.task, "feeds": len(plan.feeds), "fetches": plan.fetches, "nodes": len(plan.nodes)}
+
+
+def _inside(plan: Plan, depth: int) -> Iterator[dict[str, Any]]:
+    if depth > DEEPEST:
+        raise SpecError(f"a plan holds bodies inside bodies, more than {DEEPEST} deep")
+    yield from map(_feed_to_data, plan.feeds)
+    for node in plan.nodes:
+        yield _node_to_data(node, _head)
+        for value in node.attrs.values():
+            if isinstance(value, Plan):
+                yield from _inside(value, depth + 1)
+
+
+def _read_parts(head: Any, parts: Iterator[Any], depth: int) -> Plan:
+    if depth > DEEPEST:
+        raise BrokenStream(f"not a plan: bodies inside bodies, more than {DEEPEST} deep")
+
+    def body(head: Any) -> Plan:
+        return _read_parts(head, parts, depth + 1)
+
+    nodes: list[PlanNode] = []
+    try:
+        feeds = tuple(_feed_from_data(_next(parts)) for _ in range(_count(head["feeds"])))
+        nodes.extend(_node_from_data(_next(parts), body) for _ in range(_count(head["nodes"])))
+        plan = Plan(str(head["task"]), tuple(nodes), feeds, tuple(int(v) for v in head["fetches"]))
+    except _NO_PLAN as error:
+        raise BrokenStream(f"not a plan: {error!r}") from error
+    finally:
+        while nodes:  # one by one: to free what was read at once would hold the GIL as long as to decode it at once
+            nodes.pop()
+    _check_order(plan)
+    return plan
+
+
+def _count(told: Any) -> int:
+    if type(told) is not int or told < 0:
+        raise ValueError(f"{told!r:.80} is not a number of parts")
+    return told
+
+
+def _next(parts: Iterator[Any]) -> Any:
+    for part in parts:
+        return part
+    raise BrokenStream("not a plan: fewer parts came than its heads tell of")
+
+
+def _feed_to_data(feed: PlanFeed) -> dict[str, Any]:
+    return {"name": feed.name, "spec": spec_to_data(feed.spec), "site": feed.site}
+
+
+def _feed_from_data(data: Any) -> PlanFeed:
+    return PlanFeed(str(data["name"]), spec_from_data(data["spec"]), str(data["site"]))
+
+
+def _node_to_data(node: PlanNode, body: Callable[[Plan], Any]) -> dict[str, Any]:
+    return {
+        "op": node.op,
+        "name": node.name,
+        "inputs": node.inputs,
+        "outputs": [spec_to_data(s) for s in node.outputs],
+        "attrs": attrs_to_data(node.attrs, body),
+        "control": node.control,
+        "device": node.device,
+        "site": node.site,
+    }
+
+
+def _node_from_data(data: Any, body: Callable[[Any], Plan]) -> PlanNode:
     return PlanNode(
         str(data["op"]),
         str(data["name"]),
         tuple(int(v) for v in data["inputs"]),
         tuple(spec_from_data(s) for s in data["outputs"]),
-        attrs_from_data(data["attrs"]),
+        attrs_from_data(data["attrs"], body),
         tuple(int(c) for c in data["control"]),
         str(data["device"]),
         str(data["site"]),

@@ -35,8 +35,8 @@ STRANGERS = {
     "Origin": (HEAD + "\r\nOrigin: http://127.0.0.1", 403),
     "foreign Host": (HEAD.replace("Host: 127.0.0.1", "Host: evil.example"), 403),
     "another path": (HEAD.replace("/flowrt ", "/other "), 404),
-    "another version": (HEAD.replace("flowrt/1", "flowrt/2"), 426),
-    "no upgrade": (HEAD.replace("Upgrade: flowrt/1", "X: y"), 426),
+    "another version": (HEAD.replace("flowrt/2", "flowrt/1"), 426),
+    "no upgrade": (HEAD.replace("Upgrade: flowrt/2", "X: y"), 426),
     "another method": (HEAD.replace("GET", "POST"), 400),
     "garbage": ("\x16\x03\x01\x02\x00\x01", 400),
     "broken HTTP": ("GET \x00\x01 ", 400),
@@ -72,7 +72,7 @@ async def test_an_ipv6_or_named_loopback_host_is_known() -> None:
     async with serve("127.0.0.1", 0, TOKEN, echo) as server:
         for host in ("localhost", "localhost:80", "[::1]:80", "127.0.0.1:1"):
             answer = await ask(
-                server.port, (HEAD.replace("flowrt/1", "x").replace("127.0.0.1", host) + "\r\n\r\n").encode()
+                server.port, (HEAD.replace("flowrt/2", "x").replace("127.0.0.1", host) + "\r\n\r\n").encode()
             )
             assert answer.startswith(b"HTTP/1.1 426")
 
@@ -140,9 +140,9 @@ async def test_a_client_is_told_why_it_was_refused() -> None:
 async def test_a_client_tells_other_servers_from_nodes() -> None:
     answers = [
         (
-            b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: flowrt/2\r\nContent-Length: 0\r\n\r\n",
+            b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: flowrt/1\r\nContent-Length: 0\r\n\r\n",
             VersionMismatch,
-            "flowrt/2",
+            "flowrt/1",
         ),
         (b"HTTP/1.1 101 Go\r\nUpgrade: other/1\r\nConnection: Upgrade\r\n\r\n", VersionMismatch, "other/1"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", BrokenStream, "status 200"),
@@ -154,7 +154,7 @@ async def test_a_client_tells_other_servers_from_nodes() -> None:
         (b"220 mail.example ESMTP\r\n\r\n", BrokenStream, "flowrt node"),
         (b"", NodeLost, "127.0.0.1"),
         (None, NodeLost, "did not answer within 0.3 s"),
-        (b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/1\r\nConnection: Upgrade\r\n\r\n", NodeLost, "closed the connection"),
+        (b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/2\r\nConnection: Upgrade\r\n\r\n", NodeLost, "closed the connection"),
     ]
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

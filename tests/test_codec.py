@@ -17,7 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_messages import DTYPES, messages, same
 
-from flowrt.codec import FRAME, SHORT, WHOLE, Limits, decode, decode_whole, encode, pack, survey, unpack
+from flowrt import codec
+from flowrt.codec import (
+    FRAME,
+    PART,
+    SHORT,
+    WHOLE,
+    Limits,
+    decode,
+    decode_whole,
+    encode,
+    pack,
+    pack_parts,
+    survey,
+    unpack,
+    unpack_parts,
+)
 from flowrt.errors import BrokenStream, SpecError
 
 
@@ -297,3 +312,67 @@ def test_one_pass_accepts_nothing_that_the_survey_refuses(message: Any, seed: in
 )
 def test_one_pass_leaves_to_the_survey_what_may_be_illegal(header: bytes) -> None:
     assert in_one_pass(header, bytes(64)) is None
+
+
+# ── in parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(messages, max_size=4))
+def test_parts_come_back_one_by_one_and_a_cut_one_is_refused(parts: list[Any]) -> None:
+    data = pack_parts(parts)
+    back = list(unpack_parts(data))
+    assert len(back) == len(parts)
+    assert all(map(same, back, parts))
+    ends = {len(pack_parts(parts[:count])) for count in range(len(parts) + 1)}
+    for end in set(range(len(data))) - ends:
+        with pytest.raises(BrokenStream):
+            list(unpack_parts(data[:end]))
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_parts_or_a_broken_stream(data: bytes) -> None:
+    with suppress(BrokenStream):
+        list(unpack_parts(data))
+
+
+def packed(header: bytes) -> bytes:
+    return struct.pack("<I", len(header)) + header
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        many(PART.items + 1, b"\x01"),
+        many(PART.items // 2 + 1, b"\x91\x01"),
+        many(PART.items + 1, b"\x80"),
+        msgpack.packb("x" * PART.header),
+        many(PART.arrays + 1, array_token(b"|u1", 0)),
+        b"\x91" * 10**5,
+    ],
+    ids=["ints", "tuples", "maps", "text", "arrays", "nesting"],
+)
+def test_no_more_than_one_part_is_decoded_at_once(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = codec.assemble
+    monkeypatch.setattr(codec, "assemble", lambda header, arrays: sizes.append(len(header)) or real(header, arrays))
+    small = packed(many(100, b"\x01"))
+    with pytest.raises(BrokenStream):
+        list(unpack_parts(small * 3 + packed(part)))
+    assert sizes == [len(small) - 4] * 3
+
+
+def test_parts_are_within_the_limits_of_all_together() -> None:
+    parts = [(1,) * 10, np.zeros(2, "uint8")] * 3
+    data = pack_parts(parts)
+    for limits in (Limits(items=29), Limits(arrays=2), Limits(header=50)):
+        with pytest.raises(SpecError, match="parts"):
+            pack_parts(parts, limits=limits)
+        with pytest.raises(BrokenStream, match="parts"):
+            list(unpack_parts(data, limits=limits))
+    assert len(list(unpack_parts(data, limits=Limits(items=30, arrays=3)))) == 6
+
+
+def test_a_part_that_no_reader_would_accept_is_refused_by_the_writer() -> None:
+    with pytest.raises(SpecError, match="values"):
+        pack_parts([(0,) * (PART.items + 1)])

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrt.errors import BrokenStream
-from flowrt.plan import Plan, PlanFeed, PlanNode, plan_from_data, plan_to_data
+from flowrt.codec import PART, pack_parts, unpack_parts
+from flowrt.errors import BrokenStream, SpecError
+from flowrt.plan import DEEPEST, Plan, PlanFeed, PlanNode, plan_from_data, plan_from_parts, plan_to_data, plan_to_parts
 from flowrt.spec import Spec
 
 VECTOR = Spec("float32", (2,))
@@ -51,3 +52,67 @@ def test_what_is_no_plan_is_refused(case: str) -> None:
     HOSTILE[case](data)
     with pytest.raises(BrokenStream, match="not a plan"):
         plan_from_data("plan" if case == "no plan at all" else data)
+
+
+# ── in parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_bodies(*bodies: Plan) -> Plan:
+    """Two nodes; the first holds ``bodies``."""
+    loop = PlanNode("loop", "l", (0,), (VECTOR,), {f"body_{i}": body for i, body in enumerate(bodies)} | {"turns": 3})
+    return Plan("/job:a/task:0", (loop, PlanNode("add", "y", (0, 1), (VECTOR,))), (PlanFeed("x", VECTOR),), (2,))
+
+
+def long(nodes: int) -> Plan:
+    chain = tuple(PlanNode("negative", f"n{i}", (i,), (VECTOR,), site="train.py:3") for i in range(nodes))
+    return Plan("", chain, (PlanFeed("x", VECTOR),), (nodes,))
+
+
+def test_a_plan_and_its_bodies_come_back_from_parts() -> None:
+    sent = with_bodies(long(3), with_bodies(long(1), long(0)), long(2))
+    assert plan_from_parts(unpack_parts(pack_parts(plan_to_parts(sent)))) == sent
+    constant = plan_from_parts(unpack_parts(pack_parts(plan_to_parts(plan())))).nodes[0].attrs["value"]
+    np.testing.assert_array_equal(constant, np.float32([1, 2]))
+    assert not constant.flags.writeable
+
+
+def test_the_parts_of_a_plan_are_small_however_large_its_bodies_are() -> None:
+    sent = with_bodies(long(PART.items // 8), long(3))  # the body alone is of more values than a part may hold
+    data = pack_parts(plan_to_parts(sent), each=replace(PART, items=100))
+    assert plan_from_parts(unpack_parts(data)) == sent
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_is_no_plan_is_refused_in_parts(case: str) -> None:
+    head, feed, *nodes = plan_to_parts(plan())
+    data: Any = {**head, "feeds": [feed], "nodes": nodes}
+    HOSTILE[case](data)
+    parts = ["plan"] if case == "no plan at all" else [{**head, "fetches": data["fetches"]}, feed, *nodes]
+    with pytest.raises(BrokenStream, match="not a plan"):
+        plan_from_parts(iter(parts))
+
+
+def test_a_plan_of_fewer_or_more_parts_than_told_is_refused() -> None:
+    parts = list(plan_to_parts(with_bodies(long(2), long(1))))
+    for count in range(len(parts)):
+        with pytest.raises(BrokenStream, match="fewer parts"):
+            plan_from_parts(iter(parts[:count]))
+    for more in ({}, None):
+        with pytest.raises(BrokenStream, match="more parts"):
+            plan_from_parts(iter([*parts, more]))
+    for count in (2**62, -1, "2", 1.5, None, True):
+        with pytest.raises(BrokenStream, match="not a plan"):
+            plan_from_parts(iter([{**parts[0], "nodes": count}, *parts[1:]]))
+
+
+def test_bodies_too_deep_are_refused_on_either_side() -> None:
+    deep = long(1)
+    for _ in range(DEEPEST):
+        deep = with_bodies(deep)
+    parts = list(plan_to_parts(deep))
+    assert plan_from_parts(iter(parts)) == deep
+    with pytest.raises(SpecError, match="deep"):
+        list(plan_to_parts(with_bodies(deep)))
+    head, feed, loop, last = plan_to_parts(with_bodies(Plan("", ())))
+    with pytest.raises(BrokenStream, match="deep"):
+        plan_from_parts(iter([head, feed, *[{**loop, "attrs": {"body": {**head, "feeds": 0}}}] * 100, last]))

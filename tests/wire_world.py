@@ -25,7 +25,7 @@ HEAD = "\r\n".join(
     (
         "GET /flowrt HTTP/1.1",
         "Host: 127.0.0.1",
-        "Upgrade: flowrt/1",
+        "Upgrade: flowrt/2",
         "Connection: Upgrade",
         f"Authorization: Bearer {TOKEN}",
     )

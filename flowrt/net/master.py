@@ -42,7 +42,7 @@ from flowrt.net.messages import (
 )
 from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
-from flowrt.plan import Plan, plan_to_data, spec_from_data
+from flowrt.plan import Plan, plan_to_parts, spec_from_data
 from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
 
@@ -232,8 +232,9 @@ class Master:
         for task, packed in (await self._ask_all("inventory")).items():
             if isinstance(packed, NoRoom):
                 raise packed.error(f"the variables of {task}")
-            rows = codec.unpack(packed.data)
-            found |= {(container, name): spec_from_data(spec) for container, name, spec in rows}
+            for container, name, spec in codec.unpack_parts(packed.data):
+                found[container, name] = spec_from_data(spec)
+                await asyncio.sleep(0)
         return found
 
     async def reset(self, container: str | None = None) -> None:
@@ -372,4 +373,4 @@ class Master:
 
 
 def _packed(plan: Plan) -> Array:
-    return np.frombuffer(codec.pack(plan_to_data(plan)), np.uint8)
+    return np.frombuffer(codec.pack_parts(plan_to_parts(plan)), np.uint8)

@@ -86,7 +86,7 @@ class Ping:
 
 @valueclass
 class Register:
-    """Make a plan ready; answered by `Answer`. ``data`` is the packed plan."""
+    """Make a plan ready; answered by `Answer`. ``data`` is the plan, packed in parts."""
 
     request: int
     plan: int

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt import codec
+from flowrt.collection import passed_over
 from flowrt.errors import (
     BrokenStream,
     ClosedError,
@@ -57,7 +58,7 @@ from flowrt.net.messages import (
     to_data,
 )
 from flowrt.net.transport import Connection, Server, connect, serve
-from flowrt.plan import plan_from_data, spec_to_data
+from flowrt.plan import plan_from_parts, spec_to_data
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.rendezvous import Array, Dead, StepKey
@@ -353,10 +354,11 @@ class Node:
             answer = Answer(message.request, None, *self._report(error, "a plan"))
         await self._tell(reign, answer)
 
+    @passed_over()
     def _make_ready(self, data: Array | NoRoom) -> _Ready:
         if isinstance(data, NoRoom):
             raise data.error(f"a plan for {self.host.task}")
-        plan = plan_from_data(codec.unpack(data.data))
+        plan = plan_from_parts(codec.unpack_parts(data.data))
         if plan.task != self.host.task:
             raise InternalError(f"{self.host.task} got a plan of {plan.task}")
         receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
@@ -366,8 +368,8 @@ class Node:
         try:
             match ask.what:
                 case "inventory":
-                    rows = tuple((*name, spec_to_data(spec)) for name, spec in self.host.inventory().items())
-                    return Answer(ask.request, np.frombuffer(codec.pack(rows), np.uint8))
+                    rows = ((*name, spec_to_data(spec)) for name, spec in self.host.inventory().items())
+                    return Answer(ask.request, np.frombuffer(codec.pack_parts(rows), np.uint8))
                 case "statistics":
                     return Answer(ask.request, self.statistics())
                 case "reset":

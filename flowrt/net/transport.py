@@ -1,6 +1,6 @@
 """The door: who may open a connection to a node, and how one is opened.
 
-A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/1`` and a bearer token, and after the answer 101 is
+A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/2`` and a bearer token, and after the answer 101 is
 handed to `flowrt.net.connection`. Law: of a stranger nothing is read but an HTTP head of at most 8 KiB, within a
 deadline; nothing of msgpack is decoded before the token is checked; a refusal says which rule it broke and no more. Who
 has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at once, and take no
@@ -47,7 +47,7 @@ __all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
 Hello: TypeAlias = Mapping[str, Any]
 OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 
-PROTOCOL = "flowrt/1"
+PROTOCOL = "flowrt/2"
 PATH = "/flowrt"
 HEAD = 8 << 10  # bytes of HTTP that a stranger may send
 STRANGERS = 256  # at the door at once
