@@ -149,7 +149,7 @@ async def test_memory_that_runs_out_anywhere_is_told_to_who_asked(monkeypatch: p
     async with world() as made:
         step = await made.master.register(**relay(*TASKS, LARGE))
         with monkeypatch.context() as patch:
-            patch.setattr(node_module, "plan_from_data", once_without_memory(node_module.plan_from_data))
+            patch.setattr(node_module, "plan_from_parts", once_without_memory(node_module.plan_from_parts))
             with pytest.raises(ResourceError, match="out of memory"):
                 await made.master.register(**echo(PS, SMALL))
         await made.assert_well()
@@ -161,12 +161,12 @@ async def test_memory_that_runs_out_anywhere_is_told_to_who_asked(monkeypatch: p
 
 
 def once_without_memory(real: Callable[[Any], Any]) -> Any:
-    """The function, without memory when it is first called for a plan or a value."""
+    """The function, without memory when it is first called for the parts of a plan or for a value."""
     failed = False
 
     def fail_once(message: Any) -> Any:
         nonlocal failed
-        if not failed and type(message).__name__ in ("Value", "dict"):
+        if not failed and type(message).__name__ in ("Value", "generator"):
             failed = True
             raise MemoryError("none left")
         return real(message)
