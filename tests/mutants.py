@@ -37,7 +37,7 @@ TESTS = {
     "sched/shard": PROTOCOL,
     "sched/arena": ("test_arena",),
     "sched/regions": ("test_regions",),
-    "sched/lives": ("test_sharing", "test_tape"),
+    "sched/lives": ("test_lives", "test_sharing", "test_tape"),
     "sched/schedule": ("test_schedule",),
     "sched/sharing": ("test_sharing",),
     "sched/cost": ("test_cost",),
@@ -47,7 +47,7 @@ TESTS = {
     "sched/variables": ("test_variables",),
     "net/frames": ("test_frames",),
     "net/liveness": ("test_liveness",),
-    "net/messages": ("test_codec",),
+    "net/messages": ("test_messages",),
 }
 SECONDS = 30  # of one mutant's tests, and more than they ever take
 

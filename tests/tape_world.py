@@ -30,6 +30,7 @@ Array = np.ndarray[Any, Any]
 
 MEANING: Mapping[str, Any] = {
     "add": lambda a, b: a + b,
+    "add_n": lambda a, *others: sum(others, a),
     "subtract": lambda a, b: a - b,
     "multiply": lambda a, b: a * b,
     "maximum": np.maximum,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrt.kernels.board import BOARD_ALIGNMENT
-from flowrt.sched.arena import ALIGNMENT, aligned, lay_out, local_room, most_alive
+from flowrt.sched.arena import ALIGNMENT, MANY, MANY_LINES, aligned, lay_out, local_room, most_alive
 
 lifetimes = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 12)).map(lambda t: (t[0], t[1], t[1] + t[2])),
@@ -61,6 +61,25 @@ def test_thousands_of_small_values_are_laid_out_at_once_and_take_no_more_than_th
     mixed = [*lives, *((1000, first, first + 3) for first in range(0, 3000, 50))]
     offsets, total = lay_out(mixed)
     assert most_alive(mixed) <= total <= most_alive(lives) + most_alive(mixed[len(lives) :])
+
+
+@pytest.mark.parametrize(
+    ("lines", "others", "behind"),
+    [
+        (MANY_LINES, 0, 0),
+        (MANY_LINES + 1, 0, 64),
+        (0, MANY_LINES + 1, 0),
+        (MANY, MANY_LINES + 1, 64),  # lines are no reason to lay others apart
+        (0, MANY, 128),
+    ],
+)
+def test_gaps_are_looked_for_unless_so_many_would_take_too_long(lines: int, others: int, behind: int) -> None:
+    """Of a large value and then others one at a time, which fit in its place: who looks for none lies behind it."""
+    lives = [(1024, 0, 0)]
+    lives += [(size, i, i) for size, count in ((64, lines), (128, others)) for i in range(1, count + 1)]
+    if lines and others:  # side by side in its place
+        assert lay_out(lives[:1] + lives[1 + lines :])[1] == 1024
+    assert lay_out(lives)[1] == 1024 + behind
 
 
 def test_nothing_needs_nothing() -> None:

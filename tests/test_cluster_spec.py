@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flowrt.cluster import ClusterSpec, LocalCluster, own_token, parse_address
-from flowrt.errors import AuthenticationError, BrokenStream, FlowrtError, GraphError, StepCancelled
-from flowrt.net.messages import Start, as_error, from_data, name_error, to_data
+from flowrt.errors import AuthenticationError, GraphError
 from flowrt.sched.delay import Delay
 from flowrt.worker import main
 
@@ -144,38 +143,6 @@ def test_delays_are_drawn_from_their_distributions() -> None:
     assert 0.1 <= min(uniform) < 0.11
     assert 0.29 < max(uniform) <= 0.3
     assert statistics.median(draws("lognormal:0.05,0.5")) == pytest.approx(0.05, rel=0.1)
-
-
-# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_message_comes_back_as_it_was() -> None:
-    start = Start(3, 1, 42, (0,), (None,), (2,))
-    assert from_data(to_data(start)) == start
-
-
-NO_MESSAGES = [
-    None,
-    {},
-    {"kind": "Boot"},
-    {"kind": ["Ping"]},
-    {"kind": "Ping"},
-    {"kind": "Ping", "number": "1"},
-    {"kind": "Ping", "number": 1, "more": 2},
-]
-
-
-@pytest.mark.parametrize("data", NO_MESSAGES)
-def test_what_is_no_message_is_refused(data: object) -> None:
-    with pytest.raises(BrokenStream):
-        from_data(data)
-
-
-def test_errors_keep_their_class_on_the_wire() -> None:
-    assert isinstance(as_error(*name_error(StepCancelled("x"))), StepCancelled)
-    assert str(as_error(*name_error(ValueError("x")))) == "ValueError: x"
-    assert type(as_error("SystemExit", "x")).__name__ == "RemoteError"
-    assert isinstance(as_error("SystemExit", "x"), FlowrtError)
 
 
 # ── refusals of the worker ───────────────────────────────────────────────────────────────────────────────────────────

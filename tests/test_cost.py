@@ -16,6 +16,7 @@ TABLE, IDS, ROWS = Spec("float32", (1000, 8)), Spec("int64", (5,)), Spec("float3
         ("add", (ROWS, ROWS, ROWS), 3 * 160),
         ("take", (TABLE, IDS, ROWS), 40 + 2 * 160),
         ("bag", (TABLE, IDS, Spec("float32", (8,))), 40 + 32 + 5 * 32),
+        ("bag", (Spec("float32", (1, 8)), IDS, Spec("float32", (8,))), 40 + 32 + 5 * 32),
         ("bag", (Spec("float32", (0, 8)), IDS, Spec("float32", (8,))), 40 + 32),
         ("add_rows", (ROWS, IDS, Spec("float32", (3,)), TABLE, TABLE), 160 + 40 + 12 + 2 * 2 * 160),
     ],
@@ -38,7 +39,8 @@ def test_what_is_touched_counts_and_of_tables_only_rows(op: str, specs: tuple[Sp
             (Spec("float32", (7, 2, 3)), Spec("float32", (2, 4)), Spec("float32", (7, 2, 24))),
             2 * 7 * 2 * 16 * (3 + 4),
         ),
-        ("lstm_steps_grad", (ROWS, ROWS, ROWS, Spec("float32", (16, 4))), 2 * 40 * 4),
+        ("lstm_steps", (Spec("float32", (0, 2, 3)), Spec("float32", (2, 4)), Spec("float32", (0, 2, 24))), 0),
+        ("lstm_steps_grad", (ROWS, IDS, IDS, Spec("float32", (16, 4))), 2 * 40 * 4),
         ("exp", (ROWS, ROWS), 0),
     ],
 )

@@ -113,11 +113,13 @@ async def test_a_closed_queue_drains_and_then_says_so() -> None:
 
 async def test_closing_wakes_who_waits_in_vain() -> None:
     queue = Queue("q", 1)
-    take = asyncio.ensure_future(queue.dequeue(1))
+    takes = [asyncio.ensure_future(queue.dequeue(1)) for _ in range(2)]
     await settled()
     queue.close()
-    with pytest.raises(QueueClosedError):
-        await take
+    for take in takes:
+        async with asyncio.timeout(5):
+            with pytest.raises(QueueClosedError):
+                await take
     other = Queue("q", 1)
     await other.enqueue([element(1)])
     put = asyncio.ensure_future(other.enqueue([element(2)]))
@@ -141,6 +143,44 @@ async def test_a_cancelled_waiter_changed_nothing_and_lets_the_next_one_through(
     with pytest.raises(asyncio.CancelledError):
         await first
     assert numbers(await queue.dequeue(2)) == [2, 5]
+
+
+async def test_a_cancelled_dequeue_lets_the_next_one_through() -> None:
+    queue = Queue("q", 3)
+    await queue.enqueue([element(1)])
+    first, second = (asyncio.ensure_future(queue.dequeue(count)) for count in (3, 1))
+    await settled()
+    assert not second.done()
+    first.cancel()
+    async with asyncio.timeout(5):
+        assert numbers(await second) == [1]
+    assert first.cancelled()
+
+
+async def test_who_waits_behind_others_and_is_cancelled_waits_no_more() -> None:
+    full, empty = Queue("full", 1), Queue("empty", 1)
+    await full.enqueue([element(1)])
+    puts = [asyncio.ensure_future(full.enqueue([element(i)])) for i in range(2)]
+    takes = [asyncio.ensure_future(empty.dequeue(1)) for _ in range(2)]
+    await settled()
+    for number in (1, 0):
+        puts[number].cancel()
+        takes[number].cancel()
+        await settled()
+        waiting = full.statistics().waiting_enqueues, empty.statistics().waiting_dequeues
+        assert waiting == (number, number)
+
+
+async def test_who_is_cancelled_as_the_queue_closes_is_cancelled() -> None:
+    full, empty = Queue("full", 1), Queue("empty", 1)
+    await full.enqueue([element(1)])
+    waiting = [asyncio.ensure_future(full.enqueue([element(2)])), asyncio.ensure_future(empty.dequeue(1))]
+    await settled()
+    for queue, waiter in zip((full, empty), waiting, strict=True):
+        queue.close(cancel_pending_enqueues=True)
+        waiter.cancel()
+    await asyncio.wait(waiting)
+    assert [waiter.cancelled() for waiter in waiting] == [True, True]
 
 
 async def test_a_cancelled_enqueue_takes_back_what_nobody_took() -> None:

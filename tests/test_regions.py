@@ -3,11 +3,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from tape_world import PlanMaker
 
 from flowrt.plan import PlanNode
-from flowrt.sched.regions import Region, find_regions, size_operands
+from flowrt.sched.regions import Region, find_regions, resources_of, size_operands
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
@@ -163,6 +164,20 @@ def test_a_shape_that_the_plan_knows_is_no_shape_input() -> None:
     x = make.feed("float32", (None,))
     make.node("reshape", x, make.constant([2, 2]))
     assert regions_of(make.plan())[0].shape_inputs == ()
+
+
+def test_what_inference_cannot_use_is_no_shape_input() -> None:
+    make = PlanMaker()
+    x, size, sizes = make.feed("float32", (None,)), make.feed("float32", (2,)), make.feed("int64", (2, 2))
+    make.node("reshape", x, make.node("astype", size, dtype=np.dtype("int64")))
+    make.node("reshape", x, make.node("sum", sizes, axis=0, keepdims=False))
+    assert regions_of(make.plan())[0].shape_inputs == ()
+
+
+def test_the_variables_that_one_keeps_beside_it_are_in_its_container() -> None:
+    attrs = {"container": "mine", "resource": "w", "slots": ("w/m", "w/v")}
+    node = PlanNode("adam_rows", "update", (), (), attrs, (), "cpu:0", "train.py:1")
+    assert resources_of(node) == (("mine", "w"), ("mine", "w/m"), ("mine", "w/v"))
 
 
 def random_plan(rng: random.Random, count: int) -> Plan:

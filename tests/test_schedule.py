@@ -11,6 +11,7 @@ from flowrt.sched.recording import Stretch
 from flowrt.sched.schedule import (
     CHUNK,
     CHUNKS_PER_THREAD,
+    MOST_CHUNKS,
     TINY,
     WORTHWHILE,
     Task,
@@ -129,6 +130,17 @@ def test_a_long_launch_is_cut_into_chunks_no_shorter_than_is_worth_it() -> None:
         schedule = divide([seconds, 1.0], [units, 1000], [set(), {0}], 2)
         assert schedule is not None
         assert [task.chunks for task in schedule.tasks] == [chunks, 2 * CHUNKS_PER_THREAD]
+
+
+def test_stretches_of_a_long_tape_are_long_enough_that_chunks_never_are_too_many() -> None:
+    short, count = 5 * CHUNK, 50  # alone worth a task
+    seconds = [MOST_CHUNKS * short] * 2 + [short] * count
+    schedule = divide(seconds, [1] * len(seconds), [set()] * len(seconds), 2)
+    assert schedule is not None
+    together = 2 * 2 * CHUNKS_PER_THREAD  # their share of what two long ones take, which each thread has in chunks
+    assert [task.stop - task.first for task in schedule.tasks] == [1, 1] + [together] * (count // together) + [
+        count % together
+    ]
 
 
 def test_short_launches_go_together_and_wait_for_what_any_of_them_waits_for() -> None:

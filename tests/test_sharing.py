@@ -1,24 +1,26 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tape_world import Array, PlanMaker, interpret
+from tape_world import Array, PlanMaker, interpret, whole_region
 
 from flowrt.errors import FlowrtError
 from flowrt.kernels.launch import RUN_WORDS
-from flowrt.kernels.table import kernel
+from flowrt.kernels.table import Call, Form, View, kernel
 from flowrt.op import no_gradient, op
+from flowrt.sched.lives import find_lives
 from flowrt.sched.recording import ARENA_SLOT, Recording, record
 from flowrt.sched.regions import find_regions
+from flowrt.sched.sharing import share
 from flowrt.sched.tape import Tape
-from flowrt.spec import spec_of
+from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan
-    from flowrt.spec import Spec
 
 
 @no_gradient
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
 def sharing_test_checked(x: Spec) -> Spec:
     """``x``, or a failure where an entry is negative; what comes before that entry is written all the same."""
     return x
+
+
+@no_gradient
+@op
+def sharing_test_both(x: Spec) -> tuple[Spec, Spec]:
+    """Two of what ``x`` is one of."""
+    return x, x
 
 
 @kernel("sharing_test_checked")
@@ -82,6 +91,28 @@ def test_an_elementwise_launch_writes_over_the_input_that_dies_there() -> None:
     made = recorded(plan, array(8, 4), array(4))
     assert arena_places(made) == [(0,), (0, 0), (0, 0), (0, 0, 0), (0,)]
     assert made.arena_bytes == 128
+
+
+def test_a_sum_of_several_is_written_over_the_first_alone() -> None:
+    for first in (0, 1):
+        make = PlanMaker()
+        x = make.feed("float32", (8, 4))
+        squared = make.node("square", x)
+        total = make.node("add_n", *((squared, x) if first == 0 else (x, squared)), _many=2)
+        made = recorded(make.plan(make.node("cumsum", total, axis=0, reverse=False)), array(8, 4))
+        assert made.arena_bytes == (128 if first == 0 else 256)
+
+
+def test_one_input_that_dies_makes_room_for_one_output() -> None:
+    make = PlanMaker()
+    squared = make.node("square", make.feed("float32", (4,)))
+    both = make.node("sharing_test_both", squared)
+    plan = make.plan(make.node("add", both, both + 1))
+    lives = find_lives(plan, whole_region(plan), [Spec("float32", (4,))])
+    flat = View.dense((4,))
+    step = SimpleNamespace(kernel=SimpleNamespace(form=Form.SCALARS), operands=(0, 1, 2), call=Call((flat,) * 3))
+    applications: Any = {1: SimpleNamespace(steps=[step])}
+    assert share(lives, applications).over == {both: squared}
 
 
 def test_nothing_is_written_over_while_somebody_needs_it() -> None:
@@ -161,13 +192,17 @@ def test_the_old_value_may_be_read_by_the_very_launch_that_writes_the_new_one() 
     agree(plan, {"w": array(5, seed=1)}, array(5))
 
 
-@pytest.mark.parametrize("how", ["a later reader", "another order", "a fresh read before", "a second write"])
+@pytest.mark.parametrize(
+    "how", ["a later reader", "another order", "a later turn", "a fresh read before", "a second write"]
+)
 def test_a_value_is_copied_where_the_old_one_is_still_needed(how: str) -> None:
     make = PlanMaker()
     g = make.feed("float32", (4, 4))
     w = make.read("w", (4, 4))
     fetches = [make.node("square", g)]
     new = make.node("cumsum", w, axis=0, reverse=False) if how == "another order" else make.node("add", w, g)
+    if how == "a later turn":  # the first has been written by then
+        new = make.node("add_n", g, w, _many=2)
     if how == "a fresh read before":
         fetches.append(make.node("negative", make.read("w", (4, 4))))
     if how == "a later reader":
@@ -190,6 +225,19 @@ def test_a_value_may_be_read_from_the_variable_until_that_is_written_again() -> 
     agree(make.plan(before), {"w": array(5, seed=1)}, array(5))
     make.node("sum", new, axis=None, keepdims=False)
     agree(make.plan(before, len(make.specs) - 1), {"w": array(5, seed=1)}, array(5))
+
+
+def test_a_value_computed_in_a_variable_is_not_written_over_by_the_next_while_it_is_read() -> None:
+    make = PlanMaker()
+    g = make.feed("float32", (5,))
+    old = make.node("square", g)
+    first = make.write("assign", "w", old)
+    new = make.node("negative", g)
+    late = make.node("multiply", old, old)
+    make.write("assign", "w", new, control=[first])
+    plan = make.plan(late)
+    assert recorded(plan, array(5)).launches[-1].step.kernel.op == "copy"
+    agree(plan, {"w": array(5, seed=1)}, array(5))
 
 
 def test_two_variables_swap_what_was_computed_from_them() -> None:
