@@ -50,7 +50,7 @@ FRAME = Limits()
 PLAN = Limits(header=64 << 20, depth=64, items=1 << 22, arrays=1 << 16)  # graphs, plans and files
 # One part of a plan that came from a peer. While msgpack decodes, no other thread runs, nor the event loop: the worst
 # part, of tuples of one value each, takes 3 ms.
-PART = Limits(header=1 << 20, depth=64, items=1 << 15, arrays=1 << 12)
+PART = Limits(header=2 << 20, depth=64, items=1 << 15, arrays=1 << 12)
 
 _ARRAY = 1  # the extension code of an array
 _LARGEST = 2**63 - 1  # what NumPy can address
