@@ -34,16 +34,17 @@ from flowrt.spec import Spec
 
 NOT_A_CLASS = 3  # of launch.FAILURES
 COLUMNS = 1024  # at a time, as in `reduce`
+BESIDE = 128  # columns that one thread takes at least: of fewer it would read too little of each line of memory
 ENTRIES = 2048  # of rows at a time
 STRETCH = 256  # entries whose sum may be held in their own type
 
 
 def _along(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
-    """Operands as (before, axis, after), or (before, 1, axis) where nothing is after. Each row or column is a unit."""
+    """Operands as (before, axis, after), or (before, 1, axis) where nothing is after. Units: rows, or some columns."""
     before, count, after = around(inputs[0].concrete, attrs["axis"])
     view = View.dense((before, 1, count) if after == 1 else (before, count, after))
     tops, totals, room = (View.dense(spec.concrete) for spec in _memory(inputs, outputs, attrs))
-    return Call((view, view, tops, totals, room), (int(after == 1),), before * after)
+    return Call((view, view, tops, totals, room), (int(after == 1),), before * -(-after // BESIDE))
 
 
 def _memory(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
@@ -103,12 +104,15 @@ def largest_in_columns(x: Any, o: int, start: int, width: int, tops: Any) -> Any
 
 @jitable
 def over_columns(columns: Any, x: Any, y: Any, tops: Any, totals: Any, begin: int, end: int) -> None:
-    """Compute the units from ``begin`` to ``end``, which are columns, as many at a time as ``totals`` has room for."""
-    at, inner = begin, x.shape[2]
-    while at < end:
-        width = min(min(inner - at % inner, end - at), totals.size)
-        columns(x, y, at // inner, at % inner, width, tops, totals)
-        at += width
+    """Compute the units from ``begin`` to ``end``, of `BESIDE` columns, as many of these as ``totals`` has room for."""
+    unit, units = begin, -(-x.shape[2] // BESIDE)
+    while unit < end:
+        o, first = unit // units, unit % units
+        some = min(units - first, end - unit)
+        stop = min((first + some) * BESIDE, x.shape[2])
+        for start in range(first * BESIDE, stop, totals.size):
+            columns(x, y, o, start, min(totals.size, stop - start), tops, totals)
+        unit += some
 
 
 @jitable
