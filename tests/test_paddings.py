@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_world import compile_here
 from test_fuse import ops, plan_of
 
 import flowrt as fr
-from flowrt.kernels import background, fused, padded
-from flowrt.kernels.compiler import carry_out
+from flowrt.kernels import padded
 from flowrt.passes import paddings
 
 Array = np.ndarray[Any, Any]
@@ -22,12 +22,7 @@ F4 = "float32"
 def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even small programs are joined, and compiled as soon as they are ordered, by this process."""
 
-    def carry_out_all() -> None:
-        for order in list(background._state.pending.values()):
-            background._answered(f"{order.symbol} {carry_out(order.symbol, order.request)}")
-
-    monkeypatch.setattr(background, "_send", carry_out_all)
-    monkeypatch.setattr(fused, "WORTH_BYTES", 0)
+    compile_here(monkeypatch)
     monkeypatch.setattr(paddings, "LARGE", 1)
     monkeypatch.setattr(padded, "SMALL_FRAME", 0.1)
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from kernel_world import compile_here
 from test_fuse import ops, plan_of
 
 import flowrt as fr
-from flowrt.kernels import background, fused
-from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import RUN_WORDS, Application, Prepared, apply_kernel
 from flowrt.kernels.store import entry_address
@@ -31,12 +30,7 @@ F4 = "float32"
 def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even small programs are compiled as soon as they are ordered, by this process: the helper takes its time."""
 
-    def carry_out_all() -> None:
-        for order in list(background._state.pending.values()):
-            background._answered(f"{order.symbol} {carry_out(order.symbol, order.request)}")
-
-    monkeypatch.setattr(background, "_send", carry_out_all)
-    monkeypatch.setattr(fused, "WORTH_BYTES", 0)
+    compile_here(monkeypatch)
 
 
 # ── the functions, as their users write them ─────────────────────────────────────────────────────────────────────────
