@@ -1,0 +1,271 @@
+"""What the client, the replicas and the parameter servers of one run of a trainer say to one another.
+
+Law: every message names its run; of a run that its receiver does not know, it changes nothing. All may be posted again,
+whole: to hear one twice is to hear it once. Servers and replicas are numbered; server 0 coordinates. Versions count
+the updates of the variables: an update of version v is computed from values of version v, and makes version v + 1.
+Batches of a replica are numbered 1, 2, … as they are handed to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowrt.valueclass import valueclass
+
+# ── the client, to begin and to end: each is answered ────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class BeginServer:
+    """Be a server of a run, unless another client's run of the trainer goes on; answers the version it is at.
+
+    Args:
+        run: A random number, by which all messages know the run.
+        container: With ``group``, the trainer's name.
+        group: See ``container``.
+        client: Whose run it is, for people.
+        server: Which of ``servers`` this task is.
+        servers: The tasks of the servers.
+        replicas: The task of each replica.
+        policy: Whose updates make a version: see `policy_to_data`.
+        plan: The plan that applies a mean update. Its feeds are, in order, what ``feeds`` says.
+        feeds: For each feed of the plan, which part of an update its mean is; -1 for the number of the version.
+        versions: The names of the variables, in ``container``, that hold the version here.
+        values: The names (container, name) of the variables that replicas are told, in order.
+        seed: Of what random ops draw.
+    """
+
+    run: int
+    container: str
+    group: str
+    client: str
+    server: int
+    servers: tuple[str, ...]
+    replicas: tuple[str, ...]
+    policy: tuple[Any, ...]
+    plan: int
+    feeds: tuple[int, ...]
+    versions: tuple[str, ...]
+    values: tuple[tuple[str, str], ...]
+    seed: int
+
+
+@valueclass
+class BeginReplica:
+    """Be a replica of a run, from ``version`` on.
+
+    Args:
+        run: As in `BeginServer`, as are ``container``, ``group``, ``servers`` and ``seed``.
+        replica: Which of ``replicas`` this is.
+        replicas: How many there are.
+        version: The newest one that there is.
+        plan: The tower. Its feeds are, in order, what ``feeds`` says; its fetches are ``told`` values for the client,
+            then the parts of the update.
+        feeds: For each feed of the plan, (-1, i) for the i-th value of a batch, or (server, i) for the i-th value that
+            the server tells.
+        told: How many fetches are for the client.
+        parts: For each server, which of the other fetches are its parts of an update.
+    """
+
+    run: int
+    container: str
+    group: str
+    replica: int
+    replicas: int
+    servers: tuple[str, ...]
+    version: int
+    plan: int
+    feeds: tuple[tuple[int, int], ...]
+    told: int
+    parts: tuple[tuple[int, ...], ...]
+    seed: int
+
+
+@valueclass
+class Stop:
+    """End the run here. Server 0 first has all servers apply what was ordered; answers the version it is at."""
+
+    run: int
+
+
+# ── the client, on the way ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Batch:
+    """To a replica: its batch of that number."""
+
+    run: int
+    replica: int
+    number: int
+    values: tuple[Any, ...]
+
+
+@valueclass
+class Allow:
+    """To server 0: versions before ``version`` may be applied, and reports before ``seen`` have arrived.
+
+    ``totals``, once the batches are at their end, says how many each replica was given. With ``again``, the way was
+    broken: reports from ``seen`` on are to be posted again.
+    """
+
+    run: int
+    version: int
+    seen: int
+    totals: tuple[int, ...] | None = None
+    again: bool = False
+
+
+@valueclass
+class Lost:
+    """To server 0: a replica's task is lost."""
+
+    run: int
+    replica: int
+
+
+# ── a replica to servers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Update:
+    """A replica's update of ``version``: this server's ``parts``, and for server 0, what is ``told`` to the client.
+
+    ``ready`` is how many batches it has been given so far.
+    """
+
+    run: int
+    version: int
+    replica: int
+    ready: int
+    parts: tuple[Any, ...]
+    told: tuple[Any, ...] = ()
+
+
+@valueclass
+class Ready:
+    """To server 0: a replica that waited for a batch was given some, ``total`` so far, and begins if it may."""
+
+    run: int
+    replica: int
+    total: int
+
+
+@valueclass
+class Seen:
+    """A replica has that version of the server and, for now, owes no update: it may be told of newer ones."""
+
+    run: int
+    replica: int
+    version: int
+
+
+@valueclass
+class Failed:
+    """To server 0: ``version`` could not be computed by a replica, or, where that is -1, applied by ``server``."""
+
+    run: int
+    version: int
+    replica: int
+    server: int
+    error: str
+    text: str
+
+
+# ── a server to replicas ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Version:
+    """The ``values`` of a server's variables at ``version``, in the order of `BeginServer.values`.
+
+    From server 0, ``spent`` is how many batches of the replica are, and if it has ``begun`` this version, it is to
+    compute its update from the last of these. From others both mean nothing.
+    """
+
+    run: int
+    version: int
+    server: int
+    replica: int
+    spent: int
+    begun: bool
+    values: tuple[Any, ...]
+
+
+# ── servers among themselves ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Held:
+    """To server 0: ``server`` holds its parts of a replica's update, or refused them as not ``finite``."""
+
+    run: int
+    server: int
+    version: int
+    replica: int
+    finite: bool
+
+
+@valueclass
+class Order:
+    """From server 0: apply the mean of these replicas' updates to ``version``."""
+
+    run: int
+    version: int
+    replicas: tuple[int, ...]
+
+
+@valueclass
+class Applied:
+    """To server 0: the variables of ``server`` are one version after ``version``."""
+
+    run: int
+    server: int
+    version: int
+
+
+# ── server 0 to the client ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Report:
+    """Version ``version`` was applied by all servers.
+
+    ``receipts`` holds, for each tower that began, (replica, batch, outcome, seconds): its outcome's place in `Outcome`,
+    and how long its update took to come, -1 if it did not. ``told`` are means over the kept updates.
+    """
+
+    run: int
+    version: int
+    receipts: tuple[tuple[int, int, int, float], ...]
+    told: tuple[Any, ...]
+    seconds: float
+
+
+@valueclass
+class Ended:
+    """The run is over, all servers being at ``version``: to the client, and to everybody else who takes part.
+
+    Without an ``error``, there were too few batches left for another version.
+    """
+
+    run: int
+    version: int
+    error: str = ""
+    text: str = ""
+
+
+KINDS: tuple[type[Any], ...] = (
+    *(BeginServer, BeginReplica, Stop),
+    *(Batch, Allow, Lost),
+    *(Update, Ready, Seen, Failed),
+    *(Version, Held, Order, Applied, Report, Ended),
+)
+
+
+def step_number(run: int, version: int, replica: int, replicas: int) -> int:
+    """The number of the step in which a replica computes ``version``, or (``replica`` = ``replicas``) it is applied.
+
+    It is below zero, where no step of a session's is, and no other run's but by chance.
+    """
+    return -1 - (run + version * (replicas + 1) + replica) % (1 << 62)
