@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -34,6 +35,11 @@ def valueclass(described: type[T]) -> type[T]:
         if described.__dict__.get(name) is None:
             setattr(made, name, method)
     return made
+
+
+def put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
+    """``items`` with another one at ``index``."""
+    return (*items[:index], item, *items[index + 1 :])
 
 
 def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -33,6 +33,7 @@ TESTS = {
     "sched/machine": ("test_machine",),
     "sched/topology": ("test_machine",),
     "sched/quorum": PROTOCOL,
+    "sched/book": PROTOCOL,
     "sched/coordinator": PROTOCOL,
     "sched/shard": PROTOCOL,
     "sched/arena": ("test_arena",),

@@ -77,7 +77,7 @@ class World:
         self.columns: dict[Any, int] = {}
         self.views: dict[int, tuple[int, ...]] = {}
         self.sizes: dict[int, tuple] = {}
-        first = coordinator.start(policy, replicas, len(SERVERS), remember=0)
+        first = coordinator.start(policy, replicas, len(SERVERS), allowed=versions, remember=1)
         empty = self.number(shard.start(replicas))
         none, nothing = (False,) * replicas, ((),) * replicas
         alive = tuple(not gone for gone in none)
@@ -139,14 +139,16 @@ class World:
         number, answer = self.ask(state.coordinator, method, *arguments)
         if number == state.coordinator:
             return state, answer
-        told = state.told
+        told, before = state.told, self.values[state.coordinator].version
         coordinator = self.values[number]
-        if coordinator.history and coordinator.history != self.values[state.coordinator].history:
-            ledger = coordinator.history[-1]
-            told = (*told, (ledger.version, ledger.decided))
-            self._account(state, ledger, method == "abandon")
+        if coordinator.version > before:
+            self._account(state, before, coordinator)
+        number, chosen = self.ask(number, "order")
+        if chosen is not None:
+            if any(version == coordinator.version for version, _ in told):
+                raise Violation(f"version {coordinator.version} was ordered twice")
+            told = (*told, (coordinator.version, chosen))
         after = state._replace(coordinator=number, told=told)
-        before = self.values[state.coordinator].version
         return (after if coordinator.version == before else self._past(after, before)), answer
 
     def _past(self, state: State, version: int) -> State:
@@ -165,22 +167,26 @@ class World:
         )
         return state._replace(tries=tries, reports=tuple(reports), written=())
 
-    def _account(self, state: State, ledger: Any, abandoned: bool) -> None:
-        if any(version == ledger.version for version, _ in state.told):
-            raise Violation(f"version {ledger.version} was decided twice")
-        begun = [r for r in self.replicas if any(version == ledger.version for version, _, _ in state.tries[r])]
-        if [receipt.replica for receipt in ledger.receipts] != begun:
-            raise Violation(f"towers of {begun} had begun, receipts are {ledger.receipts}")
-        kept = tuple(receipt.replica for receipt in ledger.receipts if receipt.outcome is Outcome.KEPT)
-        if kept != ledger.decided or len(kept) != (0 if abandoned else self.values[state.coordinator].quorum.needed):
-            raise Violation(f"the set is {ledger.decided}, receipts are {ledger.receipts}")
+    def _account(self, state: State, version: int, coordinator: Coordinator) -> None:
+        try:
+            decided, receipts = coordinator.decided(version), coordinator.receipts(version) or ()
+        except InternalError as error:
+            raise Violation(str(error)) from error
+        begun = [r for r in self.replicas if any(began == version for began, _, _ in state.tries[r])]
+        if [receipt.replica for receipt in receipts] != begun:
+            raise Violation(f"towers of {begun} had begun, receipts are {receipts}")
+        kept = tuple(receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT)
+        if kept != decided or len(kept) not in (0, coordinator.quorum.needed):
+            raise Violation(f"the set is {decided}, receipts are {receipts}")
 
     def _tower(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
         version = self.values[state.coordinator].version
         if not state.alive[replica] or version >= self.versions:
             return
-        begun, go = self._coordinate(state, "begin", version, replica)
-        if not go:
+        if self.values[state.coordinator].begun(replica):
+            return
+        begun, _ = self._coordinate(state, "ready", replica, self.values[state.coordinator].spent[replica] + 1)
+        if not self.values[begun.coordinator].begun(replica):
             return
         for broken in ((), (0,), (1,), SERVERS) if state.faults else ((),):
             tries = put(state.tries, replica, (*state.tries[replica], (version, broken, False)))
@@ -371,7 +377,8 @@ def view(value: Any, replica: int) -> tuple:
     """What a coordinator or a shard says of one replica, without its number."""
     if isinstance(value, Coordinator):
         receipts = tuple(r.outcome.value for ledger in value.history for r in ledger.receipts if r.replica == replica)
-        return value.standing[replica].value, value.holders[replica], value.alive[replica], receipts
+        book = value.book.given[replica], value.book.spent[replica]
+        return value.standing[replica].value, value.holders[replica], value.alive[replica], receipts, book
     update = value.held[replica]
     return update and update[1:], replica in value.refused, value.taken is not None and replica in value.taken
 
@@ -391,6 +398,7 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
     return replace(
         value,
         quorum=replace(value.quorum, kept=tuple(sorted(name[r] for r in value.quorum.kept))),
+        book=replace(value.book, given=pick(value.book.given, order), spent=pick(value.book.spent, order)),
         standing=pick(value.standing, order),
         holders=tuple(frozenset(servers[s] for s in holders) for holders in pick(value.holders, order)),
         alive=pick(value.alive, order),

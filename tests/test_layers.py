@@ -102,6 +102,7 @@ PURE = [
             "machine",
             "topology",
             "quorum",
+            "book",
             "coordinator",
             "shard",
             "arena",

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from flowrt.errors import GraphError, InternalError
-from flowrt.sched.coordinator import Coordinator, Ledger, Outcome, Receipt, Standing, Stuck, Tally, _count
+from flowrt.sched.book import Book
+from flowrt.sched.coordinator import Cause, Coordinator, Ledger, Outcome, Receipt, Standing, Stuck
 from flowrt.sched.quorum import AllOf, FirstOf, Policy, Quorum, Verdict
 from flowrt.sched.shard import Shard
 
@@ -177,14 +178,52 @@ def test_a_server_raises_for_a_version_it_has_not_published() -> None:
         shard.hold(0, 2, "a", True)
 
 
+# The book of batches.
+
+
+def test_a_batch_is_spent_once_and_in_order() -> None:
+    book = Book.start(2)
+    assert not book.waits(0)
+    with pytest.raises(InternalError, match="replica 0 is to begin, its 0 batches are spent"):
+        book.spend(0)
+    book = book.give(0, 2)
+    assert book == Book(given=(2, 0), spent=(0, 0))
+    assert (book.give(0, 1), book.give(0, 2)) == (book, book)
+    assert (book.waits(0), book.waits(1)) == (True, False)
+    book = book.give(1, 1).spend(0, 1)
+    assert book == Book(given=(2, 1), spent=(1, 1))
+    assert (book.waits(0), book.waits(1)) == (True, False)
+    assert not book.spend(0).waits(0)
+
+
+def test_a_replica_expects_batches_until_the_last_is_spent() -> None:
+    book = Book.start(2)
+    assert book.expects(0)
+    book = book.exhausted((1, 0))
+    assert (book.expects(0), book.expects(1)) == (True, False)
+    assert not book.give(0, 1).spend(0).expects(0)
+    more = book.exhausted((0, 2))
+    assert more.totals == (1, 2)
+    with pytest.raises(InternalError, match="the batches of 3 replicas are counted, expected 2"):
+        book.exhausted((1, 1, 1))
+
+
+def test_what_a_replica_had_is_gone_with_it_and_its_place_in_the_count_is_not() -> None:
+    book = Book.start(1).give(0, 3).spend(0).withdraw(0)
+    assert book == Book(given=(1,), spent=(1,))
+    assert book.expects(0)
+    assert book.give(0, 2).waits(0)
+
+
 # The coordinator.
 
 
-def begun(*replicas: int, of: int = 3, policy: Policy = TWO, servers: int = 2, remember: int = 16) -> Coordinator:
-    coordinator = Coordinator.start(policy, of, servers, remember=remember)
+def started(*replicas: int, of: int = 3, policy: Policy = TWO, servers: int = 2, **settings: int) -> Coordinator:
+    """A coordinator of which these replicas have begun version 0, each with its only batch."""
+    coordinator = Coordinator.start(policy, of, servers, **{"allowed": 9, **settings})
     for replica in replicas:
-        coordinator, go = coordinator.begin(0, replica)
-        assert go
+        coordinator = coordinator.ready(replica, 1)
+        assert coordinator.begun(replica) == 1
     return coordinator
 
 
@@ -195,8 +234,27 @@ def whole(coordinator: Coordinator, replica: int, now: float = 0.0) -> tuple[Coo
     return coordinator, verdict
 
 
+def closed(coordinator: Coordinator, *replicas: int, now: float = 0.0) -> Coordinator:
+    """The updates of these replicas are whole; they are what its quorum needs."""
+    verdict = LATE
+    for replica in replicas:
+        coordinator, verdict = whole(coordinator, replica, now)
+    assert verdict is CLOSE
+    return coordinator
+
+
+def applied(coordinator: Coordinator) -> Coordinator:
+    """The set is ordered, and every server has applied it."""
+    coordinator, chosen = coordinator.order()
+    assert chosen is not None
+    version = coordinator.version
+    for server in range(coordinator.servers):
+        coordinator = coordinator.publish(server, version)
+    return coordinator
+
+
 def test_a_replica_counts_once_every_server_holds_its_update() -> None:
-    coordinator = begun(0, 1, 2)
+    coordinator = started(0, 1, 2)
     coordinator, first = coordinator.held(1, 0, 2, True, 0.0)
     assert first is HELD
     assert coordinator.held(1, 0, 2, True, 0.0) == (coordinator, REPEAT)
@@ -208,112 +266,209 @@ def test_a_replica_counts_once_every_server_holds_its_update() -> None:
     assert verdict is CLOSE
     assert coordinator.decided(0) == (0, 2)
     assert coordinator.held(0, 0, 1, True, 5.0) == (coordinator, LATE)
-    assert coordinator.receipts(0) == (
-        Receipt(0, 0, Outcome.KEPT, 4.0),
-        Receipt(0, 1, Outcome.LATE, 4.0),
-        Receipt(0, 2, Outcome.KEPT, 4.0),
+    assert coordinator.receipts(0) is None
+    assert applied(coordinator).history == (
+        Ledger(0, (0, 2), (Receipt(0, 1, Outcome.KEPT), Receipt(1, 1, Outcome.LATE), Receipt(2, 1, Outcome.KEPT)), 4.0),
     )
 
 
-def test_the_next_version_opens_when_every_server_has_published() -> None:
-    coordinator = begun(0, 1)
-    with pytest.raises(InternalError, match="server 0 published version 0, which is not decided"):
+def test_the_next_version_opens_when_every_server_has_applied() -> None:
+    coordinator = closed(started(0, 1), 0, 1)
+    with pytest.raises(InternalError, match="server 0 published version 0, which was not ordered"):
         coordinator.publish(0, 0)
-    coordinator, _ = whole(whole(coordinator, 0)[0], 1)
-    half = coordinator.publish(1, 0)
-    assert (half.version, half.publish(1, 0), half.begin(0, 2)) == (0, half, (half, False))
+    half = coordinator.order()[0].publish(1, 0)
+    assert (half.version, half.publish(1, 0), half.receipts(0)) == (0, half, None)
     opened = half.publish(0, 0)
-    assert opened.history == (Ledger(0, (0, 1), (Receipt(0, 0, Outcome.KEPT, 0.0), Receipt(0, 1, Outcome.KEPT, 0.0))),)
-    assert replace(opened, history=()) == Coordinator.start(FirstOf(2), 3, 2, version=1)
+    assert opened.receipts(0) == (Receipt(0, 1, Outcome.KEPT), Receipt(1, 1, Outcome.KEPT))
+    fresh = Coordinator.start(FirstOf(2), 3, 2, version=1, allowed=9)
+    assert replace(opened, history=(), book=fresh.book) == fresh
     assert opened.publish(0, 0) == opened
     assert opened.held(0, 0, 2, True, 0.0) == (opened, LATE)
-    assert opened.begin(0, 2) == (opened, False)
+
+
+def test_a_set_is_ordered_once_and_only_as_far_as_was_allowed() -> None:
+    coordinator = Coordinator.start(FirstOf(1), 1, 1, version=3)
+    assert coordinator.allow(2).order() == (coordinator, None)
+    coordinator = coordinator.allow(4)
+    assert coordinator.order() == (coordinator, None)
+    coordinator = closed(coordinator, 0)
+    assert coordinator.settled
+    ordered, chosen = coordinator.order()
+    assert chosen == (0,)
+    assert not ordered.settled
+    assert ordered.order() == (ordered, None)
+    opened = ordered.publish(0, 3)
+    assert opened.settled
+    ahead = closed(opened, 0)
+    assert ahead.order() == (ahead, None)
+    assert ahead.allow(5).order()[1] == (0,)
+
+
+def test_a_run_that_closes_applies_what_was_ordered_and_nothing_else() -> None:
+    coordinator = closed(started(0, 1, 2).ready(2, 2), 0, 1)
+    assert coordinator.close().order() == (coordinator.close(), None)
+    closing = coordinator.order()[0].close()
+    assert not closing.settled
+    done = closing.publish(0, 0).publish(1, 0)
+    assert (done.version, done.settled, done.begun(2)) == (1, True, 0)
+    assert done.receipts(0) is not None
+    assert done.ready(0, 2).begun(0) == 0
+    assert done.held(0, 1, 2, True, 0.0) == (done, LATE)
 
 
 def test_only_the_last_versions_are_remembered() -> None:
-    coordinator = Coordinator.start(FirstOf(1), 2, 1, remember=2)
+    coordinator = Coordinator.start(FirstOf(1), 2, 1, allowed=9, remember=2)
     for version in range(5):
-        coordinator, _ = coordinator.begin(version, version % 2)
-        coordinator, _ = whole(coordinator, version % 2)
-        coordinator = coordinator.publish(0, version)
+        coordinator = applied(closed(coordinator, version % 2))
     assert [ledger.version for ledger in coordinator.history] == [3, 4]
-    assert coordinator.statistics().tallies == (Tally(kept=3), Tally(kept=2))
     assert (coordinator.decided(4), coordinator.decided(5)) == ((0,), None)
     with pytest.raises(InternalError, match="version 2 is forgotten: 2 before 5 are remembered"):
         coordinator.decided(2)
     with pytest.raises(InternalError, match="version 6 is not open yet, the newest is 5"):
         coordinator.receipts(6)
+    assert applied(closed(Coordinator.start(FirstOf(1), 1, 1, allowed=1, remember=0), 0)).history == ()
 
 
 def test_an_update_that_is_not_finite_on_one_server_counts_on_none() -> None:
-    coordinator, _ = begun(0, 1, 2).held(0, 0, 1, True, 0.0)
+    coordinator, _ = started(0, 1, 2).held(0, 0, 1, True, 0.0)
     coordinator, verdict = coordinator.held(1, 0, 1, False, 0.0)
     assert verdict is REFUSED
     assert coordinator.held(1, 0, 1, True, 0.0) == (coordinator, REFUSED)
-    coordinator, _ = whole(whole(coordinator, 0)[0], 2)
+    coordinator = closed(coordinator, 0, 2)
     assert coordinator.decided(0) == (0, 2)
-    assert coordinator.statistics().tallies == (Tally(kept=1), Tally(refused=1), Tally(kept=1))
+    receipts = applied(coordinator).receipts(0)
+    assert receipts is not None
+    assert [receipt.outcome for receipt in receipts] == [Outcome.KEPT, Outcome.REFUSED, Outcome.KEPT]
 
 
 def test_a_lost_replica_counts_only_if_its_update_was_whole() -> None:
-    coordinator, _ = whole(begun(0, 1, of=4), 0)
+    coordinator, _ = whole(started(0, 1, of=4), 0)
     coordinator, _ = coordinator.held(0, 0, 1, True, 0.0)
     coordinator = coordinator.lost(0).lost(1).lost(2)
     assert coordinator.standing == (Standing.WHOLE, Standing.LOST, Standing.ABSENT, Standing.IDLE)
     assert coordinator.held(1, 0, 1, True, 0.0) == (coordinator, LATE)
+    assert coordinator.ready(2, 1) == coordinator
     back = coordinator.joined(1)
-    assert back.begin(0, 1) == (back, False)
-    closed, _ = whole(back.begin(0, 3)[0], 3)
-    assert closed.decided(0) == (0, 3)
-    opened = closed.publish(0, 0).publish(1, 0)
-    assert [opened.begin(1, replica)[1] for replica in range(4)] == [False, True, False, True]
-    assert [tally.lost for tally in opened.statistics().tallies] == [0, 1, 0, 0]
+    assert back.held(1, 0, 1, True, 0.0) == (back, LATE)
+    assert [back.begun(replica) for replica in range(4)] == [1, 0, 0, 0]
+    back = closed(back.ready(1, 2), 3)
+    assert back.decided(0) == (0, 3)
+    opened = applied(back)
+    assert [opened.begun(replica) for replica in range(4)] == [0, 2, 0, 0]
+    assert opened.held(0, 1, 0, True, 0.0) == (opened, LATE)
+    assert opened.receipts(0) == (
+        Receipt(0, 1, Outcome.KEPT),
+        Receipt(1, 1, Outcome.LOST),
+        Receipt(3, 1, Outcome.KEPT),
+    )
+
+
+def test_a_replica_that_is_lost_after_the_set_was_fixed_has_its_receipt_as_it_stood() -> None:
+    coordinator = closed(started(0, 1, 2).ready(2, 2), 0, 1).lost(2)
+    opened = applied(coordinator)
+    receipts = opened.receipts(0)
+    assert receipts is not None
+    assert receipts[2] == Receipt(2, 1, Outcome.LATE)
+    assert opened.begun(2) == 0
+    assert opened.joined(2).ready(2, 2).begun(2) == 2
+
+
+def test_every_replica_that_has_a_batch_begins_with_the_version() -> None:
+    coordinator = closed(started(0, 1).ready(0, 3), 0, 1)
+    waiting = coordinator.ready(2, 1)
+    assert waiting.begun(2) == 0
+    opened = applied(waiting)
+    assert [opened.begun(replica) for replica in range(3)] == [2, 0, 1]
+    assert opened.spent == (2, 1, 1)
+    assert opened.ready(0, 2) == opened
+    assert opened.ready(1, 2).begun(1) == 2
+
+
+def test_an_update_begins_its_version_where_it_comes_before_the_announcement() -> None:
+    coordinator, verdict = started(0).held(1, 0, 2, True, 0.0)
+    assert (verdict, coordinator.begun(2), coordinator.spent) == (HELD, 1, (1, 0, 1))
+    assert coordinator.ready(2, 1) == coordinator
+    refused, verdict = started(0).held(1, 0, 2, False, 0.0)
+    assert (verdict, refused.begun(2)) == (REFUSED, 1)
 
 
 def test_a_version_that_can_never_close_says_why_and_may_be_abandoned() -> None:
-    coordinator, _ = whole(begun(0, 1, 2, policy=AllOf()), 0)
+    coordinator, _ = whole(started(0, 1, 2, policy=AllOf()), 0)
     with pytest.raises(InternalError, match="it is decided or may still be"):
         coordinator.abandon(0.0)
     coordinator, _ = coordinator.held(1, 0, 1, False, 0.0)
     coordinator = coordinator.lost(2)
     stuck = coordinator.stuck()
-    assert stuck == Stuck(0, needed=3, able=(0,), refused=(1,), lost=(2,))
+    assert stuck == Stuck(0, needed=3, able=(0,), refused=(1,), lost=(2,), exhausted=())
     assert str(stuck) == (
         "version 0 needs 3 updates, only 1 can come: replicas lost [2], updates not finite [1], left [0]"
     )
     given_up = coordinator.abandon(9.0)
     assert given_up.stuck() is None
     assert given_up.decided(0) == ()
-    assert given_up.receipts(0) == (
-        Receipt(0, 0, Outcome.ABANDONED, 9.0),
-        Receipt(0, 1, Outcome.REFUSED, 9.0),
-        Receipt(0, 2, Outcome.LOST, 9.0),
+    assert given_up.order()[1] == ()
+    assert applied(given_up).receipts(0) == (
+        Receipt(0, 1, Outcome.ABANDONED),
+        Receipt(1, 1, Outcome.REFUSED),
+        Receipt(2, 1, Outcome.LOST),
     )
     assert shard_with("a", None).take(0, ())[1] == ()
 
 
 def test_first_of_m_is_not_stuck_while_m_remain() -> None:
-    coordinator = begun(0, 1, of=4).lost(0).lost(3)
+    coordinator = started(0, 1, of=4).lost(0).lost(3)
     assert coordinator.stuck() is None
-    assert coordinator.lost(1).stuck() == Stuck(0, needed=2, able=(2,), refused=(), lost=(0, 1, 3))
+    stuck = coordinator.lost(1).stuck()
+    assert stuck == Stuck(0, needed=2, able=(2,), refused=(), lost=(0, 1, 3), exhausted=())
+    assert stuck.cause is Cause.LOST
 
 
-def test_a_tower_runs_once_per_version_and_must_have_begun() -> None:
-    coordinator = begun(0)
-    assert coordinator.begin(0, 0) == (coordinator, False)
-    with pytest.raises(InternalError, match="server 1 holds replica 2's update, not begun"):
-        coordinator.held(1, 0, 2, True, 0.0)
+def test_a_version_is_stuck_when_too_few_replicas_can_still_have_a_batch() -> None:
+    coordinator = started(0, 1).exhausted((1, 1, 1))
+    assert coordinator.stuck() is None
+    opened = applied(closed(coordinator, 0, 1))
+    stuck = opened.stuck()
+    assert stuck == Stuck(1, needed=2, able=(2,), refused=(), lost=(), exhausted=(0, 1))
+    assert stuck.cause is Cause.EXHAUSTED
+    assert str(stuck) == (
+        "version 1 needs 2 updates, only 1 can come: "
+        "replicas lost [], updates not finite [], out of batches [0, 1], left [2]"
+    )
+    assert opened.exhausted((1, 2, 1)).stuck() is None
+
+
+@pytest.mark.parametrize(
+    ("refused", "lost", "cause"),
+    [
+        ((), (), Cause.EXHAUSTED),
+        ((0,), (), Cause.EXHAUSTED),
+        ((0, 1), (), Cause.REFUSED),
+        ((0,), (1,), Cause.REFUSED),
+        ((), (0,), Cause.EXHAUSTED),
+        ((), (0, 1), Cause.LOST),
+        ((2,), (0, 1), Cause.LOST),
+    ],
+)
+def test_why_a_version_is_stuck_is_what_alone_would_do(
+    refused: tuple[int, ...], lost: tuple[int, ...], cause: Cause
+) -> None:
+    rest = tuple(replica for replica in range(4) if replica not in (*refused, *lost))
+    assert Stuck(0, needed=3, able=rest[1:], refused=refused, lost=lost, exhausted=rest[:1]).cause is cause
+
+
+def test_what_does_not_exist_is_an_error() -> None:
+    coordinator = started(0)
     with pytest.raises(InternalError, match="version 1 is not open yet"):
-        coordinator.begin(1, 0)
+        coordinator.held(0, 1, 0, True, 0.0)
     with pytest.raises(InternalError, match="server 2 does not exist"):
         coordinator.held(2, 0, 0, True, 0.0)
-    with pytest.raises(InternalError, match="replica 3 does not exist"):
-        coordinator.lost(3)
+    for event in (
+        coordinator.lost,
+        coordinator.joined,
+        coordinator.begun,
+        lambda replica: coordinator.ready(replica, 1),
+    ):
+        with pytest.raises(InternalError, match="replica 3 does not exist"):
+            event(3)
     with pytest.raises(GraphError, match="at least 1 server"):
         Coordinator.start(AllOf(), 1, 0)
-
-
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_a_tower_that_ended_counts_once(outcome: Outcome) -> None:
-    assert Tally() == Tally(kept=0, late=0, refused=0, lost=0, abandoned=0)
-    assert _count(_count(Tally(), outcome), outcome) == Tally(**{outcome.value: 2})

@@ -1,26 +1,32 @@
-"""Which replicas' updates are whole, which set a version keeps, and what became of every tower.
+"""Which replicas' updates are whole, which set a version keeps, when it is applied, and what became of every tower.
 
 One coordinator serves all parameter servers, because servers that chose for themselves could apply different sets in
-the same step. It is a value: an event answers a new coordinator and a verdict. It owns
+the same step. It is a value: an event answers a new coordinator and, where there is one, a verdict. It owns
 
 - the open version: begun towers, the servers that hold each one's update, the quorum they are offered to when all do;
-- the fixed sets: written once when the quorum closes, never again;
-- the receipts: at the close, every tower begun in that version gets exactly one.
+- the order to apply: given once per version, when its set is fixed and the client has allowed it, and never again;
+- the book of batches: a replica begins a version with its next batch, if it has one;
+- the receipts: for every tower begun exactly one, with its batch, once every server has applied the version.
 
 It must not know updates, clocks, sockets or who waits for it. A replica has one try per version: were a replacement
 to push again, a server might keep the old part and another the new one. So a replica lost before its update is whole
 takes no part in that version any more, even if it joins again, and an update that is not finite is not replaced.
+
+How a replica and the coordinator agree on batches without a message for each: with every version a replica is told how
+many of its batches are spent and whether it begins with the last of them. If it does not, it begins by itself as soon
+as it has the batch after those, and announces it; the announcement, or its update where that comes first, begins it
+here, if the version is still open. If it is not, the batch is not spent, and the replica begins a later one with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import replace
 from enum import Enum
-from typing import TypeVar
 
 from flowrt.errors import GraphError, InternalError
+from flowrt.sched.book import Book
 from flowrt.sched.quorum import Policy, Quorum, Verdict
-from flowrt.valueclass import valueclass
+from flowrt.valueclass import put, valueclass
 
 
 class Outcome(Enum):
@@ -44,6 +50,14 @@ class Standing(Enum):
     ABSENT = "absent"  # lost while IDLE
 
 
+class Cause(Enum):
+    """Why too few updates can come."""
+
+    LOST = "lost"  # so many replicas are gone that no version can close any more
+    REFUSED = "refused"  # so many updates were not finite
+    EXHAUSTED = "exhausted"  # the batches are at their end
+
+
 _AT_LOSS = {Standing.IDLE: Standing.ABSENT, Standing.RUNNING: Standing.LOST}
 _AT_CLOSE = {
     Standing.WHOLE: Outcome.KEPT,
@@ -56,129 +70,163 @@ _AT_ABANDON = {**_AT_CLOSE, Standing.WHOLE: Outcome.ABANDONED, Standing.RUNNING:
 
 @valueclass
 class Receipt:
-    """What became of the tower of ``replica`` at ``version``, decided at ``now`` in the caller's seconds."""
+    """What became of ``batch`` of ``replica``, and of the tower that it was spent on."""
 
-    version: int
     replica: int
+    batch: int
     outcome: Outcome
-    now: float
 
 
 @valueclass
 class Ledger:
-    """A closed version: the replicas its set was fixed to, in replica order, and a receipt per tower begun."""
+    """A version that every server has applied: its set, in replica order, and a receipt per tower begun.
+
+    ``now`` is when the set was fixed, in the caller's seconds.
+    """
 
     version: int
     decided: tuple[int, ...]
     receipts: tuple[Receipt, ...]
-
-
-@valueclass
-class Tally:
-    """How many towers of one replica ended how."""
-
-    kept: int = 0
-    late: int = 0
-    refused: int = 0
-    lost: int = 0
-    abandoned: int = 0
+    now: float
 
 
 @valueclass
 class Stuck:
-    """Why the open version cannot close: fewer than ``needed`` replicas are kept or may yet be."""
+    """Why the open version cannot close: fewer than ``needed`` replicas are kept or may yet be.
+
+    ``able`` may; of the others ``lost`` are gone, the updates of ``refused`` were not finite, and ``exhausted`` have no
+    batch left.
+    """
 
     version: int
     needed: int
     able: tuple[int, ...]
     refused: tuple[int, ...]
     lost: tuple[int, ...]
+    exhausted: tuple[int, ...]
+
+    @property
+    def cause(self) -> Cause:
+        """What alone would do: that replicas are lost, before what was refused, before the end of the batches."""
+        left = len(self.able) + len(self.exhausted)
+        if left + len(self.refused) < self.needed:
+            return Cause.LOST
+        return Cause.REFUSED if left < self.needed else Cause.EXHAUSTED
 
     def __str__(self) -> str:
+        spent = f", out of batches {list(self.exhausted)}" if self.exhausted else ""
         return (
             f"version {self.version} needs {self.needed} updates, only {len(self.able)} can come: "
-            f"replicas lost {list(self.lost)}, updates not finite {list(self.refused)}, left {list(self.able)}"
+            f"replicas lost {list(self.lost)}, updates not finite {list(self.refused)}{spent}, left {list(self.able)}"
         )
-
-
-@valueclass
-class CoordinatorStatistics:
-    """The open version, and how the towers of each replica have ended since the start."""
-
-    version: int
-    standing: tuple[Standing, ...]
-    alive: tuple[bool, ...]
-    tallies: tuple[Tally, ...]
 
 
 @valueclass
 class Coordinator:
     """The one place that decides what every parameter server applies.
 
-    Memory is bounded: the current version, the sets and receipts of the ``remember`` versions before it, a tally per
-    replica. All else is forgotten when every server has published.
+    Memory is bounded: the open version, and the sets and receipts of the ``remember`` versions before it.
 
     Args:
         quorum: The open version's set.
         servers: How many parameter servers there are; they are named 0 to ``servers`` - 1.
-        remember: How many versions stay readable after every server has published; the current one always is.
+        remember: How many versions stay readable after every server has applied them.
+        book: The batches of each replica.
         standing: By replica, where it stands in the open version.
         holders: By replica, the servers that hold its update of the open version.
         alive: By replica, whether it may begin a tower.
+        allowed: Versions before this one may be applied.
+        ordered: Whether the order to apply the open version's set was given.
+        closing: Whether the run ends, so that no order is given any more.
         published: The servers that have applied the open version's set.
-        history: Closed versions that stay readable, oldest first.
-        tallies: By replica, totals for `statistics`; no decision reads them.
+        history: The versions before the open one that stay readable, oldest first.
     """
 
     quorum: Quorum
     servers: int
     remember: int
+    book: Book
     standing: tuple[Standing, ...]
     holders: tuple[frozenset[int], ...]
     alive: tuple[bool, ...]
+    allowed: int
+    ordered: bool = False
+    closing: bool = False
     published: frozenset[int] = frozenset()
     history: tuple[Ledger, ...] = ()
-    tallies: tuple[Tally, ...] = field(default=(), compare=False)
 
     @classmethod
-    def start(cls, policy: Policy, replicas: int, servers: int, *, version: int = 0, remember: int = 16) -> Coordinator:
-        """Open ``version`` for ``replicas`` replicas, all alive; raises `GraphError` if the policy cannot be met."""
+    def start(
+        cls,
+        policy: Policy,
+        replicas: int,
+        servers: int,
+        *,
+        version: int = 0,
+        allowed: int | None = None,
+        remember: int = 16,
+    ) -> Coordinator:
+        """Open ``version`` for ``replicas`` replicas, all alive and without batches.
+
+        Without ``allowed`` nothing is allowed yet. Raises `GraphError` if the policy cannot be met.
+        """
         if servers < 1 or remember < 0:
             raise GraphError(f"expected at least 1 server and 0 versions to remember, got {servers} and {remember}")
-        quorum = Quorum(policy, replicas, version)
         return cls(
-            quorum,
+            Quorum(policy, replicas, version),
             servers,
             remember,
+            Book.start(replicas),
             standing=(Standing.IDLE,) * replicas,
             holders=(frozenset(),) * replicas,
             alive=(True,) * replicas,
-            tallies=(Tally(),) * replicas,
+            allowed=version if allowed is None else allowed,
         )
 
     @property
     def version(self) -> int:
-        """The version that towers may begin with; the answer to whoever is late."""
+        """The open version; the answer to whoever is late."""
         return self.quorum.version
 
-    def begin(self, version: int, replica: int) -> tuple[Coordinator, bool]:
-        """Note that ``replica`` is to run a tower of ``version``; False says that it must not.
+    # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-        It must not when the version is decided, and when the replica is lost or has had its try. What begins is
-        receipted at the close, heard of again or not.
+    def ready(self, replica: int, total: int) -> Coordinator:
+        """Note that ``replica`` has been given its first ``total`` batches: if it waits for one, it begins.
+
+        Saying it again, or fewer, changes nothing; nor does it for a replica that is lost.
         """
-        self._check(version, replica)
-        closed = version < self.version or self.quorum.closed_at is not None
-        if closed or not self.alive[replica] or self.standing[replica] is not Standing.IDLE:
-            return self, False
-        return self._stand(replica, Standing.RUNNING), True
+        self._check(self.version, replica)
+        if not self.alive[replica] or total <= self.book.given[replica]:
+            return self
+        given = self.book.give(replica, total)
+        if not self._may_begin(replica):
+            return replace(self, book=given)
+        return replace(self, book=given.spend(replica), standing=put(self.standing, replica, Standing.RUNNING))
+
+    def exhausted(self, totals: tuple[int, ...]) -> Coordinator:
+        """Note how many batches each replica will ever be given. Ask `stuck` afterwards."""
+        return replace(self, book=self.book.exhausted(totals))
+
+    @property
+    def spent(self) -> tuple[int, ...]:
+        """By replica, how many of its batches were spent; it is to be told this with every version."""
+        return self.book.spent
+
+    def begun(self, replica: int) -> int:
+        """The batch with which ``replica`` begins the open version; 0 if it has not begun, or was lost in it."""
+        self._check(self.version, replica)
+        began = self.standing[replica] in (Standing.RUNNING, Standing.WHOLE, Standing.REFUSED)
+        return self.book.spent[replica] if began else 0
+
+    # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> tuple[Coordinator, Verdict]:
         """Note that ``server`` holds its part of an update, or refused it as not finite.
 
-        HELD: other servers have not reported it yet. KEEP, CLOSE: it was offered to the quorum; after CLOSE the set
-        can be read from `decided`. REFUSED: some part is not finite, the replica does not count in this version. LATE:
-        answer the replica with ``self.version``. Raises `InternalError` for a tower that never began.
+        HELD: other servers have not reported it yet. KEEP, CLOSE: it was offered to the quorum; after CLOSE ask for the
+        `order`. REFUSED: some part is not finite, the replica does not count in this version. LATE: the update counts
+        nowhere. An update of a replica that had not begun says that it has, with its next batch. Raises `InternalError`
+        for a version to come.
         """
         self._check(version, replica, server)
         if version < self.version:
@@ -192,10 +240,49 @@ class Coordinator:
                 return self, Verdict.LATE
             case _ if self.quorum.closed_at is not None:
                 return self, Verdict.LATE
-            case Standing.IDLE:
-                raise InternalError(f"version {version}: server {server} holds replica {replica}'s update, not begun")
             case Standing.RUNNING:
                 return self._gather(server, replica, finite, now)
+            case Standing.IDLE:
+                begun = self.ready(replica, self.spent[replica] + 1)
+                return begun._gather(server, replica, finite, now) if begun.begun(replica) else (self, Verdict.LATE)
+
+    # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def allow(self, version: int) -> Coordinator:
+        """Let versions before ``version`` be applied; what was allowed stays so."""
+        return self if version <= self.allowed else replace(self, allowed=version)
+
+    def order(self) -> tuple[Coordinator, tuple[int, ...] | None]:
+        """The set that every server is to apply now, in replica order; None where there is none, or not yet.
+
+        Ask after every event that may close a version, allow it or open the next: it is answered once per version.
+        """
+        if self.ordered or self.closing or self.quorum.closed_at is None or self.version >= self.allowed:
+            return self, None
+        return replace(self, ordered=True), self.quorum.kept
+
+    def publish(self, server: int, version: int) -> Coordinator:
+        """Note that ``server`` has applied the set of ``version``; the next one opens when all have.
+
+        Every replica that has a batch begins it. Saying it again changes nothing. Raises `InternalError` where nothing
+        was ordered.
+        """
+        self._check(version, 0, server)
+        if version < self.version:
+            return self
+        if not self.ordered:
+            raise InternalError(f"server {server} published version {version}, which was not ordered")
+        published = self.published | {server}
+        return replace(self, published=published) if len(published) < self.servers else self._open_next()
+
+    def close(self) -> Coordinator:
+        """The run ends, or its client is gone: what was ordered is still applied by all, nothing else ever is."""
+        return replace(self, closing=True)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every server stands at the open version: none is still to apply what was ordered."""
+        return not self.ordered
 
     def decided(self, version: int) -> tuple[int, ...] | None:
         """The set that every server applies to ``version``, in replica order; None while it is open.
@@ -203,35 +290,17 @@ class Coordinator:
         Empty when the version was abandoned. Raises `InternalError` for a version to come or one forgotten.
         """
         ledger = self._ledger(version)
-        return None if ledger is None else ledger.decided
+        return self.quorum.decided if ledger is None else ledger.decided
 
     def receipts(self, version: int) -> tuple[Receipt, ...] | None:
-        """One receipt per tower begun in ``version``, in replica order; None while it is open. Errors as `decided`."""
+        """One receipt per tower begun in ``version``, in replica order; None until all servers have applied it.
+
+        A batch spent on a version that is never applied has none. Errors as `decided`.
+        """
         ledger = self._ledger(version)
         return None if ledger is None else ledger.receipts
 
-    def publish(self, server: int, version: int) -> Coordinator:
-        """Note that ``server`` has applied the set of ``version``; the next one opens when all have.
-
-        Saying it again changes nothing. Raises `InternalError` when the set is not fixed.
-        """
-        self._check(version, 0, server)
-        if version < self.version:
-            return self
-        if self.quorum.closed_at is None:
-            raise InternalError(f"server {server} published version {version}, which is not decided")
-        published = self.published | {server}
-        if len(published) < self.servers:
-            return replace(self, published=published)
-        replicas = self.quorum.replicas
-        return replace(
-            self,
-            quorum=self.quorum.next(),
-            standing=(Standing.IDLE,) * replicas,
-            holders=(frozenset(),) * replicas,
-            published=frozenset(),
-            history=self.history[max(0, len(self.history) - self.remember) :],
-        )
+    # ── who is there ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def lost(self, replica: int) -> Coordinator:
         """Note that ``replica`` is gone. An update that is whole still counts; one that is not never will.
@@ -240,7 +309,7 @@ class Coordinator:
         alive: its parts that arrived must not be mixed with those of another try.
         """
         self._check(self.version, replica)
-        gone = replace(self, alive=_put(self.alive, replica, False))
+        gone = replace(self, alive=put(self.alive, replica, False), book=self.book.withdraw(replica))
         if self.quorum.closed_at is not None:
             return gone
         standing = self.standing[replica]
@@ -249,18 +318,20 @@ class Coordinator:
     def joined(self, replica: int) -> Coordinator:
         """Note that ``replica`` is back; if it was lost in the open version, it may begin from the next one on."""
         self._check(self.version, replica)
-        return replace(self, alive=_put(self.alive, replica, True))
+        return replace(self, alive=put(self.alive, replica, True))
 
     def stuck(self) -> Stuck | None:
-        """Why the open version can never close, or None. Then the caller fails, or gives it up by `abandon`."""
+        """Why the open version can never close, or None. Then the run ends, or gives the version up by `abandon`."""
         if self.quorum.closed_at is not None:
             return None
-        able = tuple(replica for replica in range(self.quorum.replicas) if self._able(replica))
+        replicas = range(self.quorum.replicas)
+        able = tuple(replica for replica in replicas if self._able(replica))
         if len(able) >= self.quorum.needed:
             return None
         refused = tuple(r for r, standing in enumerate(self.standing) if standing is Standing.REFUSED)
-        lost = tuple(r for r in range(self.quorum.replicas) if r not in able and r not in refused)
-        return Stuck(self.version, self.quorum.needed, able, refused, lost)
+        exhausted = tuple(r for r in replicas if r not in able and self.alive[r] and self.standing[r] is Standing.IDLE)
+        lost = tuple(r for r in replicas if r not in (*able, *refused, *exhausted))
+        return Stuck(self.version, self.quorum.needed, able, refused, lost, exhausted)
 
     def abandon(self, now: float) -> Coordinator:
         """Close a stuck version with the empty set, so that the next one opens with the variables unchanged.
@@ -269,45 +340,65 @@ class Coordinator:
         """
         if self.stuck() is None:
             raise InternalError(f"version {self.version} cannot be abandoned: it is decided or may still be")
-        return self._close(self.quorum.abandon(now), _AT_ABANDON, now)
+        return replace(self, quorum=self.quorum.abandon(now))
 
-    def statistics(self) -> CoordinatorStatistics:
-        """The open version, and how the towers of each replica have ended since the start."""
-        return CoordinatorStatistics(self.version, self.standing, self.alive, self.tallies)
+    # ── how ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _may_begin(self, replica: int) -> bool:
+        """Whether ``replica``, which is alive, begins the open version as soon as it has a batch."""
+        return self.standing[replica] is Standing.IDLE and self.quorum.closed_at is None and not self.closing
 
     def _gather(self, server: int, replica: int, finite: bool, now: float) -> tuple[Coordinator, Verdict]:
         if not finite:
             return self._stand(replica, Standing.REFUSED), Verdict.REFUSED
         if server in self.holders[replica]:
             return self, Verdict.REPEAT
-        holders = self.holders[replica] | {server}
-        gathered = replace(self, holders=_put(self.holders, replica, holders))
-        if len(holders) < self.servers:
-            return gathered, Verdict.HELD
+        holders = put(self.holders, replica, self.holders[replica] | {server})
+        if len(holders[replica]) < self.servers:
+            return replace(self, holders=holders), Verdict.HELD
         quorum, verdict = self.quorum.offer(replica, self.version, now)
-        whole = gathered._stand(replica, Standing.WHOLE)
-        if verdict is Verdict.CLOSE:
-            return whole._close(quorum, _AT_CLOSE, now), verdict
-        return replace(whole, quorum=quorum), verdict
+        standing = put(self.standing, replica, Standing.WHOLE)
+        return replace(self, holders=holders, quorum=quorum, standing=standing), verdict
 
-    def _close(self, quorum: Quorum, outcomes: dict[Standing, Outcome], now: float) -> Coordinator:
+    def _open_next(self) -> Coordinator:
+        """The version after the open one, which every server has applied: receipts for this, and all begin that."""
+        replicas = range(self.quorum.replicas)
+        begin = [not self.closing and self.alive[replica] and self.book.waits(replica) for replica in replicas]
+        return replace(
+            self,
+            quorum=self.quorum.next(),
+            book=self.book.spend(*(replica for replica in replicas if begin[replica])),
+            standing=tuple(Standing.RUNNING if begun else Standing.IDLE for begun in begin),
+            holders=(frozenset(),) * len(replicas),
+            ordered=False,
+            published=frozenset(),
+            history=(*self.history, self._account())[-self.remember :] if self.remember else (),
+        )
+
+    def _account(self) -> Ledger:
+        """The open version's ledger. Its set is fixed, and since then nobody's standing has changed."""
+        assert self.quorum.closed_at is not None
+        outcomes = _AT_CLOSE if self.quorum.kept else _AT_ABANDON
         receipts = tuple(
-            Receipt(self.version, replica, outcomes[standing], now)
+            Receipt(replica, self.spent[replica], outcomes[standing])
             for replica, standing in enumerate(self.standing)
             if standing in outcomes
         )
-        ledger = Ledger(self.version, quorum.kept, receipts)
-        tallies = self.tallies
-        for receipt in receipts:
-            tallies = _put(tallies, receipt.replica, _count(tallies[receipt.replica], receipt.outcome))
-        return replace(self, quorum=quorum, history=(*self.history, ledger), tallies=tallies)
+        return Ledger(self.version, self.quorum.kept, receipts, self.quorum.closed_at)
 
     def _stand(self, replica: int, standing: Standing) -> Coordinator:
-        return replace(self, standing=_put(self.standing, replica, standing))
+        return replace(self, standing=put(self.standing, replica, standing))
 
     def _able(self, replica: int) -> bool:
-        standing = self.standing[replica]
-        return standing is Standing.WHOLE or (self.alive[replica] and standing in (Standing.IDLE, Standing.RUNNING))
+        match self.standing[replica]:
+            case Standing.WHOLE:
+                return True
+            case Standing.RUNNING:
+                return self.alive[replica]
+            case Standing.IDLE:
+                return self.alive[replica] and self.book.expects(replica)
+            case _:
+                return False
 
     def _ledger(self, version: int) -> Ledger | None:
         self._check(version, 0)
@@ -325,24 +416,3 @@ class Coordinator:
             raise InternalError(f"replica {replica} does not exist, expected 0 to {self.quorum.replicas - 1}")
         if not 0 <= server < self.servers:
             raise InternalError(f"server {server} does not exist, expected 0 to {self.servers - 1}")
-
-
-Item = TypeVar("Item")
-
-
-def _put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
-    return (*items[:index], item, *items[index + 1 :])
-
-
-def _count(tally: Tally, outcome: Outcome) -> Tally:
-    match outcome:
-        case Outcome.KEPT:
-            return replace(tally, kept=tally.kept + 1)
-        case Outcome.LATE:
-            return replace(tally, late=tally.late + 1)
-        case Outcome.REFUSED:
-            return replace(tally, refused=tally.refused + 1)
-        case Outcome.LOST:
-            return replace(tally, lost=tally.lost + 1)
-        case Outcome.ABANDONED:
-            return replace(tally, abandoned=tally.abandoned + 1)

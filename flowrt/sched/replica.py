@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from flowrt.errors import FlowrtError, GraphError, InternalError, NodeLost, StepCancelled
-from flowrt.sched.coordinator import Coordinator, Outcome, Stuck
+from flowrt.sched.coordinator import Cause, Coordinator, Outcome, Stuck
 from flowrt.sched.effects import effect
 from flowrt.sched.quorum import AllOf, FirstOf, Policy, Verdict
 from flowrt.sched.shard import Shard
@@ -119,7 +119,7 @@ async def start_group(host: Host, context: RunContext, node: PlanNode, inputs: S
     coordinator = None
     if server == 0:
         policy = policy_from_data(attrs["policy"])
-        coordinator = Coordinator.start(policy, replicas, attrs["servers"], version=version)
+        coordinator = Coordinator.start(policy, replicas, attrs["servers"], version=version, allowed=1 << 62)
     before: Group | None = host.replicas.get(_key(node))
     host.replicas[_key(node)] = Group(run, Shard.start(replicas, version), coordinator)
     if before is not None:
@@ -133,7 +133,11 @@ async def begin_update(host: Host, context: RunContext, node: PlanNode, inputs: 
     group = _find(host, node, inputs[0])
     if group is None:
         return (np.asarray(False),)
-    coordinator, may = _coordinator(group, node).begin(int(inputs[0][1]), node.attrs["replica"])
+    coordinator, replica = _coordinator(group, node), node.attrs["replica"]
+    may = int(inputs[0][1]) == coordinator.version and not coordinator.begun(replica)
+    if may:
+        coordinator = coordinator.ready(replica, coordinator.spent[replica] + 1)
+        may = coordinator.begun(replica) > 0
     group.decide(coordinator)
     return (np.asarray(may),)
 
@@ -183,6 +187,7 @@ async def await_quorum(host: Host, context: RunContext, node: PlanNode, inputs: 
         coordinator = _coordinator(group, node)
         decided = coordinator.decided(int(inputs[0][1]))
         if decided is not None:
+            group.coordinator, _ = coordinator.order()
             return (np.array(decided, np.int64),)
         stuck = coordinator.stuck()
         if stuck is not None:
@@ -191,7 +196,7 @@ async def await_quorum(host: Host, context: RunContext, node: PlanNode, inputs: 
 
 
 def _why(stuck: Stuck) -> FlowrtError:
-    if len(stuck.able) + len(stuck.refused) < stuck.needed:
+    if stuck.cause is Cause.LOST:
         return NodeLost(str(stuck))
     return FlowrtError(f"{stuck}; lower the learning rate, or clip the gradients by optim.clip_by_global_norm")
 

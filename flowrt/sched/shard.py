@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from flowrt.errors import InternalError
 from flowrt.sched.quorum import Verdict
-from flowrt.valueclass import valueclass
+from flowrt.valueclass import put, valueclass
 
 Update = TypeVar("Update")
 
@@ -80,7 +80,7 @@ class Shard(Generic[Update]):
             return self._late()
         if not finite:
             return self._refuse(replica), Verdict.REFUSED
-        return replace(self, held=_put(self.held, replica, update)), Verdict.HELD
+        return replace(self, held=put(self.held, replica, update)), Verdict.HELD
 
     def take(self, version: int, replicas: tuple[int, ...]) -> tuple[Shard[Update], tuple[Update, ...] | None]:
         """Hand out the updates of the fixed set ``replicas``, in replica order, to be applied now.
@@ -117,7 +117,7 @@ class Shard(Generic[Update]):
         return replace(self, counts=replace(self.counts, late=self.counts.late + 1)), Verdict.LATE
 
     def _refuse(self, replica: int) -> Shard[Update]:
-        counts = replace(self.counts, refused=_put(self.counts.refused, replica, self.counts.refused[replica] + 1))
+        counts = replace(self.counts, refused=put(self.counts.refused, replica, self.counts.refused[replica] + 1))
         return replace(self, refused=self.refused | {replica}, counts=counts)
 
     def _update(self, replica: int) -> Update:
@@ -129,10 +129,3 @@ class Shard(Generic[Update]):
     def _owed(self, version: int, done: str) -> None:
         if version != self.version or self.taken is None:
             raise InternalError(f"version {version} was {done} but not taken; this server is at {self.version}")
-
-
-Item = TypeVar("Item")
-
-
-def _put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
-    return (*items[:index], item, *items[index + 1 :])
