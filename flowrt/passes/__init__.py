@@ -19,6 +19,7 @@ from flowrt.passes.count_turns import count_turns
 from flowrt.passes.epilogue import append_epilogues
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
+from flowrt.passes.gather import move_gathers
 from flowrt.passes.hasten import hasten
 from flowrt.passes.lower import lower
 from flowrt.passes.merge_common import merge_common
@@ -110,9 +111,13 @@ def compile_step(
         report("fold_constants", folded=folded, dropped=len(before.nodes) - len(step.nodes))
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
-    placement = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    placed = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    placement = move_gathers(step, placed, supports) if optimize else placed
     texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
     report("place", **Counter(texts[id(device)] for device in placement.values()))
+    moved = sum(placement[i] is not device for i, device in placed.items()) if placement is not placed else 0
+    if moved:
+        report("move_gathers", moved=moved)
     names = {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}
     where: Mapping[int, Device] = placement
     if optimize:

@@ -50,7 +50,7 @@ def bag(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step
 def _fits(step: Step, rows: int, total: int, placement: Mapping[int, Device], supports: Supports) -> bool:
     taken, device = step.nodes[rows], placement[rows]
     dtypes = [*(step.spec(ref).dtype for ref in taken.inputs), taken.outputs[0].dtype]
-    if not _axes(step, taken, step.nodes[total]) or placement[total] != device:
+    if not bag_axes(step, taken, step.nodes[total]) or placement[total] != device:
         return False
     return supports("bag", dtypes, device.kind or "")
 
@@ -77,13 +77,13 @@ def _bag(step: Step, rows: StepNode, total: StepNode) -> StepNode:
         total,
         op=lookup("bag"),
         inputs=rows.inputs,
-        attrs={"axes": _axes(step, rows, total), "mean": total.op.name == "mean"},
+        attrs={"axes": bag_axes(step, rows, total), "mean": total.op.name == "mean"},
         control=tuple(n for n in dict.fromkeys((*rows.control, *total.control)) if n != rows.id),
         after=tuple(n for n in dict.fromkeys((*rows.after, *total.after)) if n != rows.id),
     )
 
 
-def _axes(step: Step, rows: StepNode, total: StepNode) -> int:
+def bag_axes(step: Step, rows: StepNode, total: StepNode) -> int:
     """Over how many of the indices' last axes the rows are summed; 0 where it is another sum."""
     if total.op.name not in SUMS or total.attrs["keepdims"]:
         return 0

@@ -1,0 +1,130 @@
+"""Take the rows of a variable where the fewest bytes travel: where the variable lies, or where the rows are wanted.
+
+Law: pure, a pass on a placed step that answers another placement. Only `take` along a variable's first axis moves, and
+the sum or mean of each bag of rows with it. Where another task reads the whole variable anyway, its rows are taken
+there. So they are where the variable is small or the rows are known to be no fewer bytes; sizes that only a step knows
+may be few. What a program asked for as to devices is not looked at: the result is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowrt.passes.bag import bag_axes
+from flowrt.passes.step import FED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flowrt.device import Device
+    from flowrt.passes.place import Supports
+    from flowrt.passes.step import Step, StepNode
+
+READ, TAKE = "read_variable", "take"
+SMALL = 1 << 12
+"""A variable of at most so many bytes travels whole: the message that asks for its rows costs more."""
+
+
+@dataclass(slots=True)
+class _Use:
+    """What one other task wants of a variable: rows, by takes; ``whole`` where anything else reads it there."""
+
+    takes: list[StepNode] = field(default_factory=list)
+    whole: bool = False
+
+
+def move_gathers(step: Step, placement: Mapping[int, Device], supports: Supports) -> Mapping[int, Device]:
+    """``placement`` with every gather of a variable's rows where the fewest bytes travel."""
+    if len({device.host for device in placement.values()}) < 2 or not _any_take(step):
+        return placement
+    consumers = _consumers(step)
+    moved = dict(placement)
+    for read in [node for node in step.nodes.values() if node.op.name == READ]:
+        home = placement[read.id]
+        for task, use in _uses(step, read, placement, consumers).items():
+            for take in use.takes:
+                near = _wants_all(step, read, use)
+                where = _wanted_at(take, task, moved, consumers) if near else home
+                if _runs(step, take, where, supports):
+                    moved[take.id] = where
+                    if not near:
+                        _move_sum(step, take, consumers[take.id], moved, supports)
+    return moved
+
+
+def _any_take(step: Step) -> bool:
+    return any(node.op.name == TAKE for node in step.nodes.values())
+
+
+def _consumers(step: Step) -> dict[int, list[StepNode]]:
+    """The nodes that use each node's outputs, those of takes and reads alone."""
+    found: dict[int, list[StepNode]] = {node.id: [] for node in step.nodes.values() if node.op.name in (TAKE, READ)}
+    for node in step.nodes.values():
+        for source in {source for source, _ in node.inputs}:
+            if source in found:
+                found[source].append(node)
+    return found
+
+
+def _uses(
+    step: Step, read: StepNode, placement: Mapping[int, Device], consumers: Mapping[int, Sequence[StepNode]]
+) -> dict[str, _Use]:
+    """By task, other than the variable's own: what it wants of the variable."""
+    home, found = placement[read.id].host, dict[str, _Use]()
+    for node in consumers[read.id]:
+        task = placement[node.id].host
+        if not _takes_rows(step, node, read):
+            found.setdefault(task, _Use()).whole = True
+            continue
+        if task == home:
+            task = _only([placement[user.id].host for user in consumers[node.id]]) or home
+        found.setdefault(task, _Use()).takes.append(node)
+    found.pop(home, None)
+    return found
+
+
+def _only(tasks: Sequence[str]) -> str:
+    return tasks[0] if len(set(tasks)) == 1 else ""
+
+
+def _takes_rows(step: Step, node: StepNode, read: StepNode) -> bool:
+    table = (read.id, 0)
+    rank = len(step.spec(table).dims or ())
+    return node.op.name == TAKE and node.inputs[0] == table != node.inputs[1] and node.attrs["axis"] in (0, -rank)
+
+
+def _wants_all(step: Step, read: StepNode, use: _Use) -> bool:
+    """Whether a task had better be sent the variable than its rows."""
+    nbytes = read.outputs[0].nbytes
+    return use.whole or nbytes <= SMALL or sum(_travelling(step, take) for take in use.takes) >= nbytes
+
+
+def _travelling(step: Step, take: StepNode) -> int:
+    """The bytes of a gather's indices and rows as far as they are known."""
+    specs = take.outputs[0], step.spec(take.inputs[1])
+    return sum(spec.nbytes for spec in specs if spec.known)
+
+
+def _wanted_at(
+    take: StepNode, task: str, placement: Mapping[int, Device], consumers: Mapping[int, Sequence[StepNode]]
+) -> Device:
+    """The device of ``task`` that uses the rows."""
+    if placement[take.id].host == task:
+        return placement[take.id]
+    return placement[consumers[take.id][0].id]
+
+
+def _runs(step: Step, node: StepNode, where: Device, supports: Supports) -> bool:
+    dtypes = [*(step.spec(ref).dtype for ref in node.inputs), *(spec.dtype for spec in node.outputs)]
+    return supports(node.op.name, dtypes, where.kind or "")
+
+
+def _move_sum(
+    step: Step, take: StepNode, users: Sequence[StepNode], moved: dict[int, Device], supports: Supports
+) -> None:
+    """Have the sum or mean of each bag of rows, where nobody else reads these, be computed where they are taken."""
+    where = moved[take.id]
+    fetched = any(source == take.id for source, _ in step.fetches if source != FED)
+    if len(users) == 1 and not fetched and bag_axes(step, take, users[0]) and _runs(step, users[0], where, supports):
+        moved[users[0].id] = where
