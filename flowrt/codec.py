@@ -113,12 +113,24 @@ def pack(message: Message, limits: Limits = PLAN) -> bytes:
     return b"".join((_PREFIX.pack(len(header)), header, *buffers))
 
 
-def pack_parts(parts: Iterable[Message], each: Limits = PART, limits: Limits = PLAN) -> bytes:
-    """The messages ``parts``, packed one after another, for `unpack_parts`; together they are within ``limits``."""
+def pack_parts(
+    parts: Iterable[Message],
+    each: Limits = PART,
+    limits: Limits = PLAN,
+    *,
+    where: Callable[[Message], str] = lambda part: "a part",
+) -> bytes:
+    """The messages ``parts``, packed one after another, for `unpack_parts`; together they are within ``limits``.
+
+    ``where`` names a part that cannot be packed.
+    """
     pieces: list[bytes | memoryview] = []
     spent = _Spent(limits, SpecError)
     for part in parts:
-        header, buffers, items = _encode(part, each)
+        try:
+            header, buffers, items = _encode(part, each)
+        except SpecError as error:
+            raise SpecError(f"{where(part)}: {error}") from None
         spent.add(len(header), items, len(buffers))
         pieces += (_PREFIX.pack(len(header)), header, *buffers)
     return b"".join(pieces)

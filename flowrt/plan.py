@@ -6,8 +6,9 @@ order of their data and control inputs; only a merge refers to what comes later,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
 DEEPEST = 16  # bodies inside bodies
+LONG = 1 << 10  # inputs of a node that travel as one array, as a part has room for a bounded number of values
 
 # what reading a plan out of data that is none trips over
 _NO_PLAN = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, SpecError)
@@ -63,10 +65,7 @@ class Plan:
 
     def value_starts(self) -> list[int]:
         """The id of the first output of each node, and one past the last value."""
-        starts = [len(self.feeds)]
-        for node in self.nodes:
-            starts.append(starts[-1] + len(node.outputs))
-        return starts
+        return _starts(self.feeds, self.nodes)
 
     def value_specs(self) -> list[Spec]:
         """The static spec of every value, by id."""
@@ -134,7 +133,7 @@ def plan_from_data(data: Any) -> Plan:
         plan = Plan(str(data["task"]), nodes, feeds, tuple(int(v) for v in data["fetches"]))
     except _NO_PLAN as error:
         raise BrokenStream(f"not a plan: {error!r}") from error
-    _check_order(plan)
+    _check_order(plan.feeds, plan.nodes, plan.fetches)
     return plan
 
 
@@ -156,6 +155,25 @@ def plan_from_parts(parts: Iterator[Any]) -> Plan:
     for _ in parts:
         raise BrokenStream("not a plan: more parts came than its heads tell of")
     return plan
+
+
+def too_large(part: Mapping[str, Any]) -> str:
+    """What an error says of a part that is beyond what a part may be."""
+    if "op" not in part:
+        return "a plan's head or feed"
+    return (
+        f"{part['op']} {part['name']!r} ({part['site']}), of {len(part['outputs'])} outputs, is too large to be sent "
+        "to another task; make several of it, with fewer outputs or shorter attributes"
+    )
+
+
+def let_go(nodes: list[PlanNode]) -> None:
+    """Free nodes that only ``nodes`` holds any more, and their bodies', one by one.
+
+    To free those of a large plan at once would hold the GIL as long as to decode it at once.
+    """
+    while nodes:
+        nodes += [n for value in nodes.pop().attrs.values() if isinstance(value, Plan) for n in value.nodes]
 
 
 def _head(plan: Plan) -> dict[str, Any]:
@@ -182,16 +200,17 @@ def _read_parts(head: Any, parts: Iterator[Any], depth: int) -> Plan:
 
     nodes: list[PlanNode] = []
     try:
+        task, fetches = str(head["task"]), tuple(int(v) for v in head["fetches"])
         feeds = tuple(_feed_from_data(_next(parts)) for _ in range(_count(head["feeds"])))
         nodes.extend(_node_from_data(_next(parts), body) for _ in range(_count(head["nodes"])))
-        plan = Plan(str(head["task"]), tuple(nodes), feeds, tuple(int(v) for v in head["fetches"]))
+        _check_order(feeds, nodes, fetches)
+    except BrokenStream:
+        let_go(nodes)
+        raise
     except _NO_PLAN as error:
+        let_go(nodes)
         raise BrokenStream(f"not a plan: {error!r}") from error
-    finally:
-        while nodes:  # one by one: to free what was read at once would hold the GIL as long as to decode it at once
-            nodes.pop()
-    _check_order(plan)
-    return plan
+    return Plan(task, tuple(nodes), feeds, fetches)
 
 
 def _count(told: Any) -> int:
@@ -218,13 +237,17 @@ def _node_to_data(node: PlanNode, body: Callable[[Plan], Any]) -> dict[str, Any]
     return {
         "op": node.op,
         "name": node.name,
-        "inputs": node.inputs,
+        "inputs": _numbers_to_data(node.inputs),
         "outputs": [spec_to_data(s) for s in node.outputs],
         "attrs": attrs_to_data(node.attrs, body),
-        "control": node.control,
+        "control": _numbers_to_data(node.control),
         "device": node.device,
         "site": node.site,
     }
+
+
+def _numbers_to_data(numbers: tuple[int, ...]) -> Any:
+    return numbers if len(numbers) <= LONG else np.asarray(numbers, np.int64)
 
 
 def _node_from_data(data: Any, body: Callable[[Any], Plan]) -> PlanNode:
@@ -240,19 +263,24 @@ def _node_from_data(data: Any, body: Callable[[Any], Plan]) -> PlanNode:
     )
 
 
-def _check_order(plan: Plan) -> None:
-    starts = plan.value_starts()
-    turns = _next_turns(plan, starts)
-    for position, node in enumerate(plan.nodes):
+def _check_order(feeds: Sequence[PlanFeed], nodes: Sequence[PlanNode], fetches: Sequence[int]) -> None:
+    starts = _starts(feeds, nodes)
+    turns = _next_turns(nodes, starts)
+    for position, node in enumerate(nodes):
         inputs = [v for v in node.inputs if v not in turns] if node.op == "merge" else node.inputs
         _check_range(node.where(), inputs, starts[position])
         _check_range(node.where(), node.control, position)
-    _check_range("fetches", plan.fetches, starts[-1])
+    _check_range("fetches", fetches, starts[-1])
 
 
-def _next_turns(plan: Plan, starts: Sequence[int]) -> frozenset[int]:
+def _starts(feeds: Sequence[PlanFeed], nodes: Iterable[PlanNode]) -> list[int]:
+    """The id of the first output of each node, and one past the last value."""
+    return list(accumulate((len(node.outputs) for node in nodes), initial=len(feeds)))
+
+
+def _next_turns(nodes: Sequence[PlanNode], starts: Sequence[int]) -> frozenset[int]:
     """What a merge may refer to although it comes later: it is of the turn before."""
-    return frozenset(start for start, node in zip(starts, plan.nodes, strict=False) if node.op == "next_iteration")
+    return frozenset(start for start, node in zip(starts, nodes, strict=False) if node.op == "next_iteration")
 
 
 def _check_range(where: str, ids: Sequence[int], bound: int) -> None:

@@ -32,6 +32,7 @@ from flowrt.errors import (
     ResourceError,
 )
 from flowrt.net import node as node_module
+from flowrt.net import plans as plans_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.tokens import new_token
 from flowrt.sched.executor import Executor
@@ -230,7 +231,7 @@ async def test_a_node_answers_while_it_makes_a_plan_ready(monkeypatch: pytest.Mo
         assert go_on.wait(10)
         return Executor(plan, host)
 
-    monkeypatch.setattr(node_module, "Executor", slow)
+    monkeypatch.setattr(plans_module, "Executor", slow)
     host, token = Host(PS), new_token()
     try:
         async with (

@@ -24,6 +24,7 @@ from flowrt.net import link as link_module
 from flowrt.net import node as node_module
 from flowrt.net import peer as peer_module
 from flowrt.net import peers as peers_module
+from flowrt.net import plans as plans_module
 from flowrt.net import transport as transport_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.messages import Resume
@@ -149,7 +150,7 @@ async def test_memory_that_runs_out_anywhere_is_told_to_who_asked(monkeypatch: p
     async with world() as made:
         step = await made.master.register(**relay(*TASKS, LARGE))
         with monkeypatch.context() as patch:
-            patch.setattr(node_module, "plan_from_parts", once_without_memory(node_module.plan_from_parts))
+            patch.setattr(plans_module, "plan_from_parts", once_without_memory(plans_module.plan_from_parts))
             with pytest.raises(ResourceError, match="out of memory"):
                 await made.master.register(**echo(PS, SMALL))
         await made.assert_well()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +9,21 @@ import numpy as np
 import pytest
 
 from flowrt.codec import PART, pack_parts, unpack_parts
-from flowrt.errors import BrokenStream, SpecError
-from flowrt.plan import DEEPEST, Plan, PlanFeed, PlanNode, plan_from_data, plan_from_parts, plan_to_data, plan_to_parts
+from flowrt.errors import BrokenStream, GraphError, SpecError
+from flowrt.net.plans import dismantle, make_ready
+from flowrt.plan import (
+    DEEPEST,
+    Plan,
+    PlanFeed,
+    PlanNode,
+    let_go,
+    plan_from_data,
+    plan_from_parts,
+    plan_to_data,
+    plan_to_parts,
+    too_large,
+)
+from flowrt.sched.host import Host
 from flowrt.spec import Spec
 
 VECTOR = Spec("float32", (2,))
@@ -116,3 +131,75 @@ def test_bodies_too_deep_are_refused_on_either_side() -> None:
     head, feed, loop, last = plan_to_parts(with_bodies(Plan("", ())))
     with pytest.raises(BrokenStream, match="deep"):
         plan_from_parts(iter([head, feed, *[{**loop, "attrs": {"body": {**head, "feeds": 0}}}] * 100, last]))
+
+
+def test_a_node_of_more_inputs_than_a_part_may_hold_values_comes_back() -> None:
+    count = PART.items + 1
+    reads = tuple(PlanNode("read", f"r{i}", (), (VECTOR,)) for i in range(count))
+    for last in (
+        PlanNode("add_n", "s", tuple(range(count)), (VECTOR,)),
+        PlanNode("no_op", "g", (), (), control=tuple(range(count))),
+    ):
+        sent = Plan("/job:a/task:0", (*reads, last))
+        assert plan_from_parts(unpack_parts(pack_parts(plan_to_parts(sent)))) == sent
+
+
+def test_a_node_that_fits_no_part_is_refused_by_name() -> None:
+    split = PlanNode("split", "pieces", (0,), (VECTOR,) * PART.items, site="train.py:7")
+    parts = plan_to_parts(Plan("", (split,), (PlanFeed("x", VECTOR),)))
+    with pytest.raises(SpecError, match=rf"split 'pieces' \(train.py:7\), of {PART.items} outputs.*make several of it"):
+        pack_parts(parts, where=too_large)
+
+
+# ── let go ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counted(dict[str, Any]):
+    """Attributes that tell, when they are freed, how many nodes were held then."""
+
+    def __init__(self, told: Callable[[], None], **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self._told = told
+
+    def __del__(self) -> None:
+        self._told()
+
+
+def test_nodes_are_freed_one_by_one_and_those_of_bodies_too() -> None:
+    held: list[PlanNode] = []
+    seen: list[int] = []
+
+    def nodes(count: int, **attrs: Any) -> tuple[PlanNode, ...]:
+        return tuple(PlanNode("a", "n", (), (), Counted(lambda: seen.append(len(held)), **attrs)) for _ in range(count))
+
+    held += [*nodes(1, body=Plan("", nodes(5))), *nodes(3)]
+    let_go(held)
+    assert seen == [3, 2, 1, 0, *range(4, -1, -1)]
+
+
+def sent(op: str, count: int) -> np.ndarray[Any, Any]:
+    constant = PlanNode("constant", "c", (), (VECTOR,), {"value": np.float32([1, 2])})
+    chain = tuple(PlanNode(op, f"n{i}", (i,), (VECTOR,)) for i in range(count))
+    return np.frombuffer(pack_parts(plan_to_parts(Plan("/job:a/task:0", (constant, *chain)))), np.uint8)
+
+
+async def test_of_a_plan_that_is_refused_or_dismantled_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: list[weakref.ref[Any]] = []
+
+    def noting(*args: Any) -> Plan:
+        plan = plan_from_parts(*args)
+        values.append(weakref.ref(plan.nodes[0].attrs["value"]))
+        return plan
+
+    monkeypatch.setattr("flowrt.net.plans.plan_from_parts", noting)
+    host = Host("/job:a/task:0")
+    try:
+        with pytest.raises(GraphError, match="no kernel of nonesuch") as caught:
+            make_ready(sent("nonesuch", 9), host)
+        assert values.pop()() is None, caught
+        plans = [make_ready(sent("negative", 9), host)]
+        assert values[0]() is not None
+        dismantle(plans)
+        assert values.pop()() is None
+    finally:
+        await host.aclose()

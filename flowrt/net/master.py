@@ -42,7 +42,7 @@ from flowrt.net.messages import (
 )
 from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
-from flowrt.plan import Plan, plan_to_parts, spec_from_data
+from flowrt.plan import Plan, plan_to_parts, spec_from_data, too_large
 from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
 
@@ -373,4 +373,4 @@ class Master:
 
 
 def _packed(plan: Plan) -> Array:
-    return np.frombuffer(codec.pack_parts(plan_to_parts(plan)), np.uint8)
+    return np.frombuffer(codec.pack_parts(plan_to_parts(plan), where=too_large), np.uint8)

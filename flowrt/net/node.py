@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt import codec
-from flowrt.collection import passed_over
 from flowrt.errors import (
     BrokenStream,
     ClosedError,
@@ -33,7 +32,6 @@ from flowrt.errors import (
     StepCancelled,
     TakenOver,
 )
-from flowrt.net.frames import NoRoom
 from flowrt.net.link import Allowance, Link, Store, checked
 from flowrt.net.messages import (
     CLIENT,
@@ -57,9 +55,9 @@ from flowrt.net.messages import (
     root_error,
     to_data,
 )
+from flowrt.net.plans import ReadyPlan, dismantle, make_ready
 from flowrt.net.transport import Connection, Server, connect, serve
-from flowrt.plan import plan_from_parts, spec_to_data
-from flowrt.sched.executor import Executor
+from flowrt.plan import spec_to_data
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.rendezvous import Array, Dead, StepKey
 
@@ -72,14 +70,6 @@ MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ready:
-    """A registered plan, and the specs of what it receives."""
-
-    executor: Executor
-    receives: Mapping[int, Spec]
-
-
 @dataclass(slots=True, eq=False)
 class _Reign:
     """What one master has here, from its welcome until its connection has ended and it does not come back."""
@@ -87,7 +77,7 @@ class _Reign:
     drive: Drive | Resume
     connection: Connection
     addresses: Mapping[str, tuple[str, int]]
-    plans: dict[int, _Ready] = field(default_factory=dict)
+    plans: dict[int, ReadyPlan] = field(default_factory=dict)
     steps: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     followed: asyncio.Event = field(default_factory=asyncio.Event)  # another master came, or this one again
@@ -301,6 +291,8 @@ class Node:
         self._end_client(reign)
         if self._reigns.get(epoch) is reign:  # and not the same master's, come back
             del self._reigns[epoch]
+            self._forget([*reign.plans.values()])
+            reign.plans.clear()
             self._over.setdefault(epoch, False)
             while len(self._over) > REMEMBERED_EPOCHS:
                 self._over.popitem(last=False)
@@ -336,7 +328,7 @@ class Node:
             case Register():
                 tasks.create_task(self._register(reign, message))
             case Unregister(plan):
-                reign.plans.pop(plan, None)
+                self._forget([reign.plans.pop(plan)] if plan in reign.plans else [])
             case Ask():
                 await self._tell(reign, self._answer(message))
             case _:
@@ -349,20 +341,15 @@ class Node:
         """Make a plan ready in a lane: a large one takes seconds, in which the node answers all the same."""
         answer = Answer(message.request, None)
         try:
-            reign.plans[message.plan] = await self.host.lanes.run(self._make_ready, message.data)
+            reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host)
         except Exception as error:
             answer = Answer(message.request, None, *self._report(error, "a plan"))
         await self._tell(reign, answer)
 
-    @passed_over()
-    def _make_ready(self, data: Array | NoRoom) -> _Ready:
-        if isinstance(data, NoRoom):
-            raise data.error(f"a plan for {self.host.task}")
-        plan = plan_from_parts(codec.unpack_parts(data.data))
-        if plan.task != self.host.task:
-            raise InternalError(f"{self.host.task} got a plan of {plan.task}")
-        receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
-        return _Ready(Executor(plan, self.host), receives)
+    def _forget(self, plans: list[ReadyPlan]) -> None:
+        """Let plans go that nobody runs any more, in a lane."""
+        if self._tasks is not None:
+            self._tasks.create_task(self.host.lanes.run(dismantle, plans))
 
     def _answer(self, ask: Ask) -> Answer:
         try:

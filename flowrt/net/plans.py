@@ -1,0 +1,62 @@
+"""The plans that masters register with a task: made ready and let go in lanes, a piece at a time.
+
+Decoding and freeing hold the GIL, and with it the event loop: of a large plan at once for a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from traceback import clear_frames
+from typing import TYPE_CHECKING
+
+from flowrt import codec
+from flowrt.collection import passed_over
+from flowrt.errors import InternalError
+from flowrt.net.frames import NoRoom
+from flowrt.plan import let_go, plan_from_parts
+from flowrt.sched.executor import Executor
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan
+    from flowrt.sched.host import Host
+    from flowrt.sched.rendezvous import Array
+    from flowrt.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyPlan:
+    """A registered plan, and the specs of what it receives."""
+
+    executor: Executor
+    receives: Mapping[int, Spec]
+
+
+@passed_over()
+def make_ready(data: Array | NoRoom, host: Host) -> ReadyPlan:
+    """The plan that a master sent, ready to run on ``host``; raises what is wrong with it, and holds none of it."""
+    if isinstance(data, NoRoom):
+        raise data.error(f"a plan for {host.task}")
+    plan = plan_from_parts(codec.unpack_parts(data.data))
+    nodes = list(plan.nodes)
+    try:
+        return _ready(plan, host)
+    except Exception as error:
+        clear_frames(error.__traceback__)
+        del plan
+        let_go(nodes)
+        raise
+
+
+def _ready(plan: Plan, host: Host) -> ReadyPlan:
+    if plan.task != host.task:
+        raise InternalError(f"{host.task} got a plan of {plan.task}")
+    receives = {n.attrs["edge"]: n.outputs[0] for n in plan.nodes if n.op == "recv"}
+    return ReadyPlan(Executor(plan, host), receives)
+
+
+def dismantle(plans: list[ReadyPlan]) -> None:
+    """Free plans that only ``plans`` holds any more."""
+    nodes = [node for plan in plans for node in plan.executor.plan.nodes]
+    plans.clear()
+    let_go(nodes)
