@@ -36,6 +36,7 @@ TESTS = {
     "sched/book": PROTOCOL,
     "sched/coordinator": PROTOCOL,
     "sched/shard": PROTOCOL,
+    "sched/opening": ("test_opening",),
     "sched/arena": ("test_arena",),
     "sched/regions": ("test_regions",),
     "sched/lives": ("test_lives", "test_sharing", "test_tape"),

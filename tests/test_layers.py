@@ -105,6 +105,7 @@ PURE = [
             "book",
             "coordinator",
             "shard",
+            "opening",
             "arena",
             "regions",
             "lives",

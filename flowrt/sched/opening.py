@@ -1,0 +1,139 @@
+"""Whether a trainer's parameter servers hold one version of its variables, and what is to be done where they do not.
+
+Before a run begins, every server is asked what it holds, and the answers decide: go, apply on the servers that are
+behind what the others have applied already, end a run whose client is gone, or refuse. What the variables say counts,
+for a restored checkpoint has moved them: what is left of an earlier run only helps where it fits them.
+
+A dead client leaves servers apart by one version at most, and those behind still hold the updates that they were
+ordered to apply, or are about to be: a version is ordered only once every server has applied the one before it, and
+only updates that all hold. Anything more is a server that came back without its state, or a checkpoint restored in
+part, and no server can make it good.
+
+It must not know messages or sessions. Answers age: whoever acts on them names the run and the version that they were
+about, and a server that has gone on since refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from flowrt.valueclass import valueclass
+
+
+@valueclass
+class Left:
+    """What a server keeps of the newest run of the trainer that it took part in.
+
+    Args:
+        run: Its number.
+        version: The version that the server's shard is at.
+        held: The replicas whose updates of that version it holds.
+        order: On server 0, the set that was ordered and that some server may not have applied, with its version.
+        ended: Whether it goes on no more: nothing is being applied, and nothing will be.
+        client: Who drives it, for people; empty once that client is gone.
+        broke: Whether it began to apply that version and could not end it.
+    """
+
+    run: int
+    version: int
+    held: frozenset[int] = frozenset()
+    order: tuple[int, tuple[int, ...]] | None = None
+    ended: bool = True
+    client: str = ""
+    broke: bool = False
+
+
+@valueclass
+class Said:
+    """What one server answers: its name, the version its variables are at (None without any), and what is ``left``."""
+
+    server: str
+    version: int | None
+    left: Left | None = None
+
+
+@valueclass
+class Go:
+    """All servers are at ``version``: a run may begin there."""
+
+    version: int
+
+
+@valueclass
+class End:
+    """These runs have no client any more and are to be ended; then ask the servers again."""
+
+    runs: tuple[int, ...]
+
+
+@valueclass
+class Apply:
+    """In ``run``, ``servers`` are to apply to ``version`` what the others have: the updates of ``replicas``.
+
+    Then ask the servers again.
+    """
+
+    run: int
+    version: int
+    replicas: tuple[int, ...]
+    servers: tuple[int, ...]
+
+
+@valueclass
+class Refuse:
+    """No run may begin; ``text`` says why, and what helps."""
+
+    text: str
+
+
+Opening: TypeAlias = "Go | End | Apply | Refuse"
+
+
+def decide(trainer: str, said: Sequence[Said]) -> Opening:
+    """What is to be done before a run of ``trainer`` begins, from what each of its servers says, server 0 first."""
+    going = [one.left for one in said if one.left is not None and not one.left.ended]
+    for left in going:
+        if left.client:
+            return Refuse(
+                f"{trainer} is being trained by {left.client}, and one client at a time trains it: "
+                "wait until that one ends, or end it"
+            )
+    if going:
+        return End(tuple(sorted({left.run for left in going})))
+    broke = [one.server for one in said if one.left is not None and one.left.broke and one.left.version == one.version]
+    if broke:
+        return Refuse(f"{trainer}: an update could not be applied whole on {', '.join(broke)}; {_FIX}")
+    versions = [one.version or 0 for one in said]
+    if min(versions) == max(versions):
+        return Go(versions[0])
+    return _missing(said, versions) or Refuse(_apart(trainer, said))
+
+
+def _missing(said: Sequence[Said], versions: list[int]) -> Apply | None:
+    """What the servers that are behind have to apply to be where the others are; None where that cannot be known."""
+    first, least = said[0].left, min(versions)
+    if first is None or first.order is None or first.order[0] != least or max(versions) != least + 1:
+        return None
+    replicas = first.order[1]
+    for one, version in zip(said, versions, strict=True):
+        if one.left is None or one.left.run != first.run or one.left.version != version:
+            return None
+        if version == least and not one.left.held.issuperset(replicas):
+            return None
+    return Apply(first.run, least, replicas, tuple(i for i, version in enumerate(versions) if version == least))
+
+
+_FIX = "go back to a checkpoint by session.restore(), or, to begin anew, forget all variables by session.reset()"
+
+
+def _apart(trainer: str, said: Sequence[Said]) -> str:
+    """The text of the error about servers that are not at one version."""
+    where = ", ".join(_place(one) for one in said)
+    return f"the parameter servers of {trainer} are not at one version: {where}; {_FIX}"
+
+
+def _place(one: Said) -> str:
+    if not one.version and one.left is None:
+        return f"{one.server} at none (nothing is left of what it held; was it started again?)"
+    return f"{one.server} at {one.version}"
