@@ -300,7 +300,7 @@ async def test_a_link_between_two_nodes_that_breaks_is_opened_again() -> None:
     async with world() as made:
         step = await made.master.register(**relay(*TASKS, LARGE))
         await made.run(step, np.ones(LARGE.concrete))
-        (link,) = made.nodes[WORKERS[0]]._links.values()
+        (link,) = made.nodes[WORKERS[0]]._links._links.values()
         link._connection.cut()
         await link._connection.wait_closed()
         (got, _) = await made.run(step, np.ones(LARGE.concrete))
@@ -457,14 +457,14 @@ async def test_a_node_that_stops_with_its_connection_full_is_back_when_it_goes_o
             control = master._peers[WORKERS[0]].control
             number = 0
             async with asyncio.timeout(20):
-                while control._waiting < 2 or number < 40:
+                while control.waiting < 2 or number < 40:
                     number += 1
                     run = asyncio.ensure_future(master.run(step, values, number=number, seed=0))
                     for _ in range(20):
                         await asyncio.sleep(0)
                     run.cancel()
                     await asyncio.wait([run])
-            assert control._waiting < 10  # an abort and a ping, and not one for each step that it was never told of
+            assert control.waiting < 10  # an abort and a ping, and not one for each step that it was never told of
         finally:
             os.kill(pid, signal.SIGCONT)
         async with asyncio.timeout(20):

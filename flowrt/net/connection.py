@@ -3,23 +3,25 @@
 Law: memory is bounded at both ends. A sender writes slices, and the next only when the kernel has taken the last, so
 nothing is buffered here and what `Connection.send` was given may change once it returns. A receiver whose inbox is full
 stops reading, which in time stops the sender. Frames never interleave, and never end in the middle while the connection
-lives: what a cancelled send has begun, the connection finishes when it can. A peer that is stopped or does not read is
-waited for, though in the middle of a frame only for so long as `Bounds.stall` says; one whose kernel answers nothing is
-gone (`flowrt.net.sockets`). Nothing here interprets a message, and a message is decoded in the loop's own time: some,
-and then it is others' turn.
+lives: what a cancelled send has begun, and all that was posted, the connection finishes when it can. A peer that is
+stopped or does not read is waited for, though in the middle of a frame only for so long as `Bounds.stall` says; one
+whose kernel answers nothing is gone (`flowrt.net.sockets`). Nothing here interprets a message, and messages are
+decoded, and handed to who listens, in the loop's own time: some, and then it is others' turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.codec import FRAME, Allocate, Limits, Message
 from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
 from flowrt.net.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, writes
+from flowrt.net.outbox import Outbox, Outgoing
 from flowrt.net.sockets import ASK_SECONDS, tune, unanswered
 from flowrt.valueclass import valueclass
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 
 SHORT_OF_MEMORY = 0.05  # seconds until a message that there was no memory to decode is tried again
+TURN = 1e-3  # seconds after which who listens to a stream lets others have the loop
 
 
 @valueclass
@@ -37,6 +40,7 @@ class Bounds:
     limits: Limits = FRAME
     inbox_messages: int = 256  # received and not yet taken; then reading stops
     inbox_bytes: int = 16 << 20
+    outbox_messages: int = 1 << 14  # posted to a peer that does not read; then it is cut off
     slice_bytes: int = 4 << 20  # written at once; less, and a large array waits for this side too
     socket_bytes: int | None = None  # the kernel's buffers, each way; None lets it tune them
     silence: float = 5.0  # the peer's kernel answers nothing: then it is lost
@@ -56,9 +60,9 @@ class _Stream(asyncio.BufferedProtocol):
         self.inbox: deque[tuple[Message, int]] = deque()
         self.inbox_bytes = 0
         self.receiver: asyncio.Future[None] | None = None  # who waits for a message, or for the end
-        self.left: Iterator[Piece] = iter(())  # what is still to be written of the frame in progress
-        self.blocked = False  # the kernel has not taken all that was written
-        self.writable = asyncio.Event()  # no frame is in progress, and the kernel took everything
+        self.hearer: Callable[[Message], None] | None = None  # who is told of messages as they come, instead
+        self.heard: asyncio.Future[None] | None = None  # what ended the telling
+        self.outbox = Outbox(transport)
         self.lost = asyncio.Event()
         self.closing = False  # by this side
         self.failure: FlowrtError | None = None
@@ -69,7 +73,6 @@ class _Stream(asyncio.BufferedProtocol):
         self.paused = False  # the inbox is full
         self.breath: asyncio.TimerHandle | None = None  # until then nothing is decoded
         self.pulse: asyncio.TimerHandle | None = None  # when to ask the kernel for the peer
-        self.writable.set()
 
     def attach(self) -> None:
         """Become the transport's protocol. Reading is off meanwhile, so that no byte reaches the one before."""
@@ -109,6 +112,7 @@ class _Stream(asyncio.BufferedProtocol):
         else:
             if self.reader.more:
                 self._breathe(0.0)
+        self.tell()
 
     def _breathe(self, seconds: float) -> None:
         if self.breath is None:
@@ -138,12 +142,11 @@ class _Stream(asyncio.BufferedProtocol):
             self.failure = NodeLost(f"{self.peer} closed the connection {where}")
 
     def pause_writing(self) -> None:
-        self.blocked = True
-        self.writable.clear()
+        self.outbox.pause()
 
     def resume_writing(self) -> None:
-        self.blocked = False
-        self.loop.call_soon(self._write_on)  # a write that fails inside of this call ends asyncio's transport twice
+        self.outbox.blocked = False
+        self.loop.call_soon(self.outbox.go_on)  # a write that fails inside of this call ends asyncio's transport twice
 
     def connection_lost(self, exc: Exception | None) -> None:
         while self.reader.more and self.failure is None:  # what came is delivered
@@ -154,8 +157,7 @@ class _Stream(asyncio.BufferedProtocol):
                 timer.cancel()
         self.lost.set()
         self.wake_receiver()
-        self.left = iter(())
-        self.writable.set()
+        self.outbox.clear()
 
     def _note_loss(self, cause: object) -> None:
         """Say that the stream was cut, unless a side had ended it in order, or it is said already."""
@@ -169,20 +171,15 @@ class _Stream(asyncio.BufferedProtocol):
         """Whether nothing more can be sent, although the last bytes may still be on their way."""
         return self.closing or self.lost.is_set() or self.transport.is_closing()
 
-    def write(self, pieces: Iterable[Piece]) -> None:
-        """Write a frame, each piece when the kernel has taken the one before. For when `writable` is set, which it is
-        again once the kernel has taken the last; until then the pieces are kept."""
-        self.left = iter(pieces)
-        self._write_on()
+    @property
+    def gone(self) -> bool:
+        """Whether what was written last may never arrive."""
+        return self.lost.is_set() or self.transport.is_closing()
 
-    def _write_on(self) -> None:
-        for piece in self.left:
-            if self.transport.is_closing():
-                break
-            self.transport.write(piece)
-            if self.blocked:
-                return
-        self.writable.set()
+    @property
+    def blocked(self) -> bool:
+        """Whether the kernel has not taken all that was written."""
+        return self.outbox.blocked
 
     def close(self) -> None:
         """Keep and deliver nothing more; go on reading, to see the peer's end."""
@@ -191,6 +188,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.closing = True
         self.inbox.clear()
         self.paused = False
+        self.outbox.refuse(self.ending)
         self.wake_receiver()
         if not self.lost.is_set():
             self._read_on()
@@ -198,6 +196,27 @@ class _Stream(asyncio.BufferedProtocol):
     def wake_receiver(self) -> None:
         if self.receiver is not None and not self.receiver.done():
             self.receiver.set_result(None)
+        if self.closing or self.lost.is_set():
+            self.tell()
+
+    def tell(self) -> None:
+        """Hand what has come to who listens, and in the end, why nothing more comes."""
+        until = time.monotonic() + TURN
+        while self.inbox and self.hearer is not None:
+            try:
+                self.hearer(self.take())
+            except Exception as error:
+                self.stop_telling(error)
+            if self.inbox and time.monotonic() > until:
+                self.loop.call_soon(self.tell)
+                return
+        if self.hearer is not None and (self.closing or self.lost.is_set()):
+            self.stop_telling(self.ending())
+
+    def stop_telling(self, why: Exception) -> None:
+        self.hearer = None
+        if self.heard is not None and not self.heard.done():
+            self.heard.set_exception(why)
 
     async def wait_arrived(self) -> None:
         """Wait for news: a message, or that there will be none."""
@@ -289,8 +308,6 @@ class Connection:
     ) -> None:
         self.hello: Mapping[str, Any] = {}  # what this side said of itself
         self.peer_hello: Mapping[str, Any] = {}  # what the other side said
-        self._turn = asyncio.Lock()
-        self._waiting = 0  # for their turn, or for the kernel to take what they sent
         self._stream = _Stream(transport, peer, bounds, allocate)
         self._stream.attach()
 
@@ -309,6 +326,11 @@ class Connection:
         """What ended the stream, if neither side closed it in order."""
         return self._stream.failure
 
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for their turn, or for the kernel to take them."""
+        return len(self._stream.outbox)
+
     async def wait_closed(self) -> None:
         """Wait until the stream is gone, whoever ended it. Raises nothing; `failure` tells why."""
         await self._stream.lost.wait()
@@ -322,35 +344,50 @@ class Connection:
         changes what arrives. Raises `SpecError` for what is not a legal message, before anything is sent.
         """
         stream = self._stream
-        pieces = frame(message, stream.bounds.limits)
-        at_once = not self._waiting and stream.writable.is_set()
-        whole = joined(pieces) if at_once else None
-        if whole is not None:  # the usual message: one write, no task switch
-            if stream.over:
-                raise stream.ending()
-            if begun is not None:
-                begun()
-            stream.transport.write(whole)
-            if not stream.blocked and not stream.over:
-                return
-        self._waiting += 1
+        pieces = self._write(message, begun)
+        if pieces is None and not stream.blocked and not stream.over:
+            return
+        taken = stream.loop.create_future()
+        rest = Outgoing((), None, taken) if pieces is None else Outgoing(pieces, begun, taken)
+        stream.outbox.put(rest)
         try:
-            async with self._turn:
-                await stream.writable.wait()
-                if whole is None:
-                    await self._write(writes(pieces, stream.bounds.slice_bytes), begun)
-                if stream.lost.is_set() or stream.transport.is_closing():
-                    raise stream.ending()
-        finally:
-            self._waiting -= 1
+            await taken
+        except asyncio.CancelledError:
+            stream.outbox.withdraw(rest)
+            raise
+        if stream.gone:
+            raise stream.ending()
 
-    async def _write(self, pieces: Iterable[Piece], begun: Callable[[], None] | None) -> None:
-        if self._stream.over:
-            raise self._stream.ending()
+    def post(self, message: Message) -> None:
+        """Send ``message`` without waiting, behind all that was sent before; its arrays stay as they are until then.
+
+        What the kernel does not take at once is kept, and written as it does. Raises what `send` raises; a peer that
+        lets more than ``Bounds.outbox_messages`` wait is cut off.
+        """
+        stream = self._stream
+        pieces = self._write(message)
+        if pieces is None:
+            return
+        if len(stream.outbox) >= stream.bounds.outbox_messages:
+            stream.fail(BrokenStream(f"{self.peer} does not read, and {len(stream.outbox)} messages wait for it"))
+            raise stream.ending()
+        stream.outbox.put(Outgoing(pieces))
+
+    def _write(self, message: Message, begun: Callable[[], None] | None = None) -> Iterable[Piece] | None:
+        """Write the usual message, small and with nothing before it, in one go; or answer how it is to be written."""
+        stream = self._stream
+        pieces = frame(message, stream.bounds.limits)
+        whole = joined(pieces)
+        if stream.over:
+            raise stream.ending()
+        if whole is None:
+            return writes(pieces, stream.bounds.slice_bytes)
+        if not stream.outbox.idle:
+            return (whole,)
         if begun is not None:
             begun()
-        self._stream.write(pieces)
-        await self._stream.writable.wait()
+        stream.transport.write(whole)
+        return None
 
     async def receive(self) -> Message:
         """The next message. What came before a loss is still delivered; then the loss is raised."""
@@ -362,6 +399,22 @@ class Connection:
         if stream.closing:
             raise stream.ending()
         return stream.take()
+
+    async def listen(self, hear: Callable[[Message], None]) -> None:
+        """Have ``hear`` called with each message as it comes, from the loop itself, in place of `receive`.
+
+        Goes on until the stream ends, and raises then what `receive` would; or until ``hear`` raises, and raises that.
+        """
+        stream = self._stream
+        if stream.hearer is not None:
+            raise InternalError(f"two listen to {self.peer} at once; a connection has one consumer")
+        stream.hearer, heard = hear, stream.loop.create_future()
+        stream.heard = heard
+        stream.tell()
+        try:
+            await heard
+        finally:
+            stream.hearer = stream.heard = None
 
     def __aiter__(self) -> Self:
         return self
@@ -386,9 +439,8 @@ class Connection:
             stream.close()
             try:
                 async with asyncio.timeout(stream.bounds.grace):
-                    async with self._turn:
-                        await stream.writable.wait()
-                        self._say_goodbye()
+                    await stream.outbox.drained.wait()
+                    self._say_goodbye()
                     await stream.lost.wait()
             except TimeoutError:
                 pass

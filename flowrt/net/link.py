@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from flowrt.net.messages import (
     Value,
     as_error,
     from_data,
+    is_posted,
     name_error,
     to_data,
 )
@@ -70,7 +71,7 @@ class Store:
     """What a task's links share: where values wait, and the room for those to come.
 
     ``knows`` says whether an epoch is in force: steps of others are over. ``allocate`` makes the memory for what is
-    received.
+    received. ``posted`` is told of the peer and message where one comes that is no pull's.
     """
 
     rendezvous: Rendezvous
@@ -78,6 +79,7 @@ class Store:
     allowance: Allowance
     knows: Callable[[str], bool]
     allocate: Allocate
+    posted: Callable[[str, Any], None] = lambda peer, message: None
 
     def check_room(self, nbytes: int, spec: Spec, where: str) -> None:
         """Raise `ResourceError` where there is no memory for what is offered: it would come only to be thrown away."""
@@ -125,6 +127,15 @@ class Link:
         finally:
             self._end()
 
+    def post(self, message: Any) -> None:
+        """Send a message that is not of a pull, behind all others; lost with the link, if that is or will be broken.
+
+        Its arrays stay as they are until it has arrived. Raises `SpecError` for what is not a legal message.
+        """
+        if not self.closed:
+            with suppress(RemoteError, ClosedError):
+                self._connection.post(to_data(message))
+
     def close(self, why: FlowrtError | None = None) -> None:
         """End `run`, now or once it begins; who waits for a value is told ``why``."""
         self._ending = self._ending or why or ClosedError(f"the link to {self.peer} was closed here")
@@ -159,8 +170,7 @@ class Link:
 
     async def _read(self) -> None:
         try:
-            while True:  # what was received last is kept by nobody while the next is waited for
-                self._hear(from_data(await self._connection.receive()))
+            await self._connection.listen(lambda data: self._hear(from_data(data)))
         except (RemoteError, ClosedError, MemoryError) as error:
             self._ending = LinkBroken(f"the link to {self.peer} broke: {error}")
             _log.info("%s", self._ending)
@@ -177,6 +187,8 @@ class Link:
             case Forget(request):
                 if request in self._serving:
                     self._serving[request].cancel()
+            case _ if is_posted(message):
+                self._store.posted(self.peer, message)
             case _:
                 raise BrokenStream(f"{type(message).__name__} does not belong on a link")
 

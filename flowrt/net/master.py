@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from flowrt.device import Device
     from flowrt.net.peer import Peer
+    from flowrt.sched.rendezvous import Listener
     from flowrt.spec import Spec
 
 
@@ -77,7 +79,15 @@ class Master:
         self._rendezvous = Rendezvous()
         budget = Budget(transfer_budget)
         self._memory = Memory()
-        self._store = Store(self._rendezvous, budget, Allowance(), lambda epoch: epoch == self.epoch, self._allocate)
+        self._listeners: list[Listener] = []
+        self._store = Store(
+            self._rendezvous,
+            budget,
+            Allowance(),
+            lambda epoch: epoch == self.epoch,
+            self._allocate,
+            posted=self._hear_posted,
+        )
         self._peers = Peers(
             addresses,
             token,
@@ -86,6 +96,7 @@ class Master:
             hear=self._hear,
             gone=self._settle_steps,
             excused=self._excuse,
+            back=lambda peer: self._tell_listeners(lambda listener: listener.broken(peer.task, "")),
         )
         self._steps: dict[int, Step] = {}
         self._numbers = itertools.count()
@@ -123,6 +134,7 @@ class Master:
         self._closed = True
         for step in self._steps.values():
             step.fail(ClosedError("the session was closed"))
+        self._tell_listeners(lambda listener: listener.ended(self.epoch))
         await self._peers.aclose()
 
     # ── who is there ──
@@ -161,6 +173,31 @@ class Master:
         for step in self._steps.values():
             if step.aborted and peer.task in step.waiting:
                 step.settle(peer.task)
+
+    # ── what is posted ──
+
+    def post(self, task: str, message: Any) -> None:
+        """Send a message to a task, of a kind that was registered for it; returns at once.
+
+        Lost if the way to the task is broken: who listens is told when it was reached again.
+        """
+        self._peers[task].link.post(message)
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Have ``listener`` told of all that tasks post, and of broken ways to them, while the block runs."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def _hear_posted(self, peer: str, message: Any) -> None:
+        self._tell_listeners(lambda listener: listener.hear(peer, message))
+
+    def _tell_listeners(self, say: Callable[[Listener], None]) -> None:
+        for listener in tuple(self._listeners):
+            say(listener)
 
     # ── talking ──
 

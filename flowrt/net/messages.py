@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeAlias, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from flowrt.errors import (
     StepCancelled,
 )
 from flowrt.net.frames import NoRoom
+from flowrt.sched.iteration.messages import KINDS
 from flowrt.valueclass import valueclass
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -236,21 +238,52 @@ class Fault:
     text: str
 
 
-_CLASSES: tuple[type[Any], ...] = (
+def _field_types(kind: type[Any]) -> dict[str, tuple[type[Any], ...]]:
+    hints = get_type_hints(kind)
+    return {field.name: _classes_of(hints[field.name]) for field in dataclasses.fields(kind)}
+
+
+def _classes_of(hint: Any) -> tuple[type[Any], ...]:
+    """What a field of that type may be an instance of. `NoRoom` may stand for any array."""
+    if hint is Any:
+        return (object,)
+    if isinstance(hint, UnionType):
+        return tuple(accepted for part in get_args(hint) for accepted in _classes_of(part))
+    plain = get_origin(hint) or hint
+    return (plain, NoRoom) if plain is np.ndarray else (plain,)
+
+
+_KINDS: dict[str, tuple[type[Any], dict[str, tuple[type[Any], ...]]]] = {}
+_POSTED: set[type[Any]] = set()
+
+
+def register_kinds(*kinds: type[Any]) -> None:
+    """Have values of these classes be messages that tasks may post to each other (`Link.post`).
+
+    Their fields are plain data and arrays, and tuples of such, as their annotations say.
+    """
+    _register(*kinds)
+    _POSTED.update(kinds)
+
+
+def is_posted(message: Any) -> bool:
+    """Whether a message is of a kind that tasks post to each other."""
+    return type(message) in _POSTED
+
+
+def _register(*kinds: type[Any]) -> None:
+    for kind in kinds:
+        if _KINDS.setdefault(kind.__name__, (kind, _field_types(kind)))[0] is not kind:
+            raise InternalError(f"there are two kinds of message named {kind.__name__}")
+
+
+_register(
     *(Drive, Resume, Carry, Serve),
     *(Ping, Register, Unregister, Start, Abort, Ask),
     *(Welcome, Refused, Pong, Answer, Done),
     *(Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
 )
-
-
-def _field_types(kind: type[Any]) -> dict[str, type[Any]]:
-    hints = get_type_hints(kind)
-    types = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-    return {name: object if hint is Any else get_origin(hint) or hint for name, hint in types.items()}
-
-
-_KINDS = {kind.__name__: (kind, _field_types(kind)) for kind in _CLASSES}
+register_kinds(*KINDS)
 
 
 def to_data(message: Any) -> dict[str, Any]:
@@ -273,8 +306,8 @@ def from_data(data: Any) -> Any:
     values = []
     for field, expected in types.items():
         value = data[field]
-        if not isinstance(value, expected) and not (expected is np.ndarray and isinstance(value, NoRoom)):
-            raise BrokenStream(f"{name}.{field} is a {expected.__name__}, {type(value).__name__} came")
+        if not isinstance(value, expected):
+            raise BrokenStream(f"{name}.{field} is a {expected[0].__name__}, {type(value).__name__} came")
         values.append(value)
     return kind(*values)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +33,7 @@ from flowrt.errors import (
     TakenOver,
 )
 from flowrt.net.link import Allowance, Link, Store, checked
+from flowrt.net.links import WAITING, Links
 from flowrt.net.messages import (
     CLIENT,
     Abort,
@@ -56,7 +57,7 @@ from flowrt.net.messages import (
     to_data,
 )
 from flowrt.net.plans import ReadyPlan, dismantle, make_ready
-from flowrt.net.transport import Connection, Server, connect, serve
+from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.rendezvous import Array, Dead, StepKey
@@ -80,6 +81,7 @@ class _Reign:
     plans: dict[int, ReadyPlan] = field(default_factory=dict)
     steps: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    waiting: deque[Any] = field(default_factory=lambda: deque(maxlen=WAITING))  # posted before there was a client
     followed: asyncio.Event = field(default_factory=asyncio.Event)  # another master came, or this one again
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -92,9 +94,9 @@ class Node:
         self._token = token
         self._reigns: dict[str, _Reign] = {}  # by epoch
         self._over: OrderedDict[str, bool] = OrderedDict()  # epochs that have ended: whether for another master
-        self._links: dict[tuple[str, int], Link] = {}
-        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
-        self._store = Store(host.rendezvous, host.budget, Allowance(), self._reigns.__contains__, self._allocate)
+        knows = self._reigns.__contains__
+        self._store = Store(host.rendezvous, host.budget, Allowance(), knows, self._allocate, posted=self._hear_posted)
+        self._links = Links(host.task, token, self._store, self._tell_broken)
         self._tasks: asyncio.TaskGroup | None = None
         host.remote = self
 
@@ -102,16 +104,14 @@ class Node:
     async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
         hello = to_data(Serve(self.host.task, tuple(self.host.devices)))
+        door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
             try:
-                door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate)
-                async with door as server:
+                async with self._links, door as server:
                     yield server
             except BaseException as error:  # raised below, so that it leaves bare and not in a group
                 failure = error
-            for link in list(self._links.values()):
-                link.close()
         if failure is not None:
             raise failure
 
@@ -123,7 +123,7 @@ class Node:
         if peer == CLIENT:
             link = reign.client.result() if reign.client.done() else await asyncio.shield(reign.client)
         else:
-            link = await self._link(peer, reign.addresses)
+            link = await self._links.to(peer, _address_of(peer, reign))
         return await link.pull(key, edge, spec)
 
     def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -141,45 +141,36 @@ class Node:
             "bytes_expected": self.host.budget.used,
         }
 
-    # ── links ──
+    # ── what other tasks post ──
 
-    async def _link(self, peer: str, addresses: Mapping[str, tuple[str, int]]) -> Link:
-        address = addresses.get(peer)
-        if address is None:
-            raise InternalError(f"{self.host.task} is to receive from {peer}, which its master did not introduce")
-        standing = self._links.get(address)
-        if standing is not None and not standing.closed:
-            return standing
-        async with self._opening.setdefault(address, asyncio.Lock()):
-            link = self._links.get(address)
-            if link is None or link.closed:
-                link = self._links[address] = await self._open_link(peer, address)
-        return link
+    def post(self, peer: str, epoch: str, message: Any) -> None:
+        """Send a message to a task, or to the client of ``epoch``: how iterations talk to others.
 
-    async def _open_link(self, peer: str, address: tuple[str, int]) -> Link:
-        try:
-            carry = to_data(Carry(self.host.task, ""))
-            connection = await connect(*address, self._token, carry, allocate=self._allocate)
-        except NodeLost as error:  # who is lost is for the master to say
-            raise LinkBroken(f"{peer}: {error}") from error
-        except RemoteError as error:
-            raise type(error)(f"{peer}: {error}") from error
-        met = from_data(connection.peer_hello)
-        if not isinstance(met, Serve) or met.task != peer or self._tasks is None:
-            await connection.aclose()
-            raise LinkBroken(f"{connection.peer} is not {peer}")
-        link = Link(connection, peer, self._store)
-        self._tasks.create_task(self._run_link(link, address))
-        return link
+        One to a client that is away waits for it; one of an epoch that has ended goes nowhere.
+        """
+        reign = self._reigns.get(epoch)
+        if peer == self.host.task:
+            asyncio.get_running_loop().call_soon(self._hear_posted, peer, message)
+        elif reign is None:
+            _log.info("%s: nothing is posted to %s: its master is gone", self.host.task, peer)
+        elif peer == CLIENT:
+            self._post_to_client(reign, message)
+        else:
+            self._links.post(peer, _address_of(peer, reign), message)
 
-    async def _run_link(self, link: Link, address: tuple[str, int]) -> None:
-        try:
-            await link.run()
-        except Exception:
-            _log.exception("%s: the link to %s failed", self.host.task, link.peer)
-        finally:
-            if self._links.get(address) is link:
-                del self._links[address]
+    def _post_to_client(self, reign: _Reign, message: Any) -> None:
+        if not reign.client.done():
+            reign.waiting.append(message)
+        elif not reign.client.cancelled():
+            reign.client.result().post(message)
+
+    def _hear_posted(self, peer: str, message: Any) -> None:
+        if self.host.iterations is not None:
+            self.host.iterations.hear(peer, message)
+
+    def _tell_broken(self, peer: str, epoch: str = "") -> None:
+        if self.host.iterations is not None:
+            self.host.iterations.broken(peer, epoch)
 
     # ── connections ──
 
@@ -210,6 +201,11 @@ class Node:
             raise BrokenStream(f"{connection.peer} is no client of a master here")
         link = Link(connection, CLIENT, self._store)
         reign.client.set_result(link)
+        for message in reign.waiting:
+            link.post(message)
+        reign.waiting.clear()
+        if isinstance(reign.drive, Resume):  # what was posted to the client before may not have arrived
+            self._tell_broken(CLIENT, hello.epoch)
         await link.run()
 
     # ── masters ──
@@ -296,6 +292,8 @@ class Node:
             self._over.setdefault(epoch, False)
             while len(self._over) > REMEMBERED_EPOCHS:
                 self._over.popitem(last=False)
+            if self.host.iterations is not None:
+                self.host.iterations.ended(epoch)
         self.host.rendezvous.close_epoch(epoch)
         reign.ended.set()
 
@@ -308,29 +306,28 @@ class Node:
     async def _obey(self, reign: _Reign, tasks: asyncio.TaskGroup) -> None:
         try:
             async with asyncio.timeout(MASTER_SILENCE) as silence:
-                while True:
-                    await self._hear(reign, from_data(await reign.connection.receive()), tasks, silence)
+                await reign.connection.listen(lambda data: self._hear(reign, from_data(data), tasks, silence))
         except TimeoutError:
             raise NodeLost(f"the master was silent for {MASTER_SILENCE:g} s") from None
         except MemoryError as error:
             reign.connection.cut()  # it comes back, and there may be memory then
             raise LinkBroken(f"no memory to obey a master: {error}") from error
 
-    async def _hear(self, reign: _Reign, message: Any, tasks: asyncio.TaskGroup, silence: asyncio.Timeout) -> None:
+    def _hear(self, reign: _Reign, message: Any, tasks: asyncio.TaskGroup, silence: asyncio.Timeout) -> None:
         match message:
             case Start(number):
                 self._start(reign, message, tasks)
             case Ping(number):
                 silence.reschedule(asyncio.get_running_loop().time() + MASTER_SILENCE)
-                await self._say(reign, Pong(number))
+                self._tell(reign, Pong(number))
             case Abort(number):
-                await self._abort(reign, number)
+                self._abort(reign, number)
             case Register():
                 tasks.create_task(self._register(reign, message))
             case Unregister(plan):
                 self._forget([reign.plans.pop(plan)] if plan in reign.plans else [])
             case Ask():
-                await self._tell(reign, self._answer(message))
+                self._tell(reign, self._answer(message))
             case _:
                 raise BrokenStream(f"a master cannot say {type(message).__name__}")
 
@@ -344,7 +341,7 @@ class Node:
             reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host)
         except Exception as error:
             answer = Answer(message.request, None, *self._report(error, "a plan"))
-        await self._tell(reign, answer)
+        self._tell(reign, answer)
 
     def _forget(self, plans: list[ReadyPlan]) -> None:
         """Let plans go that nobody runs any more, in a lane."""
@@ -380,21 +377,20 @@ class Node:
             raise BrokenStream(f"step {start.number} was started twice")
 
         def ended(task: asyncio.Task[None]) -> None:
-            del reign.steps[start.number]
-            if task.cancelled() and not reign.connection.closed:  # before it began, or before it could say so
+            if reign.steps.pop(start.number, None) is not None:  # cancelled before it began
                 self.host.rendezvous.close((reign.drive.epoch, start.number))
-                tasks.create_task(self._tell(reign, _aborted(start.number)))
+                self._tell(reign, _aborted(start.number))
 
         task = reign.steps[start.number] = tasks.create_task(self._step(reign, start))
         task.add_done_callback(ended)
 
-    async def _abort(self, reign: _Reign, number: int) -> None:
+    def _abort(self, reign: _Reign, number: int) -> None:
         step = reign.steps.get(number)
         if step is not None:
             step.cancel()
             return
         self.host.rendezvous.close((reign.drive.epoch, number))  # a pull may have come before the start that never did
-        await self._say(reign, _aborted(number))
+        self._tell(reign, _aborted(number))
 
     async def _step(self, reign: _Reign, start: Start) -> None:
         """Run one step and tell the master how it ended, in any case."""
@@ -409,14 +405,15 @@ class Node:
             done = Done(start.number, error=name, text=text)
         finally:
             self.host.rendezvous.close(key)
-        await self._tell(reign, done)
+        del reign.steps[start.number]  # before its master hears that it has ended
+        self._tell(reign, done)
 
-    async def _tell(self, reign: _Reign, message: Answer | Done) -> None:
+    def _tell(self, reign: _Reign, message: Answer | Done | Pong) -> None:
         with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
             try:
-                await self._say(reign, message)
+                reign.connection.post(to_data(message))
             except (SpecError, MemoryError) as error:  # it cannot be sent, this can
-                await self._say(reign, _failed(message, error))
+                reign.connection.post(to_data(_failed(message, error)))
 
     async def _run(self, reign: _Reign, start: Start, key: StepKey) -> tuple[Array | None, ...]:
         ready = reign.plans.get(start.plan)
@@ -432,7 +429,7 @@ class Node:
         return tuple(None if isinstance(value, Dead) else value for value in values)
 
 
-def _failed(message: Answer | Done, error: Exception) -> Answer | Done:
+def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:
     """What to say in place of ``message``."""
     name, text = name_error(error)
     if isinstance(message, Answer):
@@ -447,6 +444,12 @@ def _aborted(number: int) -> Done:
 def _superseded(reign: _Reign) -> Refused:
     session = reign.drive.session
     return Refused(TakenOver.__name__, f"session {session!r} has a newer master: another one took its nodes over")
+
+
+def _address_of(peer: str, reign: _Reign) -> tuple[str, int]:
+    if peer not in reign.addresses:
+        raise InternalError(f"{peer} was not introduced by the master of session {reign.drive.session!r}")
+    return reign.addresses[peer]
 
 
 def _addresses(peers: Mapping[str, Any]) -> dict[str, tuple[str, int]]:

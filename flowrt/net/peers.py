@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 class Peers:
     """The tasks at ``addresses``. ``hear`` is told what each says beside signs of life; ``gone`` of each whose steps
-    have ended, because its connection broke or it is lost; ``excused`` of each that became suspect."""
+    have ended, because its connection broke or it is lost; ``excused`` of each that became suspect; ``back`` of each
+    that was reached again."""
 
     def __init__(
         self,
@@ -41,12 +42,13 @@ class Peers:
         hear: Callable[[Peer, Any], None],
         gone: Callable[[Peer], None],
         excused: Callable[[Peer], None],
+        back: Callable[[Peer], None],
     ) -> None:
         self._addresses = dict(addresses)
         self._token = token
         self._timing = timing
         self._store = store
-        self._hear, self._gone, self._excused = hear, gone, excused
+        self._hear, self._gone, self._excused, self._back = hear, gone, excused, back
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
         self._peers: dict[str, Peer] = {}
@@ -199,13 +201,15 @@ class Peers:
         cause = "it closed the connection"
         loop = asyncio.get_running_loop()
         try:
-            while True:  # what was received last is kept by nobody while the next is waited for
-                self._take(peer, from_data(await peer.control.receive()))
-                self._apply(self._liveness.heard(peer.task, loop.time()))
+            await peer.control.listen(lambda data: self._take_in(peer, from_data(data), loop.time()))
         except (RemoteError, ClosedError, MemoryError) as error:
             if peer.control.failure is not None or not peer.control.closed:
                 cause = str(error)
         self._broke(peer, cause)
+
+    def _take_in(self, peer: Peer, message: Any, now: float) -> None:
+        self._take(peer, message)
+        self._apply(self._liveness.heard(peer.task, now))
 
     def _take(self, peer: Peer, message: Any) -> None:
         match message:
@@ -261,6 +265,7 @@ class Peers:
         self._attend(found)
         peer.lose(_ended_step(peer, cause))
         self._gone(peer)
+        self._back(found)
         self._notify()
 
 

@@ -13,7 +13,7 @@ from flowrt.kernels import pools
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.memory import Memory
 from flowrt.sched.queues import Queue
-from flowrt.sched.rendezvous import Budget, Remote, Rendezvous, StepKey
+from flowrt.sched.rendezvous import Budget, Listener, Remote, Rendezvous, StepKey
 from flowrt.sched.variables import Name, Variables
 from flowrt.valueclass import valueclass
 
@@ -58,6 +58,7 @@ class Host:
         self.rendezvous = Rendezvous()
         self.budget = Budget(transfer_budget)
         self.remote: Remote | None = None
+        self.iterations: Listener | None = None  # who hears what other tasks post
         self.delay = delay
         self.random = random.Random(seed)
         self.closed = False

@@ -38,10 +38,33 @@ DEAD = Dead.DEAD
 
 
 class Remote(Protocol):
-    """How values are fetched from other tasks."""
+    """How values are fetched from other tasks, and messages sent to them."""
 
     async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec) -> Array | Dead:
         """The value ``peer`` sends on ``edge`` of the step ``key``."""
+
+    def post(self, peer: str, epoch: str, message: Any) -> None:
+        """Send a message to a task that the master of ``epoch`` introduced, or to its client; returns at once.
+
+        Messages to one peer arrive in order, or are lost with the way to it, which a `Listener` is told of. Arrays in
+        a message stay unchanged until it has arrived. A message to oneself is heard in the loop's next turn.
+        """
+
+
+class Listener(Protocol):
+    """Who is told of messages that are no pulls. It is called from the loop, returns at once, and raises nothing."""
+
+    def hear(self, peer: str, message: Any) -> None:
+        """``peer`` posted a message."""
+
+    def broken(self, peer: str, epoch: str) -> None:
+        """What was posted to ``peer`` may be lost, and from now on it may be reached again: post what still matters.
+
+        ``epoch`` is the client's master where the peer is a client, else empty.
+        """
+
+    def ended(self, epoch: str) -> None:
+        """The master of ``epoch`` is gone for good: nothing more comes from its client, and nothing arrives there."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,132 @@
+"""The links that a node opens to other tasks: one to each address, opened when it is first needed.
+
+Law: what is posted to a task while the link is being opened waits for it, in order and within a bound. A link that
+breaks, or cannot be opened, loses what was posted on it: who posts is told, once posting makes sense again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from flowrt.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
+from flowrt.net.link import Link, Store
+from flowrt.net.messages import Carry, Serve, from_data, to_data
+from flowrt.net.peer import RETRY
+from flowrt.net.transport import connect
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+Address: TypeAlias = tuple[str, int]
+
+WAITING = 1 << 12  # messages that wait for a link to be opened; the oldest are lost first, as if it had broken
+_log = logging.getLogger(__name__)
+
+
+class Links:
+    """The links of ``task`` to others while the block runs. ``broken`` is told of a peer whose posts may be lost."""
+
+    def __init__(self, task: str, token: str, store: Store, broken: Callable[[str], None]) -> None:
+        self._task = task
+        self._token = token
+        self._store = store
+        self._broken = broken
+        self._links: dict[Address, Link] = {}
+        self._opening: dict[Address, asyncio.Lock] = {}
+        self._posted: dict[Address, list[Any]] = {}  # by link that is being opened
+        self._openers: set[asyncio.Task[None]] = set()
+        self._closed = True  # until the block runs
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._closed = False
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        self._posted.clear()
+        for link in list(self._links.values()):
+            link.close()
+        for opener in self._openers:
+            opener.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    async def to(self, peer: str, address: Address) -> Link:
+        """The link to ``peer``. Raises `LinkBroken` if it cannot be reached: who is lost is for the master to say."""
+        standing = self._standing(address)
+        if standing is not None:
+            return standing
+        async with self._opening.setdefault(address, asyncio.Lock()):
+            link = self._standing(address)
+            if link is None:
+                link = self._links[address] = await self._open(peer, address)
+        return link
+
+    def post(self, peer: str, address: Address, message: Any) -> None:
+        """Send a message when the link to ``peer`` is there, which may be now."""
+        waiting = self._posted.get(address)
+        if waiting is not None:
+            waiting.append(message)
+            if len(waiting) > WAITING:
+                del waiting[0]
+        elif (link := self._standing(address)) is not None:
+            link.post(message)
+        elif not self._closed:
+            self._posted[address] = [message]
+            opener = self._tasks.create_task(self._open_and_post(peer, address))
+            self._openers.add(opener)
+            opener.add_done_callback(self._openers.discard)
+
+    def _standing(self, address: Address) -> Link | None:
+        link = self._links.get(address)
+        return None if link is None or link.closed else link
+
+    async def _open_and_post(self, peer: str, address: Address) -> None:
+        try:
+            link = await self.to(peer, address)
+        except (FlowrtError, MemoryError) as error:
+            _log.info("%s: nothing can be posted to %s: %s", self._task, peer, error)
+            await asyncio.sleep(RETRY)
+            self._posted.pop(address, None)
+            self._tell_broken(peer)
+        else:
+            for message in self._posted.pop(address, ()):
+                link.post(message)
+
+    async def _open(self, peer: str, address: Address) -> Link:
+        try:
+            carry = to_data(Carry(self._task, ""))
+            connection = await connect(*address, self._token, carry, allocate=self._store.allocate)
+        except NodeLost as error:
+            raise LinkBroken(f"{peer}: {error}") from error
+        except RemoteError as error:
+            raise type(error)(f"{peer}: {error}") from error
+        met = from_data(connection.peer_hello)
+        if not isinstance(met, Serve) or met.task != peer or self._closed:
+            await connection.aclose()
+            raise LinkBroken(f"{connection.peer} is not {peer}")
+        link = Link(connection, peer, self._store)
+        self._tasks.create_task(self._run(link, address))
+        return link
+
+    async def _run(self, link: Link, address: Address) -> None:
+        try:
+            await link.run()
+        except Exception:
+            _log.exception("%s: the link to %s failed", self._task, link.peer)
+        finally:
+            if self._links.get(address) is link:
+                del self._links[address]
+            self._tell_broken(link.peer)
+
+    def _tell_broken(self, peer: str) -> None:
+        if not self._closed:
+            self._broken(peer)

@@ -1,0 +1,233 @@
+"""What tasks post to each other: in order, without waiting, and with word of what may be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from wire_world import MIB, on_both_loops, outcome, pair
+
+from flowrt.errors import BrokenStream, ClosedError, SpecError
+from flowrt.net.master import Master
+from flowrt.net.messages import CLIENT, is_posted, register_kinds
+from flowrt.net.node import Node
+from flowrt.net.tokens import new_token
+from flowrt.net.transport import Bounds
+from flowrt.sched.host import Host
+from flowrt.valueclass import valueclass
+
+A, B = "/job:a/task:0", "/job:b/task:0"
+
+
+@valueclass
+class Note:
+    """A message of the tests' own."""
+
+    number: int
+    values: tuple[Any, ...] = ()
+
+
+register_kinds(Note)
+
+
+# ── on a connection ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@on_both_loops
+async def test_what_is_posted_and_what_is_sent_arrives_in_one_order() -> None:
+    rng = np.random.default_rng(3)
+    sizes = [int(size) for size in rng.choice([0, 10, 3000, MIB, 9 * MIB], 60)]
+    async with pair(Bounds(slice_bytes=1 << 18)) as (client, server), asyncio.TaskGroup() as tasks:
+        for number, size in enumerate(sizes):
+            message = {"number": number, "x": np.full(size, number, np.uint8)}
+            if number % 3:
+                client.post(message)
+            else:
+                tasks.create_task(client.send(message))
+                await asyncio.sleep(0)
+        for number, size in enumerate(sizes):
+            got = await server.receive()
+            assert (got["number"], got["x"].size) == (number, size)
+            assert (got["x"] == number).all()
+
+
+@on_both_loops
+async def test_what_a_stopped_peer_is_posted_waits_uncopied_up_to_a_bound() -> None:
+    bounds = Bounds(outbox_messages=10, socket_bytes=1 << 14, grace=0.1)
+    async with pair(bounds) as (client, server):
+        server._stream.transport.pause_reading()
+        array = np.zeros(MIB, np.uint8)
+        client.post(array)
+        assert client.waiting == 1
+        client.post(array)
+        array[:] = 7  # not taken yet, so this is what arrives
+        for number in range(8):
+            client.post(number)
+        with pytest.raises(SpecError):
+            client.post({1: 2})
+        assert not client.closed
+        with pytest.raises(BrokenStream, match="does not read, and 10 messages wait"):
+            client.post("one too many")
+        assert client.closed
+
+
+@on_both_loops
+async def test_what_was_posted_is_written_before_the_connection_closes() -> None:
+    async with pair(Bounds(grace=20.0)) as (client, server):
+        for number in range(4):
+            client.post({"number": number, "x": np.zeros(4 * MIB, np.uint8)})
+        closing = asyncio.ensure_future(client.aclose())
+        assert [message["number"] async for message in server] == [0, 1, 2, 3]
+        await server.aclose()
+        await closing
+        with pytest.raises(ClosedError):
+            client.post(1)
+
+
+@on_both_loops
+async def test_who_listens_is_told_of_messages_as_they_come_and_then_of_the_end() -> None:
+    async with pair() as (client, server):
+        heard: list[Any] = []
+        server.post("before")
+        server.post("they listen")
+        listening = asyncio.ensure_future(outcome(client.listen(heard.append)))
+        while len(heard) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for number in range(3000):
+            server.post(number)
+        await server.aclose()
+        await client.aclose()
+        assert heard == ["before", "they listen", *range(3000)][: len(heard)]
+        assert isinstance(await listening, (ClosedError, BrokenStream)) or len(heard) == 3002
+
+
+@on_both_loops
+async def test_what_a_listener_raises_ends_its_listening() -> None:
+    async with pair() as (client, server):
+
+        def refuse(message: Any) -> None:
+            raise BrokenStream(f"{message} is not for me")
+
+        server.post(1)
+        server.post(2)
+        with pytest.raises(BrokenStream, match="1 is not for me"):
+            await client.listen(refuse)
+        assert await client.receive() == 2
+
+
+# ── between tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Ear:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self.broke: list[tuple[str, str]] = []
+        self.over: list[str] = []
+
+    def hear(self, peer: str, message: Any) -> None:
+        self.heard.append((peer, message))
+
+    def broken(self, peer: str, epoch: str) -> None:
+        self.broke.append((peer, epoch))
+
+    def ended(self, epoch: str) -> None:
+        self.over.append(epoch)
+
+
+class Town:
+    """Two nodes in this process that listen, and their master, which does too."""
+
+    def __init__(self, master: Master, nodes: dict[str, Node], ears: dict[str, Ear]) -> None:
+        self.master, self.nodes, self.ears = master, nodes, ears
+
+    def post(self, sender: str, receiver: str, message: Any) -> None:
+        remote = self.nodes[sender].host.remote
+        assert remote is not None
+        remote.post(receiver, self.master.epoch, message)
+
+
+@asynccontextmanager
+async def town() -> AsyncIterator[Town]:
+    token = new_token()
+    ears = {task: Ear() for task in (A, B, CLIENT)}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(30))
+        nodes, addresses = {}, {}
+        for task in (A, B):
+            host = Host(task, threads=1)
+            stack.push_async_callback(host.aclose)
+            host.iterations = ears[task]
+            nodes[task] = Node(host, token)
+            server = await stack.enter_async_context(nodes[task].serving("127.0.0.1", 0))
+            addresses[task] = ("127.0.0.1", server.port)
+        master = await stack.enter_async_context(Master(addresses, token))
+        with master.listening(ears[CLIENT]):
+            yield Town(master, nodes, ears)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_tasks_and_the_client_post_to_each_other_and_to_themselves() -> None:
+    async with town() as made:
+        for sender, receiver in ((A, B), (B, A), (A, A), (A, CLIENT), (B, CLIENT)):
+            notes = [Note(number, (np.full(size, number, np.uint8),)) for number, size in enumerate((3, 9 * MIB, 0, 5))]
+            for note in notes:
+                made.post(sender, receiver, note)
+            ear = made.ears[receiver]
+            await until(lambda ear=ear: len(ear.heard) == 4)  # type: ignore[misc]
+            assert [peer for peer, _ in ear.heard] == [sender] * 4
+            for (_, got), note in zip(ear.heard, notes, strict=True):
+                assert is_posted(got)
+                assert got.number == note.number
+                assert np.array_equal(got.values[0], note.values[0])
+            ear.heard.clear()
+        made.master.post(B, Note(7))
+        await until(lambda: made.ears[B].heard == [(CLIENT, Note(7))])
+        assert not any(ear.broke for ear in made.ears.values())
+        await made.master.aclose()
+        await until(lambda: all(ear.over == [made.master.epoch] for ear in made.ears.values()))
+        made.post(A, B, Note(8))  # to nobody any more
+
+
+async def test_who_posted_on_a_link_that_broke_is_told_and_may_post_again() -> None:
+    async with town() as made:
+        made.post(A, B, Note(1))
+        await until(lambda: len(made.ears[B].heard) == 1)
+        (link,) = made.nodes[A]._links._links.values()
+        link._connection.cut()
+        await until(lambda: made.ears[A].broke == [(B, "")])
+        made.post(A, B, Note(2))
+        await until(lambda: len(made.ears[B].heard) == 2)
+        assert made.ears[B].broke == []
+
+
+async def test_a_client_that_was_away_and_the_nodes_it_came_back_to_are_told() -> None:
+    async with town() as made:
+        epoch = made.master.epoch
+        made.master._peers[A].control.cut()
+        made.post(A, CLIENT, Note(1))
+        await until(lambda: made.ears[CLIENT].broke == [(A, "")] and made.ears[A].broke == [(CLIENT, epoch)])
+        made.post(A, CLIENT, Note(2))
+        made.master.post(A, Note(3))
+        await until(lambda: (A, Note(2)) in made.ears[CLIENT].heard and made.ears[A].heard == [(CLIENT, Note(3))])
+        assert made.ears[A].over == []
+
+
+async def test_what_is_posted_to_a_task_that_cannot_be_reached_is_said_to_be_lost_after_a_while() -> None:
+    async with town() as made:
+        (reign,) = made.nodes[A]._reigns.values()
+        reign.addresses = {**reign.addresses, B: ("127.0.0.1", 1)}
+        made.post(A, B, Note(1))
+        made.post(A, B, Note(2))
+        assert made.ears[A].broke == []
+        await until(lambda: made.ears[A].broke == [(B, "")])
+        assert made.nodes[A]._links._posted == {}
