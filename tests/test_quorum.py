@@ -438,22 +438,20 @@ def test_a_version_is_stuck_when_too_few_replicas_can_still_have_a_batch() -> No
 
 
 @pytest.mark.parametrize(
-    ("refused", "lost", "cause"),
+    ("able", "refused", "exhausted", "lost", "cause"),
     [
-        ((), (), Cause.EXHAUSTED),
-        ((0,), (), Cause.EXHAUSTED),
-        ((0, 1), (), Cause.REFUSED),
-        ((0,), (1,), Cause.REFUSED),
-        ((), (0,), Cause.EXHAUSTED),
-        ((), (0, 1), Cause.LOST),
-        ((2,), (0, 1), Cause.LOST),
+        ((0, 1, 2), (3,), (), (), Cause.REFUSED),
+        ((0,), (1,), (2,), (3,), Cause.EXHAUSTED),
+        ((0, 1), (), (2, 3), (), Cause.EXHAUSTED),
+        ((0, 1), (), (), (2, 3), Cause.LOST),
+        ((0,), (1,), (), (2, 3), Cause.LOST),
     ],
 )
-def test_why_a_version_is_stuck_is_what_alone_would_do(
-    refused: tuple[int, ...], lost: tuple[int, ...], cause: Cause
+def test_why_a_version_is_stuck_tells_what_was_refused_from_the_end_of_the_batches_and_from_losses(
+    able: tuple[int, ...], refused: tuple[int, ...], exhausted: tuple[int, ...], lost: tuple[int, ...], cause: Cause
 ) -> None:
-    rest = tuple(replica for replica in range(4) if replica not in (*refused, *lost))
-    assert Stuck(0, needed=3, able=rest[1:], refused=refused, lost=lost, exhausted=rest[:1]).cause is cause
+    needed = 4 if able == (0, 1, 2) else 3
+    assert Stuck(0, needed, able, refused, lost, exhausted).cause is cause
 
 
 def test_what_does_not_exist_is_an_error() -> None:

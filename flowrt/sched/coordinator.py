@@ -53,9 +53,9 @@ class Standing(Enum):
 class Cause(Enum):
     """Why too few updates can come."""
 
-    LOST = "lost"  # so many replicas are gone that no version can close any more
-    REFUSED = "refused"  # so many updates were not finite
+    REFUSED = "refused"  # updates that came were not finite
     EXHAUSTED = "exhausted"  # the batches are at their end
+    LOST = "lost"  # replicas are gone
 
 
 _AT_LOSS = {Standing.IDLE: Standing.ABSENT, Standing.RUNNING: Standing.LOST}
@@ -107,11 +107,11 @@ class Stuck:
 
     @property
     def cause(self) -> Cause:
-        """What alone would do: that replicas are lost, before what was refused, before the end of the batches."""
-        left = len(self.able) + len(self.exhausted)
-        if left + len(self.refused) < self.needed:
-            return Cause.LOST
-        return Cause.REFUSED if left < self.needed else Cause.EXHAUSTED
+        """What was refused, if no more were needed than that; else the end of the batches; else who is lost."""
+        hopeful = len(self.able) + len(self.refused)
+        if hopeful >= self.needed:
+            return Cause.REFUSED
+        return Cause.EXHAUSTED if hopeful + len(self.exhausted) >= self.needed else Cause.LOST
 
     def __str__(self) -> str:
         spent = f", out of batches {list(self.exhausted)}" if self.exhausted else ""

@@ -31,7 +31,7 @@ class Left:
         held: The replicas whose updates of that version it holds.
         order: On server 0, the set that was ordered and that some server may not have applied, with its version.
         ended: Whether it goes on no more: nothing is being applied, and nothing will be.
-        client: Who drives it, for people; empty once that client is gone.
+        client: Who drives it, for people; empty once that client is gone. Only what server 0 says of it counts.
         broke: Whether it began to apply that version and could not end it.
     """
 
@@ -62,9 +62,14 @@ class Go:
 
 @valueclass
 class End:
-    """These runs have no client any more and are to be ended; then ask the servers again."""
+    """``run`` has no client any more and is to be ended on ``server``; then ask the servers again.
 
-    runs: tuple[int, ...]
+    Server 0 has all servers apply what was ordered, and ends the run on them, before it answers. Another one ends it
+    by itself, which is right only where server 0 has ended it, or knows nothing of it any more.
+    """
+
+    run: int
+    server: int
 
 
 @valueclass
@@ -92,15 +97,15 @@ Opening: TypeAlias = "Go | End | Apply | Refuse"
 
 def decide(trainer: str, said: Sequence[Said]) -> Opening:
     """What is to be done before a run of ``trainer`` begins, from what each of its servers says, server 0 first."""
-    going = [one.left for one in said if one.left is not None and not one.left.ended]
-    for left in going:
-        if left.client:
+    for server, left in enumerate(one.left for one in said):
+        if left is None or left.ended:
+            continue
+        if server == 0 and left.client:
             return Refuse(
                 f"{trainer} is being trained by {left.client}, and one client at a time trains it: "
                 "wait until that one ends, or end it"
             )
-    if going:
-        return End(tuple(sorted({left.run for left in going})))
+        return End(left.run, server)
     broke = [one.server for one in said if one.left is not None and one.left.broke and one.left.version == one.version]
     if broke:
         return Refuse(f"{trainer}: an update could not be applied whole on {', '.join(broke)}; {_FIX}")
