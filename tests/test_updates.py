@@ -150,3 +150,23 @@ def test_a_table_that_is_also_read_whole_has_a_dense_gradient() -> None:
         gradients: list[Gradient] = fr.gradients(fr.sum(rows) + fr.sum(fr.square(table)), [table])
         assert [part.spec.dims for part in parts_of(gradients)] == [(SIZE, WIDTH)]
         assert [part.spec.dims for part in parts_of(fed_like(gradients))] == [(SIZE, WIDTH)]
+
+
+async def test_a_bag_of_rows_sends_the_gradient_of_its_mean_once() -> None:
+    with fr.Graph() as graph:
+        table = fr.Variable(np.ones((SIZE, WIDTH), np.float32))
+        bags = fr.placeholder("int64", (None, 4))
+        gradients: list[Gradient] = fr.gradients(fr.mean(fr.mean(fr.take(table, bags), axis=1)), [table])
+        sent = parts_of(gradients)
+        fed = [fed_like(gradients) for _ in range(2)]
+        move = fr.optim.SGD(1.0).apply_gradients([(mean_of([one for (one,) in fed]), table)])
+    rng = np.random.default_rng(15)
+    updates = [[rng.integers(0, SIZE, 4 * n), rng.normal(size=(n, WIDTH)).astype("float32")] for n in (2, 3)]
+    expected = np.ones((SIZE, WIDTH))
+    for indices, values in updates:
+        np.subtract.at(expected, indices, np.repeat(values, 4, axis=0) / 2)
+    async with fr.Session(graph) as session:
+        assert [part.shape for part in await session.run(sent, {bags: np.zeros((5, 4), int)})] == [(20,), (5, WIDTH)]
+        tensors = [part for member in fed for part in parts_of(member)]
+        await session.run(move, dict(zip(tensors, [part for update in updates for part in update], strict=True)))
+        np.testing.assert_allclose(await session.run(table), expected, rtol=1e-5, atol=1e-5)

@@ -8,6 +8,7 @@ table, its ``slots``, and nothing else: a row that does not occur keeps its mome
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from flowrt.errors import SpecError
 from flowrt.op import no_gradient, op
 from flowrt.ops.elementwise import astype
-from flowrt.ops.shape import reshape, stack
+from flowrt.ops.reduce import spread
+from flowrt.ops.shape import concat, reshape, stack
 from flowrt.ops.slices import IndexedSlices, check_groups, group_rows
 from flowrt.ops.source import shape_of
 from flowrt.spec import Spec, normal_axes
@@ -107,7 +109,7 @@ def write_rows(write: Op, slices: IndexedSlices, settings: Sequence[Any], attrib
 
     ``attributes`` are the variable's and the write's own; ``settings`` are numbers or scalars of the variable's dtype.
     """
-    values = _unrepeated(slices.values)
+    values, _ = unrepeated(slices.values)
     filled, dtype = (*settings, *[0] * (SETTINGS - len(settings))), attributes["dtype"]
     if any(hasattr(s, "builder") for s in settings):
         numbers = stack([astype(s, dtype) if hasattr(s, "builder") else np.asarray(s).astype(dtype) for s in filled])
@@ -117,21 +119,34 @@ def write_rows(write: Op, slices: IndexedSlices, settings: Sequence[Any], attrib
     return write(values, groups, numbers, **attributes, name=name)
 
 
-def _unrepeated(values: Any) -> Any:
+def unrepeated(values: Any) -> tuple[Any, int | None]:
     """``values`` without the copies that the gradient of a sum or mean made of each for neighbouring indices.
 
-    That of the mean over a bag of rows is one row for all of the bag.
+    That of the mean over a bag of rows is one row for all of the bag. Also answered is how many there are of each, None
+    where only a step knows.
     """
     node = getattr(values, "op", None)
     if node is not None and node.op.name == "reshape":
         node = node.inputs[0].op
     if node is None or node.op.name != "spread":
-        return values
+        return values, 1
     whole, inner = node.outputs[0].spec, values.spec.shape[1:]
     if whole.dims is None or None in inner or whole.shape[whole.rank - len(inner) :] != inner:
-        return values
+        return values, 1
     bags = whole.rank - len(inner)  # the axes of the indices
     axes = normal_axes(node.attrs["axis"], whole.rank)
     if not axes or axes != tuple(range(bags - len(axes), bags)):
+        return values, 1
+    sizes, once = [whole.shape[axis] for axis in axes], node.inputs[0]
+    if once.spec.dims is None or once.spec.rank != 1 + len(inner):
+        once = reshape(once, (-1, *inner))
+    return once, None if None in sizes else math.prod(sizes)
+
+
+def repeated(values: Any, times: int) -> Any:
+    """``values`` with so many copies of each, as `unrepeated` knows them."""
+    if times == 1:
         return values
-    return reshape(node.inputs[0], (-1, *inner))
+    inner = values.spec.shape[1:]
+    sizes = concat([shape_of(values)[:1], np.array([times, *inner], np.int64)])
+    return reshape(spread(values, sizes, 1), (-1, *inner))

@@ -38,13 +38,13 @@ def move_gathers(step: Step, placement: Mapping[int, Device], supports: Supports
     """``placement`` with every gather of a variable's rows where the fewest bytes travel."""
     if len({device.host for device in placement.values()}) < 2 or not _any_take(step):
         return placement
-    consumers = _consumers(step)
+    consumers = readers(step)
     moved = dict(placement)
     for read in [node for node in step.nodes.values() if node.op.name == READ]:
         home = placement[read.id]
         for task, use in _uses(step, read, placement, consumers).items():
+            near = use.whole or not fewer_than_all(step, read, use.takes)
             for take in use.takes:
-                near = _wants_all(step, read, use)
                 where = _wanted_at(take, task, moved, consumers) if near else home
                 if _runs(step, take, where, supports):
                     moved[take.id] = where
@@ -57,7 +57,7 @@ def _any_take(step: Step) -> bool:
     return any(node.op.name == TAKE for node in step.nodes.values())
 
 
-def _consumers(step: Step) -> dict[int, list[StepNode]]:
+def readers(step: Step) -> dict[int, list[StepNode]]:
     """The nodes that use each node's outputs, those of takes and reads alone."""
     found: dict[int, list[StepNode]] = {node.id: [] for node in step.nodes.values() if node.op.name in (TAKE, READ)}
     for node in step.nodes.values():
@@ -74,7 +74,7 @@ def _uses(
     home, found = placement[read.id].host, dict[str, _Use]()
     for node in consumers[read.id]:
         task = placement[node.id].host
-        if not _takes_rows(step, node, read):
+        if not takes_rows(step, node, read):
             found.setdefault(task, _Use()).whole = True
             continue
         if task == home:
@@ -88,16 +88,17 @@ def _only(tasks: Sequence[str]) -> str:
     return tasks[0] if len(set(tasks)) == 1 else ""
 
 
-def _takes_rows(step: Step, node: StepNode, read: StepNode) -> bool:
+def takes_rows(step: Step, node: StepNode, read: StepNode) -> bool:
+    """Whether ``node`` takes rows of the variable that ``read`` reads, and has no other use of it."""
     table = (read.id, 0)
     rank = len(step.spec(table).dims or ())
     return node.op.name == TAKE and node.inputs[0] == table != node.inputs[1] and node.attrs["axis"] in (0, -rank)
 
 
-def _wants_all(step: Step, read: StepNode, use: _Use) -> bool:
-    """Whether a task had better be sent the variable than its rows."""
+def fewer_than_all(step: Step, read: StepNode, takes: Sequence[StepNode]) -> bool:
+    """Whether what ``takes`` take of a variable, or may, is worth asking for, rather than all of it."""
     nbytes = read.outputs[0].nbytes
-    return use.whole or nbytes <= SMALL or sum(_travelling(step, take) for take in use.takes) >= nbytes
+    return nbytes > SMALL and sum(_travelling(step, take) for take in takes) < nbytes
 
 
 def _travelling(step: Step, take: StepNode) -> int:

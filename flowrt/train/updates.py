@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from flowrt.graph import control_dependencies
 from flowrt.ops.elementwise import add_n, divide, isfinite
 from flowrt.ops.reduce import all as all_
-from flowrt.ops.shape import stack
-from flowrt.ops.slices import IndexedSlices, group_rows, sum_slices
+from flowrt.ops.rows import repeated, unrepeated
+from flowrt.ops.shape import concat, stack
+from flowrt.ops.slices import IndexedSlices, group_rows
 from flowrt.ops.source import constant, placeholder, shape_of
 
 if TYPE_CHECKING:
@@ -28,12 +29,21 @@ Gradient: TypeAlias = "Tensor | IndexedSlices"
 
 
 def parts_of(gradients: Iterable[Gradient]) -> list[Tensor]:
-    """The tensors that gradients travel as: each itself, or its indices, then its values."""
+    """The tensors that gradients travel as: each itself, or its indices, then its values.
+
+    Neighbouring indices whose values are copies of one, as those of a bag of rows, share it.
+    """
     return [part for gradient in gradients for part in _parts(gradient)]
 
 
 def _parts(gradient: Gradient) -> tuple[Tensor, ...]:
-    return (gradient.indices, gradient.values) if isinstance(gradient, IndexedSlices) else (gradient,)
+    return (gradient.indices, _once(gradient)[0]) if isinstance(gradient, IndexedSlices) else (gradient,)
+
+
+def _once(slices: IndexedSlices) -> tuple[Tensor, int]:
+    """The values without copies, and how many indices in a row each is for."""
+    values, times = unrepeated(slices.values)
+    return (slices.values, 1) if times is None else (values, times)
 
 
 def fed_like(gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -42,8 +52,10 @@ def fed_like(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 
 def _fed_like(gradient: Gradient) -> Gradient:
-    parts = [placeholder(part.dtype, part.spec.dims, name="part") for part in _parts(gradient)]
-    return IndexedSlices(parts[1], parts[0], gradient.shape) if isinstance(gradient, IndexedSlices) else parts[0]
+    parts: list[Tensor] = [placeholder(part.dtype, part.spec.dims, name="part") for part in _parts(gradient)]
+    if not isinstance(gradient, IndexedSlices):
+        return parts[0]
+    return IndexedSlices(repeated(parts[1], _once(gradient)[1]), parts[0], gradient.shape)
 
 
 def all_finite(update: Iterable[tuple[Gradient, Variable]]) -> Tensor:
@@ -54,7 +66,7 @@ def all_finite(update: Iterable[tuple[Gradient, Variable]]) -> Tensor:
     seen, found = [], [constant(True)]
     for gradient, variable in update:
         if isinstance(gradient, IndexedSlices):
-            count = shape_of(gradient.values)[0]
+            count = shape_of(gradient.indices)[0]
             seen.append(group_rows(gradient.indices, count, gradient.shape[0], name=f"rows_of/{variable.name}"))
         found.append(all_(isfinite(_parts(gradient)[-1])))
     with control_dependencies(seen):
@@ -69,8 +81,9 @@ def mean_of(gradients: Sequence[Gradient]) -> Gradient:
     """
     slices = [gradient for gradient in gradients if isinstance(gradient, IndexedSlices)]
     if len(slices) == len(gradients):
-        total = sum_slices(slices)
-        return IndexedSlices(_over(total.values, len(slices)), total.indices, total.shape)
+        values, times = zip(*map(_once, slices), strict=True)
+        mean = repeated(_over(concat(values), len(values)), times[0])
+        return IndexedSlices(mean, concat([each.indices for each in slices]), slices[0].shape)
     return _over(add_n(list(gradients)), len(gradients))
 
 

@@ -1,0 +1,85 @@
+"""The rows that a tower takes of servers' tables, told apart from the tower, so that a table need not come to it.
+
+Law: a decision on a graph; nothing is built or run. What is taken must follow from the batch alone, as it is asked for
+before the replica has the version whose rows it will be. A table that the tower reads otherwise, too, comes whole, and
+so does one that is fewer bytes than its rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrt.eager import evaluate
+from flowrt.passes.bag import bag_axes
+from flowrt.passes.fold_constants import fold_constants
+from flowrt.passes.gather import READ, fewer_than_all, readers, takes_rows
+from flowrt.passes.prune import prune
+from flowrt.passes.step import FED
+from flowrt.plan import resources_in
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flowrt.graph import Tensor
+    from flowrt.ops.state import Variable
+    from flowrt.passes.step import Ref, Step, StepNode
+
+
+@valueclass
+class Gather:
+    """Rows of ``table``: ``asked`` says which, ``rows`` is what a tower makes of the table itself: they, or their bags'
+    sums or means."""
+
+    table: Variable
+    asked: Tensor
+    rows: Tensor
+
+
+def find_gathers(outputs: Sequence[Tensor], inputs: Sequence[Tensor], tables: Sequence[Variable]) -> list[Gather]:
+    """What a tower that computes ``outputs`` from a batch, its ``inputs``, gathers from each of ``tables``, in order.
+
+    Where every ``asked`` and ``rows`` is fed, the tower reads none of the tables of these gathers.
+    """
+    step = fold_constants(prune(outputs[0].graph, outputs, (), inputs), evaluate)  # sizes are no use of a table
+    users, given = readers(step), _given(step)
+    found: list[Gather] = []
+    for table in tables:
+        takes = _takes(step, table, users)
+        if all(_is_given(take.inputs[1], given) for take in takes):
+            found += [Gather(table, *_ends(step, take, users[take.id])) for take in takes]
+    return found
+
+
+def _given(step: Step) -> set[int]:
+    """The nodes that compute with what the batch and constants give, and nothing else."""
+    given: set[int] = set()
+    for node in step.nodes.values():
+        if not (node.op.stateful or node.op.effect) and given.issuperset(node.before()):
+            given.add(node.id)
+    return given
+
+
+def _is_given(ref: Ref, given: set[int]) -> bool:
+    return ref[0] == FED or ref[0] in given
+
+
+def _takes(step: Step, table: Variable, users: Mapping[int, Sequence[StepNode]]) -> list[StepNode]:
+    """The takes of rows that are all that is done with a table, and are worth asking for; else none."""
+    name = (table.resource.container, table.resource.name)
+    reads = [node for node in step.nodes.values() if name in resources_in(node.attrs)]
+    if len(reads) != 1 or reads[0].op.name != READ or reads[0].attrs["fresh"]:
+        return []
+    read, takes = reads[0], users[reads[0].id]
+    if (read.id, 0) in step.fetches or not all(takes_rows(step, take, read) for take in takes):
+        return []
+    return list(takes) if fewer_than_all(step, read, takes) else []
+
+
+def _ends(step: Step, take: StepNode, users: Sequence[StepNode]) -> tuple[Tensor, Tensor]:
+    """What asks for rows, and what the tower begins with: these, or the sum or mean of each bag if it needs no more."""
+    alone = len(users) == 1 and (take.id, 0) not in step.fetches and bag_axes(step, take, users[0])
+    rows = users[0].id if alone else take.id
+    source, output = take.inputs[1]
+    asked = step.feeds[output] if source == FED else step.graph.nodes[source].outputs[output]
+    return asked, step.graph.nodes[rows].outputs[0]
