@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pass_world import compiled
-from step_world import CLIENT, CLUSTER
+from step_world import CLIENT, CLUSTER, everywhere
 
 import flowrt as fr
 from flowrt.graph import device
+from flowrt.passes.place import place
+from flowrt.passes.prune import prune
+from flowrt.passes.settle import settle
 
 if TYPE_CHECKING:
     from flowrt.passes import Compiled
@@ -147,3 +150,20 @@ async def test_rows_taken_on_a_server_are_the_rows() -> None:
         np.testing.assert_allclose(moved[0], expected[6:9], rtol=1e-5)
         text = str(await session.explain([model.loss], feeds=[model.indices]))
         assert "move_gathers: moved 2" in text
+
+
+def test_what_needs_nothing_of_another_task_settles_at_home() -> None:
+    """A fed table's rows are taken at home, indices on their way to another task's table made there."""
+    with fr.Graph():
+        with device("/job:ps"):
+            fed = fr.placeholder("float32", (SIZE, WIDTH), name="fed")
+            table = fr.Variable(np.zeros((SIZE, WIDTH), np.float32), name="table")
+            flat = fr.reshape(fr.placeholder("int32", (None, 3), name="indices"), (-1,), name="flat")
+        with device("/job:worker/task:0"):
+            rows = fr.add(fr.nn.embedding_lookup(fed, flat), fr.nn.embedding_lookup(table, flat), name="rows")
+    step = prune(rows.graph, [rows], [], [fed, flat.op.inputs[0]])
+    placed = place(step, devices=CLUSTER, default=CLUSTER[2], supports=everywhere, rules={})
+    found = settle(step, placed, [d for d in CLUSTER if d.host == WORKER], everywhere)
+    told = {step.nodes[i].name: where.host for i, where in found.items()}
+    assert {told["flat"], told["take"], told["rows"]} == {WORKER}
+    assert {told["table/value"], told["take_1"]} == {PS}
