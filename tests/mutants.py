@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "flowrt"
-PROTOCOL = ("test_quorum", "test_replica_protocol")
+PROTOCOL = ("test_quorum", "test_stream_protocol", "test_replica_protocol")
 TESTS = {
     "sched/machine": ("test_machine",),
     "sched/topology": ("test_machine",),

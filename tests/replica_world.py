@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowrt.errors import InternalError
+from flowrt.sched.book import Book
 from flowrt.sched.coordinator import Coordinator, Outcome
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
@@ -52,7 +53,42 @@ class State(NamedTuple):
     faults: int  # updates that may still be not finite
 
 
-class World:
+class Values:
+    """The values that a world asks: each has a number, and each question is put once."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.numbers: dict[Any, int] = {}
+        self.answers: dict[tuple, tuple] = {}
+        self.renamed: dict[tuple, int] = {}
+
+    def number(self, value: Any) -> int:
+        """A number for ``value``, the same for equal ones."""
+        found = self.numbers.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+    def ask(self, number: int, method: str, *arguments: Any) -> tuple[int, Any]:
+        """Call ``method`` of a value; its answer, with the value that follows as a number."""
+        key = (number, method, arguments)
+        if key not in self.answers:
+            try:
+                answer = getattr(self.values[number], method)(*arguments)
+            except InternalError as error:
+                raise Violation(f"{method}{arguments}: {error}") from error
+            value, extra = answer if isinstance(answer, tuple) else (answer, None)
+            self.answers[key] = (self.number(value), extra)
+        return self.answers[key]
+
+    def renumbered(self, number: int, order: tuple[int, ...], servers: tuple[int, ...]) -> int:
+        key = (number, order, servers)
+        if key not in self.renamed:
+            self.renamed[key] = self.number(renamed(self.values[number], order, servers))
+        return self.renamed[key]
+
+
+class World(Values):
     """The protocol for ``versions`` versions, with ``least`` replicas alive at all times."""
 
     def __init__(
@@ -67,11 +103,8 @@ class World:
         coordinator: type[Coordinator] = Coordinator,
         shard: type[Shard] = Shard,
     ) -> None:
+        super().__init__()
         self.least, self.versions, self.replicas = least, versions, range(replicas)
-        self.values: list[Any] = []
-        self.numbers: dict[Any, int] = {}
-        self.answers: dict[tuple, tuple] = {}
-        self.renamed: dict[tuple, int] = {}
         self.arrivals: dict[tuple, list[tuple]] = {}
         self.news: dict[tuple, list[tuple]] = {}
         self.columns: dict[Any, int] = {}
@@ -95,25 +128,6 @@ class World:
             joins,
             faults,
         )
-
-    def number(self, value: Any) -> int:
-        """A number for ``value``, the same for equal ones."""
-        found = self.numbers.setdefault(value, len(self.values))
-        if found == len(self.values):
-            self.values.append(value)
-        return found
-
-    def ask(self, number: int, method: str, *arguments: Any) -> tuple[int, Any]:
-        """Call ``method`` of a value; its answer, with the value that follows as a number."""
-        key = (number, method, arguments)
-        if key not in self.answers:
-            try:
-                answer = getattr(self.values[number], method)(*arguments)
-            except InternalError as error:
-                raise Violation(f"{method}{arguments}: {error}") from error
-            value, extra = answer if isinstance(answer, tuple) else (answer, None)
-            self.answers[key] = (self.number(value), extra)
-        return self.answers[key]
 
     def done(self, state: State) -> bool:
         return self.values[state.coordinator].version == self.versions
@@ -319,8 +333,8 @@ class World:
     def _rename(self, state: State, order: tuple[int, ...]) -> State:
         name = {old: new for new, old in enumerate(order)}
         return state._replace(
-            coordinator=self._renumber(state.coordinator, order, SERVERS),
-            shards=tuple(self._renumber(shard, order, SERVERS) for shard in state.shards),
+            coordinator=self.renumbered(state.coordinator, order, SERVERS),
+            shards=tuple(self.renumbered(shard, order, SERVERS) for shard in state.shards),
             hands=tuple(tuple((version, called(u, name)) for version, u in hands) for hands in state.hands),
             tries=pick(state.tries, order),
             reports=pick(state.reports, order),
@@ -332,19 +346,13 @@ class World:
     def _swap(self, state: State) -> State:
         other = SERVERS[::-1]
         return state._replace(
-            coordinator=self._renumber(state.coordinator, tuple(self.replicas), other),
+            coordinator=self.renumbered(state.coordinator, tuple(self.replicas), other),
             shards=state.shards[::-1],
             hands=state.hands[::-1],
             tries=tuple(tuple(swapped(one) for one in tries) for tries in state.tries),
             reports=tuple(bits(reports) for reports in state.reports),
             applied=state.applied[::-1],
         )
-
-    def _renumber(self, number: int, order: tuple[int, ...], servers: tuple[int, ...]) -> int:
-        key = (number, order, servers)
-        if key not in self.renamed:
-            self.renamed[key] = self.number(renamed(self.values[number], order, servers))
-        return self.renamed[key]
 
 
 def put(items: tuple, index: int, item: Any) -> tuple:
@@ -390,7 +398,7 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
         held = tuple(update and (name[update[0]], *update[1:]) for update in pick(value.held, order))
         taken = value.taken and tuple(sorted(name[r] for r in value.taken))
         return replace(value, held=held, refused=frozenset(name[r] for r in value.refused), taken=taken)
-    history = []
+    book, history = value.book, []
     for ledger in value.history:
         receipts = sorted((replace(r, replica=name[r.replica]) for r in ledger.receipts), key=lambda r: r.replica)
         decided = tuple(sorted(name[r] for r in ledger.decided))
@@ -398,7 +406,7 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
     return replace(
         value,
         quorum=replace(value.quorum, kept=tuple(sorted(name[r] for r in value.quorum.kept))),
-        book=replace(value.book, given=pick(value.book.given, order), spent=pick(value.book.spent, order)),
+        book=Book(pick(book.given, order), pick(book.spent, order), book.totals and pick(book.totals, order)),
         standing=pick(value.standing, order),
         holders=tuple(frozenset(servers[s] for s in holders) for holders in pick(value.holders, order)),
         alive=pick(value.alive, order),

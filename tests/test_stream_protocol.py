@@ -1,0 +1,169 @@
+"""One run of a trainer, searched to exhaustion: its batches, what replicas are told, and what its client allows.
+
+What holds in every state: a version is ordered once, when the client has asked for it and not once the run ends;
+servers never hold different versions of one number; every batch is spent once, in order, with one receipt, and the
+variables hold exactly those whose receipt says so. And every state leads on, without another fault, to the last
+version, to the end of the batches, or, without a client, to all servers at one version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from replica_world import Violation, put, search
+from stream_world import Replica, Streams
+
+from flowrt.sched.coordinator import Coordinator, Outcome, Standing
+from flowrt.sched.quorum import AllOf, FirstOf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowrt.sched.quorum import Policy
+
+ONE: dict[str, Any] = {"servers": 1}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("policy", "world"),
+    [
+        (FirstOf(1), {"losses": 1, **ONE}),
+        (FirstOf(1), {"faults": 1, "deaths": True, **ONE}),
+        (FirstOf(1), {"versions": 3, "batches": (3, 1), **ONE}),
+        (AllOf(), {"deaths": True}),
+        (AllOf(), {"losses": 1}),
+        (FirstOf(1), {"batches": (2, 1)}),
+    ],
+)
+def test_no_reachable_state_of_a_run_breaks_the_protocol(policy: Policy, world: dict[str, Any]) -> None:
+    found = search(Streams(policy, **world))
+    print(found)
+    assert found.complete > 0
+
+
+class TellsOnlyOfTheBatch(Streams):
+    """A replica that does not begin learns nothing of the batches that were spent without it."""
+
+    def told(self, one: Replica, coordinator: Coordinator, replica: int) -> tuple[int, int, bool]:
+        version, _, begun = super().told(one, coordinator, replica)
+        return version, coordinator.begun(replica) or one.heard[1], begun
+
+
+class WaitsToBeTold(Streams):
+    """A replica that was given a batch too late to be told of it waits for the next version."""
+
+    def _computes(self, state: Any, replica: int) -> Iterator[Any]:
+        return super()._computes(state, replica) if state.replicas[replica].heard[2] else iter(())
+
+
+class BeginsWithTheLast(Streams):
+    """A replica that begins by itself takes the newest batch it has."""
+
+    def batch(self, one: Replica) -> int:
+        return one.heard[1] if one.heard[2] else max(one.given, one.heard[1] + 1)
+
+
+class BeginsWithoutSpending(Coordinator):
+    def _open_next(self) -> Any:
+        return replace(super()._open_next(), book=self.book)
+
+
+class HoldsWithoutSpending(Coordinator):
+    def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> Any:
+        if version == self.version and self.standing[replica] is Standing.IDLE and self.quorum.closed_at is None:
+            return self._stand(replica, Standing.RUNNING)._gather(server, replica, finite, now)
+        return super().held(server, version, replica, finite, now)
+
+
+class GivesBackWhatIsLate(Coordinator):
+    def _open_next(self) -> Any:
+        late = [receipt.replica for receipt in self._account().receipts if receipt.outcome is Outcome.LATE]
+        book = self.book
+        for replica in late:
+            book = replace(book, spent=put(book.spent, replica, book.spent[replica] - 1))
+        return super(GivesBackWhatIsLate, replace(self, book=book))._open_next()
+
+
+class ReceiptsTheNextBatch(Coordinator):
+    def _account(self) -> Any:
+        ledger = super()._account()
+        return replace(ledger, receipts=tuple(replace(r, batch=r.batch + 1) for r in ledger.receipts))
+
+
+class KeepsOnReceiptWhatCameLate(Coordinator):
+    def _account(self) -> Any:
+        ledger = super()._account()
+        return replace(ledger, receipts=tuple(replace(r, outcome=Outcome.KEPT) for r in ledger.receipts))
+
+
+class ExpectsMoreForEver(Coordinator):
+    def _able(self, replica: int) -> bool:
+        return (self.alive[replica] and self.standing[replica] is Standing.IDLE) or super()._able(replica)
+
+
+class EndsBeforeTheLastBatch(Coordinator):
+    def _able(self, replica: int) -> bool:
+        waits = self.standing[replica] is Standing.IDLE and not self.book.waits(replica)
+        return super()._able(replica) and not waits
+
+
+class OrdersUnasked(Coordinator):
+    def order(self) -> Any:
+        ordered, chosen = replace(self, allowed=self.version + 1).order_as_asked()
+        return replace(ordered, allowed=self.allowed), chosen
+
+    def order_as_asked(self) -> Any:
+        return super().order()
+
+
+class OrdersForNobody(Coordinator):
+    def order(self) -> Any:
+        ordered, chosen = super(OrdersForNobody, replace(self, closing=False)).order()
+        return replace(ordered, closing=self.closing), chosen
+
+
+class OrdersAgain(Coordinator):
+    def order(self) -> Any:
+        return super(OrdersAgain, replace(self, ordered=False)).order()
+
+
+class DropsTheOrderAtTheEnd(Coordinator):
+    def close(self) -> Any:
+        return replace(self, closing=True, ordered=False)
+
+
+class SaysItIsSettled(Coordinator):
+    @property
+    def settled(self) -> bool:
+        return True
+
+
+MUTANTS: list[tuple[type, Policy, dict[str, Any], str]] = [
+    (TellsOnlyOfTheBatch, FirstOf(1), ONE, "a batch is applied twice"),
+    (WaitsToBeTold, AllOf(), ONE, "no way on"),
+    (BeginsWithTheLast, FirstOf(1), ONE, "is made of"),
+    (BeginsWithoutSpending, FirstOf(1), ONE, "batches spent are"),
+    (HoldsWithoutSpending, AllOf(), ONE, "receipts are"),
+    (GivesBackWhatIsLate, FirstOf(1), ONE, "after that of batch"),
+    (ReceiptsTheNextBatch, FirstOf(1), ONE, "receipts are"),
+    (KeepsOnReceiptWhatCameLate, FirstOf(1), ONE, "receipts are"),
+    (ExpectsMoreForEver, AllOf(), {"batches": (1, 1), **ONE}, "no way on"),
+    (EndsBeforeTheLastBatch, AllOf(), ONE, "given up although 2 replicas have batches"),
+    (OrdersUnasked, FirstOf(1), ONE, "version 0 was ordered, the client asked for 0"),
+    (OrdersForNobody, FirstOf(1), {"deaths": True, **ONE}, "although the run ends"),
+    (OrdersAgain, FirstOf(1), ONE, "version 0 was ordered after 1 versions"),
+    (DropsTheOrderAtTheEnd, FirstOf(1), {"deaths": True}, "settled although"),
+    (SaysItIsSettled, FirstOf(1), {"deaths": True}, "settled although"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "policy", "world", "symptom"), MUTANTS, ids=[mutant.__name__ for mutant, *_ in MUTANTS]
+)
+def test_the_search_catches(mutant: type, policy: Policy, world: dict[str, Any], symptom: str) -> None:
+    with_mutant = mutant(policy, **world) if issubclass(mutant, Streams) else None
+    with pytest.raises(Violation, match=symptom):
+        search(with_mutant or Streams(policy, **world, coordinator=mutant))
