@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import machine as this_machine
+from section import PAGE, others
 
 HERE = Path(__file__).parent
 READY_SECONDS = 240.0  # PyTensor and torch.compile compile for a while
@@ -210,15 +211,14 @@ class Process:
         times: list[float] = self.answer(60 + 10 * seconds)["seconds"]
         return times
 
-    def end(self) -> float | None:
-        """Let it finish; answers how many MiB its memory grew, if it says so."""
+    def end(self) -> dict[str, Any]:
+        """Let it finish; answers its last message, or none."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            growth: float | None = self.answer(30)["rss_growth_mib"]
+            return self.answer(30)
         except Failed:
-            growth = None
-        return growth
+            return {}
 
     def kill(self) -> None:
         self._process.kill()
@@ -264,8 +264,8 @@ class Result:
 
 
 def home(peer: str) -> Path:
-    """The interpreter of a side."""
-    if peer == "flowrt":
+    """The interpreter of a side; bare sockets need no environment of their own."""
+    if peer in ("flowrt", "sockets"):
         return Path(sys.executable)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("FLOWRT_PEERS") or cache / "flowrt-peers") / peer / "bin" / "python"
@@ -326,7 +326,7 @@ def run_case(case: Case, threads: int, rounds: int, seconds: float) -> Result:
                 time.sleep(PAUSE_SECONDS)
                 measured[name].rounds.append(processes[name].measure(seconds))
         for name in ready:
-            measured[name].growth = processes[name].end()
+            measured[name].growth = processes[name].end().get("rss_growth_mib")
         peers = [side for name, side in measured.items() if name != "flowrt"]
         return Result(case, int(ready["flowrt"]["work"]), measured["flowrt"], peers, failed)
     finally:
@@ -398,11 +398,12 @@ def table(results: Sequence[Result]) -> Iterator[str]:
             yield f"  - {name} was left out: {why}"
 
 
-def versions() -> str:
-    """The peers' versions, as installed."""
-    packages = {"tf": "tensorflow-cpu", "torch": "torch", "jax": "jax", "pytensor": "pytensor"}
+def versions(*peers: str) -> str:
+    """The peers' versions, as installed; of all but ray if none is named."""
+    packages = {"tf": "tensorflow-cpu", "torch": "torch", "jax": "jax", "pytensor": "pytensor", "ray": "ray"}
     found = []
-    for peer, package in packages.items():
+    for peer in peers or ("tf", "torch", "jax", "pytensor"):
+        package = packages[peer]
         if home(peer).exists():
             code = f"from importlib.metadata import version; print(version({package!r}))"
             done = subprocess.run([str(home(peer)), "-c", code], capture_output=True, text=True)
@@ -430,7 +431,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.7, help="of measuring, per side and round")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write its part of docs/performance.md")
     a = parser.parse_args()
     unknown = set(a.cases) - {case.name for case in CASES}
     if unknown:
@@ -451,7 +452,7 @@ def main() -> None:
                 print(f"{case.name}: flowrt's side failed: {why}", flush=True)
     print("\n".join(table(results)))
     if a.write:
-        (HERE.parent / "docs" / "performance.md").write_text(page(results, settings), encoding="utf-8")
+        PAGE.write_text("\n".join([page(results, settings), *filter(None, [others()])]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""flowrt's side of perf/null_step.py: `fr.train.Replicated` on a `fr.LocalCluster`, as a program would write it.
+
+ahead    the same with ``ahead=8``: the nodes need not wait for the client
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import null_data as d
+import numpy as np
+import processes as p
+
+import flowrt as fr
+
+AHEAD = 8
+
+
+def build(a: p.Settings) -> tuple[fr.Graph, fr.train.Replicated, fr.Tensor]:
+    """The graph, its trainer, and what is compared in the end."""
+    rows = a.workload in d.TABLES
+    inputs = {"ids": fr.Spec("int32", (d.ROWS_A_STEP,))} if rows else {"one": fr.Spec("float32", ())}
+
+    def loss_fn(given: dict[str, fr.Tensor]) -> fr.Tensor:
+        if rows:
+            table = fr.Variable(fr.ones((d.TABLES[a.workload], d.WIDTH)), name="table")
+            return 0.5 * fr.sum(fr.square(fr.nn.embedding_lookup(table, given["ids"])))
+        w = fr.Variable(fr.ones((d.floats(a.workload),)), name="w")
+        return 0.5 * fr.sum(fr.square(w)) * given["one"]
+
+    with fr.Graph() as graph:
+        rate = d.ROW_RATE if rows else d.RATE
+        trainer = fr.train.Replicated(loss_fn, inputs, fr.optim.SGD(rate), replicas=a.workers)
+        with fr.device("/job:ps/task:0"):
+            (variable,) = trainer.variables
+            probed = (
+                fr.take(variable, fr.constant(d.probes(a.workload, a.workers)), axis=0)[:, 0] if rows else variable[-1:]
+            )
+    return graph, trainer, probed
+
+
+def batches(a: p.Settings) -> Iterator[dict[str, Any]]:
+    """One for each worker and step, without end."""
+    if a.workload not in d.TABLES:
+        return itertools.repeat({"one": np.float32(1)})
+    ids = d.ids(a.workload, a.workers)
+    return ({"ids": ids[worker, turn]} for turn in itertools.cycle(range(d.BATCHES)) for worker in range(a.workers))
+
+
+async def serve(a: p.Settings) -> None:
+    graph, trainer, probed = build(a)
+    how = {"ahead": AHEAD} if a.variant == "ahead" else {}
+    if how and "ahead" not in inspect.signature(trainer.steps).parameters:
+        raise SystemExit("this flowrt knows no ahead")
+    async with fr.LocalCluster(ps=1, worker=a.workers) as cluster, fr.Session(graph, cluster=cluster) as session:
+        reports = trainer.steps(session, batches(a), **how)
+        pids = {task: process.pid for task, process in cluster.processes.items()}
+        roles = {"server": pids.pop("/job:ps/task:0"), **p.workers(list(pids.values())), "client": os.getpid()}
+        loop = asyncio.get_running_loop()
+
+        def in_turn(coroutine: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+        async def run(count: int) -> list[float]:
+            clock, out, before = time.perf_counter, [], time.perf_counter()
+            async for _ in reports:
+                after = clock()
+                out.append(after - before)
+                before = after
+                if len(out) == count:
+                    break
+            return out
+
+        async def right(steps: int) -> bool:
+            step, found = await session.run([trainer.step, probed])
+            # With ahead, the variables are a few versions further than what was reported.
+            return steps <= step <= steps + how.get("ahead", 0) and d.right(a.workload, a.workers, int(step), found)
+
+        def answer() -> None:
+            p.serve(lambda count: in_turn(run(count)), roles, lambda steps: in_turn(right(steps)))
+
+        try:
+            await asyncio.to_thread(answer)
+        finally:
+            await reports.aclose()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner() as runner:
+        runner.run(serve(p.settings()))
