@@ -79,6 +79,7 @@ OWNERS = {
     "threading": [
         "sched/lanes",
         "sched/memory",
+        "sched/segments",
         "sched/variables",
         "blocking",
         "kernels/store",

@@ -14,49 +14,47 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from flowrt.codec import FRAME, Allocate, Limits, Message
 from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
-from flowrt.net.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, writes
+from flowrt.net.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, placed, writes
 from flowrt.net.outbox import Outbox, Outgoing
-from flowrt.net.sockets import ASK_SECONDS, tune, unanswered
-from flowrt.valueclass import valueclass
+from flowrt.net.sockets import ASK_SECONDS, Standstill, tune, unanswered
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from flowrt.codec import Allocate, Message
+    from flowrt.net.bounds import Bounds
+    from flowrt.net.local import Local
+    from flowrt.net.shared import Channel
 
 
 SHORT_OF_MEMORY = 0.05  # seconds until a message that there was no memory to decode is tried again
 TURN = 1e-3  # seconds after which who listens to a stream lets others have the loop
 
 
-@valueclass
-class Bounds:
-    """What one connection may use; times in seconds."""
-
-    limits: Limits = FRAME
-    inbox_messages: int = 256  # received and not yet taken; then reading stops
-    inbox_bytes: int = 16 << 20
-    outbox_messages: int = 1 << 14  # posted to a peer that does not read; then it is cut off
-    slice_bytes: int = 4 << 20  # written at once; less, and a large array waits for this side too
-    socket_bytes: int | None = None  # the kernel's buffers, each way; None lets it tune them
-    silence: float = 5.0  # the peer's kernel answers nothing: then it is lost
-    unacknowledged: float = 30.0  # the peer's kernel has no room: then it is lost
-    stall: float = 10.0  # a frame that was begun must go on
-    grace: float = 2.0  # for a frame and a goodbye in progress when a connection closes
-
-
 class _Stream(asyncio.BufferedProtocol):
     """What the event loop calls: fills the inbox, writes what is to be sent, notices the end."""
 
-    def __init__(self, transport: asyncio.Transport, peer: str, bounds: Bounds, allocate: Allocate) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        peer: str,
+        bounds: Bounds,
+        allocate: Allocate,
+        local: Local | None,
+        channel: Channel | None,
+    ) -> None:
         self.transport = transport
         self.peer = peer
         self.bounds = bounds
-        self.reader = FrameReader(self._deliver, bounds.limits, allocate, work=WORK)
+        self.local = local
+        self.channel = channel
+        borrow = None if channel is None else channel.borrow
+        self.reader = FrameReader(self._deliver, bounds.limits, allocate, work=WORK, borrow=borrow)
         self.inbox: deque[tuple[Message, int]] = deque()
         self.inbox_bytes = 0
         self.receiver: asyncio.Future[None] | None = None  # who waits for a message, or for the end
@@ -73,6 +71,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.paused = False  # the inbox is full
         self.breath: asyncio.TimerHandle | None = None  # until then nothing is decoded
         self.pulse: asyncio.TimerHandle | None = None  # when to ask the kernel for the peer
+        self.standstill = Standstill()
 
     def attach(self) -> None:
         """Become the transport's protocol. Reading is off meanwhile, so that no byte reaches the one before."""
@@ -84,7 +83,12 @@ class _Stream(asyncio.BufferedProtocol):
             raise InternalError("a connection needs a socket")
         tune(self.socket, self.bounds.unacknowledged, self.bounds.silence, self.bounds.socket_bytes)
         self._feel_pulse()
+        if self.channel is not None:
+            self.channel.attach(self._misled)
         self.transport.resume_reading()
+
+    def _misled(self, error: FlowrtError) -> None:
+        self.fail(type(error)(f"{self.peer}: {error}"))
 
     # ── called by the transport ──
 
@@ -155,6 +159,8 @@ class _Stream(asyncio.BufferedProtocol):
         for timer in (self.watch, self.breath, self.pulse):
             if timer is not None:
                 timer.cancel()
+        if self.channel is not None:
+            self.channel.close()
         self.lost.set()
         self.wake_receiver()
         self.outbox.clear()
@@ -175,6 +181,20 @@ class _Stream(asyncio.BufferedProtocol):
     def gone(self) -> bool:
         """Whether what was written last may never arrive."""
         return self.lost.is_set() or self.transport.is_closing()
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes are written."""
+        if self.local is not None:
+            self.local.socket_bytes += nbytes
+
+    def writes(self, pieces: Sequence[Piece], changing: bool) -> Iterator[Piece]:
+        """A frame as it is to be written, once its turn has come: large arrays are lent, if they can be."""
+        channel = self.channel
+        if channel is not None:
+            pieces = placed(pieces, lambda data: channel.lend(data, changing=changing))
+        for piece in writes(pieces, self.bounds.slice_bytes):
+            self.count(len(piece))
+            yield piece
 
     @property
     def blocked(self) -> bool:
@@ -285,10 +305,13 @@ class _Stream(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         silent = unanswered(self.socket)
-        if silent < self.bounds.silence:
-            self.pulse = self.loop.call_later(ASK_SECONDS, self._feel_pulse)
-        else:
+        untaken = self.standstill.seconds(self.transport.get_write_buffer_size())
+        if silent >= self.bounds.silence:
             self.fail(NodeLost(f"{self.peer} has answered nothing for {silent:.1f} s: it, or the way to it, is gone"))
+        elif untaken >= self.bounds.unacknowledged:
+            self.fail(NodeLost(f"{self.peer} has taken nothing for {untaken:.1f} s"))
+        else:
+            self.pulse = self.loop.call_later(ASK_SECONDS, self._feel_pulse)
 
 
 class Connection:
@@ -304,11 +327,12 @@ class Connection:
         peer: str,
         bounds: Bounds,
         allocate: Allocate = allocate_array,
-        on_lost: Callable[[], None] | None = None,
+        local: Local | None = None,
+        channel: Channel | None = None,
     ) -> None:
         self.hello: Mapping[str, Any] = {}  # what this side said of itself
         self.peer_hello: Mapping[str, Any] = {}  # what the other side said
-        self._stream = _Stream(transport, peer, bounds, allocate)
+        self._stream = _Stream(transport, peer, bounds, allocate, local, channel)
         self._stream.attach()
 
     @property
@@ -361,11 +385,14 @@ class Connection:
     def post(self, message: Message) -> None:
         """Send ``message`` without waiting, behind all that was sent before; its arrays stay as they are until then.
 
+        An array in memory that others of this host see is read there, for as long as the peer keeps what it got: who
+        changes it meanwhile changes what the peer sees.
+
         What the kernel does not take at once is kept, and written as it does. Raises what `send` raises; a peer that
         lets more than ``Bounds.outbox_messages`` wait is cut off.
         """
         stream = self._stream
-        pieces = self._write(message)
+        pieces = self._write(message, changing=True)
         if pieces is None:
             return
         if len(stream.outbox) >= stream.bounds.outbox_messages:
@@ -373,7 +400,9 @@ class Connection:
             raise stream.ending()
         stream.outbox.put(Outgoing(pieces))
 
-    def _write(self, message: Message, begun: Callable[[], None] | None = None) -> Iterable[Piece] | None:
+    def _write(
+        self, message: Message, begun: Callable[[], None] | None = None, *, changing: bool = False
+    ) -> Iterable[Piece] | None:
         """Write the usual message, small and with nothing before it, in one go; or answer how it is to be written."""
         stream = self._stream
         pieces = frame(message, stream.bounds.limits)
@@ -381,12 +410,13 @@ class Connection:
         if stream.over:
             raise stream.ending()
         if whole is None:
-            return writes(pieces, stream.bounds.slice_bytes)
+            return stream.writes(pieces, changing)
         if not stream.outbox.idle:
             return (whole,)
         if begun is not None:
             begun()
         stream.transport.write(whole)
+        stream.count(len(whole))
         return None
 
     async def receive(self) -> Message:

@@ -8,7 +8,9 @@ not the stream's. Frames do not interpret messages.
 
     u32 length of the header, little-endian | header (see `flowrt.codec`) | array 0 | array 1 | …
 
-A length of zero is the goodbye: the last thing a peer says, which tells an end from a loss.
+A length of zero is the goodbye: the last thing a peer says, which tells an end from a loss. In a length with the
+highest bit, the header is followed by a `Place` for each array, and only those that have none come as bytes: the others
+lie in memory that both ends see (`flowrt.net.shared`), which who made the reader is asked for.
 """
 
 from __future__ import annotations
@@ -32,10 +34,32 @@ GOODBYE = bytes(4)
 WINDOW = 1 << 16  # bytes received at once when it is not known what they are
 WORK = 1 << 13  # bytes of headers decoded at once: 4 ms, where each byte is an empty map
 _PREFIX = struct.Struct("<I")
+_PLACED = 1 << 31  # in the length of a header: places follow it
+_PLACE = struct.Struct("<IQQ")
 _SMALL = 1 << 14  # pieces up to this are cheaper to copy than to hand to the kernel one by one
 _DIRECT = 1 << 14  # an array that lacks fewer bytes than this is completed through the window, with what follows it
 _NOTHING = memoryview(b"")
 _UNBOUNDED = 1 << 62
+_HERE = _PLACE.pack(0, 0, 0)
+
+
+@valueclass
+class Place:
+    """Where an array lies in the sender's memory: a segment, from 1 up, and an offset; each lending has a new serial.
+
+    Segment 0 is none: the array comes as bytes.
+    """
+
+    segment: int
+    offset: int
+    serial: int
+
+    def __str__(self) -> str:
+        return f"byte {self.offset} of segment {self.segment} (serial {self.serial})"
+
+
+Lend: TypeAlias = Callable[[memoryview], "Place | None"]
+Borrow: TypeAlias = Callable[[Place, codec.Layout, Allocate], Array]
 
 
 @valueclass
@@ -67,6 +91,18 @@ def frame(message: Message, limits: Limits = FRAME) -> list[Piece]:
     return [_PREFIX.pack(len(header)) + header, *buffers]
 
 
+def placed(pieces: Sequence[Piece], lend: Lend) -> Sequence[Piece]:
+    """What `frame` answered, without the arrays that ``lend`` knows places for; it answers None for the others."""
+    head, *buffers = pieces
+    places = [lend(memoryview(buffer)) for buffer in buffers]
+    if not any(places):
+        return pieces
+    (length,) = _PREFIX.unpack_from(head)
+    table = b"".join(_PLACE.pack(place.segment, place.offset, place.serial) if place else _HERE for place in places)
+    here = [buffer for buffer, place in zip(buffers, places, strict=True) if place is None]
+    return [_PREFIX.pack(_PLACED | length) + bytes(head[_PREFIX.size :]) + table, *here]
+
+
 def joined(pieces: Sequence[Piece]) -> Piece | None:
     """``pieces`` as one write, if they are few bytes; else None."""
     if len(pieces) == 1 and len(pieces[0]) <= _SMALL:
@@ -90,6 +126,11 @@ def writes(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
         yield from _joined(small, size)
 
 
+def _places_in(table: bytearray) -> list[Place | None]:
+    """What a frame says of where its arrays are."""
+    return [Place(*place) if place[0] else None for place in _PLACE.iter_unpack(table)]
+
+
 def _joined(small: Sequence[Piece], size: int) -> Iterator[Piece]:
     whole = small[0] if len(small) == 1 else b"".join(small)
     for start in range(0, len(whole), size):
@@ -103,17 +144,20 @@ class FrameReader:
     each message that is whole, with its bytes on the wire. ``allocate`` is asked for the memory of each array once the
     limits are checked; it must answer a writable, C-contiguous array of that dtype and shape, or raise `MemoryError` or
     `ResourceError`. With ``work``, a call stops after so many bytes of headers, `more` says so, and the next goes on,
-    also if told that no bytes came. So it does after a `MemoryError`, which leaves everything as it was.
+    also if told that no bytes came. So it does after a `MemoryError`, which leaves everything as it was. ``borrow``
+    answers the array at a place in the sender's memory; without it, a frame with places is none.
     """
 
     __slots__ = (
         "_allocate",
         "_arrays",
+        "_borrow",
         "_deliver",
         "_end",
         "_header",
         "_limits",
         "_past",
+        "_places",
         "_rest",
         "_roomy",
         "_size",
@@ -132,8 +176,10 @@ class FrameReader:
         allocate: Allocate = allocate_array,
         window: int = WINDOW,
         work: int | None = None,
+        borrow: Borrow | None = None,
     ) -> None:
         self._deliver = deliver
+        self._borrow = borrow
         self._limits = limits
         self._roomy = all(getattr(limits, name) >= least for name, least in asdict(WHOLE).items())
         self._allocate = allocate
@@ -142,6 +188,7 @@ class FrameReader:
         self._rest = _NOTHING  # what of the header or array in progress is not yet received
         self._past = 0  # bytes of an array without room that are still to be read past
         self._header: bytearray | None = None  # of the frame in progress
+        self._places: bytearray | None = None  # of its arrays, where it has any; empty until the header is whole
         self._arrays: list[Array | NoRoom] | None = None  # of the frame in progress, once its header is whole
         self._targets: list[memoryview | int] = []  # arrays not yet begun, or the bytes to read past; the next one last
         self._size = 0  # bytes of the frame in progress
@@ -202,7 +249,10 @@ class FrameReader:
             if self._rest or self._past:
                 return False
         if self._arrays is None:
-            self._open()
+            if self._places is not None and not self._places:
+                self._expect_places()
+            if not self._rest:
+                self._open()
         elif self._targets:
             self._aim_at(self._targets.pop())
         if not (self._rest or self._past or self._targets):
@@ -216,6 +266,9 @@ class FrameReader:
         if self._end - self._start < _PREFIX.size:
             return False
         (length,) = _PREFIX.unpack_from(self._window, self._start)
+        if self._borrow is not None and length > _PLACED:
+            length -= _PLACED
+            self._places = bytearray()
         if length > self._limits.header:
             raise BrokenStream(f"a frame announces a header of {length} bytes, over the limit of {self._limits.header}")
         header = bytearray(length)
@@ -230,21 +283,39 @@ class FrameReader:
     def _open(self) -> None:
         """Make room for the arrays that a whole header describes."""
         assert self._header is not None
-        arrays = [self._room_for(layout) for layout in codec.survey(self._header, self._limits)]
-        targets = [array.nbytes if isinstance(array, NoRoom) else codec.bytes_of(array) for array in arrays]
+        layouts = codec.survey(self._header, self._limits)
+        places = [None] * len(layouts) if self._places is None else _places_in(self._places)
+        arrays = [self._room_for(layout, place) for layout, place in zip(layouts, places, strict=True)]
+        here = [array for array, place in zip(arrays, places, strict=True) if place is None]
+        targets = [array.nbytes if isinstance(array, NoRoom) else codec.bytes_of(array) for array in here]
         self._targets = [target for target in reversed(targets) if target]
-        self._size += sum(array.nbytes for array in arrays)
-        self._arrays = arrays
+        self._size += sum(array.nbytes for array in here)
+        self._arrays, self._places = arrays, None
 
-    def _room_for(self, layout: codec.Layout) -> Array | NoRoom:
+    def _expect_places(self) -> None:
+        """Have the places come next that the arrays of a whole header have."""
+        assert self._header is not None
+        self._places = bytearray(_PLACE.size * len(codec.survey(self._header, self._limits)))
+        if not self._places:
+            raise BrokenStream("a frame announces places, and its header describes no arrays")
+        self._rest = memoryview(self._places)
+        self._size += len(self._places)
+
+    def _room_for(self, layout: codec.Layout, place: Place | None) -> Array | NoRoom:
         try:
-            array = self._allocate(*layout)
+            array = self._allocate(*layout) if place is None else self._borrowed(place, layout)
         except (MemoryError, ResourceError) as error:
             return NoRoom(*layout, str(error))
+        if place is not None:
+            return array
         if not codec.fits(array, layout):
             asked, got = ((str(dtype) + str(list(shape))) for dtype, shape in (layout, (array.dtype, array.shape)))
             raise InternalError(f"asked for {asked}, allocated {got}")
         return array
+
+    def _borrowed(self, place: Place, layout: codec.Layout) -> Array:
+        assert self._borrow is not None
+        return self._borrow(place, layout, self._allocate)
 
     def _aim_at(self, target: memoryview | int) -> None:
         """Have the bytes that come next go to ``target``, or nowhere, if it is a number of them."""

@@ -38,6 +38,7 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.codec import Allocate
+    from flowrt.net.local import Local
     from flowrt.net.transport import Connection
     from flowrt.spec import Spec
 
@@ -71,7 +72,8 @@ class Store:
     """What a task's links share: where values wait, and the room for those to come.
 
     ``knows`` says whether an epoch is in force: steps of others are over. ``allocate`` makes the memory for what is
-    received. ``posted`` is told of the peer and message where one comes that is no pull's.
+    received. ``posted`` is told of the peer and message where one comes that is no pull's. ``local`` is
+    what others of this host see of the task.
     """
 
     rendezvous: Rendezvous
@@ -80,6 +82,7 @@ class Store:
     knows: Callable[[str], bool]
     allocate: Allocate
     posted: Callable[[str, Any], None] = lambda peer, message: None
+    local: Local | None = None
 
     def check_room(self, nbytes: int, spec: Spec, where: str) -> None:
         """Raise `ResourceError` where there is no memory for what is offered: it would come only to be thrown away."""

@@ -104,7 +104,9 @@ class Links:
     async def _open(self, peer: str, address: Address) -> Link:
         try:
             carry = to_data(Carry(self._task, ""))
-            connection = await connect(*address, self._token, carry, allocate=self._store.allocate)
+            connection = await connect(
+                *address, self._token, carry, allocate=self._store.allocate, local=self._store.local
+            )
         except NodeLost as error:
             raise LinkBroken(f"{peer}: {error}") from error
         except RemoteError as error:

@@ -30,6 +30,7 @@ from flowrt.errors import (
 from flowrt.net.frames import NoRoom
 from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked
 from flowrt.net.liveness import Timing
+from flowrt.net.local import Local
 from flowrt.net.messages import (
     Abort,
     Answer,
@@ -79,6 +80,7 @@ class Master:
         self._rendezvous = Rendezvous()
         budget = Budget(transfer_budget)
         self._memory = Memory()
+        self._local = Local(self._memory, own=True)
         self._listeners: list[Listener] = []
         self._store = Store(
             self._rendezvous,
@@ -87,6 +89,7 @@ class Master:
             lambda epoch: epoch == self.epoch,
             self._allocate,
             posted=self._hear_posted,
+            local=self._local,
         )
         self._peers = Peers(
             addresses,
@@ -135,7 +138,10 @@ class Master:
         for step in self._steps.values():
             step.fail(ClosedError("the session was closed"))
         self._tell_listeners(lambda listener: listener.ended(self.epoch))
-        await self._peers.aclose()
+        try:
+            await self._peers.aclose()
+        finally:
+            self._local.close()
 
     # ── who is there ──
 

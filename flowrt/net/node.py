@@ -34,6 +34,7 @@ from flowrt.errors import (
 )
 from flowrt.net.link import Allowance, Link, Store, checked
 from flowrt.net.links import WAITING, Links
+from flowrt.net.local import Local
 from flowrt.net.messages import (
     CLIENT,
     Abort,
@@ -95,7 +96,10 @@ class Node:
         self._reigns: dict[str, _Reign] = {}  # by epoch
         self._over: OrderedDict[str, bool] = OrderedDict()  # epochs that have ended: whether for another master
         knows = self._reigns.__contains__
-        self._store = Store(host.rendezvous, host.budget, Allowance(), knows, self._allocate, posted=self._hear_posted)
+        self._local = Local(host.memory)
+        self._store = Store(
+            host.rendezvous, host.budget, Allowance(), knows, self._allocate, self._hear_posted, self._local
+        )
         self._links = Links(host.task, token, self._store, self._tell_broken)
         self._tasks: asyncio.TaskGroup | None = None
         host.remote = self
@@ -104,7 +108,7 @@ class Node:
     async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
         hello = to_data(Serve(self.host.task, tuple(self.host.devices)))
-        door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate)
+        door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate, local=self._local)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
             try:
@@ -112,6 +116,7 @@ class Node:
                     yield server
             except BaseException as error:  # raised below, so that it leaves bare and not in a group
                 failure = error
+        self._local.close()
         if failure is not None:
             raise failure
 
@@ -139,6 +144,8 @@ class Node:
             "masters": len(self._reigns),
             "links": len(self._links),
             "bytes_expected": self.host.budget.used,
+            "bytes_shared": self._local.shared_bytes,
+            "bytes_by_socket": self._local.socket_bytes,
         }
 
     # ── what other tasks post ──

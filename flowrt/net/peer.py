@@ -84,13 +84,17 @@ async def meet(
     host, port = place
     try:
         if isinstance(hello, Resume):
-            control = await connect(host, port, token, to_data(hello), timeout=patience, allocate=store.allocate)
+            control = await connect(
+                host, port, token, to_data(hello), timeout=patience, allocate=store.allocate, local=store.local
+            )
         else:
             control = await _reach(host, port, token, hello, store, patience)
         try:
             met = await _be_welcomed(task, control, patience)
             carry = to_data(Carry(CLIENT, hello.epoch))
-            carrying = await connect(host, port, token, carry, timeout=patience, allocate=store.allocate)
+            carrying = await connect(
+                host, port, token, carry, timeout=patience, allocate=store.allocate, local=store.local
+            )
         except BaseException:
             if isinstance(hello, Resume):
                 control.cut()  # a goodbye would end the reign that is to go on
@@ -107,7 +111,9 @@ async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, p
     while True:
         try:
             left = max(RETRY, until - loop.time())
-            return await connect(host, port, token, to_data(drive), timeout=left, allocate=store.allocate)
+            return await connect(
+                host, port, token, to_data(drive), timeout=left, allocate=store.allocate, local=store.local
+            )
         except NodeLost:
             if loop.time() + RETRY > until:
                 raise

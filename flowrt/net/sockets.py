@@ -3,7 +3,8 @@
 Law: the kernel of a peer answers for it, also when its process is stopped or does not read; a peer whose kernel answers
 nothing, however often it is asked, is gone, or the way to it is. So the kernel is made to ask (once a second where
 nothing else is on its way), and is asked what came of it. `TCP_USER_TIMEOUT` alone cannot tell the two apart: it cuts
-who does not read as well, and what is idle it never looks at.
+who does not read as well, and what is idle it never looks at. Of a Unix socket there is nothing to ask: both ends are
+one kernel's, which tells at once of a process that is gone; and that a peer takes nothing, we have to see ourselves.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ _INFO = struct.Struct("8B13I")
 def tune(connection: socket.socket, unacknowledged: float, silence: float, buffers: int | None) -> None:
     """Small messages at once; a peer that is gone is noticed within ``silence`` seconds, one that takes nothing within
     ``unacknowledged``; ``buffers`` bytes in the kernel each way, where that is not left to it."""
+    if buffers is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
+    if connection.family == socket.AF_UNIX:
+        return
     tcp = socket.IPPROTO_TCP
     connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -37,14 +43,11 @@ def tune(connection: socket.socket, unacknowledged: float, silence: float, buffe
     if hasattr(socket, "TCP_INFO"):
         with suppress(OSError):
             connection.setsockopt(tcp, _RTO_MAX_MS, ASK_SECONDS * 1000)
-    if buffers is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
 
 
 def unanswered(connection: Any) -> float:
     """For how many seconds the other end's kernel has answered nothing that it was asked; 0 where that is not known."""
-    if not hasattr(socket, "TCP_INFO"):
+    if not hasattr(socket, "TCP_INFO") or connection.family == socket.AF_UNIX:
         return 0.0
     data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     if len(data) < _INFO.size:
@@ -54,3 +57,18 @@ def unanswered(connection: Any) -> float:
         return 0.0
     milliseconds: int = min(info[_LAST_DATA], info[_LAST_ACK])
     return milliseconds / 1000
+
+
+class Standstill:
+    """For how long what is to be written has not become less, in looks of `ASK_SECONDS`: so our own sleep is not
+    the peer's."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._looks = 0
+
+    def seconds(self, left: int) -> float:
+        """``left`` bytes wait to be taken: for how many seconds the very same."""
+        self._looks = self._looks + 1 if left and left == self._left else 0
+        self._left = left
+        return float(self._looks * ASK_SECONDS)

@@ -6,6 +6,9 @@ deadline; nothing of msgpack is decoded before the token is checked; a refusal s
 has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at once, and take no
 place of those with the token. The token keeps strangers out; it hides nothing from who can read the network: beyond one
 machine, use a private one.
+
+Beside its port a node may listen at a Unix socket (`flowrt.net.local`), where the same rules hold. Who comes to the
+port from the same host, by its own account and with nothing in between, is sent there.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import re
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import aiohttp
 from aiohttp import web
@@ -35,12 +39,19 @@ from flowrt.errors import (
     ResourceError,
     VersionMismatch,
 )
-from flowrt.net.connection import Bounds, Connection
+from flowrt.net.bounds import Bounds
+from flowrt.net.connection import Connection
 from flowrt.net.frames import allocate_array
+from flowrt.net.gate import Gate
+from flowrt.net.local import ask, is_unix, open_side, peer_of
+from flowrt.net.shared import Channel
 from flowrt.net.tokens import checked
 
 if TYPE_CHECKING:
+    import socket
+
     from flowrt.codec import Allocate
+    from flowrt.net.local import Local
 
 __all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
 
@@ -49,7 +60,10 @@ OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 
 PROTOCOL = "flowrt/2"
 PATH = "/flowrt"
-HEAD = 8 << 10  # bytes of HTTP that a stranger may send
+HOST = "Flowrt-Host"  # where a client says which host it is on
+PEER = "Flowrt-Peer"  # where a node says who came to it, so that the client sees whether that was itself
+SIDE = "Flowrt-Side"  # a client's ticket, and whether the node has the side socket that it is for
+UNIX = "flowrt-unix"  # what a neighbour is to change to: its name is where an answer's location is
 STRANGERS = 256  # at the door at once
 TOLD_SECONDS = 60.0  # between two lines of the log that tell of a throng
 _log = logging.getLogger(__name__)
@@ -70,6 +84,7 @@ async def serve(
     hello: Hello | None = None,
     bounds: Bounds | None = None,
     allocate: Allocate = allocate_array,
+    local: Local | None = None,
     max_connections: int = 1024,
     max_strangers: int = STRANGERS,
     handshake: float = 10.0,
@@ -77,7 +92,8 @@ async def serve(
     """Listen on ``host:port`` (0: any free one) and run ``on_connection`` for each authenticated connection.
 
     Of these there are ``max_connections`` at most. Of ``max_strangers`` at the door (or a quarter of the descriptors
-    that the process may have, if that is less) the one that came first has to leave when another comes.
+    that the process may have, if that is less) the one that came first has to leave when another comes. With ``local``,
+    others of this host are served at a Unix socket.
 
     ``on_connection`` owns its connection, which is closed when it returns. What it raises because its connection ended
     is logged; anything else ends the server and leaves this block. On leaving, every connection is closed and every
@@ -96,6 +112,7 @@ async def serve(
             dict(hello or {}),
             bounds or Bounds(),
             allocate,
+            local,
             max_connections,
             max_strangers,
             handshake,
@@ -123,6 +140,7 @@ class Server:
         hello: Hello,
         bounds: Bounds,
         allocate: Allocate,
+        local: Local | None,
         max_connections: int,
         max_strangers: int,
         handshake: float,
@@ -135,17 +153,19 @@ class Server:
         self._hello = hello
         self._bounds = bounds
         self._allocate = allocate
+        self._local = local
         self._max_connections = max_connections
         self._max_strangers = max_strangers
         self._told = float("-inf")  # when the log was last told of a throng
         self._handshake = handshake
         self._tasks = tasks
         self._attending: set[asyncio.Task[None]] = set()
-        self._strangers: dict[_Gate, None] = {}  # who came first, first
+        self._strangers: dict[Gate, None] = {}  # who came first, first
         self._web = web.Server(
             self._answer, access_log=None, logger=_http_log, keepalive_timeout=handshake, lingering_time=0.0
         )
         self._listener: asyncio.Server | None = None
+        self._local_listener: asyncio.Server | None = None
 
     @property
     def connections(self) -> int:
@@ -160,9 +180,12 @@ class Server:
             reason = _reason(error)
             raise ResourceError(f"cannot listen on {self.host}:{port}: {reason}; port 0 takes any free one") from error
         self.port = self._listener.sockets[0].getsockname()[1]
+        door = None if self._local is None else self._local.listen()
+        if door is not None:
+            self._local_listener = await loop.create_unix_server(self._gate, sock=door, backlog=self._max_strangers)
 
-    def _gate(self) -> _Gate:
-        return _Gate(self._web, self._strangers, self._handshake, self._make_way)
+    def _gate(self) -> Gate:
+        return Gate(self._web, self._strangers, self._handshake, self._make_way)
 
     def _make_way(self) -> None:
         """Have a stranger leave, if there are too many for another one."""
@@ -180,6 +203,8 @@ class Server:
         if self._listener is None:
             return
         self._listener.close()
+        if self._local_listener is not None:
+            self._local_listener.close()
         for gate in list(self._strangers):
             gate.refuse("503 Service Unavailable")
         for task in self._attending:
@@ -188,6 +213,8 @@ class Server:
             await asyncio.wait(self._attending)
         await self._web.shutdown(self._bounds.grace)
         await self._listener.wait_closed()
+        if self._local_listener is not None:
+            await self._local_listener.wait_closed()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """What aiohttp calls for each request; lasts as long as the connection."""
@@ -197,10 +224,19 @@ class Server:
             no = web.Response(status=refusal or 503, headers={"Upgrade": PROTOCOL} if refusal == 426 else None)
             no.force_close()
             return no
-        answer = web.StreamResponse(status=101, headers={"Upgrade": PROTOCOL, "Connection": "Upgrade"})
+        if self._is_neighbour(request, transport):
+            assert self._local is not None
+            place = {"Upgrade": UNIX, "Location": self._local.name, PEER: _address(transport)}
+            there = web.StreamResponse(status=101, headers=place | {"Connection": "Upgrade"})
+            there.force_close()
+            await there.prepare(request)
+            return there
+        side = self._side_of(request, transport)
+        headers = {"Upgrade": PROTOCOL, "Connection": "Upgrade"} | ({SIDE: "yes"} if side is not None else {})
+        answer = web.StreamResponse(status=101, headers=headers)
         await answer.prepare(request)
         before = transport.get_protocol()
-        connection = Connection(transport, _address(transport), self._bounds, self._allocate)
+        connection = _connection(transport, _address(transport), self._bounds, self._allocate, self._local, side)
         task = self._tasks.create_task(self._attend(connection))
         self._attending.add(task)
         task.add_done_callback(self._attending.discard)
@@ -220,6 +256,18 @@ class Server:
         if request.headers.get("Upgrade") != PROTOCOL:
             return 426
         return 503 if len(self._attending) >= self._max_connections else None
+
+    def _is_neighbour(self, request: web.BaseRequest, transport: asyncio.Transport) -> bool:
+        """Whether who asks at the port should ask at the Unix socket."""
+        here = self._local is not None and self._local_listener is not None and not is_unix(transport)
+        return here and request.headers.get(HOST) == self._local.host  # type: ignore[union-attr]
+
+    def _side_of(self, request: web.BaseRequest, transport: asyncio.Transport) -> socket.socket | None:
+        """The side socket that a client of the Unix socket has opened."""
+        ticket = request.headers.get(SIDE)
+        if ticket is None or self._local is None or not is_unix(transport):
+            return None
+        return self._local.claim(ticket)
 
     def _knows_itself_as(self, host: str) -> bool:
         """On loopback, whether a Host header names this machine: a foreign name there was rebound to it."""
@@ -249,66 +297,6 @@ class Server:
         await _introduce(connection, self._hello, theirs)
 
 
-class _Gate(asyncio.Protocol):
-    """Reads the head of a stranger's request, bounded in bytes and time, and hands it to aiohttp unread."""
-
-    def __init__(
-        self, server: web.Server, strangers: dict[_Gate, None], deadline: float, make_way: Callable[[], None]
-    ) -> None:
-        self._server = server
-        self._strangers = strangers
-        self._deadline = deadline
-        self._make_way = make_way
-        self._head = b""
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._make_way()
-        self._strangers[self] = None
-        self._timer = asyncio.get_running_loop().call_later(self._deadline, self.refuse, "408 Request Timeout")
-
-    def data_received(self, data: bytes) -> None:
-        self._head += data
-        end = self._head.find(b"\r\n\r\n")
-        if len(self._head) > HEAD:
-            self.refuse("431 Request Header Fields Too Large")
-        elif self._head[:4] != b"GET "[: len(self._head)] or -1 < end < len(self._head) - 4:
-            self.refuse("400 Bad Request")
-        elif end > 0:
-            self._hand_over()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
-
-    def leave(self) -> None:
-        """Close without a word."""
-        self._leave().abort()
-
-    def refuse(self, status: str) -> None:
-        """Answer without aiohttp and close."""
-        transport = self._leave()
-        transport.write(f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode())
-        transport.close()
-
-    def _hand_over(self) -> None:
-        """Let aiohttp answer. Reading stays off: what follows the head is for the connection that may come of it."""
-        transport = self._leave()
-        transport.pause_reading()
-        handler = self._server()
-        transport.set_protocol(handler)
-        handler.connection_made(transport)
-        handler.data_received(self._head)
-
-    def _leave(self) -> asyncio.Transport:
-        assert self._transport is not None
-        self._strangers.pop(self, None)
-        if self._timer is not None:
-            self._timer.cancel()
-        return self._transport
-
-
 # ── the client ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -321,8 +309,10 @@ async def connect(
     timeout: float = 10.0,  # noqa: ASYNC109 - the name every entry point of flowrt gives it
     bounds: Bounds | None = None,
     allocate: Allocate = allocate_array,
+    local: Local | None = None,
 ) -> Connection:
-    """Open a connection to the node at ``host:port``; the caller closes it.
+    """Open a connection to the node at ``host:port``; the caller closes it. With ``local``, a node of the same host is
+    talked to at its Unix socket.
 
     Raises `NodeLost` if the node cannot be reached within ``timeout`` seconds, `AuthenticationError` if it refuses the
     token, `VersionMismatch` if it speaks another protocol, and `BrokenStream` if it is no flowrt node.
@@ -330,7 +320,8 @@ async def connect(
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout):
-            return await _shake_hands(host, port, checked(token), dict(hello or {}), bounds or Bounds(), allocate)
+            client = _Client(host, port, checked(token), dict(hello or {}), bounds or Bounds(), allocate, local)
+            return await client.shake_hands()
     except TimeoutError as error:
         raise NodeLost(f"{where} did not answer within {timeout:g} s; is a node running there?") from error
     except aiohttp.ClientConnectionError as error:
@@ -339,35 +330,108 @@ async def connect(
         raise BrokenStream(f"{where} does not answer like a flowrt node: {error}") from error
 
 
-async def _shake_hands(
-    host: str, port: int, token: str, hello: Hello, bounds: Bounds, allocate: Allocate
-) -> Connection:
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
-    headers = {"Upgrade": PROTOCOL, "Connection": "Upgrade", "Authorization": f"Bearer {token}"}
-    async with (
-        aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None), cookie_jar=aiohttp.DummyCookieJar()
-        ) as session,
-        session.get(url, headers=headers, allow_redirects=False) as answer,
-    ):
-        refusal = _meaning(answer, f"{host}:{port}")
-        if refusal is not None:
-            raise refusal
-        connection = _take_over(answer, f"{host}:{port}", bounds, allocate)
-    try:
-        await connection.send(hello)
-        await _introduce(connection, hello, await connection.receive())
-    except BaseException:
-        connection.cut()  # a goodbye would end what the hello may have begun
-        await connection.aclose()
-        raise
-    return connection
+@dataclass(frozen=True, slots=True, eq=False)
+class _Client:
+    """Who opens a connection."""
+
+    host: str
+    port: int
+    token: str
+    hello: Hello
+    bounds: Bounds
+    allocate: Allocate
+    local: Local | None
+
+    @property
+    def where(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def authority(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def headers(self) -> dict[str, str]:
+        return {"Upgrade": PROTOCOL, "Connection": "Upgrade", "Authorization": f"Bearer {self.token}"}
+
+    async def shake_hands(self) -> Connection:
+        neighbour = self.local is not None and self.local.host != ""
+        connection = await self._at_port(neighbour)
+        if connection is None:  # it was sent on, and came to nothing there
+            connection = await self._at_port(neighbour=False)
+        assert connection is not None
+        try:
+            await connection.send(self.hello)
+            await _introduce(connection, self.hello, await connection.receive())
+        except BaseException:
+            connection.cut()  # a goodbye would end what the hello may have begun
+            await connection.aclose()
+            raise
+        return connection
+
+    async def _at_port(self, neighbour: bool) -> Connection | None:
+        """Ask at the port, and where it says so at the Unix socket; None if nothing comes of that."""
+        headers = self.headers()
+        if neighbour and self.local is not None:
+            headers[HOST] = self.local.host
+        async with (
+            aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None), cookie_jar=aiohttp.DummyCookieJar()
+            ) as session,
+            session.get(f"http://{self.authority}{PATH}", headers=headers, allow_redirects=False) as answer,
+        ):
+            if neighbour and answer.status == 101 and answer.headers.get("Upgrade") == UNIX:
+                came_straight = answer.headers.get(PEER) == _own_address(answer)
+                name = answer.headers.get("Location", "")
+                answer.close()
+            else:
+                refusal = _meaning(answer.status, answer.headers, self.where)
+                if refusal is not None:
+                    raise refusal
+                return self._take_over(answer)
+        return await self._at_socket(name) if came_straight and re.fullmatch("[0-9a-f]{1,64}", name) else None
+
+    async def _at_socket(self, name: str) -> Connection | None:
+        assert self.local is not None
+        side, ticket = (self.local.segments is not None and open_side(name)) or (None, "")
+        headers = {"Host": self.authority} | self.headers() | ({SIDE: ticket} if ticket else {})
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        try:
+            answer = await ask(name, f"GET {PATH} HTTP/1.1\r\n{lines}\r\n")
+            if answer is None:
+                return None
+            refusal = _meaning(answer.status, answer.headers, self.where)
+            if refusal is not None:
+                answer.transport.abort()
+                raise refusal
+            claimed, side = (side, None) if SIDE.lower() in answer.headers else (None, side)
+            return _connection(answer.transport, self.where, self.bounds, self.allocate, self.local, claimed)
+        finally:
+            if side is not None:
+                side.close()
+
+    def _take_over(self, answer: aiohttp.ClientResponse) -> Connection:
+        """The connection under ``answer``, taken from aiohttp, which is told that it is lost and so lets go of it."""
+        under = answer.connection
+        if under is None or under.transport is None or under.protocol is None:
+            raise NodeLost(f"{self.where} closed the connection during the handshake")
+        before = under.protocol
+        connection = Connection(under.transport, self.where, self.bounds, self.allocate, self.local)
+        before.connection_lost(None)
+        return connection
 
 
-def _meaning(answer: aiohttp.ClientResponse, where: str) -> FlowrtError | None:
+def _own_address(answer: aiohttp.ClientResponse) -> str:
+    """The address that we have for ourselves; empty if the connection is gone."""
+    under = answer.connection
+    if under is None or under.transport is None:
+        return ""
+    return _named(under.transport.get_extra_info("sockname"))
+
+
+def _meaning(status: int, headers: Mapping[str, str], where: str) -> FlowrtError | None:
     """The error that an answer other than 101 stands for."""
-    theirs = answer.headers.get("Upgrade", "another protocol")
-    match answer.status:
+    theirs = headers.get("Upgrade") or headers.get("upgrade") or "another protocol"
+    match status:
         case 101 if theirs == PROTOCOL:
             return None
         case 401:
@@ -378,22 +442,24 @@ def _meaning(answer: aiohttp.ClientResponse, where: str) -> FlowrtError | None:
             return VersionMismatch(f"{where} speaks {theirs}, this side {PROTOCOL}; run the same version on both")
         case 503:
             return NodeLost(f"{where} has no room for another connection, or is closing")
-        case status:
+        case _:
             return BrokenStream(f"{where} does not answer like a flowrt node: status {status}")
 
 
-def _take_over(answer: aiohttp.ClientResponse, where: str, bounds: Bounds, allocate: Allocate) -> Connection:
-    """The connection under ``answer``, taken from aiohttp, which is told that it is lost and so lets go of it."""
-    under = answer.connection
-    if under is None or under.transport is None or under.protocol is None:
-        raise NodeLost(f"{where} closed the connection during the handshake")
-    before = under.protocol
-    connection = Connection(under.transport, where, bounds, allocate)
-    before.connection_lost(None)
-    return connection
-
-
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _connection(
+    transport: asyncio.Transport,
+    where: str,
+    bounds: Bounds,
+    allocate: Allocate,
+    local: Local | None,
+    side: socket.socket | None,
+) -> Connection:
+    """A connection whose door is open; with ``side``, memory may be seen by both ends."""
+    channel = None if side is None or local is None else Channel(side, local)
+    return Connection(transport, where, bounds, allocate, local, channel)
 
 
 async def _introduce(connection: Connection, mine: Hello, theirs: Any) -> None:
@@ -417,7 +483,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _address(transport: asyncio.Transport) -> str:
-    host, port = (transport.get_extra_info("peername") or ("unknown", 0))[:2]
+    """The other end, for people."""
+    if is_unix(transport):
+        return f"process {peer_of(transport.get_extra_info('socket'))[0]} of this host"
+    return _named(transport.get_extra_info("peername"))
+
+
+def _named(address: tuple[Any, ...] | None) -> str:
+    host, port = (address or ("unknown", 0))[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -2,7 +2,8 @@
 
 Law: arenas, the outputs of tapes and of nodes, variables and what is copied for a fetch are made here and counted until
 nobody refers to them any more. What is smaller than `COUNTED` is not worth its count and left out everywhere, also from
-predictions. Who asks for more than fits is refused before anything is taken, once idle memory has been let go.
+predictions. Who asks for more than fits is refused before anything is taken, once idle memory has been let go. What is
+spare in segments (`flowrt.sched.segments`) is not held, and yet taken.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Memory:
         self._mutex = threading.Lock()
         self._alive: dict[int, _Held] = {}
         self._gone: deque[int] = deque()
+        self._spare = 0  # bytes in segments that nobody uses
+        self._spared: deque[int] = deque()  # bytes of segments that are not used any more
         self._keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @property
@@ -130,6 +133,30 @@ class Memory:
         self._alive[id(held)] = held
         return array
 
+    def add_spare(self, nbytes: int) -> None:
+        """Take ``nbytes`` for a segment of which nothing is used yet. Raises `ResourceError` where they do not fit."""
+        self.admit(nbytes)
+        with self._mutex:
+            self._spare += nbytes
+
+    def drop_spare(self, nbytes: int) -> None:
+        """Give back a segment of which nothing is used."""
+        with self._mutex:
+            self._settle()
+            self._spare -= nbytes
+
+    def use_spare(self, nbytes: int) -> None:
+        """So many spare bytes are used from now on, until `spare`."""
+        with self._mutex:
+            self._settle()
+            self._spare -= nbytes
+            self._held += nbytes
+            self._peak = max(self._peak, self._held)
+
+    def spare(self, nbytes: int, *, kept: bool) -> None:
+        """So many are not used any more: ``kept`` for others, or gone. May be called wherever garbage is collected."""
+        (self._spared if kept else self._gone).append(nbytes)
+
     def _insist(self, make: Callable[[], Array]) -> Array:
         """What ``make`` makes; where the system refuses, whose limits only it knows, once more without idle memory."""
         with suppress(MemoryError, OSError):
@@ -154,7 +181,7 @@ class Memory:
     def room_for(self, nbytes: int) -> bool:
         """Whether so many bytes more fit."""
         if self.limit is not None:
-            return self.held + nbytes <= self.limit
+            return self.held + self._spare + nbytes <= self.limit
         if nbytes < LOOKED_AT:
             return True
         left = available_bytes()
@@ -193,7 +220,7 @@ class Memory:
             return False
         with self._mutex:
             self._settle()
-            if self.limit is not None and self._held + nbytes > self.limit:
+            if self.limit is not None and self._held + self._spare + nbytes > self.limit:
                 return False
             self._held += nbytes
             self._peak = max(self._peak, self._held)
@@ -206,6 +233,10 @@ class Memory:
     def _settle(self) -> None:
         while self._gone:
             self._held -= self._gone.popleft()
+        while self._spared:
+            nbytes = self._spared.popleft()
+            self._held -= nbytes
+            self._spare += nbytes
 
 
 def amount(nbytes: int) -> str:

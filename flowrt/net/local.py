@@ -1,0 +1,275 @@
+"""The way between processes of one host: a Unix socket beside a node's port, and who may use it.
+
+Law: the socket's name is in the abstract namespace, random, and told only to who has the token and is on this host by
+its own account, so nothing lies in a folder and nothing is left behind. Either end talks only to a process of its own
+user, as the kernel says. Where anything about it fails, there is still the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+import socket
+import struct
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import NodeLost
+from flowrt.sched.segments import AVAILABLE, Segments
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowrt.net.shared import Channel
+    from flowrt.sched.memory import Memory
+
+WAYS = ("shared", "unix", "tcp")
+BACKLOG = 128
+UNCLAIMED = 64  # side sockets that nobody has asked for yet; the oldest give way
+TICKET = 16  # bytes
+HEAD = 8 << 10  # bytes of an answer's HTTP head
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+@cache
+def this_host() -> str:
+    """What processes say that can reach each other by Unix sockets; empty where there are none such.
+
+    A digest of the kernel's start, the network it shows us, and the user.
+    """
+    if sys.platform != "linux":
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return ""
+    return hashlib.sha256(f"{boot} {network} {os.geteuid()}".encode()).hexdigest()[:32]
+
+
+def preferred_way() -> str:
+    """How processes of one host are to talk, at best: FLOWRT_TRANSPORT is shared (the default), unix or tcp."""
+    way = os.environ.get("FLOWRT_TRANSPORT", "")
+    return way if way in WAYS else WAYS[0]
+
+
+class Local:
+    """What a process has for others of its host: a Unix socket, once it listens, and memory that they may map.
+
+    ``own`` says that arrays from others are given away, so that they must be writable and nobody else's.
+    """
+
+    def __init__(self, memory: Memory, *, own: bool = False) -> None:
+        way = preferred_way()
+        self.host = this_host() if way != "tcp" else ""
+        self.segments = Segments(memory) if way == "shared" and self.host and AVAILABLE else None
+        self.own = own
+        self.shared_bytes = 0  # of arrays sent by memory
+        self.socket_bytes = 0  # sent by sockets of any kind
+        self.name = ""  # of the Unix socket
+        self._side: socket.socket | None = None
+        self._unclaimed: dict[bytes, socket.socket] = {}
+        self._channels: set[Channel] = set()
+        if self.segments is not None:
+            self.segments.gone = self._tell_gone
+
+    # ── listening ──
+
+    def listen(self) -> socket.socket | None:
+        """A socket to be asked at, which the caller closes; None where there is none such."""
+        if not self.host:
+            return None
+        self.name = secrets.token_hex(16)
+        door = _listening(_address(self.name), socket.SOCK_STREAM)
+        if door is not None and self.segments is not None:
+            self._side = _listening(_side_address(self.name), socket.SOCK_SEQPACKET)
+        return door
+
+    def claim(self, ticket: str) -> socket.socket | None:
+        """The side socket that a client opened with this ticket, before it asked; the caller closes it."""
+        while self._side is not None:
+            try:
+                side, _ = self._side.accept()
+            except OSError:
+                break
+            self._register(side)
+        return self._unclaimed.pop(bytes.fromhex(ticket), None) if _is_ticket(ticket) else None
+
+    def _register(self, side: socket.socket) -> None:
+        side.setblocking(False)
+        try:
+            ticket = side.recv(TICKET + 1) if _is_ours(side) else b""
+        except OSError:
+            ticket = b""
+        if len(ticket) != TICKET or ticket in self._unclaimed:
+            side.close()
+            return
+        while len(self._unclaimed) >= UNCLAIMED:
+            self._unclaimed.pop(next(iter(self._unclaimed))).close()
+        self._unclaimed[ticket] = side
+
+    # ── memory ──
+
+    def enter(self, channel: Channel) -> None:
+        """Have ``channel`` be told what becomes of segments."""
+        self._channels.add(channel)
+
+    def leave(self, channel: Channel) -> None:
+        """Forget a channel that is closed."""
+        self._channels.discard(channel)
+
+    def _tell_gone(self, number: int) -> None:
+        for channel in list(self._channels):
+            channel.segment_gone(number)
+
+    def close(self) -> None:
+        """Let everything go; what others have mapped stays theirs."""
+        if self._side is not None:
+            self._side.close()
+        for side in self._unclaimed.values():
+            side.close()
+        self._unclaimed.clear()
+        if self.segments is not None:
+            self.segments.gone = lambda number: None
+            self.segments.close()
+        for channel in list(self._channels):
+            channel.part()
+
+
+# ── the client's side ──
+
+
+@valueclass
+class Answer:
+    """What was answered at a Unix socket, and the way that it came."""
+
+    transport: asyncio.Transport
+    status: int
+    headers: Mapping[str, str]
+
+
+def open_side(name: str) -> tuple[socket.socket, str] | None:
+    """A side socket to who listens under ``name``, and the ticket to be shown for it; None where there is none."""
+    ticket = secrets.token_bytes(TICKET)
+    side = _connected(_side_address(name), socket.SOCK_SEQPACKET)
+    if side is None:
+        return None
+    try:
+        side.send(ticket)
+    except OSError:
+        side.close()
+        return None
+    return side, ticket.hex()
+
+
+async def ask(name: str, head: str) -> Answer | None:
+    """Send an HTTP head to who listens under ``name``; None where nobody of this user does."""
+    door = _connected(_address(name), socket.SOCK_STREAM)
+    if door is None:
+        return None
+    loop = asyncio.get_running_loop()
+    try:
+        transport, asking = await loop.create_unix_connection(lambda: _Asking(head), sock=door)
+    except BaseException:
+        door.close()
+        raise
+    try:
+        status, headers = _parsed(await asking.answer)
+    except BaseException:
+        transport.abort()
+        raise
+    return Answer(transport, status, headers)
+
+
+class _Asking(asyncio.Protocol):
+    """Sends the head of a request and reads that of the answer; nothing follows it before we have spoken."""
+
+    def __init__(self, head: str) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._head = head.encode("latin-1")
+        self._read = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.write(self._head)
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        if self._read.endswith(b"\r\n\r\n") and not self.answer.done():
+            self._transport.pause_reading()
+            self.answer.set_result(self._read)
+        elif len(self._read) > HEAD:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(NodeLost("the connection was closed during the handshake"))
+
+
+def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
+    """The status and the headers, by name in small letters."""
+    first, *lines = head.decode("latin-1").strip().split("\r\n")
+    pairs = (line.partition(":") for line in lines)
+    words = first.split(" ")
+    status = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
+    return status, {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+# ── sockets ──
+
+
+def peer_of(connection: Any) -> tuple[int, int]:
+    """The process and the user at the other end of a Unix socket."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(data)
+    return process, user
+
+
+def is_unix(transport: asyncio.BaseTransport) -> bool:
+    """Whether it is one of a Unix socket."""
+    under = transport.get_extra_info("socket")
+    return under is not None and under.family == socket.AF_UNIX
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    return peer_of(connection)[1] == os.geteuid()
+
+
+def _address(name: str) -> str:
+    return f"\0flowrt-{name}"
+
+
+def _side_address(name: str) -> str:
+    return f"\0flowrt-{name}-side"
+
+
+def _is_ticket(text: str) -> bool:
+    return len(text) == 2 * TICKET and all(letter in "0123456789abcdef" for letter in text)
+
+
+def _listening(address: str, kind: int) -> socket.socket | None:
+    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def _connected(address: str, kind: int) -> socket.socket | None:
+    """A connection to a process of this user; None where there is none at the address, or not at once."""
+    connection = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
+    with suppress(OSError, ValueError):
+        connection.connect(address)
+        if _is_ours(connection):
+            return connection
+    connection.close()
+    return None

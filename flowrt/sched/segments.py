@@ -1,0 +1,235 @@
+"""Memory that other processes of this host may map: files in memory, divided into slots, used again and again.
+
+Law: a file's whole length is there from the beginning and sealed, so that no access to it can fail, here or elsewhere.
+A slot is taken until nobody refers to the array in it any more; who lends one to another process keeps the array
+meanwhile. Every file counts whole in its `Memory`, as spare where nothing is taken, and one of which nothing is may be
+let go. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import math
+import mmap
+import os
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import ResourceError
+
+if TYPE_CHECKING:
+    from flowrt.sched.memory import Memory
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+LARGE = 256 << 10  # bytes from which an array is worth a slot: below, a socket is as fast
+PAGE = mmap.PAGESIZE
+FIRST = 4 << 20  # bytes of the first file; each new one is as large as all before it
+MOST = 64 << 20  # bytes of a file that holds several arrays
+IDLE = 1 << 30  # bytes that are kept for arrays to come
+AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if AVAILABLE else 0
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14: all pages at once, which costs a fifth of one by one
+
+
+class Segment:
+    """One file, mapped here; ``number`` tells it from all others of this process.
+
+    What lies in one that is ``steady`` is written once, by who makes it, and never again.
+    """
+
+    def __init__(self, number: int, nbytes: int, steady: bool) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.steady = steady
+        self.file = os.memfd_create("flowrt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.file, 0, nbytes)
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, SEALS)
+            self.pages = mmap.mmap(self.file, nbytes)
+        except BaseException:
+            self.close()
+            raise
+        with suppress(OSError):
+            self.pages.madvise(_POPULATE_WRITE)
+        self.start = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
+        self.free = [(0, nbytes)]  # (offset, bytes), by offset, none next to another
+
+    def close(self) -> None:
+        """Let the file go; what is mapped stays."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def spare(self) -> int:
+        """The bytes that are not taken."""
+        return sum(room for _, room in self.free)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing in it is taken."""
+        return self.spare == self.nbytes
+
+    def smallest(self, nbytes: int) -> int:
+        """The bytes of the smallest gap that holds so many; 0 if none does."""
+        return min((room for _, room in self.free if room >= nbytes), default=0)
+
+    def take(self, nbytes: int) -> int:
+        """Take the beginning of the smallest gap that holds so many bytes; answers where it is."""
+        room = self.smallest(nbytes)
+        at = next(at for at, gap in enumerate(self.free) if gap[1] == room)
+        offset, _ = self.free[at]
+        self.free[at : at + 1] = [(offset + nbytes, room - nbytes)] if room > nbytes else []
+        return offset
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Have what was taken be free again."""
+        at = bisect_right(self.free, (offset, 0))
+        begin, end = offset, offset + nbytes
+        if at < len(self.free) and self.free[at][0] == end:
+            end += self.free.pop(at)[1]
+        if at and sum(self.free[at - 1]) == begin:
+            at -= 1
+            begin = self.free.pop(at)[0]
+        self.free.insert(at, (begin, end - begin))
+
+
+class _Slot(weakref.ref[Any]):
+    """Tells of an array in a segment that is gone. May be called wherever Python collects garbage: takes no lock."""
+
+    __slots__ = ("nbytes", "offset", "segment")
+    segment: Segment
+    offset: int
+    nbytes: int
+
+
+class Segments:
+    """A process's segments. ``gone`` is told the number of each that was let go, from whichever thread let it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.gone: Callable[[int], None] = lambda number: None
+        self._memory = memory
+        self._mutex = threading.RLock()  # making room may let go of segments
+        self._numbers = itertools.count(1)
+        self._segments: list[Segment] = []  # by address
+        self._starts: list[int] = []
+        self._alive: dict[int, _Slot] = {}
+        self._given: deque[_Slot] = deque()
+        self._closed = not AVAILABLE
+        memory.enlist(self)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], steady: bool = True) -> Array | None:
+        """A new array in a slot, beginning at a page; None where there is no room for it."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        size = -(-nbytes // PAGE) * PAGE
+        with self._mutex:
+            if self._closed:
+                return None
+            self._settle()
+            segment = self._tightest(size, steady) or self._more(size, steady)
+            if segment is None:
+                return None
+            offset = segment.take(size)
+        memory = np.frombuffer(segment.pages, np.uint8, nbytes, offset)
+        slot = _Slot(memory, self._forget)
+        slot.segment, slot.offset, slot.nbytes = segment, offset, size
+        self._alive[id(slot)] = slot
+        self._memory.use_spare(size)
+        return memory.view(dtype).reshape(shape)
+
+    def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
+        """The segment, and where in it so many bytes lie; None if they do not."""
+        with self._mutex:
+            at = bisect_right(self._starts, address) - 1
+            if at < 0:
+                return None
+            segment = self._segments[at]
+        offset = address - segment.start
+        return (segment, offset) if offset + nbytes <= segment.nbytes else None
+
+    @property
+    def idle_bytes(self) -> int:
+        """What `let_go` would give back."""
+        with self._mutex:
+            self._settle()
+            return sum(segment.nbytes for segment in self._segments if segment.idle)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all segments together."""
+        with self._mutex:
+            return sum(segment.nbytes for segment in self._segments)
+
+    def let_go(self) -> None:
+        """Give back the segments of which nothing is taken."""
+        with self._mutex:
+            self._settle()
+            going = [segment for segment in self._segments if segment.idle]
+            self._keep([segment for segment in self._segments if not segment.idle])
+        self._drop(going)
+
+    def close(self) -> None:
+        """Make no more arrays. Those that are there stay, and so does what other processes have mapped."""
+        with self._mutex:
+            self._closed = True
+            self._settle()
+            going = self._segments
+            self._keep([])
+        self._drop(going)
+
+    def _drop(self, going: list[Segment]) -> None:
+        for segment in going:
+            segment.close()
+            self._memory.drop_spare(segment.spare)
+            self.gone(segment.number)
+
+    def _keep(self, segments: list[Segment]) -> None:
+        self._segments = sorted(segments, key=lambda segment: segment.start)
+        self._starts = [segment.start for segment in self._segments]
+
+    def _tightest(self, nbytes: int, steady: bool) -> Segment | None:
+        """The segment with the smallest gap that holds so many bytes."""
+        fitting = [each for each in self._segments if each.steady == steady and each.smallest(nbytes)]
+        return min(fitting, key=lambda each: each.smallest(nbytes), default=None)
+
+    def _more(self, nbytes: int, steady: bool) -> Segment | None:
+        """A new segment for so many bytes; as many more as there were, if nobody counts them."""
+        if self.idle_bytes + nbytes > IDLE:
+            self.let_go()
+        there = sum(segment.nbytes for segment in self._segments)
+        ample = min(MOST, max(FIRST, there)) if self._memory.limit is None else 0
+        for size in dict.fromkeys((max(nbytes, ample), nbytes)):
+            try:
+                self._memory.add_spare(size)
+            except ResourceError:
+                continue
+            try:
+                segment = Segment(next(self._numbers), size, steady)
+            except (OSError, MemoryError):
+                self._memory.drop_spare(size)
+                continue
+            self._keep([*self._segments, segment])
+            return segment
+        return None
+
+    def _forget(self, slot: Any) -> None:
+        self._alive.pop(id(slot), None)
+        self._given.append(slot)
+        self._memory.spare(slot.nbytes, kept=slot.segment.file >= 0)
+
+    def _settle(self) -> None:
+        while self._given:
+            slot = self._given.popleft()
+            slot.segment.give(slot.offset, slot.nbytes)
