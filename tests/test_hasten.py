@@ -72,5 +72,5 @@ def test_every_node_stays_behind_what_it_waits_for(seed: int) -> None:
     assert dict(hastened.nodes) == step.nodes, f"seed {seed}"
     seen: set[int] = set()
     for i, node in hastened.nodes.items():
-        assert seen.issuperset(node.before()), f"seed {seed}: {node.where()}"
+        assert seen.issuperset(node.before), f"seed {seed}: {node.where()}"
         seen.add(i)

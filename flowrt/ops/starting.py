@@ -25,11 +25,12 @@ def check_start(initial: Any, graph: Graph, name: str, site: Site) -> None:
         return  # an array
     if not initial.spec.known:
         raise SpecError(f"a variable starts from a tensor of fully known shape, got {initial.spec}")
-    where = f"variable {name!r} ({site})"
     if isinstance(graph, Subgraph):
         return  # a body, in which there are no variables
     if initial.graph is not graph:
-        raise GraphError(f"{where}: {initial!r} ({initial.op.site}) belongs to another graph, or to the body of a loop")
+        raise GraphError(
+            f"variable {name!r} ({site}): {initial!r} ({initial.op.site}) belongs to another graph, or to the body of a loop"
+        )
     stack, seen = [initial.op], graph.startable
     while stack:
         node = stack.pop()
@@ -39,7 +40,7 @@ def check_start(initial: Any, graph: Graph, name: str, site: Site) -> None:
         why = _why_not(node)
         if why:
             seen.clear()  # what depends on this node is no better
-            raise GraphError(f"{where} cannot start from {initial.name!r}: {why}")
+            raise GraphError(f"variable {name!r} ({site}) cannot start from {initial.name!r}: {why}")
         stack.extend(tensor.op for tensor in node.inputs)
         stack.extend(node.control_inputs)
 

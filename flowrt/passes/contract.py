@@ -117,7 +117,7 @@ def _contracted(chain: _Chain, last: Mapping[int, int]) -> StepNode:
 
 def _moved(node: StepNode, last: Mapping[int, int]) -> StepNode:
     """``node`` that reads and waits for what chains became."""
-    if last.keys().isdisjoint(node.before()):
+    if last.keys().isdisjoint(node.before):
         return node
     inputs = tuple((last.get(source, source), number) for source, number in node.inputs)
     control, after = (tuple(dict.fromkeys(last.get(c, c) for c in waits)) for waits in (node.control, node.after))

@@ -61,7 +61,7 @@ def append_epilogues(step: Step, placement: Mapping[int, Device], fusible: Fusib
 def _followers(step: Step) -> dict[int, set[int]]:
     followers: dict[int, set[int]] = {i: set() for i in step.nodes}
     for node in step.nodes.values():
-        for source in node.before():
+        for source in node.before:
             followers[source].add(node.id)
     return followers
 

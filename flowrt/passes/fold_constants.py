@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from flowrt.errors import FlowrtError, InternalError
-from flowrt.op import Attr, Op, lookup
+from flowrt.op import Attr, Op, attr_key, lookup
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
 from flowrt.spec import Spec, spec_of, value_known
 
@@ -37,6 +37,7 @@ def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST
     """
     guards, changing = guards_of(step), _behind_changes(step)
     constants: dict[int, Array] = {}
+    evaluate = evaluate and _remembering(evaluate)
     changed: dict[Ref, Spec] = {}
     nodes: dict[int, StepNode] = {}
     for node in step.nodes.values():
@@ -52,12 +53,25 @@ def fold_constants(step: Step, evaluate: Evaluate | None, largest: int = LARGEST
     return keep_needed(step, nodes)
 
 
+def _remembering(evaluate: Evaluate) -> Evaluate:
+    """``evaluate``, which answers a question it was asked before without computing: large graphs repeat themselves."""
+    known: dict[Hashable, tuple[Sequence[Array], tuple[Array, ...]]] = {}  # what was given lives on: keys name it
+
+    def remembered(op: Op, given: Sequence[Array], attrs: Mapping[str, Attr]) -> tuple[Array, ...]:
+        key = op.name, *map(attr_key, given), *[(name, attr_key(value)) for name, value in sorted(attrs.items())]
+        if key not in known:
+            known[key] = given, evaluate(op, given, attrs)
+        return known[key][1]
+
+    return remembered
+
+
 def _behind_changes(step: Step) -> set[int]:
     """The nodes that change state or wait, and all behind them: to fold one could be to leave a change out."""
     found: set[int] = set()
     for node in step.nodes.values():
         changes = node.op.effect or (node.op.stateful and node.op.name != "read_variable")
-        if changes or not found.isdisjoint(node.before()):
+        if changes or not found.isdisjoint(node.before):
             found.add(node.id)
     return found
 
@@ -77,11 +91,11 @@ def _value(node: StepNode, constants: Mapping[int, Array], evaluate: Evaluate | 
     if len(node.outputs) != 1 or node.op.stateful or node.op.effect or node.op.name in LEFT:
         return None
     spec = node.outputs[0]
-    if value_known(spec.value) and spec.known:
+    if spec.value is not None and value_known(spec.value) and spec.known:
         return _frozen(np.array(spec.value, spec.dtype).reshape(spec.concrete))
     of_shape = node.op.name in ONLY_SHAPE
     sources = [source for source, _ in node.inputs[of_shape:]]
-    if evaluate is None or not all(source in constants for source in sources):
+    if evaluate is None or not all(map(constants.__contains__, sources)):
         return None
     if not spec.known or spec.nbytes > largest:
         return None

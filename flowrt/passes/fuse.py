@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -94,13 +95,14 @@ def _keys(step: Step, placement: Mapping[int, Device], behind: Mapping[int, int]
     """For every node that can be fused, what it must share with the others of its group."""
     guards = guards_of(step)
     keys: dict[int, _Key] = {}
-    names = {id(device): (str(device), str(device.kind)) for device in placement.values()}
+    names = {key: (str(device), str(device.kind)) for key, device in {id(d): d for d in placement.values()}.items()}
+    fusible = lru_cache(None)(fusible)
     for node in step.nodes.values():
         device, kind = names[id(placement[node.id])]
         side = (device, guards.get(node.id, NO_GUARDS), behind[node.id])
-        if is_fold(step, node) and fusible("add", [node.outputs[0].dtype] * 3, kind):
+        if is_fold(step, node) and fusible("add", (node.outputs[0].dtype,) * 3, kind):
             keys[node.id] = _Key(side, step.spec(node.inputs[0]).dims)
-        elif is_link(node) and fusible("add", [node.outputs[0].dtype] * 3, kind):
+        elif is_link(node) and fusible("add", (node.outputs[0].dtype,) * 3, kind):
             keys[node.id] = _Key(side, None)
         elif _is_member(step, node) and fusible(*_scalar_op(step, node), kind):
             keys[node.id] = _Key(side, node.outputs[0].dims)
@@ -113,14 +115,14 @@ def _is_member(step: Step, node: StepNode) -> bool:
     out = node.outputs[0]
     if not out.dims or (out.dtype.kind in "iu" and out.rank < 2):  # inference may compute with small integers
         return False  # and what scalars have to gain is nanoseconds
-    if any(step.spec(ref).dims is None for ref in node.inputs):
+    if None in [step.spec(ref).dims for ref in node.inputs]:
         return False
-    return not any(isinstance(value, np.ndarray) for value in node.attrs.values())
+    return not node.attrs or not any(isinstance(value, np.ndarray) for value in node.attrs.values())
 
 
-def _scalar_op(step: Step, node: StepNode) -> tuple[str, list[Any]]:
+def _scalar_op(step: Step, node: StepNode) -> tuple[str, tuple[Any, ...]]:
     """What computes an entry of a node's result, and on which dtypes: a sum of many is a chain of sums of two."""
-    dtypes = [*(step.spec(ref).dtype for ref in node.inputs), node.outputs[0].dtype]
+    dtypes = (*[step.spec(ref).dtype for ref in node.inputs], node.outputs[0].dtype)
     return ("add", dtypes[:1] * 3) if node.op.name == "add_n" else (node.op.name, dtypes)
 
 
@@ -129,11 +131,11 @@ def markers(step: Step, placement: Mapping[int, Device]) -> dict[int, int]:
     behind: dict[int, int] = {}
     bits: dict[int, int] = {}
     for node in step.nodes.values():
-        mask = 0
-        for source in node.before():
+        mask, here = 0, placement[node.id]
+        for source in node.before:
             mask |= behind.get(source, 0)
             before = step.nodes[source]
-            crosses = placement[source] != placement[node.id]
+            crosses = placement[source] is not here and placement[source] != here
             if crosses or before.op.effect or before.op.name in BREAKING:
                 mask |= 1 << bits.setdefault(source, len(bits))
         behind[node.id] = mask
@@ -152,9 +154,8 @@ class _Grouping:
         self._followers: dict[int, list[int]] = {}
         self._waiting: dict[int, int] = {}  # nodes before that are neither done nor in an open group
         for node in step.nodes.values():
-            before = set(node.before())
-            self._waiting[node.id] = len(before)
-            for source in before:
+            self._waiting[node.id] = len(node.before)
+            for source in node.before:
                 self._followers.setdefault(source, []).append(node.id)
         self._open: dict[int, _Group] = {}  # member → its group
         self._folds = {i for i in keys if is_fold(step, step.nodes[i])}  # whose results no member can take
@@ -224,30 +225,35 @@ class _Grouping:
         return False
 
     def _groups_before(self, i: int) -> list[_Group]:
-        found = [self._open[source] for source in self._step.nodes[i].before() if source in self._open]
+        opened = self._open
+        found = [opened[source] for source in self._step.nodes[i].before if source in opened]
         return list({id(group): group for group in found}.values()) if len(found) > 1 else found
 
     def _fits(self, i: int, groups: Sequence[_Group]) -> Rows | None:
         """The rows of the group that node ``i`` makes of ``groups``, or opens by itself; None where it does neither."""
         key = self._keys.get(i)
-        if key is None or any(group.side != key.side for group in groups):
+        if key is None:
             return None
-        if sum([len(group.members) for group in groups]) >= MAX_MEMBERS:
-            return None
-        if (i in self._folds) + sum([group.folds for group in groups]) > MAX_FOLDS:
+        members, folds, inputs = 0, int(i in self._folds), len(self._step.nodes[i].inputs)
+        for group in groups:
+            if group.side != key.side:
+                return None
+            members, folds, inputs = members + len(group.members), folds + group.folds, inputs + len(group.inputs)
+        if members >= MAX_MEMBERS or folds > MAX_FOLDS:
             return None
         rows = self._rows(i, groups, key)
-        return rows if rows is not None and len(self._inputs(i, groups)) <= MAX_INPUTS else None
+        few = inputs <= MAX_INPUTS or len(self._inputs(i, groups)) <= MAX_INPUTS
+        return rows if few else None
 
     def _rows(self, i: int, groups: Sequence[_Group], key: _Key) -> Rows | None:
         node = self._step.nodes[i]
         if not groups:
             opens = key.dims is not None and (i not in self._folds or folded_axes(self._step, node) > 0)
             return Rows(key.dims) if opens and key.dims is not None else None
-        alike = key.dims is not None and all(group.rows == Rows(key.dims) for group in groups)
-        if alike and not self._waits_for_fold(i):
+        other = [group for group in groups if group.rows.dims != key.dims or group.rows.along]
+        if not other and not self._waits_for_fold(i):
             return groups[0].rows
-        read = {n for n in node.before() if n in self._folds and n in self._open}
+        read = {n for n in node.before if n in self._folds and n in self._open}
         members = {member for group in groups for member in group.members}
         rows = common_rows(self._step, [self._step.nodes[n] for n in read], [group.rows for group in groups])
         whole = rows is not None and read <= {source for source, _ in node.inputs}
@@ -255,7 +261,8 @@ class _Grouping:
 
     def _waits_for_fold(self, i: int) -> bool:
         """Whether a node waits for what an open group adds up."""
-        return any(source in self._folds and source in self._open for source in self._step.nodes[i].before())
+        before = self._step.nodes[i].before
+        return not self._folds.isdisjoint(before) and any(s in self._folds and s in self._open for s in before)
 
     def _inputs(self, i: int, groups: Sequence[_Group]) -> set[Ref]:
         """What the groups and node ``i`` together take from outside."""
@@ -268,13 +275,12 @@ class _Grouping:
 
     def _join(self, i: int, groups: Sequence[_Group], rows: Rows) -> None:
         """Let node ``i`` open a group, or join those there are, which are one from now on."""
-        inputs, place = self._inputs(i, groups), self._position.__getitem__
+        inputs = self._inputs(i, groups)
         joined = groups[0] if groups else _Group(self._keys[i].side, rows)
         if len(groups) > 1:
             joined.members = [n for group in groups for n in group.members]
             joined.folds = sum(group.folds for group in groups)
             self._open.update(dict.fromkeys(joined.members, joined))
-        joined.members.sort(key=place)
         joined.rows, joined.inputs = rows, inputs
         joined.members.append(i)
         joined.folds += i in self._folds
@@ -290,6 +296,7 @@ class _Grouping:
         heapq.heappush(self._ready, (self._position[i], i))
 
     def _close(self, group: _Group) -> None:
+        group.members[:-1] = sorted(group.members[:-1], key=self._position.__getitem__)
         self._closed.append(group)
         for member in group.members:
             del self._open[member]
@@ -311,7 +318,8 @@ def _rewritten(step: Step, grouped: Sequence[Sequence[int]], where: Mapping[int,
     home: dict[int, int] = {}
     made: dict[int, StepNode] = {}
     for members, read in groups:
-        leaving = [(i, 0) for i in members if users[i] - set(members)]
+        own = set(members)
+        leaving = [(i, 0) for i in members if not users[i] <= own]
         node = _fused_node(step, [*read, *members], leaving, max(i for i in members if i < first))
         made[node.id] = node
         refs |= {ref: (node.id, number) for number, ref in enumerate(leaving)}
@@ -350,9 +358,9 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], numb
     """The node of a group, under the id and name of its member ``number``."""
     nodes = [step.nodes[i] for i in members]
     inside = set(members)
-    inputs = tuple(dict.fromkeys(ref for node in nodes for ref in node.inputs if ref[0] not in inside))
-    numbers = {ref: number for number, ref in enumerate((*inputs, *((i, 0) for i in members)))}
-    program = tuple(member_of(node, numbers) for node in nodes)
+    inputs = tuple(dict.fromkeys([ref for node in nodes for ref in node.inputs if ref[0] not in inside]))
+    numbers = {ref: number for number, ref in enumerate((*inputs, *[(i, 0) for i in members]))}
+    program = tuple([member_of(node, numbers) for node in nodes])
     leaving = leaving or [(members[-1], 0)]  # a target, or what only order is wanted of
     results = tuple(numbers[ref] for ref in leaving)
     attrs: dict[str, Attr] = {"_many": len(inputs), "members": program, "results": results}
@@ -364,30 +372,31 @@ def _fused_node(step: Step, members: Sequence[int], leaving: Sequence[Ref], numb
         inputs=inputs,
         outputs=tuple(step.nodes[i].outputs[0] for i, _ in leaving),
         attrs=attrs,
-        control=outside((node.control for node in nodes), inside),
+        control=outside([node.control for node in nodes], inside),
         site=last.site,
-        after=outside((node.after for node in nodes), inside),
+        after=outside([node.after for node in nodes], inside),
     )
 
 
 def member_of(node: StepNode, numbers: Mapping[Ref, int]) -> tuple[Attr, ...]:
     """A node as a member of a program."""
-    operands, attrs = tuple([numbers[ref] for ref in node.inputs]), tuple(sorted(node.attrs.items()))
+    operands = tuple([numbers[ref] for ref in node.inputs])
+    attrs = tuple(sorted(node.attrs.items())) if node.attrs else ()
     return node.op.name, operands, NAMES[node.outputs[0].dtype], attrs
 
 
 def outside(waits: Iterable[Iterable[int]], inside: set[int]) -> tuple[int, ...]:
     """What several nodes wait for that is not ``inside``, each once."""
-    return tuple(dict.fromkeys(source for sources in waits for source in sources if source not in inside))
+    return tuple(dict.fromkeys([source for sources in waits for source in sources if source not in inside]))
 
 
 def moved(node: StepNode, refs: Mapping[Ref, Ref], home: Mapping[int, int]) -> StepNode:
     """``node`` with what it takes and waits for named anew."""
-    if home.keys().isdisjoint(node.before()):
+    if home.keys().isdisjoint(node.before):
         return node
 
     def renamed(sources: Iterable[int]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(home.get(source, source) for source in sources))
+        return tuple(dict.fromkeys([home.get(source, source) for source in sources]))
 
-    inputs = tuple(refs.get(ref, ref) for ref in node.inputs)
-    return replace(node, inputs=inputs, control=renamed(node.control), after=renamed(node.after))
+    inputs = tuple([refs.get(ref, ref) for ref in node.inputs])
+    return node.rewired(inputs, renamed(node.control), renamed(node.after))

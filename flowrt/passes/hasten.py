@@ -33,7 +33,7 @@ def hasten(step: Step) -> Step:
             done = ready.pop()
             if done in order:
                 continue
-            for source in step.nodes[done].before():
+            for source in step.nodes[done].before:
                 order.setdefault(source, step.nodes[source])  # that waits for nothing, if it is not there yet
             order[done] = step.nodes[done]
             for group in reversed(followers.get(done, [])):
@@ -81,7 +81,7 @@ def _waits(nodes: Mapping[int, StepNode], groups: Mapping[int, int]) -> tuple[di
     followers: dict[int, list[int]] = {}
     outside: dict[int, set[int]] = {}
     for i, group in groups.items():
-        before = {s for s in nodes[i].before() if groups.get(s) != group and _waits_for_something(nodes[s])}
+        before = {s for s in nodes[i].before if groups.get(s) != group and _waits_for_something(nodes[s])}
         outside.setdefault(group, set()).update(before)
     for group, before in outside.items():
         waits[group] = len(before)

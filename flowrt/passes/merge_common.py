@@ -34,7 +34,7 @@ def merge_common(step: Step) -> Step:
 
 
 def _may_merge(node: StepNode) -> bool:
-    return bool(node.outputs) and not (node.op.stateful or node.op.effect)
+    return not (node.op.stateful or node.op.effect) and bool(node.outputs)
 
 
 def _moved(ref: Ref, stands_for: dict[int, int]) -> Ref:
@@ -42,14 +42,14 @@ def _moved(ref: Ref, stands_for: dict[int, int]) -> Ref:
 
 
 def _redirect(node: StepNode, stands_for: dict[int, int]) -> StepNode:
-    if stands_for.keys().isdisjoint(node.before()):
+    if stands_for.keys().isdisjoint(node.before):
         return node
-    inputs = tuple(_moved(ref, stands_for) for ref in node.inputs)
-    return replace(node, inputs=inputs, control=tuple(dict.fromkeys(stands_for.get(c, c) for c in node.control)))
+    inputs = tuple([_moved(ref, stands_for) for ref in node.inputs])
+    return node.rewired(inputs, tuple(dict.fromkeys([stands_for.get(c, c) for c in node.control])), node.after)
 
 
 def _key(step: Step, node: StepNode) -> Hashable:
     origin = step.graph.nodes[node.id]
-    attrs = tuple(sorted((name, attr_key(value)) for name, value in node.attrs.items() if value is not None))
-    beside = frozenset(n.index for n in origin.colocate)
+    attrs = tuple([(name, attr_key(value)) for name, value in sorted(node.attrs.items()) if value is not None])
+    beside = frozenset([n.index for n in origin.colocate])
     return node.op.name, node.inputs, frozenset(node.control), origin.device, beside, attrs

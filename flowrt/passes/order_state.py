@@ -72,8 +72,8 @@ def _writes_wait_for_reads(
 
 def _add_control(nodes: dict[int, StepNode], waits: int, source: int) -> None:
     node = nodes[waits]
-    if source not in node.control and all(source != data for data, _ in node.inputs):
-        nodes[waits] = replace(node, control=(*node.control, source))
+    if source not in node.before:
+        nodes[waits] = node.rewired(node.inputs, (*node.control, source), node.after)
 
 
 def _writes_wait_for_readers(
@@ -96,7 +96,7 @@ def _writes_wait_for_readers(
     for key, found in accesses.items():
         for write in found.writes:
             mine = nodes[write.id]
-            before = set(mine.before())
+            before = set(mine.before)
             after = [
                 user
                 for user in users.get(key, ())
@@ -105,7 +105,7 @@ def _writes_wait_for_readers(
                 and guards.get(user, NO_GUARDS) <= guards.get(write.id, NO_GUARDS)
             ]
             if after:
-                nodes[write.id] = replace(mine, after=(*mine.after, *after))
+                nodes[write.id] = mine.rewired(mine.inputs, mine.control, (*mine.after, *after))
 
 
 def _writes_put_off(nodes: Mapping[int, StepNode], writes: set[int]) -> dict[int, int]:
@@ -170,7 +170,7 @@ class _Order:
         seen: dict[int, int] = {}
         for node in nodes.values():
             mask = 0
-            for source in node.before():
+            for source in node.before:
                 mask |= seen[source] | self._bits.get(source, 0)
             seen[node.id] = mask
             if node.id in marked:

@@ -9,7 +9,6 @@ fetches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,12 +92,12 @@ class _Cut:
         """Put a node of the step into the part of its device."""
         device = self._device[node.id]
         inputs = tuple([self._bring(ref, device, node.id) for ref in node.inputs])
-        control = self._wait(node.control, device, node.id)
+        control = self._wait(node.control, device, node.id) if node.control else []
         control += [source for source in node.after if self._device[source] == device]
         self._place[node.id] = (self._order[node.id], 0, 0)
         waits = tuple(dict.fromkeys(control))
         as_it_was = not node.after and inputs == node.inputs and waits == node.control
-        self._nodes[node.id] = node if as_it_was else replace(node, inputs=inputs, control=waits, after=())
+        self._nodes[node.id] = node if as_it_was else node.rewired(inputs, waits, ())
 
     def answer(self, ref: Ref) -> Transfer | int:
         """How the client gets the value ``ref``: one transfer, however often it is fetched."""
@@ -119,7 +118,7 @@ class _Cut:
         """The value ``ref`` as it is on ``device``."""
         remote_feed = ref[0] == FED and self._client is not None
         source = self._home if ref[0] == FED else self._device[ref[0]]
-        if source == device and not remote_feed:
+        if (source is device or source == device) and not remote_feed:
             return ref
         if (ref, device) not in self._arrived:
             if self._is_small_constant(ref):
@@ -247,7 +246,7 @@ class _Cut:
         return {task: self._plan(task, nodes, (), ()) for task, nodes in sorted(by_task.items())}
 
     def _ordered(self) -> Iterable[StepNode]:
-        used = {source for node in self._nodes.values() for source in node.before()}
+        used = {source for node in self._nodes.values() for source in node.before}
         used.update(self._step.targets, (source for source, _ in self._step.fetches))
         gone = [i for i in self._nodes if i not in used and self._is_small_constant((i, 0))]  # repeated elsewhere
         for i in gone:
@@ -261,6 +260,7 @@ class _Cut:
         position: dict[int, int] = {}
         out: list[PlanNode] = []
         sites: dict[int, str] = {}  # the texts of those that there are
+        names = {id(device): device.local for device in {id(d): d for d in self._device.values()}.values()}
         for node in nodes:
             site = sites.get(id(node.site)) or sites.setdefault(id(node.site), str(node.site))
             position[node.id] = len(out)
@@ -274,7 +274,7 @@ class _Cut:
                     node.outputs,
                     node.attrs,
                     tuple([position[source] for source in node.control]),
-                    self._device[node.id].local,
+                    names[id(self._device[node.id])],
                     site,
                 )
             )

@@ -18,10 +18,11 @@ import numpy as np
 
 from flowrt.device import ANYWHERE, Device
 from flowrt.errors import PlacementError
+from flowrt.graph import Node
 from flowrt.passes.step import FED, Step, StepNode
 
 if TYPE_CHECKING:
-    from flowrt.graph import Graph, Node
+    from flowrt.graph import Graph, Resource
 
 Supports: TypeAlias = Callable[[str, Sequence[np.dtype[Any]], str], bool]
 """(op name, dtypes of inputs then outputs, device kind) → whether the op runs there."""
@@ -41,6 +42,10 @@ class _Family:
     needed: list[StepNode] = field(default_factory=list)
     device: Device | None = None
 
+    def in_step(self) -> _Family:
+        """The family as it is at the beginning of a step."""
+        return _Family(self.homes, self.asked, self.stateful, self.constraint, self.askers)
+
 
 def place(
     step: Step, *, devices: Sequence[Device], default: Device, supports: Supports, rules: Mapping[str, str]
@@ -57,7 +62,7 @@ def place(
     mine: dict[int, _Family] = {}
     for node in step.nodes.values():
         known = tied[homes[node.id]]
-        family = families.get(id(known)) or families.setdefault(id(known), replace(known, needed=[], device=None))
+        family = families.get(id(known)) or families.setdefault(id(known), known.in_step())
         family.needed.append(node)
         mine[node.id] = family
     _choose(step, mine, chooser)
@@ -109,24 +114,30 @@ def _families(graph: Graph, homes: Sequence[Home], rules: _Rules) -> dict[Home, 
         family.stateful |= isinstance(home, tuple)
     for family in families.values():
         for home, nodes in family.homes.items():
+            if type(home) is int and nodes[0].device is ANYWHERE and not rules:
+                continue  # as of most
             for asked, asker in _asked(graph, home, nodes, rules):
                 family.asked[home] = asked
-                _constrain(family, asked, asker)
+                if asked != ANYWHERE:
+                    _constrain(family, asked, _described(asker))
     return out
 
 
-def _asked(graph: Graph, home: Home, nodes: Sequence[Node], rules: _Rules) -> Iterable[tuple[Device, str]]:
-    """The constraints on one home: a resource's own, not that of the code around a use of it."""
+def _asked(graph: Graph, home: Home, nodes: Sequence[Node], rules: _Rules) -> Iterable[tuple[Device, Resource | Node]]:
+    """The constraints on one home, and who asks: a resource's own, not that of the code around a use of it."""
     resource = graph.resources.get(home) if isinstance(home, tuple) else None
     if resource is not None:
-        asker = f"{resource.kind} {resource.name!r} ({resource.site})"
-        own = [n.name for n in nodes if n.name.startswith(f"{resource.name}/")]
-        yield rules.over(resource.device, (resource.name, *own)), asker
+        own = [n.name for n in nodes if n.name.startswith(f"{resource.name}/")] if rules else []
+        yield rules.over(resource.device, (resource.name, *own)), resource
         return
     for node in nodes:
         if node.device != ANYWHERE or rules:
-            asker = f"{node.op.name} {node.name!r} ({node.site})"
-            yield rules.over(node.device, (node.name,)), asker
+            yield rules.over(node.device, (node.name,)), node
+
+
+def _described(asker: Resource | Node) -> str:
+    kind = asker.op.name if isinstance(asker, Node) else asker.kind
+    return f"{kind} {asker.name!r} ({asker.site})"
 
 
 def _constrain(family: _Family, asked: Device, asker: str) -> None:
@@ -255,6 +266,8 @@ class _Chooser:
 
     def _find_within(self, family: _Family, home: Home, node: StepNode) -> Device:
         assert family.device is not None
+        if type(home) is int and self._runs(node, family.device.kind or ""):
+            return family.device
         nodes: Sequence[StepNode | Node] = family.homes[home] if isinstance(home, tuple) else [node]
         movable = family.asked.get(home, ANYWHERE).kind is None or all(n.op.effect for n in nodes)
         for device in (family.device, *(self._task[family.device] if movable else [])):
@@ -285,13 +298,15 @@ class _Chooser:
             return kind == "cpu"
         dtypes = self._dtypes(node)
         key = (node.op.name, dtypes, kind)
-        if key not in self._known:
-            self._known[key] = self._supports(node.op.name, dtypes, kind)
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._supports(node.op.name, dtypes, kind)
+        return found
 
     def _dtypes(self, node: StepNode | Node) -> tuple[np.dtype[Any], ...]:
         if isinstance(node, StepNode):
-            return (*[self._step.spec(r).dtype for r in node.inputs], *[s.dtype for s in node.outputs])
+            spec = self._step.spec
+            return (*[spec(ref).dtype for ref in node.inputs], *[made.dtype for made in node.outputs])
         return (*[t.dtype for t in node.inputs], *[t.dtype for t in node.outputs])
 
     def _without_kernel(self, node: StepNode | Node, family: _Family) -> PlacementError:

@@ -54,8 +54,8 @@ def _needed(roots: Sequence[Node], fed: Mapping[Tensor, Ref]) -> set[int]:
         node = stack.pop()
         if node.index not in found:
             found.add(node.index)
-            stack.extend(t.op for t in node.inputs if t not in fed)
-            stack.extend(n for n in node.control_inputs if not _replaced(n, fed))
+            stack += [t.op for t in node.inputs if t not in fed]
+            stack += [n for n in node.control_inputs if not _replaced(n, fed)]
     return found
 
 
@@ -75,8 +75,8 @@ def _cut_out(nodes: Sequence[Node], fed: Mapping[Tensor, Ref], feed_specs: Seque
     for node in nodes:
         if node.op.name == "placeholder":
             raise FeedError(f"placeholder {node.name!r} ({node.site}) needs a value: feed {node.outputs[0].spec}")
-        refs = tuple([_ref(t, fed) for t in node.inputs])
-        control = tuple(dict.fromkeys(n.index for n in node.control_inputs if not _replaced(n, fed)))
+        refs = tuple([fed.get(t) or (t.op.index, t.index) for t in node.inputs])
+        control = tuple(dict.fromkeys([n.index for n in node.control_inputs if not _replaced(n, fed)]))
         specs = tuple([t.spec for t in node.outputs])
         made = StepNode(node.index, node.op, node.name, refs, specs, node.attrs, control, node.site)
         if not changed.keys().isdisjoint(refs):

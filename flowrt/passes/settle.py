@@ -25,7 +25,7 @@ def settle(
     """``placement`` with all on one of ``homes``, one task's devices, that has its inputs there and can run there."""
     task, settled = homes[0].host, dict(placement)
     for node in step.nodes.values():  # inputs come before their consumers
-        at_home = all(settled[source].host == task for source in node.before())
+        at_home = all(settled[source].host == task for source in node.before)
         if placement[node.id].host == task or node.resources or not at_home:
             continue
         able = [device for device in homes if _runs(step, node, device, supports)]

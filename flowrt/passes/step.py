@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.errors import GraphError, Site, SpecError
@@ -46,19 +46,22 @@ class StepNode:
     control: tuple[int, ...]
     site: Site
     after: tuple[int, ...] = ()
+    before: Sequence[int] = field(init=False, compare=False, repr=False)
+    """The nodes that this one waits for; one may stand there more than once."""
+
+    def __post_init__(self) -> None:
+        found = [source for source, _ in self.inputs if source != FED]  # every pass asks: once for each node
+        if self.control or self.after:
+            found += (*self.control, *self.after)
+        object.__setattr__(self, "before", found)
 
     def where(self) -> str:
         """How errors name this node."""
         return f"{self.op.name} {self.name!r} ({self.site})"
 
-    def before(self) -> list[int]:
-        """The nodes that this one waits for."""
-        found = [source for source, _ in self.inputs if source != FED]
-        if self.control:
-            found += self.control
-        if self.after:
-            found += self.after
-        return found
+    def rewired(self, inputs: tuple[Ref, ...], control: tuple[int, ...], after: tuple[int, ...]) -> StepNode:
+        """This node with other inputs, and waiting for others; as `replace`, in a third of its time."""
+        return StepNode(self.id, self.op, self.name, inputs, self.outputs, self.attrs, control, self.site, after)
 
     @property
     def resource(self) -> tuple[str, str] | None:
@@ -105,43 +108,47 @@ def keep_needed(step: Step, nodes: Mapping[int, StepNode]) -> Step:
         found = stack.pop()
         if found not in needed:
             needed.add(found)
-            stack.extend(nodes[found].before())
+            stack += nodes[found].before
     return replace(step, nodes={i: node for i, node in nodes.items() if i in needed})
 
 
 def in_order(nodes: Mapping[int, StepNode], key: Callable[[int], Any] = int) -> dict[int, StepNode]:
-    """``nodes`` in the topological order that starts the least ``key`` first; raises `GraphError` for a cycle."""
-    if _is_in_order(nodes, key):
+    """``nodes`` in the topological order that starts the least ``key`` first; raises `GraphError` for a cycle.
+
+    No two nodes have the same key.
+    """
+    ranked = sorted(nodes) if key is int else sorted(nodes, key=key)
+    if _is_in_order(nodes, ranked):
         return dict(nodes)
-    waiting = dict.fromkeys(nodes, 0)
+    rank = dict(zip(ranked, range(len(ranked)), strict=True))
+    waiting = [0] * len(ranked)
     followers: dict[int, list[int]] = {}
-    for node in nodes.values():
-        for source in set(node.before()):
-            waiting[node.id] += 1
-            followers.setdefault(source, []).append(node.id)
-    ready = [(key(i), i) for i, count in waiting.items() if not count]
-    heapq.heapify(ready)
+    for i, node in nodes.items():
+        mine = rank[i]
+        waiting[mine] = len(node.before)
+        for source in node.before:
+            followers.setdefault(source, []).append(mine)
+    ready = [mine for mine, count in enumerate(waiting) if not count]  # sorted, and so a heap
     out: dict[int, StepNode] = {}
     while ready:
-        _, found = heapq.heappop(ready)
+        found = ranked[heapq.heappop(ready)]
         out[found] = nodes[found]
         for follower in followers.get(found, ()):
             waiting[follower] -= 1
             if not waiting[follower]:
-                heapq.heappush(ready, (key(follower), follower))
+                heapq.heappush(ready, follower)
     if len(out) < len(nodes):
         raise GraphError(f"these operations wait for each other: {_some(n for i, n in nodes.items() if i not in out)}")
     return out
 
 
-def _is_in_order(nodes: Mapping[int, StepNode], key: Callable[[int], Any]) -> bool:
-    """Whether ``nodes`` stand in that order already, which is common and cheap to see."""
-    keys = [key(i) for i in nodes]
-    if keys != sorted(keys):
+def _is_in_order(nodes: Mapping[int, StepNode], ranked: Sequence[int]) -> bool:
+    """Whether ``nodes`` stand as they are ``ranked``, and topologically, which is common and cheap to see."""
+    if list(nodes) != ranked:
         return False
     seen: set[int] = set()
     for i, node in nodes.items():
-        if not seen.issuperset(node.before()):
+        if not seen.issuperset(node.before):
             return False
         seen.add(i)
     return True

@@ -19,6 +19,8 @@ LOOPS = frozenset({loop.name, stateful_loop.name})
 
 def trim(step: Step) -> Step:
     """``step`` whose loops stack nothing behind the last thing that is read; their other outputs keep their places."""
+    if LOOPS.isdisjoint([node.op.name for node in step.nodes.values()]):
+        return step
     read = {ref for node in step.nodes.values() for ref in node.inputs} | set(step.fetches)
     nodes = dict(step.nodes)
     for node in step.nodes.values():

@@ -31,12 +31,13 @@ def find_views(
     step: Step, placement: Mapping[int, Device], users: Mapping[int, Collection[int]], members: Collection[int]
 ) -> frozenset[int]:
     """What of parts and repetitions only members of groups read, each on its group's device."""
-    awaited = {c for node in step.nodes.values() for c in (*node.control, *node.after)} | set(step.targets)
+    found = [node for node in step.nodes.values() if _is_view(step, node)]
+    awaited = {c for node in step.nodes.values() for c in (*node.control, *node.after)} if found else set()
+    awaited.update(step.targets)
     return frozenset(
         node.id
-        for node in step.nodes.values()
-        if _is_view(step, node)
-        and node.id not in awaited
+        for node in found
+        if node.id not in awaited
         and not (node.control or node.after)
         and users[node.id]
         and all(user in members and placement[user] == placement[node.id] for user in users[node.id])
@@ -44,10 +45,9 @@ def find_views(
 
 
 def _is_view(step: Step, node: StepNode) -> bool:
-    dims = [step.spec(ref).dims for ref in node.inputs]
     if node.op.name in REPEATS:
-        return dims[0] is not None and node.outputs[0].dims is not None
-    return node.op.name == PART and _lies_in_rows(node.attrs["key"], dims[0])
+        return step.spec(node.inputs[0]).dims is not None and node.outputs[0].dims is not None
+    return node.op.name == PART and _lies_in_rows(node.attrs["key"], step.spec(node.inputs[0]).dims)
 
 
 def _lies_in_rows(key: Any, dims: Sequence[int | None] | None) -> bool:
@@ -79,6 +79,8 @@ def join_parts(step: Step, placement: Mapping[int, Device]) -> Step:
     Such is the gradient of a tensor all of whose parts are used.
     """
     puts = _read_once(step)
+    if not puts:
+        return step
     nodes = dict(step.nodes)
     for node in step.nodes.values():
         own = {i for i, _ in node.inputs if i in puts and placement[i] == placement[node.id]}
@@ -91,9 +93,10 @@ def join_parts(step: Step, placement: Mapping[int, Device]) -> Step:
 
 def _read_once(step: Step) -> set[int]:
     """The nodes that put a part amid zeros for one reader alone."""
-    uses = Counter(i for node in step.nodes.values() for i in node.before())
+    puts = {node.id for node in step.nodes.values() if node.op.name == PUT}
+    uses = Counter(i for node in step.nodes.values() for i in node.before if i in puts) if puts else Counter[int]()
     uses.update((*(i for i, _ in step.fetches), *step.targets))
-    return {node.id for node in step.nodes.values() if node.op.name == PUT and uses[node.id] == 1}
+    return {i for i in puts if uses[i] == 1}
 
 
 def _join(step: Step, node: StepNode, puts: Collection[int], nodes: dict[int, StepNode]) -> None:

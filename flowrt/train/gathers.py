@@ -55,7 +55,7 @@ def _given(step: Step) -> set[int]:
     """The nodes that compute with what the batch and constants give, and nothing else."""
     given: set[int] = set()
     for node in step.nodes.values():
-        if not (node.op.stateful or node.op.effect) and given.issuperset(node.before()):
+        if not (node.op.stateful or node.op.effect) and given.issuperset(node.before):
             given.add(node.id)
     return given
 
