@@ -155,8 +155,11 @@ def user_site() -> Site:
     if carried is not None:
         return carried
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_between(file_of(frame)):
-        frame = frame.f_back
+    while (outer := frame.f_back) is not None:
+        file = frame.f_code.co_filename
+        if not _is_between(file_of(frame) if file == "<string>" else file):
+            break
+        frame = outer
     return _site(frame.f_code.co_filename, frame.f_lineno)
 
 

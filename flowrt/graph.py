@@ -424,14 +424,17 @@ def current_scope() -> Scope:
     return _scope.get()
 
 
-@contextmanager
-def scoped(scope: Scope) -> Iterator[None]:
+class scoped:
     """Put exactly ``scope`` around what is built inside."""
-    token = _scope.set(scope)
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        self._token = _scope.set(self._scope)
+
+    def __exit__(self, *exc: object) -> None:
+        _scope.reset(self._token)
 
 
 @contextmanager
@@ -464,11 +467,9 @@ def colocate_with(value: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def beside(node: Node) -> Iterator[None]:
+def beside(node: Node) -> scoped:
     """Put what is built inside where ``node`` is, whatever device the code around it asks for."""
-    with scoped(replace(_scope.get(), device=ANYWHERE, colocate=(node,))):
-        yield
+    return scoped(replace(_scope.get(), device=ANYWHERE, colocate=(node,)))
 
 
 @contextmanager

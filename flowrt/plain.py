@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -91,13 +92,19 @@ def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
         else:
             strong.append(default_array(value).dtype)
     if strong:
-        return np.result_type(*strong, *[_EXAMPLES[_kind(value)] for value in weak])
+        return _promoted(tuple(strong), tuple(map(_kind, weak)))
     numbers = [value for value in weak if isinstance(value, _PYTHON) and not isinstance(value, np.generic)]
     telling = [default_array(value).dtype for value in weak if not any(value is number for number in numbers)]
     if telling:
         return np.result_type(*telling, *[_EXAMPLES[_kind(value)] for value in numbers])
     found = np.result_type(*[default_array(number).dtype for number in numbers])
     return np.dtype(np.float32) if found.kind == "f" else found
+
+
+@lru_cache(1024)
+def _promoted(strong: tuple[np.dtype[Any], ...], weak: tuple[str, ...]) -> np.dtype[Any]:
+    """The result type of dtypes and of weak numbers of these kinds."""
+    return np.result_type(*strong, *[_EXAMPLES[kind] for kind in weak])
 
 
 def _kind(value: Any) -> str:

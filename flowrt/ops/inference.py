@@ -18,7 +18,7 @@ from flowrt.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
 
 def broadcast(*specs: Spec) -> Shape | None:
     """The shape that tensors of ``specs`` broadcast to, by NumPy's rules."""
-    first, *others = [spec.dims for spec in specs]
+    first, *others = [spec.dims for spec in specs if spec.dims != ()] or [()]
     if others.count(first) == len(others):
         return first
     if any(s.dims is None for s in specs):
@@ -89,6 +89,9 @@ def carry(out: Spec, compute: Callable[..., Any], *inputs: Spec) -> Spec:
 
 def carry_each(out: Spec, compute: Callable[..., Any], *inputs: Spec) -> Spec:
     """As `carry`, where ``compute`` makes each entry of the inputs' entries; None where one of those is not known."""
+
+    if out.dtype.kind not in "iu":
+        return out
 
     def known(*entries: Any) -> Any:
         return None if None in entries else compute(*entries)

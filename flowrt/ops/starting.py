@@ -29,7 +29,8 @@ def check_start(initial: Any, graph: Graph, name: str, site: Site) -> None:
         return  # a body, in which there are no variables
     if initial.graph is not graph:
         raise GraphError(
-            f"variable {name!r} ({site}): {initial!r} ({initial.op.site}) belongs to another graph, or to the body of a loop"
+            f"variable {name!r} ({site}): {initial!r} ({initial.op.site}) "
+            "belongs to another graph, or to the body of a loop"
         )
     stack, seen = [initial.op], graph.startable
     while stack:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -18,11 +19,10 @@ from flowrt.graph import (
     Graph,
     Resource,
     container,
-    control_dependencies,
     current_graph,
     current_scope,
     device,
-    name_scope,
+    scoped,
 )
 from flowrt.op import as_value, building, frozen, located, no_gradient, op
 from flowrt.operators import Operators
@@ -260,7 +260,7 @@ def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool
     )
     graph.add_resource(resource)
     attributes = _attributes(resource)
-    with control_dependencies(None), name_scope(resource.name.removeprefix(scope.prefix)):
+    with scoped(replace(scope, prefix=f"{resource.name}/", control=())):
         plain = read_variable(**attributes, name="value")
         first = value if hasattr(value, "builder") else constant(value, name="initial")
         initialize = assign(first, **attributes, name="initialize")
