@@ -30,6 +30,7 @@ class Ends:
     client: Connection
     server: Connection
     locals: tuple[Local, Local]
+    memory: Memory  # the client's
     door: Server
 
     async def carry(self, message: Any) -> Any:
@@ -56,13 +57,14 @@ async def neighbours(
         await ends.put(connection)
         await asyncio.Event().wait()  # until the server is left
 
-    mine, theirs = Local(Memory(limit)), Local(Memory(), own=own)
+    memory = Memory(limit)
+    mine, theirs = Local(memory), Local(Memory(), own=own)
     try:
         async with (
             serve("127.0.0.1", 0, TOKEN, hand_out, bounds=bounds, local=theirs) as door,
             await connect("127.0.0.1", door.port, TOKEN, bounds=bounds, local=mine) as client,
         ):
-            yield Ends(client, await ends.get(), (mine, theirs), door)
+            yield Ends(client, await ends.get(), (mine, theirs), memory, door)
     finally:
         mine.close()
         theirs.close()

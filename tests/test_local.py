@@ -21,8 +21,9 @@ from flowrt.net import shared
 from flowrt.net.frames import Place
 from flowrt.net.local import Local
 from flowrt.net.transport import Bounds, Connection, connect, serve
+from flowrt.sched.executor import own
 from flowrt.sched.memory import Memory
-from flowrt.sched.segments import LARGE, PAGE, SEALS, Segments
+from flowrt.sched.segments import LARGE, PAGE, SEALS, Segments, has_own_slot
 
 pytestmark = pytest.mark.skipif(not Local(Memory()).segments, reason="needs Linux' files in memory")
 
@@ -241,6 +242,55 @@ async def test_what_a_peer_keeps_is_not_used_again_though_its_connection_ends() 
     theirs.close()
 
 
+@on_both_loops
+async def test_what_is_computed_once_is_read_where_it_was_computed() -> None:
+    async with neighbours() as ends:
+        output = ends.memory.output((FLOATS,), np.dtype("float32"))
+        output[:] = 1
+        whole = (await ends.carry({"x": output}))["x"]
+        part = (await ends.carry({"x": output[1024:].reshape(-1, 2)}))["x"]
+        skewed = (await ends.carry({"x": output[1:]}))["x"]
+        output[:] = 2  # which nobody does: so it is seen that it is the same memory
+        assert (whole == 2).all()
+        assert (part == 2).all()
+        assert (skewed == 1).all(), "what begins within a line is copied"
+        address = output.ctypes.data
+        del output
+        others = [ends.memory.output((FLOATS,), np.dtype("float32")) for _ in range(4)]
+        assert address not in [other.ctypes.data for other in others], "it is still read"
+        assert (whole == 2).all()
+
+
+@on_both_loops
+async def test_a_variable_is_copied_where_it_is_sent_and_seen_where_it_is_posted() -> None:
+    async with neighbours() as ends:
+        variable = ends.memory.lasting((FLOATS,), np.dtype("float32"))
+        variable[:] = 1
+        sent = (await ends.carry({"x": variable}))["x"]
+        ends.client.post({"x": variable})
+        posted = (await ends.server.receive())["x"]
+        assert (posted == 1).all()
+        variable[:] = 2
+        assert (sent == 1).all()
+        assert (posted == 2).all()
+        del sent, posted
+        await until(lambda: not ends.lent)
+
+
+@on_both_loops
+async def test_memory_is_counted_the_same_wherever_it_lies() -> None:
+    async with neighbours() as ends:
+        memory, floats = ends.memory, np.dtype("float32")
+        before = memory.held
+        output, variable = memory.output((FLOATS, 3), floats), memory.lasting((FLOATS + 1,), floats)
+        assert memory.held == before + output.nbytes + variable.nbytes
+        assert has_own_slot(output)
+        assert not has_own_slot(output[1:])
+        assert own([output], []) == [output]
+        del output, variable
+        assert memory.held == before
+
+
 # ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -379,7 +429,7 @@ PLACES = {
     "beyond the end": Place(1, 1 << 40, 9),
     "partly beyond": Place(1, (4 << 20) - PAGE, 9),
     "wrapping around": Place(1, (1 << 64) - PAGE, 9),
-    "not at a page": Place(1, 64, 9),
+    "not at a line": Place(1, 32, 9),
     "lent already": Place(1, 0, 1),
 }
 

@@ -155,6 +155,7 @@ class FrameReader:
         "_deliver",
         "_end",
         "_header",
+        "_layouts",
         "_limits",
         "_past",
         "_places",
@@ -188,6 +189,7 @@ class FrameReader:
         self._rest = _NOTHING  # what of the header or array in progress is not yet received
         self._past = 0  # bytes of an array without room that are still to be read past
         self._header: bytearray | None = None  # of the frame in progress
+        self._layouts: list[codec.Layout] | None = None  # of its arrays, once the header is surveyed
         self._places: bytearray | None = None  # of its arrays, where it has any; empty until the header is whole
         self._arrays: list[Array | NoRoom] | None = None  # of the frame in progress, once its header is whole
         self._targets: list[memoryview | int] = []  # arrays not yet begun, or the bytes to read past; the next one last
@@ -283,19 +285,20 @@ class FrameReader:
     def _open(self) -> None:
         """Make room for the arrays that a whole header describes."""
         assert self._header is not None
-        layouts = codec.survey(self._header, self._limits)
-        places = [None] * len(layouts) if self._places is None else _places_in(self._places)
+        layouts = codec.survey(self._header, self._limits) if self._layouts is None else self._layouts
+        places: list[Place | None] = [None] * len(layouts) if self._places is None else _places_in(self._places)
         arrays = [self._room_for(layout, place) for layout, place in zip(layouts, places, strict=True)]
         here = [array for array, place in zip(arrays, places, strict=True) if place is None]
         targets = [array.nbytes if isinstance(array, NoRoom) else codec.bytes_of(array) for array in here]
         self._targets = [target for target in reversed(targets) if target]
         self._size += sum(array.nbytes for array in here)
-        self._arrays, self._places = arrays, None
+        self._arrays, self._layouts, self._places = arrays, None, None
 
     def _expect_places(self) -> None:
         """Have the places come next that the arrays of a whole header have."""
         assert self._header is not None
-        self._places = bytearray(_PLACE.size * len(codec.survey(self._header, self._limits)))
+        self._layouts = codec.survey(self._header, self._limits)
+        self._places = bytearray(_PLACE.size * len(self._layouts))
         if not self._places:
             raise BrokenStream("a frame announces places, and its header describes no arrays")
         self._rest = memoryview(self._places)

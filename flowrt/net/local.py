@@ -62,14 +62,16 @@ def preferred_way() -> str:
 class Local:
     """What a process has for others of its host: a Unix socket, once it listens, and memory that they may map.
 
-    ``own`` says that arrays from others are given away, so that they must be writable and nobody else's.
+    ``own`` says that arrays from others are given away, so that they must be writable and nobody else's. ``way`` is the
+    best one to use of `WAYS`, by default what the environment says.
     """
 
-    def __init__(self, memory: Memory, *, own: bool = False) -> None:
-        way = preferred_way()
+    def __init__(self, memory: Memory, *, own: bool = False, way: str | None = None) -> None:
+        way = way or preferred_way()
         self.host = this_host() if way != "tcp" else ""
         self.segments = Segments(memory) if way == "shared" and self.host and AVAILABLE else None
         self.own = own
+        self._memory = memory
         self.shared_bytes = 0  # of arrays sent by memory
         self.socket_bytes = 0  # sent by sockets of any kind
         self.name = ""  # of the Unix socket
@@ -117,7 +119,8 @@ class Local:
     # ── memory ──
 
     def enter(self, channel: Channel) -> None:
-        """Have ``channel`` be told what becomes of segments."""
+        """Have ``channel`` be told what becomes of segments, and what is made from now on lie in some."""
+        self._memory.segments = self.segments
         self._channels.add(channel)
 
     def leave(self, channel: Channel) -> None:
@@ -135,6 +138,7 @@ class Local:
         for side in self._unclaimed.values():
             side.close()
         self._unclaimed.clear()
+        self._memory.segments = None
         if self.segments is not None:
             self.segments.gone = lambda number: None
             self.segments.close()

@@ -29,7 +29,7 @@ import numpy as np
 from flowrt import codec
 from flowrt.errors import BrokenStream
 from flowrt.net.frames import Place
-from flowrt.sched.segments import LARGE, PAGE
+from flowrt.sched.segments import LARGE, LINE, PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ class Channel:
             return None
         array = _array_of(data)
         found = segments.find(array.ctypes.data, nbytes)
-        if found is None or not (found[0].steady or changing):
+        if found is None or not (found[0].steady or changing) or found[1] % LINE:
             copied = segments.empty((nbytes,), _BYTE)
             if copied is None:
                 return None
@@ -148,7 +148,7 @@ class Channel:
             self._hear()  # it was shown before it was spoken of
         nbytes = codec.nbytes(layout)
         mapped = self._mapped.get(place.segment)
-        if mapped is None or place.offset % PAGE or not 0 < nbytes <= mapped.nbytes - place.offset:
+        if mapped is None or place.offset % LINE or not 0 < nbytes <= mapped.nbytes - place.offset:
             raise BrokenStream(f"an array of {nbytes} bytes is said to be at {place}, where no memory is")
         if place.serial in self._borrowed:
             raise BrokenStream(f"{place} came twice")
@@ -193,7 +193,10 @@ class Channel:
             return
         self._due = True
         try:
-            self._loop.call_soon_threadsafe(self._say_all)
+            if _is_running(self._loop):
+                self._loop.call_soon(self._say_all)
+            else:
+                self._loop.call_soon_threadsafe(self._say_all)
         except RuntimeError:  # the loop is closed
             self._say_all()
 
@@ -224,7 +227,7 @@ class Channel:
     def _hear(self) -> None:
         """Take in whatever the peer has said."""
         try:
-            while not self._gone:
+            while not self._gone and self._side.fileno() >= 0:  # a loop may call once more after it was told not to
                 data, files, flags, _ = socket.recv_fds(self._side, _LONGEST, 1, socket.MSG_CMSG_CLOEXEC)
                 if not data:
                     self._end()
@@ -321,12 +324,22 @@ class _Mapped:
 
     def own(self, offset: int, nbytes: int) -> Array | None:
         """Bytes of it that may be written, each page being copied then; None where the system refuses."""
+        within = offset % PAGE
         with suppress(OSError, ValueError):
-            return np.frombuffer(mmap.mmap(self.file, nbytes, access=mmap.ACCESS_COPY, offset=offset), np.uint8)
+            pages = mmap.mmap(self.file, within + nbytes, access=mmap.ACCESS_COPY, offset=offset - within)
+            return np.frombuffer(pages, np.uint8, nbytes, within)
         return None
 
 
 _BYTE = np.dtype(np.uint8)
+
+
+def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this is the thread that runs ``loop``, which may be closed."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 def _array_of(data: memoryview) -> Array:

@@ -30,6 +30,7 @@ from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
 from flowrt.sched.rendezvous import DEAD, Array, Dead
+from flowrt.sched.segments import has_own_slot
 from flowrt.sched.single import NodeRunner, Runners, read_variable, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import Action, Unit, connect, find_units
@@ -290,7 +291,8 @@ def own(arrays: Sequence[Array], feeds: Sequence[Array], copy: Callable[[Array],
     out = []
     for array in arrays:
         mine = array
-        if id(array) in seen or array.base is not None or not array.flags.writeable:
+        whole = array.base is None or has_own_slot(array)
+        if id(array) in seen or not whole or not array.flags.writeable:
             mine = copy(array)
         seen.add(id(array))
         out.append(mine)

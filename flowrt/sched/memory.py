@@ -15,13 +15,17 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from flowrt import pages
 from flowrt.errors import ResourceError
+from flowrt.sched.segments import LARGE, LARGEST_LASTING
 from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.sched.segments import Segments
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -73,6 +77,7 @@ class Memory:
         self._gone: deque[int] = deque()
         self._spare = 0  # bytes in segments that nobody uses
         self._spared: deque[int] = deque()  # bytes of segments that are not used any more
+        self.segments: Segments | None = None  # where others are to see what is sent to them
         self._keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @property
@@ -98,11 +103,23 @@ class Memory:
             return np.empty(shape, dtype)
         return self._made(nbytes, lambda: np.empty(shape, dtype))
 
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty` for what is computed once and then never changes, and so may be seen by others as it is."""
+        if self.segments is not None and math.prod(shape) * dtype.itemsize >= LARGE:
+            made = self.segments.empty(shape, dtype)
+            if made is not None:
+                return made
+        return self.empty(shape, dtype)
+
     def lasting(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty` for a variable, beginning at a cache line: a row of 64 bytes is then one line, not parts of two."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < COUNTED:
             return np.empty(shape, dtype)
+        if self.segments is not None and LARGE <= nbytes <= LARGEST_LASTING:
+            made = self.segments.empty(shape, dtype, steady=False)
+            if made is not None:
+                return made
         whole = self._made(nbytes, lambda: np.empty(nbytes + LINE, np.uint8))
         start = -int(whole.ctypes.data) % LINE
         return whole[start : start + nbytes].view(dtype).reshape(shape)

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-LARGE = 256 << 10  # bytes from which an array is worth a slot: below, a socket is as fast
+LARGE = 256 << 10  # bytes from which an array is worth a slot: below, a socket is as fast (`perf/sharing.py`)
 PAGE = mmap.PAGESIZE
+LINE = 64  # bytes: where an array may begin that another process reads
 FIRST = 4 << 20  # bytes of the first file; each new one is as large as all before it
+LARGEST_LASTING = 256 << 20  # bytes of a variable: of larger tables rows are read, which large pages make faster
 MOST = 64 << 20  # bytes of a file that holds several arrays
 IDLE = 1 << 30  # bytes that are kept for arrays to come
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
@@ -106,8 +108,17 @@ class Segment:
         self.free.insert(at, (begin, end - begin))
 
 
-class _Slot(weakref.ref[Any]):
-    """Tells of an array in a segment that is gone. May be called wherever Python collects garbage: takes no lock."""
+class Slot(np.ndarray[Any, Any]):
+    """The bytes of an array in a segment: what the array, and whatever sees a part of it, keeps."""
+
+
+def has_own_slot(array: Array) -> bool:
+    """Whether an array is all of what lies in a slot: nobody else's memory."""
+    return type(array.base) is Slot and array.nbytes == array.base.nbytes
+
+
+class _Taken(weakref.ref[Any]):
+    """Tells of a slot that is gone. May be called wherever Python collects garbage: takes no lock."""
 
     __slots__ = ("nbytes", "offset", "segment")
     segment: Segment
@@ -125,15 +136,15 @@ class Segments:
         self._numbers = itertools.count(1)
         self._segments: list[Segment] = []  # by address
         self._starts: list[int] = []
-        self._alive: dict[int, _Slot] = {}
-        self._given: deque[_Slot] = deque()
+        self._alive: dict[int, _Taken] = {}
+        self._given: deque[_Taken] = deque()
         self._closed = not AVAILABLE
         memory.enlist(self)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], steady: bool = True) -> Array | None:
         """A new array in a slot, beginning at a page; None where there is no room for it."""
         nbytes = math.prod(shape) * dtype.itemsize
-        size = -(-nbytes // PAGE) * PAGE
+        size = _pages(nbytes)
         with self._mutex:
             if self._closed:
                 return None
@@ -142,12 +153,12 @@ class Segments:
             if segment is None:
                 return None
             offset = segment.take(size)
-        memory = np.frombuffer(segment.pages, np.uint8, nbytes, offset)
-        slot = _Slot(memory, self._forget)
-        slot.segment, slot.offset, slot.nbytes = segment, offset, size
-        self._alive[id(slot)] = slot
-        self._memory.use_spare(size)
-        return memory.view(dtype).reshape(shape)
+        slot = Slot((nbytes,), np.uint8, segment.pages, offset)
+        taken = _Taken(slot, self._forget)
+        taken.segment, taken.offset, taken.nbytes = segment, offset, nbytes
+        self._alive[id(taken)] = taken
+        self._memory.use_spare(nbytes)
+        return np.ndarray(shape, dtype, slot)
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
         """The segment, and where in it so many bytes lie; None if they do not."""
@@ -224,12 +235,17 @@ class Segments:
             return segment
         return None
 
-    def _forget(self, slot: Any) -> None:
-        self._alive.pop(id(slot), None)
-        self._given.append(slot)
-        self._memory.spare(slot.nbytes, kept=slot.segment.file >= 0)
+    def _forget(self, taken: Any) -> None:
+        self._alive.pop(id(taken), None)
+        self._given.append(taken)
+        self._memory.spare(taken.nbytes, kept=taken.segment.file >= 0)
 
     def _settle(self) -> None:
         while self._given:
-            slot = self._given.popleft()
-            slot.segment.give(slot.offset, slot.nbytes)
+            taken = self._given.popleft()
+            taken.segment.give(taken.offset, _pages(taken.nbytes))
+
+
+def _pages(nbytes: int) -> int:
+    """Bytes of whole pages that hold so many."""
+    return -(-nbytes // PAGE) * PAGE

@@ -105,7 +105,7 @@ class NodeRunner:
             raise StepCancelled(f"{self.node.where()} was not begun")
         words = run.copy()  # a failure is this node's own, not that of others beside it
         try:
-            arrays = [self._memory.empty(shape, dtype) for shape, dtype in ready.fresh]
+            arrays = [self._memory.output(shape, dtype) for shape, dtype in ready.fresh]
         except ResourceError as error:
             raise ResourceError(f"{self.node.where()}: {error}") from error
         except MemoryError as error:

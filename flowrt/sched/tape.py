@@ -339,7 +339,7 @@ class Tape:
     def fresh_output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Memory for an output, counted."""
         try:
-            return self.memory.empty(shape, dtype)
+            return self.memory.output(shape, dtype)
         except ResourceError as error:
             raise ResourceError(f"{self}: its outputs: {error}") from error
 
