@@ -73,13 +73,13 @@ async def test_what_there_is_no_memory_for_is_not_sent_at_all() -> None:
     here, there = store(allocate=lambda dtype, shape: memory.empty(shape, dtype)), store()
     offer(there, {1: 4 * BUDGET, 2: BUDGET})
     async with linked(here, there) as link:
-        send, spec = link._send, Spec("uint8", (None,))
+        post, spec = link.post, Spec("uint8", (None,))
 
-        async def note(message: Any) -> None:
+        def note(message: Any) -> None:
             said.append(type(message))
-            await send(message)
+            post(message)
 
-        link._send = note  # type: ignore[method-assign]
+        link.post = note  # type: ignore[method-assign]
         with pytest.raises(ResourceError, match=rf"edge 1 of there: no memory to receive uint8.*, {4 * BUDGET} bytes"):
             await link.pull(KEY, 1, spec)
         assert (await link.pull(KEY, 2, spec) == 2).all()

@@ -1,9 +1,10 @@
-"""One connection that carries tensors between two tasks: each side pulls what it needs, when it has room.
+"""One connection that carries tensors between two tasks: small ones are pushed, large ones pulled when there is room.
 
-Law: nothing is sent that was not asked for, and nothing large before there is room for it at the receiver. Room is
-given for values that are there, never for values to come: who waits for a value holds nothing that another needs, so
+Law: nothing large is sent that was not asked for, and not before there is room for it at the receiver. Room is given
+for values that are there, never for values to come: who waits for a value holds nothing that another needs, so
 transfers cannot wait for each other in a circle. (A small allowance may be promised ahead, which saves a round trip; it
-is never waited for.) A pull always ends: with the value, an error, or the loss of the connection.
+is never waited for.) A pull always ends: with the value, an error, or the loss of the connection. What was pushed may
+be lost with the connection, and who pushed it is told for which steps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -20,12 +22,14 @@ import numpy as np
 from flowrt.errors import BrokenStream, ClosedError, FlowrtError, LinkBroken, RemoteError, ResourceError, StepCancelled
 from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
+    Announce,
     DeadValue,
     Fault,
     Forget,
     Grant,
     Offer,
     Pull,
+    Push,
     Value,
     as_error,
     from_data,
@@ -33,7 +37,7 @@ from flowrt.net.messages import (
     name_error,
     to_data,
 )
-from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
+from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 SMALL = 4096  # bytes that anybody has room for
 INLINE = 256  # values of at most `SMALL` bytes that travel with the start or the end of a step
 MAX_PULLS = 1 << 14  # unanswered, by one peer
+REMEMBERED_PUSHES = 1 << 10  # steps for which something was pushed last
 BYTE = np.dtype(np.uint8)
 _log = logging.getLogger(__name__)
 
@@ -84,12 +89,23 @@ class Store:
     posted: Callable[[str, Any], None] = lambda peer, message: None
     local: Local | None = None
 
+    def arrived(self, key: StepKey, edge: int, value: Any, peer: str) -> None:
+        """Take in what ``peer`` pushed."""
+        if self.knows(key[0]):
+            arrival = value.error(f"edge {edge} of {peer}") if isinstance(value, NoRoom) else value
+            self.rendezvous.arrive(key, edge, arrival)
+
     def check_room(self, nbytes: int, spec: Spec, where: str) -> None:
         """Raise `ResourceError` where there is no memory for what is offered: it would come only to be thrown away."""
         try:
             self.allocate(BYTE, (nbytes,))
         except (MemoryError, ResourceError) as error:
             raise ResourceError(f"{where}: no memory to receive {spec}, {nbytes} bytes: {error}") from error
+
+
+def is_large(spec: Spec) -> bool:
+    """Whether all values of ``spec`` are more than what is pushed: they are pulled, as soon as they are wanted."""
+    return spec.known and spec.nbytes > SMALL
 
 
 class Link:
@@ -106,6 +122,7 @@ class Link:
         self._tasks: asyncio.TaskGroup | None = None
         self._runner: asyncio.Task[Any] | None = None
         self._ending: FlowrtError | None = None
+        self.pushed: deque[StepKey] = deque(maxlen=REMEMBERED_PUSHES)  # what may be lost with the connection
 
     @property
     def closed(self) -> bool:
@@ -139,30 +156,46 @@ class Link:
             with suppress(RemoteError, ClosedError):
                 self._connection.post(to_data(message))
 
+    def push(self, key: StepKey, edge: int, value: Array | Dead) -> bool:
+        """Send a value that nobody has asked for, if it is small, or else announce it; answers which."""
+        self.pushed.append(key)
+        if isinstance(value, Dead):
+            self.post(Push(*key, edge, None))
+        elif value.nbytes <= SMALL:
+            self.post(Push(*key, edge, value))
+        else:
+            self.post(Announce(*key, edge, value.nbytes))
+            return False
+        return True
+
     def close(self, why: FlowrtError | None = None) -> None:
         """End `run`, now or once it begins; who waits for a value is told ``why``."""
         self._ending = self._ending or why or ClosedError(f"the link to {self.peer} was closed here")
         if self._runner is not None:
             self._runner.cancel()
 
-    async def pull(self, key: StepKey, edge: int, spec: Spec) -> Array | Dead:
+    async def pull(self, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Array | Dead:
         """The value of ``edge`` of step ``key``; waits until it is there and there is room for it.
 
-        Raises what went wrong at the peer, `ResourceError` where there is no memory for it, or `LinkBroken`. Cancelled,
-        it tells the peer to forget the request.
+        ``announced`` is how many bytes it has, where the peer has said that it is there. Raises what went wrong at the
+        peer, `ResourceError` where there is no memory for it, or `LinkBroken`. Cancelled, it tells the peer to forget
+        the request.
         """
         if self._ending is not None:
             raise self._broken()
         request, where = next(self._requests), f"edge {edge} of {self.peer}"
         try:
-            with self._store.allowance.promise(spec) as room:
-                reply = await self._ask(request, Pull(request, *key, edge, room))
+            reply: Any = None if announced is None else Offer(request, announced)
+            if reply is None:
+                with self._store.allowance.promise(spec) as room:
+                    reply = await self._ask(request, Pull(request, *key, edge, room))
             if isinstance(reply, Offer):
                 async with self._store.budget.reserve(reply.nbytes):
                     self._store.check_room(reply.nbytes, spec, where)
-                    reply = await self._ask(request, Grant(request))
+                    granted = Grant(request) if announced is None else Pull(request, *key, edge, announced)
+                    reply = await self._ask(request, granted)
         except (asyncio.CancelledError, ResourceError):
-            self._say(Forget(request))
+            self.post(Forget(request))
             raise
         finally:
             self._replies.pop(request, None)
@@ -182,6 +215,10 @@ class Link:
         match message:
             case Value() | DeadValue() | Offer() | Fault():
                 self._settle(message)
+            case Push(epoch, number, edge, value):
+                self._store.arrived((epoch, number), edge, DEAD if value is None else value, self.peer)
+            case Announce(epoch, number, edge, nbytes):
+                self._store.arrived((epoch, number), edge, Announced(nbytes), self.peer)
             case Pull():
                 self._begin(message)
             case Grant(request):
@@ -209,11 +246,6 @@ class Link:
         assert self._ending is not None
         return type(self._ending)(*self._ending.args)
 
-    def _say(self, message: Any) -> None:
-        """Send without waiting, if there is still a connection to send on."""
-        if not self.closed and self._tasks is not None:
-            self._tasks.create_task(self._send(message))
-
     async def _send(self, message: Any) -> None:
         try:
             await self._connection.send(to_data(message))
@@ -224,9 +256,9 @@ class Link:
 
     async def _ask(self, request: int, message: Any) -> Any:
         reply = self._replies[request] = asyncio.get_running_loop().create_future()
-        await self._send(message)
-        if self._ending is not None and not reply.done():
+        if self._ending is not None:
             raise self._broken()
+        self.post(message)
         return await reply
 
     def _settle(self, message: Value | DeadValue | Offer | Fault) -> None:

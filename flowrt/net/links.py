@@ -27,9 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 class Links:
-    """The links of ``task`` to others while the block runs. ``broken`` is told of a peer whose posts may be lost."""
+    """The links of ``task`` to others while the block runs.
 
-    def __init__(self, task: str, token: str, store: Store, broken: Callable[[str], None]) -> None:
+    ``broken`` is told of a peer whose posts may be lost, and of the link that broke, if one was opened.
+    """
+
+    def __init__(self, task: str, token: str, store: Store, broken: Callable[[str, Link | None], None]) -> None:
         self._task = task
         self._token = token
         self._store = store
@@ -61,11 +64,11 @@ class Links:
 
     async def to(self, peer: str, address: Address) -> Link:
         """The link to ``peer``. Raises `LinkBroken` if it cannot be reached: who is lost is for the master to say."""
-        standing = self._standing(address)
+        standing = self.standing(address)
         if standing is not None:
             return standing
         async with self._opening.setdefault(address, asyncio.Lock()):
-            link = self._standing(address)
+            link = self.standing(address)
             if link is None:
                 link = self._links[address] = await self._open(peer, address)
         return link
@@ -77,7 +80,7 @@ class Links:
             waiting.append(message)
             if len(waiting) > WAITING:
                 del waiting[0]
-        elif (link := self._standing(address)) is not None:
+        elif (link := self.standing(address)) is not None:
             link.post(message)
         elif not self._closed:
             self._posted[address] = [message]
@@ -85,7 +88,8 @@ class Links:
             self._openers.add(opener)
             opener.add_done_callback(self._openers.discard)
 
-    def _standing(self, address: Address) -> Link | None:
+    def standing(self, address: Address) -> Link | None:
+        """The link to an address, if there is one now."""
         link = self._links.get(address)
         return None if link is None or link.closed else link
 
@@ -127,8 +131,8 @@ class Links:
         finally:
             if self._links.get(address) is link:
                 del self._links[address]
-            self._tell_broken(link.peer)
+            self._tell_broken(link.peer, link)
 
-    def _tell_broken(self, peer: str) -> None:
+    def _tell_broken(self, peer: str, link: Link | None = None) -> None:
         if not self._closed:
-            self._broken(peer)
+            self._broken(peer, link)

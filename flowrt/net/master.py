@@ -28,7 +28,7 @@ from flowrt.errors import (
     ResourceError,
 )
 from flowrt.net.frames import NoRoom
-from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked
+from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
 from flowrt.net.liveness import Timing
 from flowrt.net.local import Local
 from flowrt.net.messages import (
@@ -46,7 +46,7 @@ from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
 from flowrt.plan import Plan, plan_to_parts, spec_from_data, too_large
 from flowrt.sched.memory import Memory
-from flowrt.sched.rendezvous import DEAD, Array, Budget, Dead, Rendezvous, StepKey
+from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -171,7 +171,7 @@ class Master:
 
     def _settle_steps(self, peer: Peer) -> None:
         for step in self._steps.values():
-            if peer.task in step.waiting:
+            if peer.task in step.registered.tasks:  # also if it has ended it: what it sent may be lost
                 step.settle(peer.task, peer.error)
 
     def _excuse(self, peer: Peer) -> None:
@@ -366,7 +366,7 @@ class Master:
             for edge, task in ways:
                 inline = value.nbytes <= SMALL and len(small[task]) < INLINE
                 (small[task] if inline else large)[edge] = value
-        if large:
+        if large or registered.pulled:
             self._rendezvous.open(key, large)
         return {
             task: Start(step.number, registered.plan, seed, tuple(fed), tuple(fed.values()), registered.wanted[task])
@@ -379,8 +379,15 @@ class Master:
                 step.told.add(task)  # not by us: what became of the connection will end the step there
 
     async def _fetch(self, step: Step, key: StepKey, edge: int, task: str) -> None:
+        spec, link, announced = step.registered.specs[edge], self._peers[task].link, None
         try:
-            step.values[edge] = await self._peers[task].link.pull(key, edge, step.registered.specs[edge])
+            if not is_large(spec):
+                value = await self._rendezvous.take(key, edge)
+                if not isinstance(value, Announced):
+                    step.values[edge] = value if value is DEAD else checked(value, spec, f"edge {edge} of {task}")
+                    return
+                announced = value.nbytes
+            step.values[edge] = await link.pull(key, edge, spec, announced)
         except FlowrtError as error:
             step.fail(error)
 
@@ -389,8 +396,8 @@ class Master:
         step.aborted = True
         suspects = self.suspects
         for task in sorted(step.waiting):
-            if task in step.told:
-                self._peers.spawn(self._abort(self._peers[task], step.number))
+            if step.told:  # those that were not may have been sent values by those that were
+                self._peers.post(self._peers[task], Abort(step.number))
             if task in suspects or task not in step.told:
                 step.settle(task)
         cancelled: asyncio.CancelledError | None = None
@@ -402,9 +409,6 @@ class Master:
                 cancelled = error
         if cancelled is not None:
             raise cancelled
-
-    async def _abort(self, peer: Peer, number: int) -> None:
-        await self._peers.say(peer, Abort(number))
 
     def _fetched(self, step: Step, fetch: int | Feed, feeds: Sequence[Array]) -> Array:
         if isinstance(fetch, Feed):

@@ -4,7 +4,7 @@ Law: a message on the wire is a dict with its ``kind`` and exactly the fields of
 anything else is `BrokenStream`. Deciding what a message means is for who receives it.
 
 A connection begins with two hellos (plain dicts, exchanged by the transport). The opener's says what the connection is:
-`Drive` or `Resume` (a master commands a node) or `Carry` (tensors, pulled in either direction).
+`Drive` or `Resume` (a master commands a node) or `Carry` (tensors, pushed and pulled in either direction).
 """
 
 from __future__ import annotations
@@ -193,6 +193,26 @@ class Pull:
 
 
 @valueclass
+class Push:
+    """The value of an edge of step (epoch, number), small, or None where it is dead: to who receives it, unasked."""
+
+    epoch: str
+    number: int
+    edge: int
+    value: Array | None
+
+
+@valueclass
+class Announce:
+    """The value of an edge of step (epoch, number) is there to be pulled: it is larger than what is pushed."""
+
+    epoch: str
+    number: int
+    edge: int
+    nbytes: int
+
+
+@valueclass
 class Forget:
     """The pull is not wanted any more."""
 
@@ -281,7 +301,7 @@ _register(
     *(Drive, Resume, Carry, Serve),
     *(Ping, Register, Unregister, Start, Abort, Ask),
     *(Welcome, Refused, Pong, Answer, Done),
-    *(Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
+    *(Push, Announce, Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
 )
 register_kinds(*KINDS)
 

@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from flowrt.errors import (
     StepCancelled,
     TakenOver,
 )
-from flowrt.net.link import Allowance, Link, Store, checked
+from flowrt.net.link import Allowance, Link, Store, is_large
 from flowrt.net.links import WAITING, Links
 from flowrt.net.local import Local
 from flowrt.net.messages import (
@@ -58,12 +59,13 @@ from flowrt.net.messages import (
     to_data,
 )
 from flowrt.net.plans import ReadyPlan, dismantle, make_ready
+from flowrt.net.started import Started
 from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
-from flowrt.sched.host import Host, RunContext
-from flowrt.sched.rendezvous import Array, Dead, StepKey
+from flowrt.sched.rendezvous import Array, Dead, Pushed, StepKey
 
 if TYPE_CHECKING:
+    from flowrt.sched.host import Host
     from flowrt.spec import Spec
 
 REMEMBERED_EPOCHS = 1024
@@ -79,12 +81,17 @@ class _Reign:
     drive: Drive | Resume
     connection: Connection
     addresses: Mapping[str, tuple[str, int]]
+    steps: Started
     plans: dict[int, ReadyPlan] = field(default_factory=dict)
-    steps: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     waiting: deque[Any] = field(default_factory=lambda: deque(maxlen=WAITING))  # posted before there was a client
     followed: asyncio.Event = field(default_factory=asyncio.Event)  # another master came, or this one again
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def link(self) -> Link | None:
+        """The client's, if there is one."""
+        return self.client.result() if self.client.done() and not self.client.cancelled() else None
 
 
 class Node:
@@ -100,7 +107,7 @@ class Node:
         self._store = Store(
             host.rendezvous, host.budget, Allowance(), knows, self._allocate, self._hear_posted, self._local
         )
-        self._links = Links(host.task, token, self._store, self._tell_broken)
+        self._links = Links(host.task, token, self._store, self._link_broke)
         self._tasks: asyncio.TaskGroup | None = None
         host.remote = self
 
@@ -120,16 +127,41 @@ class Node:
         if failure is not None:
             raise failure
 
-    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec) -> Array | Dead:
-        """What ``peer`` sends on ``edge``: how the host's steps receive from other tasks."""
+    # ── how steps exchange values with other tasks ──
+
+    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Array | Dead:
+        """What ``peer`` sends on ``edge``."""
+        return await (await self._way(peer, key)).pull(key, edge, spec, announced)
+
+    def pulls(self, peer: str, spec: Spec) -> bool:
+        """Whether values are asked for ahead: large ones, and a client's, which come with the start or not at all."""
+        return peer == CLIENT or is_large(spec)
+
+    def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead) -> Pushed:
+        """Send a small value, or announce a large one, where there is a way to ``peer``."""
+        reign = self._reign_of(key)
+        link = reign.link if peer == CLIENT else self._links.standing(_address_of(peer, reign))
+        if link is None or link.closed:
+            return Pushed.NO_WAY
+        return Pushed.SENT if link.push(key, edge, value) else Pushed.ANNOUNCED
+
+    async def open_way(self, peer: str, key: StepKey) -> None:
+        """Open a link to ``peer``."""
+        link = await self._way(peer, key)
+        if link.closed:
+            raise LinkBroken(link.ending)
+
+    async def _way(self, peer: str, key: StepKey) -> Link:
+        reign = self._reign_of(key)
+        if peer != CLIENT:
+            return await self._links.to(peer, _address_of(peer, reign))
+        return reign.client.result() if reign.client.done() else await asyncio.shield(reign.client)
+
+    def _reign_of(self, key: StepKey) -> _Reign:
         reign = self._reigns.get(key[0])
         if reign is None:
             raise StepCancelled(f"step {key[1]} has ended: its master is gone")
-        if peer == CLIENT:
-            link = reign.client.result() if reign.client.done() else await asyncio.shield(reign.client)
-        else:
-            link = await self._links.to(peer, _address_of(peer, reign))
-        return await link.pull(key, edge, spec)
+        return reign
 
     def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Memory for what is received: counted, and refused where there is none."""
@@ -166,14 +198,23 @@ class Node:
             self._links.post(peer, _address_of(peer, reign), message)
 
     def _post_to_client(self, reign: _Reign, message: Any) -> None:
-        if not reign.client.done():
+        if reign.link is not None:
+            reign.link.post(message)
+        elif not reign.client.done():
             reign.waiting.append(message)
-        elif not reign.client.cancelled():
-            reign.client.result().post(message)
 
     def _hear_posted(self, peer: str, message: Any) -> None:
         if self.host.iterations is not None:
             self.host.iterations.hear(peer, message)
+
+    def _link_broke(self, peer: str, link: Link | None) -> None:
+        """Fail the steps that may have lost what was pushed, and tell who posts."""
+        if link is not None:
+            lost = f"what {self.host.task} sent to {peer} may be lost: {link.ending}"
+            for epoch, number in dict.fromkeys(link.pushed):
+                if epoch in self._reigns:
+                    self._reigns[epoch].steps.abort(number, LinkBroken(lost))
+        self._tell_broken(peer)
 
     def _tell_broken(self, peer: str, epoch: str = "") -> None:
         if self.host.iterations is not None:
@@ -218,7 +259,7 @@ class Node:
     # ── masters ──
 
     async def _reign(self, drive: Drive, connection: Connection) -> None:
-        reign = _Reign(drive, connection, _addresses(drive.peers))
+        reign = self._begin_reign(drive, connection)
         if drive.epoch in self._over or drive.epoch in self._reigns:
             await self._say(reign, _superseded(reign))
             return
@@ -232,9 +273,13 @@ class Node:
         finally:
             self._end_reign(reign)
 
+    def _begin_reign(self, drive: Drive | Resume, connection: Connection) -> _Reign:
+        tell = partial(self._tell, connection)
+        return _Reign(drive, connection, _addresses(drive.peers), Started(self.host, drive.epoch, tell, self._report))
+
     async def _resume(self, resume: Resume, connection: Connection) -> None:
         """Let a master go on that was here before: its plans still are, its steps have ended."""
-        reign = _Reign(resume, connection, _addresses(resume.peers))
+        reign = self._begin_reign(resume, connection)
         before = self._reigns.get(resume.epoch)
         if before is None or before.followed.is_set():
             anew = Refused(RemoteError.__name__, f"{self.host.task} does not know this session any more")
@@ -272,8 +317,7 @@ class Node:
                     await self._say(reign, Welcome())
                     await self._obey(reign, tasks)
                 finally:
-                    for step in reign.steps.values():
-                        step.cancel()
+                    reign.steps.abort_all()
                     await reign.connection.aclose()
         except BaseExceptionGroup as group:
             raise root_error(group) from None
@@ -322,19 +366,19 @@ class Node:
 
     def _hear(self, reign: _Reign, message: Any, tasks: asyncio.TaskGroup, silence: asyncio.Timeout) -> None:
         match message:
-            case Start(number):
-                self._start(reign, message, tasks)
+            case Start():
+                reign.steps.start(message, reign.plans.get(message.plan), tasks)
             case Ping(number):
                 silence.reschedule(asyncio.get_running_loop().time() + MASTER_SILENCE)
-                self._tell(reign, Pong(number))
+                self._tell(reign.connection, Pong(number))
             case Abort(number):
-                self._abort(reign, number)
+                reign.steps.abort(number)
             case Register():
                 tasks.create_task(self._register(reign, message))
             case Unregister(plan):
                 self._forget([reign.plans.pop(plan)] if plan in reign.plans else [])
             case Ask():
-                self._tell(reign, self._answer(message))
+                self._tell(reign.connection, self._answer(message))
             case _:
                 raise BrokenStream(f"a master cannot say {type(message).__name__}")
 
@@ -348,7 +392,7 @@ class Node:
             reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host)
         except Exception as error:
             answer = Answer(message.request, None, *self._report(error, "a plan"))
-        self._tell(reign, answer)
+        self._tell(reign.connection, answer)
 
     def _forget(self, plans: list[ReadyPlan]) -> None:
         """Let plans go that nobody runs any more, in a lane."""
@@ -377,63 +421,12 @@ class Node:
             _log.error("%s: %s failed", self.host.task, where, exc_info=error)
         return name_error(error)
 
-    # ── steps ──
-
-    def _start(self, reign: _Reign, start: Start, tasks: asyncio.TaskGroup) -> None:
-        if start.number in reign.steps:
-            raise BrokenStream(f"step {start.number} was started twice")
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if reign.steps.pop(start.number, None) is not None:  # cancelled before it began
-                self.host.rendezvous.close((reign.drive.epoch, start.number))
-                self._tell(reign, _aborted(start.number))
-
-        task = reign.steps[start.number] = tasks.create_task(self._step(reign, start))
-        task.add_done_callback(ended)
-
-    def _abort(self, reign: _Reign, number: int) -> None:
-        step = reign.steps.get(number)
-        if step is not None:
-            step.cancel()
-            return
-        self.host.rendezvous.close((reign.drive.epoch, number))  # a pull may have come before the start that never did
-        self._tell(reign, _aborted(number))
-
-    async def _step(self, reign: _Reign, start: Start) -> None:
-        """Run one step and tell the master how it ended, in any case."""
-        key = (reign.drive.epoch, start.number)
-        try:
-            values = await self._run(reign, start, key)
-            done = Done(start.number, start.wanted, values)
-        except asyncio.CancelledError:
-            done = _aborted(start.number)
-        except Exception as error:
-            name, text = self._report(error, f"step {start.number}")
-            done = Done(start.number, error=name, text=text)
-        finally:
-            self.host.rendezvous.close(key)
-        del reign.steps[start.number]  # before its master hears that it has ended
-        self._tell(reign, done)
-
-    def _tell(self, reign: _Reign, message: Answer | Done | Pong) -> None:
+    def _tell(self, connection: Connection, message: Answer | Done | Pong) -> None:
         with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
             try:
-                reign.connection.post(to_data(message))
+                connection.post(to_data(message))
             except (SpecError, MemoryError) as error:  # it cannot be sent, this can
-                reign.connection.post(to_data(_failed(message, error)))
-
-    async def _run(self, reign: _Reign, start: Start, key: StepKey) -> tuple[Array | None, ...]:
-        ready = reign.plans.get(start.plan)
-        if ready is None:
-            raise InternalError(f"plan {start.plan} is not registered on {self.host.task}")
-        fed: dict[int, Array] = {}
-        for edge, value in zip(start.edges, start.values, strict=True):
-            fed[edge] = checked(value, ready.receives[edge], f"the feed on edge {edge}")
-        self.host.rendezvous.open(key, fed)
-        taken = [self.host.rendezvous.expect(key, edge) for edge in start.wanted]
-        await ready.executor.run((), RunContext(key, start.number, start.seed))  # a send ends when its value is taken
-        values = [value.result() for value in taken]
-        return tuple(None if isinstance(value, Dead) else value for value in values)
+                connection.post(to_data(_failed(message, error)))
 
 
 def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:
@@ -442,10 +435,6 @@ def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:
     if isinstance(message, Answer):
         return Answer(message.request, None, name, text)
     return Done(message.number, error=name, text=text)
-
-
-def _aborted(number: int) -> Done:
-    return Done(number, error=StepCancelled.__name__, text=f"step {number} was aborted")
 
 
 def _superseded(reign: _Reign) -> Refused:

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver
@@ -190,6 +191,11 @@ class Peers:
         except (RemoteError, ClosedError):
             return False
         return True
+
+    def post(self, peer: Peer, message: Any) -> None:
+        """Send without waiting; if that fails, who listens to the peer learns the same and acts on it."""
+        with suppress(RemoteError, ClosedError):
+            peer.control.post(to_data(message))
 
     async def _beat(self, peer: Peer) -> None:
         for number in itertools.count():

@@ -1,32 +1,48 @@
-"""The ops that wait: coroutines on the event loop that never hold a kernel's lane.
+"""The ops that wait: on the event loop, where they never hold a kernel's lane.
 
-Each handler takes the host, the run's context, the plan's node and its inputs, and answers the node's outputs.
+Each handler takes the host, the run's context, the plan's node and its inputs, and answers the node's outputs. Handlers
+are coroutines. Those that mostly have nothing to wait for, or only to be told, have one beside them that is a plain
+function: it answers at once, or says who will be told, or that it takes the coroutine after all.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.errors import FeedError, GraphError, InternalError, QueueClosedError, ResourceError
+from flowrt.errors import BrokenStream, FeedError, GraphError, InternalError, QueueClosedError, ResourceError
 from flowrt.op import REGISTRY
 from flowrt.plan import PlanNode
 from flowrt.sched.host import Host, RunContext
+from flowrt.sched.rendezvous import Announced, Dead, Pushed, Waiter
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.sched.queues import Element, Queue
-    from flowrt.sched.rendezvous import Array, Dead
+    from flowrt.sched.rendezvous import Array
 
 Inputs: TypeAlias = "Sequence[Array | Dead]"
 Handler: TypeAlias = Callable[[Host, RunContext, PlanNode, "Sequence[Any]"], Awaitable["Sequence[Array | Dead]"]]
 
 T = TypeVar("T")
 
+
+class Later(Enum):
+    """What is answered in place of outputs by what cannot be done at once, nor by a call."""
+
+    TASK = "task"
+
+
+Answer: TypeAlias = "Sequence[Array | Dead] | Waiter | Later | Exception"
+Then: TypeAlias = Callable[[Any], None]
+AtOnce: TypeAlias = "Callable[[Host, RunContext, PlanNode, Sequence[Any], Then], Answer]"
+
 EFFECTS: dict[str, Handler] = {}
+AT_ONCE: dict[str, AtOnce] = {}
 
 
 def is_effect(op: str) -> bool:
@@ -49,23 +65,90 @@ def effect(handler: Handler) -> Handler:
     return handler
 
 
+def at_once(handler: AtOnce) -> AtOnce:
+    """Decorator: the function tries the op that it is named after, without waiting.
+
+    It answers the outputs, or the error; `Later.TASK`, with nothing done, where the op's coroutine has to be run; or a
+    `Waiter`: then ``then`` is called with one of these, unless the waiter is withdrawn before.
+    """
+    AT_ONCE[handler.__name__.removesuffix("_at_once")] = handler
+    return handler
+
+
 @effect
 async def send(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
-    await host.rendezvous.send(context.key, node.attrs["edge"], inputs[0])
+    edge, peer, value = node.attrs["edge"], node.attrs["peer"], inputs[0]
+    if host.remote is not None and peer != host.task:
+        while not host.rendezvous.awaited(context.key, edge):
+            match host.remote.push(peer, context.key, edge, value):
+                case Pushed.SENT:
+                    return ()
+                case Pushed.ANNOUNCED:
+                    break
+                case Pushed.NO_WAY:
+                    await host.remote.open_way(peer, context.key)
+    await host.rendezvous.send(context.key, edge, value)
     return ()
+
+
+@at_once
+def send_at_once(host: Host, context: RunContext, node: PlanNode, inputs: Inputs, then: Then) -> Answer:
+    edge, peer, value, meet = node.attrs["edge"], node.attrs["peer"], inputs[0], host.rendezvous
+    if meet.give(context.key, edge, value):
+        return ()
+    if host.remote is not None and peer != host.task:
+        match host.remote.push(peer, context.key, edge, value):
+            case Pushed.SENT:
+                return ()
+            case Pushed.NO_WAY:
+                return Later.TASK
+    taken = Waiter(lambda error: then(() if error is None else error))
+    meet.leave(context.key, edge, value, taken)
+    return taken
 
 
 @effect
 async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
-    edge, peer = node.attrs["edge"], node.attrs["peer"]
-    if peer == host.task or host.rendezvous.holds(context.key, edge):
-        return (await host.rendezvous.take(context.key, edge),)
+    edge, peer, announced = node.attrs["edge"], node.attrs["peer"], None
     if host.remote is None:
         raise InternalError(f"{node.where()}: {host.task} has no way to {peer}")
+    if host.rendezvous.holds(context.key, edge):
+        value = host.rendezvous.pick(context.key, edge)
+        if isinstance(value, (np.ndarray, Dead)):
+            return (value,)
+        announced = value.nbytes if isinstance(value, Announced) else None
     try:
-        return (await host.remote.pull(peer, context.key, edge, node.outputs[0]),)
+        return (await host.remote.pull(peer, context.key, edge, node.outputs[0], announced),)
     except ResourceError as error:
         raise ResourceError(f"{node.where()}: {error}") from None
+
+
+@at_once
+def recv_at_once(host: Host, context: RunContext, node: PlanNode, inputs: Inputs, then: Then) -> Answer:
+    edge, peer, meet = node.attrs["edge"], node.attrs["peer"], host.rendezvous
+    if meet.holds(context.key, edge):
+        return _received(host, context, node, meet.pick(context.key, edge))
+    if peer != host.task and (host.remote is None or host.remote.pulls(peer, node.outputs[0])):
+        return Later.TASK
+    coming = Waiter(lambda value: then(_received(host, context, node, value)))
+    meet.wait(context.key, edge, coming)
+    return coming
+
+
+def _received(host: Host, context: RunContext, node: PlanNode, value: Any) -> Answer:
+    """What comes of a value that came: kernels trust it to be the tensor that the plan says comes there."""
+    spec = node.outputs[0]
+    match value:
+        case Announced():
+            host.rendezvous.arrive(context.key, node.attrs["edge"], value)
+            return Later.TASK
+        case ResourceError():
+            return ResourceError(f"{node.where()}: {value}")
+        case Exception():
+            return value
+        case np.ndarray() if not spec.accepts(value.dtype, value.shape):
+            return BrokenStream(f"{node.where()}: expected {spec}, {value.dtype}{list(value.shape)} came")
+    return (value,)
 
 
 @effect

@@ -1,37 +1,31 @@
-"""Runs one plan on one host: obeys the step machine, computes what is ready, waits for what is not.
+"""A plan made ready to run on one host: its units, and how each is computed.
 
-Law: this file decides nothing about readiness, deadness or lifetimes; `StepMachine` does. Short computations run on the
-loop's own thread, because a hop to a lane costs 50 to 200 µs; long ones run in lanes; effects are tasks. Every task
-has the run as its parent, and a run that fails or is cancelled leaves no task, buffer or held variable behind.
+Law: short computations run on the loop's own thread, because a hop to a lane costs 50 to 200 µs; long ones run in
+lanes. When a unit is computed is not decided here: see `flowrt.sched.running`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from traceback import clear_frames
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import numpy as np
 
 from flowrt.collection import held_back
-from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
-from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
+from flowrt.errors import ResourceError
+from flowrt.kernels.launch import STATUS
 from flowrt.kernels.locking import while_wanted
 from flowrt.sched.direct import Numbers, direct_plan
-from flowrt.sched.effects import handler_of
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.interrupts import Noted, Unbroken
-from flowrt.sched.machine import ALL_DEAD, StepMachine
 from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
-from flowrt.sched.rendezvous import DEAD, Array, Dead
-from flowrt.sched.segments import has_own_slot
-from flowrt.sched.single import NodeRunner, Runners, read_variable, write_variable
+from flowrt.sched.running import INLINE_SECONDS, Run, own, run_words
+from flowrt.sched.single import Runners, read_variable, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import Action, Unit, connect, find_units
 from flowrt.spec import Spec, spec_of
@@ -39,16 +33,15 @@ from flowrt.spec import Spec, spec_of
 if TYPE_CHECKING:
     from flowrt.plan import Plan
     from flowrt.sched.host import Host, RunContext
+    from flowrt.sched.rendezvous import Array
     from flowrt.sched.variables import Name
 
-Outputs: TypeAlias = "Sequence[Array | Dead]"
+__all__ = ["INLINE_SECONDS", "Executor", "own", "run_words"]
 
-INLINE_SECONDS = 200e-6  # a hop to a lane and back costs about as much on a virtual machine, 50 µs on bare metal
 INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 ADMITTED = 256  # shapes of feeds that need not be looked at again
 LARGEST = 8  # tensors that a refusal names
 AT_ANY_TIME = nullcontext()
-YIELD_EVERY = 256  # inline units between two looks at the loop
 
 
 class Executor:
@@ -108,7 +101,7 @@ class Executor:
         fetches = await self._run_in_lane(feeds, context)
         if fetches is not None:
             return fetches
-        run = _Run(self, feeds, context)
+        run = Run(self, feeds, context)
         failure = await run.finish()
         if failure is not None:
             try:
@@ -116,6 +109,18 @@ class Executor:
             finally:
                 del failure  # whose frames refer to this one
         return run.fetches()
+
+    def begin(self, feeds: Sequence[Any], context: RunContext, news: Callable[[], None]) -> Run:
+        """Run the plan as far as that takes no waiting; ``news`` is called whenever the run got further, or failed.
+
+        The caller looks then what has become of it: see `Run.done`, `Run.error` and `Run.needs_task`.
+        """
+        self.host.check_open()
+        feeds = as_arrays(feeds)
+        self._admit(feeds)
+        run = Run(self, feeds, context, news)
+        run.begin()
+        return run
 
     def run_now(
         self, feeds: Sequence[Array], number: int, seed: int, within: float = INLINE_SECONDS
@@ -273,212 +278,6 @@ class Executor:
         return self.runners[position](inputs, words)
 
 
-def run_words(number: int, seed: int) -> Array:
-    """The words that kernels of a run may look at."""
-    words = np.zeros(RUN_WORDS, np.int64)
-    words[STEP], words[SEED] = number, seed
-    return words
-
-
 def as_arrays(feeds: Sequence[Any]) -> list[Array]:
     """The feeds as they are, but NumPy's scalars as arrays: kernels are told where an array's entries begin."""
     return [array if isinstance(array, np.ndarray) else np.asarray(array) for array in feeds]
-
-
-def own(arrays: Sequence[Array], feeds: Sequence[Array], copy: Callable[[Array], Array] = np.array) -> list[Array]:
-    """The arrays, copied where they are someone else's memory (a feed's, a constant's) or one another's."""
-    seen = {id(array) for array in feeds}
-    out = []
-    for array in arrays:
-        mine = array
-        whole = array.base is None or has_own_slot(array)
-        if id(array) in seen or not whole or not array.flags.writeable:
-            mine = copy(array)
-        seen.add(id(array))
-        out.append(mine)
-    return out
-
-
-class _Run:
-    """One run in progress."""
-
-    def __init__(self, executor: Executor, feeds: Sequence[Array], context: RunContext) -> None:
-        self.executor = executor
-        self.context = context
-        self.host = executor.host
-        self.machine = StepMachine(executor.wiring.topology)
-        self.words = run_words(context.number, context.seed)
-        self.feeds = feeds
-        self.values: dict[int, Array | Dead] = dict(enumerate(feeds))
-        self.ready: deque[int] = deque()
-        self.woken = asyncio.Event()
-
-    async def finish(self) -> BaseException | None:
-        """Run to the end; answers what went wrong first.
-
-        A task group's frames hold the errors that hold those frames, and those that started a unit hold the group,
-        which knows the task that fails. They are cleared, and the error is not raised while the group is handled, which
-        it would then hold: or the run's values would stay until they are collected.
-        """
-        try:
-            await self._drive()
-        except BaseExceptionGroup as group:
-            first = _first_error(group)
-            clear_frames(group.__traceback__)
-            clear_frames(first.__traceback__)
-            return ResourceError(f"out of memory: {first}") if isinstance(first, MemoryError) else first
-        except asyncio.CancelledError as cancelled:
-            clear_frames(cancelled.__traceback__)
-            raise
-        return None
-
-    async def _drive(self) -> None:
-        self._obey(self.machine.start())
-        async with asyncio.TaskGroup() as group:
-            while not self.machine.done:
-                await self._start_ready(group)
-                if not self.machine.done:
-                    self.woken.clear()
-                    await self.woken.wait()
-
-    async def _start_ready(self, group: asyncio.TaskGroup) -> None:
-        started = 0
-        while self.ready:
-            activation = self.ready.popleft()
-            started += 1
-            if not self._start_inline(activation):
-                group.create_task(self._finish_later(activation))
-            if started % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
-
-    def _start_inline(self, activation: int) -> bool:
-        """Carry a unit out here and now, if it is short and need not wait."""
-        unit = self._unit(activation)
-        match unit.action:
-            case Action.EFFECT:
-                return False
-            case Action.NOTHING:
-                self._complete(activation, ())
-            case Action.MOVE:
-                self._complete(activation, self._inputs(activation))
-            case Action.SWITCH:
-                data, pred = self._inputs(activation)
-                self._complete(activation, (data, data), dead=1 if bool(pred) else 2)
-            case Action.MERGE:
-                position = self.machine.merged(activation)
-                value = self.values[self.machine.inputs(activation)[position]]
-                self._complete(activation, (value, np.asarray(position, np.int64)))
-            case _:
-                return self._compute_inline(activation, unit)
-        return True
-
-    def _compute_inline(self, activation: int, unit: Unit) -> bool:
-        inputs, executor, variables = self._inputs(activation), self.executor, self.host.variables
-        runner = executor.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
-        if isinstance(runner, NodeRunner) and (ready := runner.known(inputs)) is not None:
-            if ready.expected_seconds > INLINE_SECONDS:
-                return False
-            self._complete(activation, runner.run(ready, inputs, self.words))
-            return True
-        if not executor.is_short(unit, inputs):
-            return False
-        if not (unit.reads or unit.writes):
-            self._complete(activation, executor.carry_out(unit, inputs, self.words))
-            return True
-        if not variables.try_hold(unit.reads, unit.writes):
-            return False
-        try:
-            outputs = executor.carry_out(unit, inputs, self.words)
-        finally:
-            variables.release(unit.reads, unit.writes)
-        self._complete(activation, outputs)
-        return True
-
-    async def _finish_later(self, activation: int) -> None:
-        unit, inputs = self._unit(activation), self._inputs(activation)
-        outputs: Outputs
-        if unit.action is Action.EFFECT:
-            node = self.executor.plan.nodes[unit.nodes[0]]
-            outputs = await handler_of(node)(self.host, self.context, node, inputs)
-        else:
-            async with self.host.variables.hold(unit.reads, unit.writes):
-                work = self.executor.carry_out_timed
-                outputs = await self.host.lanes.run(work, unit, inputs, self.words, stop=self._stop)
-        self._complete(activation, outputs)
-
-    def _stop(self) -> None:
-        """Have this run's tapes stop after their present nodes."""
-        self.words[STATUS] = CANCELLED
-
-    def _unit(self, activation: int) -> Unit:
-        return self.executor.units[activation % len(self.executor.units)]
-
-    def _inputs(self, activation: int) -> list[Any]:
-        values = self.values
-        return [values.get(i, DEAD) for i in self.machine.inputs(activation)]
-
-    def _complete(self, activation: int, outputs: Outputs, dead: int = 0) -> None:
-        """Tell the machine that a unit is done, and do as it says."""
-        values = self.values
-        for i, (instance, value) in enumerate(zip(self.machine.outputs(activation), outputs, strict=True)):
-            if value is DEAD:
-                dead |= 1 << i
-            elif not dead >> i & 1:
-                values[instance] = value
-        if dead and dead == (1 << len(outputs)) - 1:
-            dead = ALL_DEAD
-        self._obey(self.machine.complete(activation, dead))
-        self.woken.set()
-
-    def _obey(self, said: Any) -> None:
-        for instance in said.free:
-            self.values.pop(instance, None)
-        self.ready.extend(said.launch)
-
-    def fetches(self) -> list[Array]:
-        """The fetched values, none of them anyone else's memory."""
-        arrays = [self.values.get(instance, DEAD) for instance in self.executor.wiring.fetches]
-        for value, array in zip(self.executor.plan.fetches, arrays, strict=True):
-            if isinstance(array, Dead):
-                raise DeadTensorError(self._why_dead(value))
-        return own([array for array in arrays if not isinstance(array, Dead)], self.feeds, self.host.memory.copy)
-
-    def _why_dead(self, value: int) -> str:
-        """What was fetched, and the switch that took the other side: one that was itself alive."""
-        nodes, starts = self.executor.plan.nodes, self.executor.plan.value_starts()
-        producer = {v: n for n in range(len(nodes)) for v in range(starts[n], starts[n + 1])}
-        fetched = producer[value]
-        seen, look = set(), deque([fetched])
-        while look:
-            node = look.popleft()
-            if node in seen:
-                continue
-            seen.add(node)
-            dead = [v for v in nodes[node].inputs if self._is_dead(v)]
-            if nodes[node].op == "switch" and not dead:
-                return f"{nodes[fetched].where()} was fetched, but {nodes[node].where()} took the other side"
-            look.extend(producer[v] for v in dead if v in producer)
-            look.extend(nodes[node].control)
-        return f"{nodes[fetched].where()} was fetched, but it is dead"
-
-    def _is_dead(self, value: int) -> bool:
-        """Whether a value is dead, as far as the machine knows it; one inside a tape may be."""
-        known = self.executor.wiring.values.get(value)
-        return known is None or self.machine.dead(known)
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that began a failure: the first of ours, else the first of all."""
-    errors = list(_leaves(group))
-    for kind in (FlowrtError, Exception, BaseException):
-        for error in errors:
-            if isinstance(error, kind):
-                return error
-    return group
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    out: list[BaseException] = []
-    for error in group.exceptions:
-        out += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return out

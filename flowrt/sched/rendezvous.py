@@ -1,15 +1,17 @@
 """Where the two ends of an edge meet: a value waits here for its taker, or the taker for it.
 
-Law: keys are (step, edge). A send completes when its value is taken, so a plan that has finished left nothing behind;
-closing a step drops its values and cancels its waiters, and a closed step is never waited for again. Everything here
-belongs to one event loop. `net` fills and drains the table for edges whose other end is elsewhere.
+Law: keys are (step, edge). A send completes when its value is taken, or was pushed to where it is taken, so a plan that
+has finished left nothing behind; closing a step drops its values and ends who waits for them, and a closed step is
+never waited for again. A value that was pushed before its step began here waits for that; when there are too many such,
+the step that was first is closed, and told so when it begins. Everything here belongs to one event loop. `net` fills
+and drains the table for edges whose other end is elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import StepCancelled
+from flowrt.errors import FlowrtError, ResourceError, StepCancelled
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.spec import Spec
@@ -26,6 +29,7 @@ StepKey: TypeAlias = tuple[str, int]
 Array: TypeAlias = np.ndarray[Any, Any]
 
 REMEMBERED_STEPS = 4096
+EARLY = 1 << 12  # values that were pushed before their steps began
 
 
 class Dead(Enum):
@@ -37,11 +41,39 @@ class Dead(Enum):
 DEAD = Dead.DEAD
 
 
-class Remote(Protocol):
-    """How values are fetched from other tasks, and messages sent to them."""
+@valueclass
+class Announced:
+    """What comes in place of a large value: its sender has it, and it is there to be pulled."""
 
-    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec) -> Array | Dead:
-        """The value ``peer`` sends on ``edge`` of the step ``key``."""
+    nbytes: int
+
+
+Arrival: TypeAlias = "Array | Dead | Announced | FlowrtError"
+Then: TypeAlias = Callable[[Any], None]
+
+
+class Pushed(Enum):
+    """What became of a value that was to be pushed."""
+
+    SENT = "sent"
+    ANNOUNCED = "announced"  # it will be pulled
+    NO_WAY = "no way"  # to the peer, until one is opened
+
+
+class Remote(Protocol):
+    """How values are exchanged with other tasks, and messages sent to them."""
+
+    async def pull(self, peer: str, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Array | Dead:
+        """The value ``peer`` sends on ``edge`` of the step ``key``; ``announced`` is its bytes, where that is known."""
+
+    def pulls(self, peer: str, spec: Spec) -> bool:
+        """Whether values of ``spec`` are to be pulled from ``peer``; else they are pushed, or announced."""
+
+    def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead) -> Pushed:
+        """Send a value that nobody has asked for yet, if it is small, or else announce it."""
+
+    async def open_way(self, peer: str, key: StepKey) -> None:
+        """Make it possible to push to ``peer``. Raises `LinkBroken` where it cannot be reached."""
 
     def post(self, peer: str, epoch: str, message: Any) -> None:
         """Send a message to a task that the master of ``epoch`` introduced, or to its client; returns at once.
@@ -67,11 +99,41 @@ class Listener(Protocol):
         """The master of ``epoch`` is gone for good: nothing more comes from its client, and nothing arrives there."""
 
 
+class Waiter:
+    """Who is to be told by a call: of a value, that its own was taken (None), or of an error."""
+
+    __slots__ = ("_then",)
+
+    def __init__(self, then: Then) -> None:
+        self._then: Then | None = then
+
+    def done(self) -> bool:
+        return self._then is None
+
+    def set_result(self, value: Any) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(value)
+
+    def set_exception(self, error: Exception) -> None:
+        self.set_result(error)
+
+    def exception(self) -> None:
+        """As a future's."""
+
+    def withdraw(self) -> None:
+        """Be told of nothing any more."""
+        self._then = None
+
+
+Taker: TypeAlias = "asyncio.Future[Any] | Waiter"
+
+
 @dataclass(slots=True)
 class _Step:
-    values: dict[int, tuple[Array | Dead, asyncio.Future[None] | None]] = field(default_factory=dict)
-    takers: dict[int, asyncio.Future[Array | Dead]] = field(default_factory=dict)
-    begun: bool = False  # here: before, there are takers alone
+    values: dict[int, tuple[Arrival, Taker | None]] = field(default_factory=dict)
+    takers: dict[int, Taker] = field(default_factory=dict)
+    begun: bool = False  # here: before, there are takers and what was pushed alone
 
 
 class Rendezvous:
@@ -79,7 +141,9 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self._steps: dict[StepKey, _Step] = {}
-        self._closed: OrderedDict[StepKey, None] = OrderedDict()
+        self._closed: OrderedDict[StepKey, FlowrtError | None] = OrderedDict()
+        self._early: OrderedDict[StepKey, int] = OrderedDict()  # how many values came before the step
+        self._early_values = 0
 
     @property
     def open_steps(self) -> int:
@@ -90,22 +154,43 @@ class Rendezvous:
         """Begin a step; ``ready`` holds values that came with its start."""
         step = self._step(key)
         step.begun = True
+        self._forget_early(key)
         for edge, value in (ready or {}).items():
-            taker = step.takers.pop(edge, None)
-            if taker is not None and not taker.done():
-                taker.set_result(value)
-            else:
-                step.values[edge] = (value, None)
+            self._put(step, edge, value)
+
+    def arrive(self, key: StepKey, edge: int, value: Arrival) -> None:
+        """Take in what another task pushed, before or after the step began here; of one that has ended, nothing."""
+        if key in self._closed:
+            return
+        step = self._step(key)
+        if not self._put(step, edge, value) and not step.begun:
+            self._early[key] = self._early.get(key, 0) + 1
+            self._early_values += 1
+            while self._early_values > EARLY:
+                first = next(iter(self._early))
+                text = f"step {first[1]}: more than {EARLY} values came for steps that had not begun here"
+                self.close(first, ResourceError(text))
+
+    def give(self, key: StepKey, edge: int, value: Array | Dead) -> bool:
+        """Hand a value to who waits for it; answers whether somebody did."""
+        step = self._step(key)
+        taker = step.takers.pop(edge, None)
+        if taker is None or taker.done():
+            return False
+        taker.set_result(value)
+        return True
+
+    def leave(self, key: StepKey, edge: int, value: Array | Dead, taken: Taker) -> None:
+        """Have a value wait for its taker; ``taken`` is told when it was taken."""
+        self._step(key).values[edge] = (value, taken)
 
     async def send(self, key: StepKey, edge: int, value: Array | Dead) -> None:
         """Offer a value; returns once it is taken."""
-        step = self._step(key)
-        taker = step.takers.pop(edge, None)
-        if taker is not None and not taker.done():
-            taker.set_result(value)
+        if self.give(key, edge, value):
             return
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        step.values[edge] = (value, taken)
+        self.leave(key, edge, value, taken)
+        step = self._steps[key]
         try:
             await taken
         finally:
@@ -116,7 +201,8 @@ class Rendezvous:
         step = self._step(key)
         taker = self.expect(key, edge)
         try:
-            return await taker
+            value: Array | Dead = await taker
+            return value
         except BaseException:
             if step.takers.get(edge) is taker:
                 del step.takers[edge]
@@ -124,33 +210,47 @@ class Rendezvous:
                 del self._steps[key]  # which may never begin here
             raise
 
-    def expect(self, key: StepKey, edge: int) -> asyncio.Future[Array | Dead]:
+    def expect(self, key: StepKey, edge: int) -> asyncio.Future[Any]:
         """What will hold the value sent on ``edge``, or the error that the step is closed with."""
-        step = self._step(key)
-        taker: asyncio.Future[Array | Dead] = asyncio.get_running_loop().create_future()
-        if edge not in step.values:
-            step.takers[edge] = taker
-            return taker
-        value, taken = step.values.pop(edge)
-        if taken is not None and not taken.done():
-            taken.set_result(None)
-        taker.set_result(value)
+        taker: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.wait(key, edge, taker)
         return taker
 
+    def wait(self, key: StepKey, edge: int, taker: Taker) -> None:
+        """Have ``taker`` told of the value sent on ``edge``, which may be now."""
+        step = self._step(key)
+        if edge in step.values:
+            _tell(taker, self.pick(key, edge))
+        else:
+            step.takers[edge] = taker
+
+    def pick(self, key: StepKey, edge: int) -> Arrival:
+        """Take the value that waits here: see `holds`."""
+        value, taken = self._steps[key].values.pop(edge)
+        if taken is not None and not taken.done():
+            taken.set_result(None)
+        return value
+
+    def awaited(self, key: StepKey, edge: int) -> bool:
+        """Whether somebody waits for the value of an edge."""
+        taker = self._step(key).takers.get(edge)
+        return taker is not None and not taker.done()
+
     def holds(self, key: StepKey, edge: int) -> bool:
-        """Whether a value waits here already (it came with the step's start)."""
+        """Whether a value waits here already (it came with the step's start, or was pushed)."""
         step = self._steps.get(key)
         return step is not None and edge in step.values
 
-    def close(self, key: StepKey) -> None:
-        """End a step: drop its values, cancel who waits for or on them. Closing twice is closing once."""
+    def close(self, key: StepKey, why: FlowrtError | None = None) -> None:
+        """End a step: drop its values, end who waits for or on them. Closing twice is closing once."""
         step = self._steps.pop(key, None)
-        self._closed[key] = None
+        self._forget_early(key)
+        self._closed.setdefault(key, why)
         while len(self._closed) > REMEMBERED_STEPS:
             self._closed.popitem(last=False)
         if step is None:
             return
-        ended = StepCancelled(f"step {key[1]} has ended")
+        ended = why or StepCancelled(f"step {key[1]} has ended")
         for _, taken in step.values.values():
             _fail(taken, ended)
         for taker in step.takers.values():
@@ -162,15 +262,39 @@ class Rendezvous:
             self.close(key)
 
     def _step(self, key: StepKey) -> _Step:
+        step = self._steps.get(key)
+        if step is not None:
+            return step
         if key in self._closed:
-            raise StepCancelled(f"step {key[1]} has ended")
-        return self._steps.setdefault(key, _Step())
+            why = self._closed[key]
+            raise StepCancelled(f"step {key[1]} has ended") if why is None else type(why)(*why.args)
+        step = self._steps[key] = _Step()
+        return step
+
+    def _put(self, step: _Step, edge: int, value: Arrival) -> bool:
+        """Hand a value to its taker, or keep it until there is one; answers whether there was."""
+        taker = step.takers.pop(edge, None)
+        if taker is not None and not taker.done():
+            _tell(taker, value)
+            return True
+        step.values[edge] = (value, None)
+        return False
+
+    def _forget_early(self, key: StepKey) -> None:
+        self._early_values -= self._early.pop(key, 0)
 
 
-def _fail(future: asyncio.Future[Any] | None, error: Exception) -> None:
-    if future is not None and not future.done():
-        future.set_exception(error)
-        future.exception()  # seen: who is cancelled at the same moment never looks at it
+def _tell(taker: Taker, value: Arrival) -> None:
+    if isinstance(value, FlowrtError):
+        taker.set_exception(value)
+    else:
+        taker.set_result(value)
+
+
+def _fail(taker: Taker | None, error: Exception) -> None:
+    if taker is not None and not taker.done():
+        taker.set_exception(error)
+        taker.exception()  # seen: who is cancelled at the same moment never looks at it
 
 
 class Budget:

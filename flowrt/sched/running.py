@@ -1,0 +1,342 @@
+"""One run of a plan in progress: obeys the step machine.
+
+Law: this file decides nothing about readiness, deadness or lifetimes; `StepMachine` does. A run goes on by itself, in
+the calls that tell it of news, as long as what is ready is short or need only be told when it may go on: most steps of
+a cluster are nothing else, and take no task. What is left is for `Run.finish`, in a task: long computations run in
+lanes, and effects that wait are tasks, whose parent is the run. A run that fails or is stopped leaves no task, buffer
+or held variable behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from traceback import clear_frames
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
+from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
+from flowrt.sched.effects import AT_ONCE, Later, handler_of
+from flowrt.sched.machine import ALL_DEAD, StepMachine
+from flowrt.sched.rendezvous import DEAD, Array, Dead, Waiter
+from flowrt.sched.segments import has_own_slot
+from flowrt.sched.single import NodeRunner
+from flowrt.sched.tape import CANCELLED
+from flowrt.sched.units import Action, Unit
+
+if TYPE_CHECKING:
+    from flowrt.sched.executor import Executor
+    from flowrt.sched.host import RunContext
+
+Outputs: TypeAlias = "Sequence[Array | Dead]"
+
+INLINE_SECONDS = 200e-6  # a hop to a lane and back costs about as much on a virtual machine, 50 µs on bare metal
+YIELD_EVERY = 256  # inline units between two looks at the loop
+
+
+class Run:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        feeds: Sequence[Array],
+        context: RunContext,
+        news: Callable[[], None] | None = None,
+    ) -> None:
+        self.executor = executor
+        self.context = context
+        self.host = executor.host
+        self.machine = StepMachine(executor.wiring.topology)
+        self.words = run_words(context.number, context.seed)
+        self.feeds = feeds
+        self.values: dict[int, Array | Dead] = dict(enumerate(feeds))
+        self.ready: deque[int] = deque()
+        self.error: BaseException | None = None  # that it failed with
+        self._news = news
+        self._left: deque[int] = deque()  # ready as well, but only for a task
+        self._waiters: dict[int, Waiter] = {}  # by activation: who will be told
+        self._begun = self._advancing = self._driven = False
+        self._woken = asyncio.Event()
+
+    # ── by itself ──
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end, and has not failed."""
+        return self._begun and self.machine.done
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether it goes on only in `finish`."""
+        return bool(self._left or self.ready)
+
+    def begin(self) -> None:
+        """Go as far as that is possible now. Whenever there are news later, ``news`` is called."""
+        self._start()
+        self._advance()
+
+    def stop(self) -> None:
+        """Be told of nothing any more."""
+        for waiter in self._waiters.values():
+            waiter.withdraw()
+        self._waiters.clear()
+
+    def _advance(self) -> None:
+        self._advancing = True
+        try:
+            for _ in range(YIELD_EVERY):
+                if not self.ready or self.error is not None:
+                    break
+                activation = self.ready.popleft()
+                if not self._start_inline(activation):
+                    self._left.append(activation)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._advancing = False
+
+    def _resume(self, activation: int, answer: Any) -> None:
+        """Go on after an effect, told what came of it: see `effects.at_once`."""
+        self._waiters.pop(activation, None)
+        if isinstance(answer, Exception):
+            self.error = answer
+        elif answer is Later.TASK:
+            self._left.append(activation)
+        else:
+            self._complete(activation, answer)
+        self._woken.set()
+        if not (self._driven or self._advancing):
+            self._advance()
+            if self._news is not None:
+                self._news()
+
+    # ── in a task ──
+
+    async def finish(self) -> BaseException | None:
+        """Run to the end; answers what went wrong first.
+
+        A task group's frames hold the errors that hold those frames, and those that started a unit hold the group,
+        which knows the task that fails. They are cleared, and the error is not raised while the group is handled, which
+        it would then hold: or the run's values would stay until they are collected.
+        """
+        try:
+            await self._drive()
+        except BaseExceptionGroup as group:
+            first = _first_error(group)
+            clear_frames(group.__traceback__)
+            clear_frames(first.__traceback__)
+            return ResourceError(f"out of memory: {first}") if isinstance(first, MemoryError) else first
+        except asyncio.CancelledError as cancelled:
+            clear_frames(cancelled.__traceback__)
+            raise
+        return None
+
+    async def _drive(self) -> None:
+        self._driven = True
+        try:
+            if not self._begun:
+                self._start()
+            async with asyncio.TaskGroup() as group:
+                while not self.machine.done:
+                    await self._start_ready(group)
+                    if self.error is not None:
+                        raise self.error
+                    if not self.machine.done:
+                        self._woken.clear()
+                        await self._woken.wait()
+        finally:
+            self.stop()
+
+    def _start(self) -> None:
+        self._begun = True
+        self._obey(self.machine.start())
+
+    async def _start_ready(self, group: asyncio.TaskGroup) -> None:
+        started = 0
+        while self._left or self.ready:
+            if self._left:
+                group.create_task(self._finish_later(self._left.popleft()))
+                continue
+            activation = self.ready.popleft()
+            started += 1
+            if not self._start_inline(activation):
+                self._left.append(activation)
+            if started % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    # ── one unit ──
+
+    def _start_inline(self, activation: int) -> bool:
+        """Carry a unit out here and now, if it is short and need not wait, or see that it is told when it may go on."""
+        unit = self._unit(activation)
+        match unit.action:
+            case Action.EFFECT:
+                return self._try_effect(activation, unit)
+            case Action.NOTHING:
+                self._complete(activation, ())
+            case Action.MOVE:
+                self._complete(activation, self._inputs(activation))
+            case Action.SWITCH:
+                data, pred = self._inputs(activation)
+                self._complete(activation, (data, data), dead=1 if bool(pred) else 2)
+            case Action.MERGE:
+                position = self.machine.merged(activation)
+                value = self.values[self.machine.inputs(activation)[position]]
+                self._complete(activation, (value, np.asarray(position, np.int64)))
+            case _:
+                return self._compute_inline(activation, unit)
+        return True
+
+    def _try_effect(self, activation: int, unit: Unit) -> bool:
+        node = self.executor.plan.nodes[unit.nodes[0]]
+        attempt = AT_ONCE.get(node.op)
+        if attempt is None:
+            return False
+        then = partial(self._resume, activation)
+        answer = attempt(self.host, self.context, node, self._inputs(activation), then)
+        if isinstance(answer, Waiter):
+            self._waiters[activation] = answer
+        elif isinstance(answer, Exception):
+            raise answer
+        elif isinstance(answer, Later):
+            return False
+        else:
+            self._complete(activation, answer)
+        return True
+
+    def _compute_inline(self, activation: int, unit: Unit) -> bool:
+        inputs, executor, variables = self._inputs(activation), self.executor, self.host.variables
+        runner = executor.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
+        if isinstance(runner, NodeRunner) and (ready := runner.known(inputs)) is not None:
+            if ready.expected_seconds > INLINE_SECONDS:
+                return False
+            self._complete(activation, runner.run(ready, inputs, self.words))
+            return True
+        if not executor.is_short(unit, inputs):
+            return False
+        if not (unit.reads or unit.writes):
+            self._complete(activation, executor.carry_out(unit, inputs, self.words))
+            return True
+        if not variables.try_hold(unit.reads, unit.writes):
+            return False
+        try:
+            outputs = executor.carry_out(unit, inputs, self.words)
+        finally:
+            variables.release(unit.reads, unit.writes)
+        self._complete(activation, outputs)
+        return True
+
+    async def _finish_later(self, activation: int) -> None:
+        unit, inputs = self._unit(activation), self._inputs(activation)
+        outputs: Outputs
+        if unit.action is Action.EFFECT:
+            node = self.executor.plan.nodes[unit.nodes[0]]
+            outputs = await handler_of(node)(self.host, self.context, node, inputs)
+        else:
+            async with self.host.variables.hold(unit.reads, unit.writes):
+                work = self.executor.carry_out_timed
+                outputs = await self.host.lanes.run(work, unit, inputs, self.words, stop=self._stop)
+        self._complete(activation, outputs)
+
+    def _stop(self) -> None:
+        """Have this run's tapes stop after their present nodes."""
+        self.words[STATUS] = CANCELLED
+
+    def _unit(self, activation: int) -> Unit:
+        return self.executor.units[activation % len(self.executor.units)]
+
+    def _inputs(self, activation: int) -> list[Any]:
+        values = self.values
+        return [values.get(i, DEAD) for i in self.machine.inputs(activation)]
+
+    def _complete(self, activation: int, outputs: Outputs, dead: int = 0) -> None:
+        """Tell the machine that a unit is done, and do as it says."""
+        values = self.values
+        for i, (instance, value) in enumerate(zip(self.machine.outputs(activation), outputs, strict=True)):
+            if value is DEAD:
+                dead |= 1 << i
+            elif not dead >> i & 1:
+                values[instance] = value
+        if dead and dead == (1 << len(outputs)) - 1:
+            dead = ALL_DEAD
+        self._obey(self.machine.complete(activation, dead))
+        self._woken.set()
+
+    def _obey(self, said: Any) -> None:
+        for instance in said.free:
+            self.values.pop(instance, None)
+        self.ready.extend(said.launch)
+
+    def fetches(self) -> list[Array]:
+        """The fetched values, none of them anyone else's memory."""
+        arrays = [self.values.get(instance, DEAD) for instance in self.executor.wiring.fetches]
+        for value, array in zip(self.executor.plan.fetches, arrays, strict=True):
+            if isinstance(array, Dead):
+                raise DeadTensorError(self._why_dead(value))
+        return own([array for array in arrays if not isinstance(array, Dead)], self.feeds, self.host.memory.copy)
+
+    def _why_dead(self, value: int) -> str:
+        """What was fetched, and the switch that took the other side: one that was itself alive."""
+        nodes, starts = self.executor.plan.nodes, self.executor.plan.value_starts()
+        producer = {v: n for n in range(len(nodes)) for v in range(starts[n], starts[n + 1])}
+        fetched = producer[value]
+        seen, look = set(), deque([fetched])
+        while look:
+            node = look.popleft()
+            if node in seen:
+                continue
+            seen.add(node)
+            dead = [v for v in nodes[node].inputs if self._is_dead(v)]
+            if nodes[node].op == "switch" and not dead:
+                return f"{nodes[fetched].where()} was fetched, but {nodes[node].where()} took the other side"
+            look.extend(producer[v] for v in dead if v in producer)
+            look.extend(nodes[node].control)
+        return f"{nodes[fetched].where()} was fetched, but it is dead"
+
+    def _is_dead(self, value: int) -> bool:
+        """Whether a value is dead, as far as the machine knows it; one inside a tape may be."""
+        known = self.executor.wiring.values.get(value)
+        return known is None or self.machine.dead(known)
+
+
+def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that began a failure: the first of ours, else the first of all."""
+    errors = list(_leaves(group))
+    for kind in (FlowrtError, Exception, BaseException):
+        for error in errors:
+            if isinstance(error, kind):
+                return error
+    return group
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    out: list[BaseException] = []
+    for error in group.exceptions:
+        out += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return out
+
+
+def run_words(number: int, seed: int) -> Array:
+    """The words that kernels of a run may look at."""
+    words = np.zeros(RUN_WORDS, np.int64)
+    words[STEP], words[SEED] = number, seed
+    return words
+
+
+def own(arrays: Sequence[Array], feeds: Sequence[Array], copy: Callable[[Array], Array] = np.array) -> list[Array]:
+    """The arrays, copied where they are someone else's memory (a feed's, a constant's) or one another's."""
+    seen = {id(array) for array in feeds}
+    out = []
+    for array in arrays:
+        mine = array
+        whole = array.base is None or has_own_slot(array)
+        if id(array) in seen or not whole or not array.flags.writeable:
+            mine = copy(array)
+        seen.add(id(array))
+        out.append(mine)
+    return out

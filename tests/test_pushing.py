@@ -1,0 +1,226 @@
+"""Values that their sender pushes: what a step costs, what comes too early or never, and what breaks on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_plans import CLIENT, PS, WORKERS, Writer, relay
+from test_faults import TASKS, world
+
+from flowrt.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
+from flowrt.net.connection import Connection
+from flowrt.net.link import SMALL, Link
+from flowrt.sched import rendezvous as rendezvous_module
+from flowrt.sched.rendezvous import DEAD, Announced, Rendezvous
+from flowrt.spec import Spec
+
+SCALAR, OPEN = Spec("float64", ()), Spec("float64", (None,))
+WORKER = WORKERS[0]
+KEY = ("epoch", 1)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """How many messages of each kind are written meanwhile, on whatever connection, and how many tasks begin."""
+    counts: Counter[str] = Counter()
+    loop, write = asyncio.get_running_loop(), Connection._write
+
+    def note(connection: Connection, message: Any, *args: Any, **options: Any) -> Any:
+        counts[message["kind"] if isinstance(message, dict) else message[0]] += 1
+        return write(connection, message, *args, **options)
+
+    def note_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        counts["tasks"] += 1
+        return asyncio.Task(work, loop=loop, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "_write", note)
+        loop.set_task_factory(note_task)
+        try:
+            yield counts
+        finally:
+            loop.set_task_factory(None)
+    for beat in ("Ping", "Pong"):
+        counts.pop(beat, None)
+
+
+async def test_a_repeated_step_of_two_nodes_takes_a_message_each_way_and_no_task() -> None:
+    async with world() as made:
+        step = await made.master.register(**relay(*TASKS, SCALAR))
+        for _ in range(20):  # until its tapes are made and known to be short
+            await made.run(step, 1.0)
+        with counted() as counts:
+            for number in range(5):
+                assert (await made.run(step, number))[0] == 4 * number
+        assert counts == {"Start": 10, "Push": 5, "Done": 10}
+        await made.assert_well()
+
+
+async def test_what_turns_out_small_is_pushed_and_what_turns_out_large_is_announced_and_pulled() -> None:
+    async with world() as made:
+        step = await made.master.register(**relay(*TASKS, OPEN))
+        for size in (0, 3, SMALL // 8, SMALL // 8 + 1, 1 << 20):
+            with counted() as counts:
+                got = await made.run(step, np.full(size, 1.5))
+            assert np.array_equal(got[0], np.full(size, 6.0))
+            assert np.array_equal(got[1], np.full(size, 1.5))
+            ways = {"Push": 2} if 8 * size <= SMALL else {"Announce": 2, "Pull": 3, "Value": 3}
+            assert {kind: counts[kind] for kind in ways} == ways
+            assert counts["Offer"] == (8 * size > SMALL)  # the client's feed, which is asked for ahead
+        await made.assert_well()
+
+
+def gather(sender: str, receiver: str, count: int) -> dict[str, Any]:
+    """``sender`` sends many values that ``receiver`` passes on; beside one more, that it waits for."""
+    a, b = Writer(sender), Writer(receiver)
+    for edge in range(count):
+        a.send(a.recv(edge, CLIENT, SCALAR), count + edge, receiver)
+        b.send(b.recv(count + edge, sender, SCALAR), 2 * count + edge, CLIENT)
+    return {
+        "plans": {sender: a.plan(), receiver: b.plan()},
+        "feeds": [[(edge, sender)] for edge in range(count)],
+        "fetches": [(2 * count + edge, receiver) for edge in range(count)],
+    }
+
+
+async def test_values_may_come_before_their_step_has_begun() -> None:
+    async with world() as made:
+        step = await made.master.register(**gather(PS, WORKER, 40))
+        peer = made.master._peers[WORKER]
+        told, post = asyncio.Event(), peer.control.send
+
+        async def send_later(message: Any, begun: Callable[[], None] | None = None) -> None:
+            if message["kind"] == "Start":
+                await told.wait()
+            await post(message, begun)
+
+        peer.control.send = send_later  # type: ignore[method-assign]
+        run = asyncio.ensure_future(made.run(step, *range(40)))
+        meet = made.hosts[WORKER].rendezvous
+        await until(lambda: meet._early_values == 40)
+        told.set()
+        assert [float(value) for value in await run] == list(range(40))
+        assert meet._early_values == 0
+        await made.assert_well()
+
+
+async def test_a_step_that_is_cancelled_before_all_are_told_of_it_leaves_nothing_of_what_came() -> None:
+    async with world() as made:
+        step = await made.master.register(**gather(PS, WORKER, 40))
+        peer = made.master._peers[WORKER]
+        send = peer.control.send
+
+        async def never(message: Any, begun: Callable[[], None] | None = None) -> None:
+            await (asyncio.Event().wait() if message["kind"] == "Start" else send(message, begun))
+
+        peer.control.send = never  # type: ignore[method-assign]
+        run = asyncio.ensure_future(made.run(step, *range(40)))
+        meet = made.hosts[WORKER].rendezvous
+        await until(lambda: meet._early_values == 40)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        peer.control.send = send  # type: ignore[method-assign]
+        await until(lambda: meet.open_steps == 0)
+        await made.assert_well()
+
+
+async def test_what_is_lost_with_a_link_fails_its_step_though_its_sender_has_ended_it() -> None:
+    async with world() as made:
+        step = await made.master.register(**relay(*TASKS, SCALAR))
+        await made.run(step, 1.0)
+        (link,) = made.nodes[PS]._links._links.values()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Link, "post", lose_pushes(link))
+            run = asyncio.ensure_future(made.run(step, 2.0))
+            await until(lambda: len(made.nodes[WORKER]._reigns[made.master.epoch].steps) == 1)
+            await until(lambda: link.pushed[-1][1] == made.number)
+            await until(lambda: made.nodes[PS].statistics()["steps"] == 0)
+            assert not run.done()
+            link._connection.cut()
+            with pytest.raises(LinkBroken, match=f"what {PS} sent to {WORKER} may be lost"):
+                await run
+        await made.assert_well()
+
+
+def lose_pushes(link: Link) -> Callable[[Link, Any], None]:
+    """`Link.post`, but what is pushed on ``link`` goes nowhere."""
+    post = Link.post
+
+    def lose(sender: Link, message: Any) -> None:
+        if not (sender is link and type(message).__name__ == "Push"):
+            post(sender, message)
+
+    return lose
+
+
+async def test_a_step_is_not_waited_for_where_a_task_is_lost_that_had_ended_it() -> None:
+    async with world() as made:
+        step = await made.master.register(**relay(*TASKS, SCALAR))
+        await made.run(step, 1.0)
+        (link,) = made.nodes[PS]._links._links.values()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Link, "post", lose_pushes(link))
+            run = asyncio.ensure_future(made.run(step, 2.0))
+            await until(lambda: made.number in made.master._steps)
+            await until(lambda: PS not in made.master._steps[made.number].waiting)
+            peer = made.master._peers[PS]
+            made.master._peers._give_up(peer, NodeLost(f"{PS} was lost"))
+            with pytest.raises(NodeLost, match=f"{PS} was lost"):
+                await run
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+# ── where the ends of an edge meet ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_value_that_was_pushed_is_taken_before_or_after_the_step_begins_but_not_after_it_ended() -> None:
+    meet = Rendezvous()
+    early = meet.expect(KEY, 1)
+    for edge, value in enumerate((np.ones(2), DEAD, Announced(1 << 20), np.zeros(3)), 1):
+        meet.arrive(KEY, edge, value)
+    assert (await early == 1).all()
+    meet.open(KEY)
+    assert await meet.take(KEY, 2) is DEAD
+    assert meet.pick(KEY, 3) == Announced(1 << 20)
+    meet.close(KEY)
+    meet.arrive(KEY, 5, np.ones(1))
+    assert meet.open_steps == 0
+    with pytest.raises(StepCancelled):
+        meet.open(KEY)
+
+
+async def test_an_error_that_comes_in_place_of_a_value_is_raised_where_it_is_taken() -> None:
+    meet = Rendezvous()
+    meet.open(KEY)
+    taken = meet.expect(KEY, 1)
+    for edge in (1, 2):
+        meet.arrive(KEY, edge, ResourceError("full"))
+    for taking in (taken, meet.take(KEY, 2)):
+        with pytest.raises(ResourceError, match="full"):
+            await taking
+
+
+async def test_values_of_steps_that_do_not_begin_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_module, "EARLY", 10)
+    meet = Rendezvous()
+    for number in range(6):
+        for edge in range(3):
+            meet.arrive(("epoch", number), edge, np.ones(1))
+    assert meet._early_values <= 10
+    with pytest.raises(ResourceError, match="step 0: more than 10 values"):
+        meet.open(("epoch", 0))
+    meet.open(("epoch", 5))
+    assert all(meet.holds(("epoch", 5), edge) for edge in range(3))
+    meet.close_epoch("epoch")
+    assert (meet._early_values, meet.open_steps) == (0, 0)
