@@ -6,6 +6,13 @@ bytes has come back. Both receive into memory they already hold, as flowrt's poo
 each array anew.
 
     python perf/transport.py --sizes 1 64 256 --repeat 15
+
+With ``--steps``, a value through steps of a session instead of the link alone: from a server to a worker of which the
+client fetches two entries (pass), or to the client (fetch), and a scalar through both and back (steps); beside bare
+sockets, gloo, TensorFlow, ray and a copy in memory, in turns in one run. The value may have changed before every step,
+and once it does, which is checked.
+
+    python perf/transport.py --steps pass-64MiB fetch-1KiB steps
 """
 
 from __future__ import annotations
@@ -221,6 +228,23 @@ def show(row: dict[str, Any]) -> str:
     )
 
 
+def through_steps(options: argparse.Namespace) -> None:
+    """What a value costs through steps; see `passing`."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    import passing
+    import section
+    from compare import versions
+
+    about = f"{describe()}. Peers: {versions('tf', 'torch', 'ray')}. {options.rounds} rounds of {options.seconds:g} s."
+    print(about, flush=True)
+    for case in options.steps or passing.WHAT:
+        heading = f"### Through a step: {passing.WHAT[case]}"
+        lines = list(passing.measure(case, options.sides or list(passing.SIDES), options.rounds, options.seconds))
+        print("\n".join(["", heading, "", *lines]), flush=True)
+        if options.write:
+            section.put(heading, [about, "", *lines])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 64, 256], metavar="MIB", help="arrays, in MiB")
@@ -231,8 +255,16 @@ def main() -> None:
         "--buffers", type=int, default=None, metavar="BYTES", help="socket buffers of both (default: auto)"
     )
     parser.add_argument("--fresh", action="store_true", help="flowrt allocates every received array anew")
+    parser.add_argument("--steps", nargs="*", metavar="CASE", help="through steps: pass-SIZE, fetch-SIZE, steps")
+    parser.add_argument("--sides", nargs="+", metavar="SIDE", help="with --steps: which sides (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="with --steps")
+    parser.add_argument("--seconds", type=float, default=0.7, help="with --steps: of measuring, per side and round")
+    parser.add_argument("--write", action="store_true", help="with --steps: into docs/performance.md")
     parser.add_argument("--json", action="store_true", help="one JSON line instead of the table")
     options = parser.parse_args()
+    if options.steps is not None:
+        through_steps(options)
+        return
     rows = run(options)
     if options.json:
         print(json.dumps({"machine": describe(), "loop": options.loop, "fresh": options.fresh, "rows": rows}))

@@ -62,10 +62,6 @@ async def serve(a: p.Settings) -> None:
         reports = trainer.steps(session, batches(a), **how)
         pids = {task: process.pid for task, process in cluster.processes.items()}
         roles = {"server": pids.pop("/job:ps/task:0"), **p.workers(list(pids.values())), "client": os.getpid()}
-        loop = asyncio.get_running_loop()
-
-        def in_turn(coroutine: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
         async def run(count: int) -> list[float]:
             clock, out, before = time.perf_counter, [], time.perf_counter()
@@ -82,11 +78,8 @@ async def serve(a: p.Settings) -> None:
             # With ahead, the variables are a few versions further than what was reported.
             return steps <= step <= steps + how.get("ahead", 0) and d.right(a.workload, a.workers, int(step), found)
 
-        def answer() -> None:
-            p.serve(lambda count: in_turn(run(count)), roles, lambda steps: in_turn(right(steps)))
-
         try:
-            await asyncio.to_thread(answer)
+            await p.serve_beside(run, roles, right)
         finally:
             await reports.aclose()
 

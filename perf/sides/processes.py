@@ -9,6 +9,7 @@ so many steps make of them.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -17,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +67,21 @@ class Pace:
 
 
 def serve(
-    run: Callable[[int], Sequence[float]], roles: Mapping[str, int], right: Callable[[int], bool], notes: str = ""
+    run: Callable[[int], Sequence[float]],
+    roles: Mapping[str, int],
+    right: Callable[[int], bool],
+    first: int = FIRST,
+    notes: Callable[[], str] = str,
 ) -> None:
-    """Answer what the command line's process asks. ``run(n)`` makes n steps and answers the seconds of each."""
+    """Answer what the command line's process asks. ``run(n)`` makes n steps and answers the seconds of each.
+
+    After ``first`` steps, what they come to is checked for the first time, and ``notes`` are taken.
+    """
     pace = Pace()
-    pace.took(run(FIRST))
+    pace.took(run(first))
     if not right(pace.taken):
         raise SystemExit(f"wrong after {pace.taken} steps")
-    say({"ready": True, "roles": dict(roles), "notes": notes})
+    say({"ready": True, "roles": dict(roles), "notes": notes()})
     warm = False
     for line in sys.stdin:
         if not warm:
@@ -83,6 +91,22 @@ def serve(
         pace.took(times)
         say({"seconds": list(times)})
     say({"right": bool(right(pace.taken)), "steps": pace.taken})
+
+
+async def serve_beside(
+    run: Callable[[int], Awaitable[Sequence[float]]],
+    roles: Mapping[str, int],
+    right: Callable[[int], Awaitable[bool]],
+    first: int = FIRST,
+    notes: Callable[[], str] = str,
+) -> None:
+    """`serve`, where steps are coroutines: the loop goes on while the command line's process has nothing to ask."""
+    loop = asyncio.get_running_loop()
+
+    def waited(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    await asyncio.to_thread(serve, lambda n: waited(run(n)), roles, lambda n: waited(right(n)), first, notes)
 
 
 def timed(step: Callable[[], Any], count: int) -> list[float]:

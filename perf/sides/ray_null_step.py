@@ -72,8 +72,8 @@ class Worker:
         return np.multiply(read, 1.0, dtype=np.float32)
 
 
-def main() -> None:
-    a = p.settings()
+def begin() -> None:
+    """ray's own processes, on this machine alone."""
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -82,6 +82,11 @@ def main() -> None:
         _node_ip_address="127.0.0.1",
         object_store_memory=3 << 30,
     )
+
+
+def main() -> None:
+    a = p.settings()
+    begin()
     parts = a.workers if a.workload in d.TABLES else 1
     server = Server.options(num_cpus=0).remote(a)
     workers = [Worker.options(num_cpus=0).remote() for _ in range(a.workers)]

@@ -1,0 +1,39 @@
+"""What a value costs that goes through a step; run by `perf/transport.py --steps`, which says more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from several import Side, memcpy_seconds, run, spending, table
+from sides import transport_data as data
+
+SIDES = {
+    "flowrt": ("flowrt", ""),
+    "sockets": ("sockets", ""),
+    "unix-sockets": ("sockets", "unix"),
+    "gloo": ("torch", ""),
+    "tf": ("tf", ""),
+    "ray": ("ray", ""),
+}
+WHAT = {
+    **{f"pass-{size}": f"{size} of one value, from node to node" for size in data.SIZES},
+    **{f"fetch-{size}": f"{size} of one value, fetched by the client" for size in data.SIZES},
+    "steps": "a scalar through two nodes and back",
+}
+
+
+def measure(workload: str, names: Sequence[str], rounds: int, seconds: float) -> Iterator[str]:
+    """A Markdown table of one case, and the floors beside it."""
+    sides, failed = run("transport", workload, {name: SIDES[name] for name in names}, rounds=rounds, seconds=seconds)
+    size = 4 * data.floats(workload)
+    large = size >= 1 << 20
+
+    def rate(side: Side) -> str:
+        return f"{size / side.median / (1 << 30):.2f} GiB/s" if large else f"{1e6 * side.median:.1f} µs"
+
+    yield from table(sides, failed, rate, "GiB/s" if large else "a step")
+    for side in sides:
+        if side.name == "flowrt":
+            yield f"- {spending(side)}; {1 / side.median:,.0f} steps a second"
+    if large:
+        yield f"- A copy in memory: {size / memcpy_seconds(size) / (1 << 30):.2f} GiB/s"

@@ -1,0 +1,141 @@
+"""Sides of a comparison that are several processes each: measured in turns, with what every process spends.
+
+All sides of a case run at once; a side's figure is the median step of the median round. See sides/processes.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from compare import PAUSE_SECONDS, READY_SECONDS, Case, Failed, Process
+from spending import Counts, Spent
+
+Names = Mapping[str, tuple[str, str]]  # of a side: its peer and variant
+
+
+@dataclass(slots=True)
+class Side:
+    """One side of one case: seconds of every step, round by round, and what its processes spent on each."""
+
+    name: str
+    process: Process
+    roles: dict[str, int]  # role: process id
+    notes: str = ""
+    rounds: list[list[float]] = field(default_factory=list)
+    spent: list[dict[str, Spent]] = field(default_factory=list)
+    segments: list[float] = field(default_factory=list)
+
+    def measure(self, seconds: float) -> None:
+        before = Counts.now(self.roles)
+        times = self.process.measure(seconds)
+        after = Counts.now(self.roles)
+        self.rounds.append(times)
+        self.spent.append({role: (after.roles[role] - before.roles[role]).each(len(times)) for role in self.roles})
+        self.segments.append((after.segments - before.segments) / len(times))
+
+    @property
+    def medians(self) -> list[float]:
+        return [statistics.median(times) for times in self.rounds]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.medians)
+
+    def of(self, *roles: str) -> Spent:
+        """What a step costs the processes whose role begins so: medians over the rounds, summed over processes."""
+        return sum((self._of(role) for role in self.roles if role.startswith(roles)), Spent())
+
+    def _of(self, role: str) -> Spent:
+        middle = statistics.median
+        costs = [spent[role] for spent in self.spent]
+        return Spent(*(middle(getattr(cost, name) for cost in costs) for name in ("cpu", "switches", "faults")))
+
+
+def run(
+    script: str, workload: str, sides: Names, *arguments: str, rounds: int, seconds: float, threads: int = 1
+) -> tuple[list[Side], dict[str, str]]:
+    """Measure every side of sides/PEER_SCRIPT.py in turns; answers them, and why others were left out."""
+    case = Case(workload, workload, workload, {}, 1.0, arguments, script=script)
+    ready: list[Side] = []
+    failed: dict[str, str] = {}
+    running: list[Process] = []
+    try:
+        for name, (peer, variant) in sides.items():
+            try:
+                running.append(Process(peer, variant, case, threads))
+                said = running[-1].answer(READY_SECONDS)
+                ready.append(Side(name, running[-1], said["roles"], said["notes"]))
+            except (Failed, FileNotFoundError) as why:
+                failed[name] = str(why)
+        for _ in range(rounds):
+            for side in ready:
+                time.sleep(PAUSE_SECONDS)
+                side.measure(seconds)
+        for side in list(ready):
+            if not side.process.end().get("right"):
+                ready.remove(side)
+                failed[side.name] = "what it comes to is wrong"
+        return ready, failed
+    finally:
+        for process in running:
+            process.kill()
+
+
+def table(
+    sides: Sequence[Side], failed: Mapping[str, str], figure: Callable[[Side], str] | None = None, what: str = "a step"
+) -> Iterator[str]:
+    """A Markdown table, fastest side first. ``figure`` says a side's median otherwise than in milliseconds."""
+    flowrt = next((side for side in sides if side.name == "flowrt"), None)
+    yield (
+        f"| side | {what} (lowest to highest round) | its time over flowrt's | CPU: server, a worker, client "
+        "| switches | TCP segments |"
+    )
+    yield "|---|---|---|---|---|---|"
+    for side in sorted(sides, key=lambda side: side.median):
+        found = figure(side) if figure is not None else f"{1e3 * side.median:.3f} ms"
+        spread = f"{1e3 * min(side.medians):.3f} to {1e3 * max(side.medians):.3f} ms"
+        everybody = side.of(*side.roles)
+        yield (
+            f"| {side.name} | {found} ({spread}) | {_ratio(side, flowrt)} | {_cpu(side)} ms "
+            f"| {everybody.switches:.1f} | {statistics.median(side.segments):.1f} |"
+        )
+    yield ""
+    for name, why in failed.items():
+        yield f"- {name} was left out: {why}"
+
+
+def _ratio(side: Side, flowrt: Side | None) -> str:
+    if flowrt is None or side is flowrt:
+        return "-"
+    ratios = [theirs / ours for theirs, ours in zip(side.medians, flowrt.medians, strict=True)]
+    return f"{statistics.median(ratios):.3g} ({min(ratios):.3g} to {max(ratios):.3g})"
+
+
+def _cpu(side: Side) -> str:
+    workers = sum(role.startswith("worker") for role in side.roles) or 1
+    shares = side.of("server").cpu, side.of("worker").cpu / workers, side.of("client").cpu
+    return ", ".join(f"{1e3 * seconds:.3f}" if seconds else "-" for seconds in shares)
+
+
+def spending(side: Side) -> str:
+    """What a step costs each process of a side."""
+    parts = []
+    for role in side.roles:
+        cost = side.of(role)
+        parts.append(f"{role} {1e3 * cost.cpu:.3f} ms ({cost.switches:.1f} switches, {cost.faults:.0f} faults)")
+    return f"{side.name}'s {1e3 * side.median:.3f} ms, CPU by process: {', '.join(parts)}"
+
+
+def memcpy_seconds(count: int) -> float:
+    """The median time in which so many bytes are copied within memory that is there already."""
+    source, into = np.ones(max(1, count), np.uint8), np.zeros(max(1, count), np.uint8)
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        np.copyto(into, source)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)

@@ -1,0 +1,63 @@
+"""flowrt's side of perf/replicas.py.
+
+""       every step waits for all replicas
+first    it keeps the first updates, of all but one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import processes as p
+import replicas_data as d
+
+import flowrt as fr
+
+INPUTS = {"images": fr.Spec("float32", (None, 64)), "labels": fr.Spec("int32", (None,))}
+
+
+def loss_fn(given: dict[str, fr.Tensor]) -> fr.Tensor:
+    w1, b1, w2, b2 = (fr.Variable(value, name=name) for name, value in zip("abcd", d.weights(), strict=True))
+    logits = fr.nn.relu(given["images"] @ w1 + b1) @ w2 + b2
+    return fr.mean(fr.nn.softmax_cross_entropy(logits, given["labels"]))
+
+
+async def serve(a: p.Settings) -> None:
+    policy = fr.train.FirstOf(a.workers - 1) if a.variant == "first" else fr.train.AllOf()
+    with fr.Graph() as graph:
+        optimizer = fr.optim.Momentum(d.RATE, d.MOMENTUM)
+        trainer = fr.train.Replicated(loss_fn, INPUTS, optimizer, replicas=a.workers, policy=policy)
+    delays = {f"/job:worker/task:{a.workers - 1}": str(d.DELAY)} if a.workload == "straggler" else {}
+    judge = d.Judge(a.workload, a.workers, waits=a.variant != "first")
+    cluster = fr.LocalCluster(ps=1, worker=a.workers, delays=delays)
+    async with cluster, fr.Session(graph, cluster=cluster) as session:
+        reports = trainer.steps(session, ({"images": x, "labels": y} for x, y in d.batches()))
+
+        async def run(count: int) -> list[float]:
+            clock, out, before = time.perf_counter, [], time.perf_counter()
+            async for _ in reports:
+                after = clock()
+                out.append(after - before)
+                before = after
+                if len(out) == count:
+                    break
+            return out
+
+        async def right(steps: int) -> bool:
+            step, found = await session.run([trainer.step, trainer.variables])
+            return int(step) == steps and judge.right(steps, list(found))
+
+        pids: dict[str, Any] = {task: process.pid for task, process in cluster.processes.items()}
+        roles = {"server": pids.pop("/job:ps/task:0"), **p.workers(list(pids.values())), "client": os.getpid()}
+        try:
+            await p.serve_beside(run, roles, right, d.FIRST[a.workload], judge.notes)
+        finally:
+            await reports.aclose()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner() as runner:
+        runner.run(serve(p.settings()))
