@@ -25,9 +25,9 @@ Array: TypeAlias = np.ndarray[Any, Any]
 LARGEST = 1 << 18  # bytes: more is copied by a step, which does it beside the event loop
 
 
-def initial_waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> list[list[Node]]:
+def initial_waves(missing: Mapping[Name, Resource]) -> list[list[Node]]:
     """The operations that initialise the ``missing`` variables, in groups to run one after another."""
-    wave = _waves(graph, missing)
+    wave = _waves(missing)
     out: dict[int, list[Node]] = {}
     for resource in missing.values():
         if resource.initialize is not None:
@@ -77,10 +77,23 @@ def tables(graph: Graph, missing: Mapping[Name, Resource]) -> dict[Name, Array]:
     return found
 
 
-def _waves(graph: Graph, missing: Mapping[tuple[str, str], Resource]) -> dict[int, int]:
+def _initializing(missing: Mapping[Name, Resource]) -> list[Node]:
+    """The operations that initialise the ``missing`` variables and all before them, in order."""
+    found: dict[int, Node] = {}
+    stack = [resource.initialize for resource in missing.values() if resource.initialize is not None]
+    while stack:
+        node = stack.pop()
+        if node.index not in found:
+            found[node.index] = node
+            stack += [tensor.op for tensor in node.inputs]
+            stack += node.control_inputs
+    return [found[index] for index in sorted(found)]
+
+
+def _waves(missing: Mapping[Name, Resource]) -> dict[int, int]:
     """For each node before which others must be initialised, after how many groups it may run."""
     wave: dict[int, int] = {}
-    for node in graph.nodes:  # what a variable starts from stands before every read of it
+    for node in _initializing(missing):  # what a variable starts from stands before every read of it
         before = [tensor.op.index for tensor in node.inputs] + [other.index for other in node.control_inputs]
         number = max([wave[index] for index in before if index in wave], default=0)
         read = missing.get(node.resource) if node.op.name == "read_variable" and node.resource is not None else None

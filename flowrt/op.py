@@ -257,7 +257,7 @@ class Op:
         self.__module__ = infer.__module__
         self.__wrapped__ = infer
         self.parameters = parameters_of(infer)
-        tensors = tuple(p.name for p in self.parameters if p.tensor)
+        self.tensors = tensors = tuple(p.name for p in self.parameters if p.tensor)
         self.promote = tensors if promote is True else promote or ()  # cast to their common dtype, as NumPy would
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
         self.effect = effect  # waits, on the event loop; it has no kernel

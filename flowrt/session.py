@@ -388,7 +388,7 @@ class Session(AsyncOnly):
             if key not in have and key not in done:
                 missing[key] = resource
         begun = self._open().begin(arrays(missing), tables(self.graph, missing))
-        for place, wave in enumerate(initial_waves(self.graph, missing)):  # draws are the same whatever has begun
+        for place, wave in enumerate(initial_waves(missing)):  # draws are the same whatever has begun
             if left := [node for node in wave if node.resource not in begun]:
                 with Activity(f"initialising {len(left)} variables"):
                     await self._run(self._step(left, ()), (), counted=False, number=None if place else 0)

@@ -128,7 +128,7 @@ def _of_programs() -> Iterator[Variant]:
             feeds, fetches = program()
         for options in ((fetches, True), (fetches, False)):
             yield from _of_step(graph, feeds, *options)
-        for wave in initial_waves(graph, graph.resources):
+        for wave in initial_waves(graph.resources):
             yield from _of_step(graph, (), wave, True)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.op import lookup
@@ -79,7 +80,10 @@ def resources_of(node: PlanNode) -> tuple[Name, ...]:
 
 def variable_spec(node: PlanNode) -> Spec:
     """The spec that such a node says its variable has."""
-    return Spec(node.attrs["dtype"], node.attrs["shape"])
+    return _spec(node.attrs["dtype"], node.attrs["shape"])
+
+
+_spec = lru_cache(1024)(Spec)
 
 
 def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region, ...]:
@@ -113,10 +117,11 @@ def _size_operands(op: str, attrs: Mapping[str, Any], inputs: int) -> Iterator[i
         yield from _size_operands(product, dict(pairs), count)
         yield from (taken[n] for n in _size_operands(epilogue, dict(others), len(taken)) if taken[n] >= 0)
         return
+    if SIZES.isdisjoint(lookup(op).tensors):
+        return
     position = 0
     tensors = [p for p in lookup(op).parameters if p.tensor and p.name not in attrs.get("_none", ())]
-    names = {p.name for p in tensors}
-    decisive = SIZES | {"start"} if "stop" in names else SIZES
+    decisive = SIZES | {"start"} if any(p.name == "stop" for p in tensors) else SIZES
     for parameter in tensors:
         count = int(attrs["_many"]) if parameter.many else 1
         if parameter.name in decisive:
@@ -128,8 +133,9 @@ def _shapes_in(members: Sequence[Any], inputs: int) -> set[int]:
     """The inputs of a program whose values are the shapes that others are repeated to."""
     found: set[int] = set()
     for op, operands, _, _ in members:
-        names = [parameter.name for parameter in lookup(op).parameters if parameter.tensor]
-        found.update(n for name, n in zip(names, operands, strict=False) if name in SIZES and n < inputs)
+        names = lookup(op).tensors
+        if not SIZES.isdisjoint(names):
+            found.update(n for name, n in zip(names, operands, strict=False) if name in SIZES and n < inputs)
     return found
 
 
