@@ -6,10 +6,10 @@ Law: first plain data, by asking the same functions that will run the step; then
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.errors import GraphError
 from flowrt.kernels.many import ManyStep
@@ -18,6 +18,7 @@ from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
 from flowrt.sched.memory import amount
 from flowrt.sched.recording import Recording, record
 from flowrt.sched.scalar_loops import why_launches
+from flowrt.sched.segments import LARGE
 from flowrt.sched.structured import LOOP, STRUCTURED
 from flowrt.sched.units import breaks_tape, find_units
 from flowrt.valueclass import valueclass
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 MAX_ROWS = 20
+
+Way: TypeAlias = "Callable[[str, str], str]"
 
 
 @valueclass
@@ -71,6 +74,7 @@ class Explanation:
     passes: tuple[str, ...]
     placement: tuple[str, ...]
     tasks: tuple[TaskReport, ...]
+    transfers: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int | None:
@@ -87,6 +91,8 @@ class Explanation:
     def __str__(self) -> str:
         lines = ["passes", *(f"  {each}" for each in self.passes)]
         lines += ["placement", *(f"  {each}" for each in self.placement)]
+        if self.transfers:
+            lines += ["transfers", *(f"  {each}" for each in self.transfers)]
         for task in self.tasks:
             lines += [f"task {task.task}", *(f"  {line}" for line in _lines(task))]
         return "\n".join(lines)
@@ -95,6 +101,8 @@ class Explanation:
     def html(self) -> str:
         """The report as a fragment of HTML that needs nothing else."""
         parts = [_STYLE, "<div class='flowrt-step'>", _list("Passes", self.passes), _list("Placement", self.placement)]
+        if self.transfers:
+            parts.append(_list("Transfers", self.transfers))
         for task in self.tasks:
             plain = [line for line in _lines(task) if not line.startswith("  ")]
             parts += [_list(f"Task {task.task}", plain), _liveness(task)]
@@ -113,11 +121,12 @@ def explain_step(
     begun: Collection[Name] = frozenset(),
     helpers: tuple[int, int] = (0, 0),
     copied: Sequence[int] = (),
+    way: Way | None = None,
 ) -> Explanation:
     """The report on one compiled step whose one plan is fed ``feeds``, by default what the plans say they are fed.
 
     ``tapes`` says whether regions run as tapes at all; ``held`` are bytes held already, by the variables ``begun``
-    and others. What ``helpers`` and ``copied`` are, `predict_peak` says.
+    and others. What ``helpers`` and ``copied`` are, `predict_peak` says; ``way``, how bytes travel between two tasks.
     """
     predict = partial(predict_peak, begun=begun, helpers=helpers, copied=copied)
     reports = []
@@ -125,7 +134,8 @@ def explain_step(
         plan = compiled.plans[name]
         specs = [feed.spec for feed in plan.feeds] if feeds is None else feeds
         reports.append(_report(plan, specs, tapes, held, predict))
-    return Explanation(tuple(map(str, compiled.report)), _placement(compiled), tuple(reports))
+    transfers = () if way is None else tuple(_transfers(compiled.plans, way))
+    return Explanation(tuple(map(str, compiled.report)), _placement(compiled), tuple(reports), transfers)
 
 
 def _placement(compiled: Compiled) -> tuple[str, ...]:
@@ -136,6 +146,34 @@ def _placement(compiled: Compiled) -> tuple[str, ...]:
         f"{device}: {len(names)} nodes: {', '.join(names[:MAX_ROWS])}{_more(len(names), 'more')}"
         for device, names in sorted(by_device.items())
     )
+
+
+def _transfers(plans: Mapping[str, Plan], way: Way) -> Iterator[str]:
+    """What each value that crosses between tasks takes, as they receive it; last what comes to who receives nothing."""
+    for task in sorted(plans):
+        specs = plans[task].value_specs()
+        for node in plans[task].nodes:
+            if node.op == "recv":
+                yield _transfer(node, node.attrs["peer"], task, node.outputs[0], way)
+            elif node.op == "send" and node.attrs["peer"] not in plans:
+                yield _transfer(node, task, node.attrs["peer"], specs[node.inputs[0]], way)
+
+
+def _transfer(node: PlanNode, source: str, target: str, spec: Spec, way: Way) -> str:
+    size = amount(spec.nbytes) if spec.known else "of a size known when it runs"
+    return f"{node.name}: {spec}, {size}, {source} to {target}: {_how(way(source, target), spec)}"
+
+
+def _how(way: str, spec: Spec) -> str:
+    match way:
+        case "shared" if not spec.known:
+            return f"shared memory from {amount(LARGE)}, else Unix socket"
+        case "shared" if spec.nbytes >= LARGE:
+            return "shared memory"
+        case "tcp":
+            return "TCP"
+        case _:
+            return "Unix socket"
 
 
 def _more(count: int, what: str) -> str:

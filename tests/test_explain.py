@@ -21,6 +21,30 @@ async def test_explain_names_passes_placement_tapes_and_what_broke_them() -> Non
         assert "no tapes" in str(await session.explain(y))
 
 
+async def test_explain_says_how_values_travel_between_tasks(monkeypatch: Any) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (1000, 100), name="x")
+        rows = fr.placeholder("float32", (None, 10), name="rows")
+        with fr.device("/job:ps/task:0"):
+            y = fr.tanh(x)
+            z = rows + 1.0
+        with fr.device("/job:worker/task:0"):
+            total = fr.sum(y) + fr.sum(z)
+    async with fr.LocalCluster(ps=1, worker=1) as cluster, fr.Session(graph, cluster=cluster) as session:
+        told = (await session.explain([total, y])).transfers
+        whole = str(await session.explain([total, y]))
+    assert all(line in whole for line in told)
+    ways = [line.rpartition(": ")[2] for line in told if "390.6 KiB" in line]
+    assert ways == ["shared memory"] * 3, "x to the server; y to the worker and to the client"
+    assert next(line for line in told if "float32[]" in line).endswith(
+        "/job:worker/task:0 to /job:client/task:0: Unix socket"
+    )
+    assert any(line.endswith("shared memory from 256.0 KiB, else Unix socket") for line in told)
+    monkeypatch.setenv("FLOWRT_TRANSPORT", "tcp")  # this process's: what the client has to do with goes by port
+    async with fr.LocalCluster(ps=1, worker=1) as cluster, fr.Session(graph, cluster=cluster) as session:
+        assert all(line.endswith(": TCP") for line in (await session.explain([total, y])).transfers)
+
+
 async def test_explain_says_which_loops_are_one_kernel_and_what_keeps_others_from_it() -> None:
     def loop(turn: Any, start: Any) -> Any:
         return fr.while_loop(lambda i, _: i < 9, lambda i, y: (i + 1, turn(y)), (fr.constant(0), start))[1]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flowrt.net.shared import Channel
     from flowrt.sched.memory import Memory
 
-WAYS = ("shared", "unix", "tcp")
+WAYS = ("shared", "unix", "tcp")  # the best first
 BACKLOG = 128
 UNCLAIMED = 64  # side sockets that nobody has asked for yet; the oldest give way
 TICKET = 16  # bytes
@@ -59,6 +59,13 @@ def preferred_way() -> str:
     return way if way in WAYS else WAYS[0]
 
 
+def way_between(one: tuple[str, str], other: tuple[str, str]) -> str:
+    """How two processes talk to each other, of `WAYS`, as their hosts and best ways tell."""
+    if not one[0] or one[0] != other[0]:
+        return "tcp"
+    return max(one[1], other[1], key=WAYS.index)
+
+
 class Local:
     """What a process has for others of its host: a Unix socket, once it listens, and memory that they may map.
 
@@ -70,6 +77,7 @@ class Local:
         way = way or preferred_way()
         self.host = this_host() if way != "tcp" else ""
         self.segments = Segments(memory) if way == "shared" and self.host and AVAILABLE else None
+        self.way = "shared" if self.segments is not None else "unix" if self.host else "tcp"
         self.own = own
         self._memory = memory
         self.shared_bytes = 0  # of arrays sent by memory

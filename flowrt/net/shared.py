@@ -251,7 +251,7 @@ class Channel:
             _, number, nbytes = _SHOWN.unpack(data)
             if number in self._mapped or len(self._mapped) >= MOST_SEGMENTS:
                 raise BrokenStream(f"segment {number} was shown twice, or is one of more than {MOST_SEGMENTS}")
-            self._mapped[number] = _Mapped(files[0], nbytes)
+            self._mapped[number] = _Mapped(files[0], nbytes, self._local.own)
         elif what == _BACK and not files and len(data) % 8 == 1:
             for (serial,) in struct.iter_unpack("<Q", data[1:]):
                 array = self._lent.pop(serial, None)
@@ -299,9 +299,12 @@ class Channel:
 
 
 class _Mapped:
-    """A peer's segment, mapped read-only. Raises `BrokenStream` for a file that could shrink, or is not all there."""
+    """A peer's segment, mapped read-only. Raises `BrokenStream` for a file that could shrink, or is not all there.
 
-    def __init__(self, file: int, nbytes: int) -> None:
+    ``owned`` keeps the file, so that parts of it can be had as one's own.
+    """
+
+    def __init__(self, file: int, nbytes: int, owned: bool) -> None:
         self.file = -1
         self.nbytes = nbytes
         try:
@@ -310,7 +313,7 @@ class _Mapped:
             if not sound or seals & _NEEDED_SEALS != _NEEDED_SEALS or found.st_blocks * 512 < nbytes:
                 raise BrokenStream(f"no whole, sealed file of {nbytes} bytes was shown as a segment")
             self._pages = mmap.mmap(file, nbytes, access=mmap.ACCESS_READ)
-            self.file = os.dup(file)
+            self.file = os.dup(file) if owned else -1
         except (OSError, ValueError, OverflowError) as error:
             raise BrokenStream(f"a segment of {nbytes} bytes cannot be mapped: {error}") from error
 
