@@ -12,6 +12,9 @@ _PATTERN = re.compile(
     r"(?:/job:(?P<job>[A-Za-z][A-Za-z0-9_]*))?(?:/task:(?P<task>\d+))?(?:/device:(?P<kind>[a-z][a-z0-9_]*)(?::(?P<index>\d+))?)?"
 )
 
+CLIENT = "/job:client/task:0"
+"""The task that whoever drives a cluster stands for: it sends the feeds and receives the fetches."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:

@@ -131,6 +131,24 @@ def _family(root: type[FlowrtError]) -> dict[str, type[FlowrtError]]:
 
 
 BY_NAME = _family(FlowrtError)
+LONGEST_TEXT = 1 << 14  # characters of an error that travel
+
+
+def name_error(error: BaseException) -> tuple[str, str]:
+    """The class and text of ``error`` as they travel. What is not ours is a bug, or the kernel author's."""
+    match error:
+        case FlowrtError():
+            name, text = type(error).__name__, str(error)
+        case MemoryError():
+            name, text = ResourceError.__name__, f"out of memory: {error}"
+        case _:
+            name, text = InternalError.__name__, f"{type(error).__name__}: {error}"
+    return name, text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
+
+
+def as_error(name: str, text: str) -> FlowrtError:
+    """The error that a peer named; a class we do not know is a `RemoteError`."""
+    return BY_NAME.get(name, RemoteError)(text)
 
 
 @valueclass

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from flowrt.device import Device
+from flowrt.device import CLIENT, Device
 from flowrt.eager import evaluate
 from flowrt.errors import GraphError, InternalError, NodeLost, ResourceError, user_site
 from flowrt.kernels.building import build_standard_kernels
-from flowrt.passes import Compiled, compile_step
+from flowrt.passes import Compiled, Ends, compile_step
 from flowrt.progress import Activity
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
+from flowrt.sched.iteration.loopback import Loopback
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.warming import warm
 from flowrt.spec import Spec
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
     from flowrt.placement import Rules
     from flowrt.plan import Plan
     from flowrt.sched.direct import Numbers
+    from flowrt.sched.rendezvous import Listener
 
 Array = np.ndarray[Any, Any]
 Registered = Any
 Name = tuple[str, str]
-CLIENT = "/job:client/task:0"
 
 
 def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
@@ -96,9 +98,6 @@ class Runner(Protocol):
     def copy(self, array: Array) -> Array:
         """A C-contiguous copy of what is fed, counted where the memory of this process is."""
 
-    def way(self, one: str, other: str) -> str:
-        """How bytes travel between two tasks: shared (memory), unix or tcp (sockets)."""
-
     @property
     def helpers(self) -> tuple[int, int]:
         """How many threads help a tape here, and the bytes they have to compute in."""
@@ -112,6 +111,21 @@ class Runner(Protocol):
     def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
         """Have variables start as copies of ``arrays``, and ``tables`` as arrays of `pages`, where that is possible
         here and now; answers which."""
+
+    async def install(self, plans: Mapping[str, Plan]) -> int:
+        """Make plans ready on their tasks, for iterations to run by themselves; answers the number they go by there."""
+
+    async def command(self, task: str, message: Any) -> Any:
+        """Have the iterations of a task do what a message of theirs asks, and answer what they do."""
+
+    def post(self, task: str, message: Any) -> None:
+        """Send a message to the iterations of a task."""
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        """Have ``listener`` told of what iterations post to their client, while the block runs."""
+
+    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
+        """Wait until others are lost than those that are ``known``; answers all that are."""
 
     async def reset(self, container: str | None) -> None:
         """Forget the variables and queues of a container, or of all."""
@@ -129,8 +143,12 @@ def compile_for(
     *,
     optimize: bool = True,
     placement: Rules | None = None,
+    ends: Ends | None = None,
 ) -> Compiled:
-    """The step as plans for the runner's devices; raises what `compile_step` raises, `NodeLost` if none is left."""
+    """The step as plans for the runner's devices; raises what `compile_step` raises, `NodeLost` if none is left.
+
+    With ``ends`` it is one that the nodes feed and fetch from by themselves.
+    """
     devices = runner.devices
     if not devices:
         raise NodeLost(f"no task is left to run on: lost are {', '.join(sorted(runner.lost))}")
@@ -146,8 +164,9 @@ def compile_for(
         regions=runner.tapes,
         evaluate=evaluate,
         optimize=optimize,
-        client=runner.client,
+        client=runner.client if ends is None else None,
         rules=placement.devices if placement else {},
+        ends=ends or Ends.DEFAULT,
     )
 
 
@@ -161,6 +180,9 @@ class LocalRunner:
         )
         self.tapes = options.tapes
         self._numbers = itertools.count()
+        self._installed: dict[int, Executor] = {}
+        self._way = Loopback(self._host)
+        self._host.iterations = self._way.iterations
         self.devices = [Device.parse(f"{self._host.task}/device:{name}") for name in self._host.devices]
         self.client: str | None = None
 
@@ -195,9 +217,6 @@ class LocalRunner:
     def copy(self, array: Array) -> Array:
         return self._host.memory.copy(array)
 
-    def way(self, one: str, other: str) -> str:
-        raise InternalError(f"nothing travels from {one} to {other}: both are this process")
-
     @property
     def helpers(self) -> tuple[int, int]:
         return self._host.helpers
@@ -224,6 +243,25 @@ class LocalRunner:
         finally:
             variables.release(frozenset(), names)
         return begun
+
+    async def install(self, plans: Mapping[str, Plan]) -> int:
+        (plan,) = plans.values()
+        number = next(self._numbers)
+        self._installed[number] = Executor(plan, self._host, tapes=self.tapes)
+        return number
+
+    async def command(self, task: str, message: Any) -> Any:
+        return await self._way.iterations.answer(message, "local", self._installed.__getitem__)
+
+    def post(self, task: str, message: Any) -> None:
+        self._way.post(task, "local", message)
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        return self._way.listening(listener)
+
+    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
+        await asyncio.Event().wait()  # none ever is
+        return known
 
     async def reset(self, container: str | None) -> None:
         self._host.reset(container)
@@ -291,9 +329,6 @@ class ClusterRunner:
     def copy(self, array: Array) -> Array:
         return np.ascontiguousarray(array)
 
-    def way(self, one: str, other: str) -> str:
-        return self._master.way(one, other)
-
     @property
     def helpers(self) -> tuple[int, int]:
         return 0, 0
@@ -306,6 +341,24 @@ class ClusterRunner:
 
     def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
         return ()  # they are sent to where they lie
+
+    async def install(self, plans: Mapping[str, Plan]) -> int:
+        await self._compile(list(plans.values()))
+        return (await self._master.register(plans, (), ())).plan
+
+    async def command(self, task: str, message: Any) -> Any:
+        return await self._master.command(task, message)
+
+    def post(self, task: str, message: Any) -> None:
+        self._master.post(task, message)
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        return self._master.listening(listener)
+
+    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
+        while self._master.lost == known:
+            await self._master.wait_changed(known, self._master.suspects)
+        return self._master.lost
 
     async def reset(self, container: str | None) -> None:
         await self._master.reset(container)

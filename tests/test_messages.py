@@ -7,18 +7,19 @@ import itertools
 import numpy as np
 import pytest
 
-from flowrt.errors import BrokenStream, FlowrtError, GraphError, LinkBroken, NodeLost, StepCancelled
-from flowrt.net.frames import NoRoom
-from flowrt.net.messages import (
+from flowrt.errors import (
     LONGEST_TEXT,
-    Start,
-    Value,
+    BrokenStream,
+    FlowrtError,
+    GraphError,
+    LinkBroken,
+    NodeLost,
+    StepCancelled,
     as_error,
-    from_data,
     name_error,
-    root_error,
-    to_data,
 )
+from flowrt.net.frames import NoRoom
+from flowrt.net.messages import Start, Value, from_data, root_error, to_data
 
 
 def test_a_message_comes_back_as_it_was() -> None:

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import BrokenStream, ClosedError, FlowrtError, LinkBroken, RemoteError, ResourceError, StepCancelled
+from flowrt.errors import (
+    BrokenStream,
+    ClosedError,
+    FlowrtError,
+    LinkBroken,
+    RemoteError,
+    ResourceError,
+    StepCancelled,
+    as_error,
+    name_error,
+)
 from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
     Announce,
@@ -31,10 +41,8 @@ from flowrt.net.messages import (
     Pull,
     Push,
     Value,
-    as_error,
     from_data,
     is_posted,
-    name_error,
     to_data,
 )
 from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey

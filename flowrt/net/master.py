@@ -26,22 +26,23 @@ from flowrt.errors import (
     FlowrtError,
     InternalError,
     ResourceError,
+    as_error,
 )
 from flowrt.net.frames import NoRoom
 from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
 from flowrt.net.liveness import Timing
-from flowrt.net.local import Local, way_between
+from flowrt.net.local import Local
 from flowrt.net.messages import (
-    CLIENT,
     Abort,
     Answer,
     Ask,
+    Command,
     Done,
     Register,
     Start,
     Unregister,
-    as_error,
     root_error,
+    to_data,
 )
 from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
@@ -151,11 +152,6 @@ class Master:
         """The devices of the tasks that are not lost."""
         return self._peers.devices
 
-    def way(self, one: str, other: str) -> str:
-        """How bytes travel between two tasks, of which one may be the client: shared (memory), unix or tcp."""
-        mine = self._local.host, self._local.way
-        return way_between(*(mine if task == CLIENT else self._peers.local(task) for task in (one, other)))
-
     @property
     def lost(self) -> frozenset[str]:
         """The tasks that are lost."""
@@ -186,7 +182,12 @@ class Master:
             if step.aborted and peer.task in step.waiting:
                 step.settle(peer.task)
 
-    # ── what is posted ──
+    # ── iterations ──
+
+    async def command(self, task: str, message: Any) -> Any:
+        """Have the iterations of a task do what a message of theirs asks, and answer what they do."""
+        self._check_open()
+        return await self._ask(task, Command(next(self._numbers), to_data(message)))
 
     def post(self, task: str, message: Any) -> None:
         """Send a message to a task, of a kind that was registered for it; returns at once.
@@ -241,7 +242,7 @@ class Master:
             return
         step.settle(peer.task)
 
-    async def _ask(self, task: str, message: Register | Ask) -> Any:
+    async def _ask(self, task: str, message: Register | Ask | Command) -> Any:
         """Send a request and wait for its answer."""
         peer = await self._peers.reach(task)
         reply = peer.replies[message.request] = asyncio.get_running_loop().create_future()

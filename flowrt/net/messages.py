@@ -17,14 +17,11 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 import numpy as np
 
 from flowrt.errors import (
-    BY_NAME,
     BrokenStream,
     FlowrtError,
     InternalError,
     LinkBroken,
     NodeLost,
-    RemoteError,
-    ResourceError,
     StepCancelled,
 )
 from flowrt.net.frames import NoRoom
@@ -32,11 +29,6 @@ from flowrt.sched.iteration.messages import KINDS
 from flowrt.valueclass import valueclass
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-CLIENT = "/job:client/task:0"
-"""The task that a master stands for: it sends the feeds and receives the fetches."""
-
-LONGEST_TEXT = 1 << 14  # characters of an error that travel
 
 
 # ── hellos ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -70,12 +62,10 @@ class Carry:
 
 @valueclass
 class Serve:
-    """A node's, to whoever opens a connection. ``host`` and ``way`` say what others of its host may use (`Local`)."""
+    """A node's, to whoever opens a connection."""
 
     task: str
     devices: tuple[str, ...]
-    host: str = ""
-    way: str = "tcp"
 
 
 # ── a master to a node ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,6 +124,14 @@ class Ask:
     request: int
     what: str
     container: str
+
+
+@valueclass
+class Command:
+    """Something for the iterations of a node, a message of theirs; answered by `Answer`."""
+
+    request: int
+    message: dict[str, Any]
 
 
 # ── a node to its master ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -301,7 +299,7 @@ def _register(*kinds: type[Any]) -> None:
 
 _register(
     *(Drive, Resume, Carry, Serve),
-    *(Ping, Register, Unregister, Start, Abort, Ask),
+    *(Ping, Register, Unregister, Start, Abort, Ask, Command),
     *(Welcome, Refused, Pong, Answer, Done),
     *(Push, Announce, Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
 )
@@ -335,23 +333,6 @@ def from_data(data: Any) -> Any:
 
 
 # ── errors on the wire ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def name_error(error: BaseException) -> tuple[str, str]:
-    """The class and text of ``error`` as they travel. What is not ours is a bug, or the kernel author's."""
-    match error:
-        case FlowrtError():
-            name, text = type(error).__name__, str(error)
-        case MemoryError():
-            name, text = ResourceError.__name__, f"out of memory: {error}"
-        case _:
-            name, text = InternalError.__name__, f"{type(error).__name__}: {error}"
-    return name, text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
-
-
-def as_error(name: str, text: str) -> FlowrtError:
-    """The error that a peer named; a class we do not know is a `RemoteError`."""
-    return BY_NAME.get(name, RemoteError)(text)
 
 
 def root_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt import codec
+from flowrt.device import CLIENT
 from flowrt.errors import (
     BrokenStream,
     ClosedError,
@@ -32,16 +33,17 @@ from flowrt.errors import (
     SpecError,
     StepCancelled,
     TakenOver,
+    name_error,
 )
 from flowrt.net.link import Allowance, Link, Store, is_large
 from flowrt.net.links import WAITING, Links
 from flowrt.net.local import Local
 from flowrt.net.messages import (
-    CLIENT,
     Abort,
     Answer,
     Ask,
     Carry,
+    Command,
     Done,
     Drive,
     Ping,
@@ -54,7 +56,6 @@ from flowrt.net.messages import (
     Unregister,
     Welcome,
     from_data,
-    name_error,
     root_error,
     to_data,
 )
@@ -62,9 +63,11 @@ from flowrt.net.plans import ReadyPlan, dismantle, make_ready
 from flowrt.net.started import Started
 from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
+from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.rendezvous import Array, Dead, Pushed, StepKey
 
 if TYPE_CHECKING:
+    from flowrt.sched.executor import Executor
     from flowrt.sched.host import Host
     from flowrt.spec import Spec
 
@@ -109,12 +112,13 @@ class Node:
         )
         self._links = Links(host.task, token, self._store, self._link_broke)
         self._tasks: asyncio.TaskGroup | None = None
+        self._iterations = host.iterations = Iterations(host, self.post, self._is_driven)
         host.remote = self
 
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
-        hello = to_data(Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way))
+        hello = to_data(Serve(self.host.task, tuple(self.host.devices)))
         door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate, local=self._local)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
@@ -174,6 +178,7 @@ class Node:
             "open_steps": self.host.rendezvous.open_steps,
             "plans": sum(len(reign.plans) for reign in self._reigns.values()),
             "masters": len(self._reigns),
+            "iterations": self._iterations.going,
             "links": len(self._links),
             "bytes_expected": self.host.budget.used,
             "bytes_shared": self._local.shared_bytes,
@@ -377,6 +382,8 @@ class Node:
                 tasks.create_task(self._register(reign, message))
             case Unregister(plan):
                 self._forget([reign.plans.pop(plan)] if plan in reign.plans else [])
+            case Command():
+                tasks.create_task(self._obey_command(reign, message))
             case Ask():
                 self._tell(reign.connection, self._answer(message))
             case _:
@@ -398,6 +405,27 @@ class Node:
         """Let plans go that nobody runs any more, in a lane."""
         if self._tasks is not None:
             self._tasks.create_task(self.host.lanes.run(dismantle, plans))
+
+    async def _obey_command(self, reign: _Reign, command: Command) -> None:
+        """Have iterations do as a master's client asks; they go on when its reign has ended."""
+        answer = Answer(command.request, None)
+        try:
+            asked = from_data(command.message)
+            plans = partial(self._executor, reign)
+            answer = Answer(command.request, await self._iterations.answer(asked, reign.drive.epoch, plans))
+        except Exception as error:
+            answer = Answer(command.request, None, *self._report(error, "a run of a trainer"))
+        self._tell(reign.connection, answer)
+
+    def _executor(self, reign: _Reign, plan: int) -> Executor:
+        if plan not in reign.plans:
+            raise InternalError(f"plan {plan} is not registered on {self.host.task}")
+        return reign.plans[plan].executor
+
+    def _is_driven(self, epoch: str) -> bool:
+        """Whether the master of ``epoch`` is connected."""
+        reign = self._reigns.get(epoch)
+        return reign is not None and not reign.connection.closed
 
     def _answer(self, ask: Ask) -> Answer:
         try:

@@ -15,9 +15,18 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver
+from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
 from flowrt.net.liveness import Change, Liveness, Standing, Timing
-from flowrt.net.messages import Drive, Ping, Pong, Refused, Resume, as_error, from_data, root_error, to_data
+from flowrt.net.messages import (
+    Drive,
+    Ping,
+    Pong,
+    Refused,
+    Resume,
+    from_data,
+    root_error,
+    to_data,
+)
 from flowrt.net.peer import RETRY, Peer, is_gone, meet
 
 if TYPE_CHECKING:
@@ -117,10 +126,6 @@ class Peers:
         """The devices of the tasks that are not lost."""
         lost = self.lost
         return [device for task, peer in self._peers.items() if task not in lost for device in peer.devices]
-
-    def local(self, task: str) -> tuple[str, str]:
-        """The host that a task is on, and the best way to talk to it there."""
-        return self._peers[task].local
 
     @property
     def lost(self) -> frozenset[str]:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flowrt.device import CLIENT
 from flowrt.net.link import INLINE, SMALL
-from flowrt.net.messages import CLIENT, consequence
+from flowrt.net.messages import consequence
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:

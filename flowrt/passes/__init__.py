@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from flowrt.collection import held_back
@@ -28,7 +29,9 @@ from flowrt.passes.paddings import join_paddings
 from flowrt.passes.partition import Client, Transfer, partition
 from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune
+from flowrt.passes.settle import settle
 from flowrt.passes.simplify import simplify
+from flowrt.passes.step import FED
 from flowrt.passes.trim import trim
 from flowrt.valueclass import valueclass
 
@@ -40,7 +43,15 @@ if TYPE_CHECKING:
     from flowrt.passes.step import Step
     from flowrt.plan import Plan
 
-__all__ = ["Client", "Compiled", "Evaluate", "Fusible", "PassReport", "Supports", "Transfer", "compile_step"]
+__all__ = ["Client", "Compiled", "Ends", "Evaluate", "Fusible", "PassReport", "Supports", "Transfer", "compile_step"]
+
+
+class Ends(Enum):
+    """Where a step that has no client is fed and fetched from."""
+
+    DEFAULT = "default"  # the task of what nothing ties down
+    FETCHED = "fetched"  # the task that makes what is fetched first
+    USED = "used"  # every task is fed what it uses, and nothing is fetched
 
 
 @valueclass
@@ -58,14 +69,15 @@ class PassReport:
 class Compiled:
     """A step ready to run: a plan per task, the client's part (None for a step of one task), and how it came about.
 
-    Without a client the one plan's feeds are the fed tensors in order, and its fetches the fetches in order.
-    ``placement`` names the device of every node, by the node's name.
+    Without a client the feeds of the plan of ``home`` are the fed tensors in order, and its fetches the fetches in
+    order. ``placement`` names the device of every node, by the node's name.
     """
 
     plans: Mapping[str, Plan]
     client: Client | None = None
     report: tuple[PassReport, ...] = ()
     placement: Mapping[str, str] = field(default_factory=dict)
+    home: str = ""
 
 
 @held_back()
@@ -84,6 +96,7 @@ def compile_step(
     optimize: bool = True,
     client: str | None = None,
     rules: Mapping[str, str] | None = None,
+    ends: Ends = Ends.DEFAULT,
 ) -> Compiled:
     """Turn what a step asks for into one plan per task.
 
@@ -91,8 +104,8 @@ def compile_step(
     says whether an op on these dtypes (inputs, then outputs) runs on a kind of device; effects are never asked about,
     they run on CPUs. ``fusible``, asked the same way, says what may become part of one fused kernel; without it nothing
     does. ``regions`` says whether the nodes of a region run as one. ``evaluate`` computes an op on arrays, to fold
-    constants. ``client`` is the task that feeds and fetches, where that is none of the devices'. ``rules`` map patterns
-    of names to devices.
+    constants. ``client`` is the task that feeds and fetches, where that is none of the devices'; without one, ``ends``
+    says where that is done. ``rules`` map patterns of names to devices.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -113,6 +126,9 @@ def compile_step(
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placed = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     placement = move_gathers(step, placed, supports) if optimize else placed
+    home = _home(devices, _end(step, placement, default) if ends is Ends.FETCHED else default)
+    if ends is Ends.FETCHED:
+        placement = settle(step, placement, [d for d in devices if d.host == home.host], supports)
     texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
     report("place", **Counter(texts[id(device)] for device in placement.values()))
     moved = sum(placement[i] is not device for i, device in placed.items()) if placement is not placed else 0
@@ -123,13 +139,13 @@ def compile_step(
     if optimize:
         step = count_turns(rewrite_bodies(step, placement, lambda body, where: count_turns(body, inside=True)))
         step, where = _join(step, placement, supports, fusible, regions, report)
-    parts = partition(step, where, home=_home(devices, default), client=client)
+    parts = partition(step, where, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     plans = {task: lower(plan) for task, plan in parts.plans.items()}
     lowered = [task for task, plan in plans.items() if plan is not parts.plans[task]]
     if lowered:
         report("lower", **{task: len(plans[task].nodes) - len(parts.plans[task].nodes) for task in lowered})
-    return Compiled(plans, parts.client, tuple(reports), names)
+    return Compiled(plans, parts.client, tuple(reports), names, home.host)
 
 
 def _join(
@@ -178,8 +194,13 @@ def _count(step: Step, *ops: str) -> int:
     return sum(node.op.name in ops for node in step.nodes.values())
 
 
+def _end(step: Step, placement: Mapping[int, Device], default: Device) -> Device:
+    """The device that makes the first of what is fetched."""
+    return next((placement[source] for source, _ in step.fetches if source != FED), default)
+
+
 def _home(devices: Sequence[Device], default: Device) -> Device:
-    """The device where a step of one task is fed: its first CPU."""
+    """The device where a step is fed that has no client: the first CPU of a task."""
     for device in devices:
         if device.kind == "cpu" and device.host == default.host:
             return device

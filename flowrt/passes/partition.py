@@ -8,12 +8,11 @@ fetches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import PlacementError, Site
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
 from flowrt.plan import Plan, PlanFeed, PlanNode
@@ -21,6 +20,7 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.device import Device
+    from flowrt.errors import Site
     from flowrt.op import Attr
 
 REPEATED = 1 << 12
@@ -57,17 +57,17 @@ class Parts:
     transfers: int
 
 
-def partition(step: Step, placement: Mapping[int, Device], *, home: Device, client: str | None) -> Parts:
-    """The plans of ``step``, whose nodes run where ``placement`` says.
+def partition(step: Step, placement: Mapping[int, Device], *, home: Device | None, client: str | None) -> Parts:
+    """The plans of ``step``, whose nodes run where ``placement`` says: one for every task that has nodes.
 
-    Without a ``client`` all is one plan of the task of ``home``, the device where feeds lie; with one, every task that
-    has nodes gets a plan, and feeds and fetches cross to and from it.
+    Feeds and fetches cross to and from the ``client``. Without one they are those of the plan of the task of ``home``,
+    the device where feeds lie; without that, too, every plan is fed what it uses, and there is nothing to fetch.
     """
     cut = _Cut(step, placement, home, client)
     for node in step.nodes.values():
         cut.add(node)
     if client is None:
-        return cut.local()
+        return cut.closed()
     fetches = tuple(cut.answer(ref) for ref in step.fetches)
     return Parts(cut.plans(), Client(client, cut.feeds(), fetches), cut.transfers)
 
@@ -75,7 +75,7 @@ def partition(step: Step, placement: Mapping[int, Device], *, home: Device, clie
 class _Cut:
     """The nodes of the parts as they come together: those of the step, and the transfers between them."""
 
-    def __init__(self, step: Step, placement: Mapping[int, Device], home: Device, client: str | None) -> None:
+    def __init__(self, step: Step, placement: Mapping[int, Device], home: Device | None, client: str | None) -> None:
         self._step, self._home, self._client = step, home, client
         self._device = dict(placement)
         self._nodes: dict[int, StepNode] = {}
@@ -117,7 +117,7 @@ class _Cut:
     def _bring(self, ref: Ref, device: Device, consumer: int) -> Ref:
         """The value ``ref`` as it is on ``device``."""
         remote_feed = ref[0] == FED and self._client is not None
-        source = self._home if ref[0] == FED else self._device[ref[0]]
+        source = self._home or device if ref[0] == FED else self._device[ref[0]]
         if (source is device or source == device) and not remote_feed:
             return ref
         if (ref, device) not in self._arrived:
@@ -128,6 +128,11 @@ class _Cut:
             else:
                 self._arrived[ref, device] = self._carry(ref, source, device, consumer)
         return self._arrived[ref, device]
+
+    def _bring_home(self, ref: Ref, home: Device) -> Ref:
+        """The value ``ref`` on the task of ``home``, on any device."""
+        here = ref[0] == FED or self._device[ref[0]].host == home.host
+        return ref if here else self._bring(ref, home, ref[0])
 
     def _wait(self, sources: tuple[int, ...], device: Device, consumer: int) -> list[int]:
         """What a node on ``device`` waits for in order to start after ``sources``: a token from each other task."""
@@ -226,24 +231,30 @@ class _Cut:
 
     # ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def local(self) -> Parts:
-        """Everything as one plan."""
-        tasks = {device.host for device in self._device.values()} | {self._home.host}
-        if len(tasks) > 1:
-            raise PlacementError(f"a step on {', '.join(sorted(tasks))} needs a cluster")
-        feeds = tuple(
+    def closed(self) -> Parts:
+        """The plans of a step that has no client: it is fed, and answers, where it runs."""
+        feeds = [
             PlanFeed(t.op.name, spec, str(t.op.site))
             for t, spec in zip(self._step.feeds, self._step.feed_specs, strict=True)
-        )
-        plan = self._plan(self._home.host, self._ordered(), feeds, self._step.fetches)
-        return Parts({plan.task: plan}, None, self.transfers)
+        ]
+        if self._home is None:
+            plans = {task: self._plan(task, nodes, _fed_to(nodes, feeds)) for task, nodes in self._by_task()}
+            return Parts(plans, None, self.transfers)
+        home = self._home.host
+        fetches = tuple([self._bring_home(ref, self._home) for ref in self._step.fetches])
+        by_task: dict[str, list[StepNode]] = {home: [], **dict(self._by_task())}
+        own = self._plan(home, by_task.pop(home), dict(enumerate(feeds)), fetches)
+        return Parts({home: own, **{t: self._plan(t, nodes) for t, nodes in by_task.items()}}, None, self.transfers)
 
     def plans(self) -> dict[str, Plan]:
         """One plan for every task that has something to do."""
+        return {task: self._plan(task, nodes) for task, nodes in self._by_task()}
+
+    def _by_task(self) -> list[tuple[str, list[StepNode]]]:
         by_task: dict[str, list[StepNode]] = {}
         for node in self._ordered():
             by_task.setdefault(self._device[node.id].host, []).append(node)
-        return {task: self._plan(task, nodes, (), ()) for task, nodes in sorted(by_task.items())}
+        return sorted(by_task.items())
 
     def _ordered(self) -> Iterable[StepNode]:
         used = {source for node in self._nodes.values() for source in node.before}
@@ -254,9 +265,14 @@ class _Cut:
         return in_order(self._nodes, key=self._place.__getitem__).values()
 
     def _plan(
-        self, task: str, nodes: Iterable[StepNode], feeds: tuple[PlanFeed, ...], fetches: tuple[Ref, ...]
+        self,
+        task: str,
+        nodes: Iterable[StepNode],
+        feeds: Mapping[int, PlanFeed] | None = None,
+        fetches: tuple[Ref, ...] = (),
     ) -> Plan:
-        value: dict[Ref, int] = {(FED, i): i for i in range(len(feeds))}
+        feeds = feeds or {}
+        value: dict[Ref, int] = {(FED, i): place for place, i in enumerate(feeds)}
         position: dict[int, int] = {}
         out: list[PlanNode] = []
         sites: dict[int, str] = {}  # the texts of those that there are
@@ -278,4 +294,10 @@ class _Cut:
                     site,
                 )
             )
-        return Plan(task, tuple(out), feeds, tuple(value[ref] for ref in fetches))
+        return Plan(task, tuple(out), tuple(feeds.values()), tuple(value[ref] for ref in fetches))
+
+
+def _fed_to(nodes: Iterable[StepNode], feeds: Sequence[PlanFeed]) -> dict[int, PlanFeed]:
+    """Those of ``feeds`` that ``nodes`` use, by their place."""
+    used = {place for node in nodes for source, place in node.inputs if source == FED}
+    return {place: feeds[place] for place in sorted(used)}

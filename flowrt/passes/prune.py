@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph
     from flowrt.spec import Spec
 
+READ = "read_variable"
+
 
 def prune(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> Step:
     """The step that computes ``fetches`` and runs ``targets``, in which ``feeds`` stand for what computes them.
@@ -38,6 +40,14 @@ def placeholders_of(wanted: Iterable[Any]) -> tuple[Tensor, ...]:
     needed = _needed(nodes, {})
     found = [nodes[0].graph.nodes[index] for index in sorted(needed)]
     return tuple(node.outputs[0] for node in found if node.op.name == "placeholder")
+
+
+def reads_of(wanted: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The plain reads that ``wanted`` depend on, but for those of variables that computing them writes."""
+    nodes = [wanted[0].graph.nodes[index] for index in sorted(_needed([tensor.op for tensor in wanted], {}))]
+    plain = [node for node in nodes if node.op.name == READ and not node.attrs.get("fresh")]
+    others = {name for node in nodes if node.op.name != READ for name in node.resources}
+    return tuple(node.outputs[0] for node in plain if others.isdisjoint(node.resources))
 
 
 def _check_family(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> None:
