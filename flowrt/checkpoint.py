@@ -104,6 +104,11 @@ class Checkpoints:
         """Training steps so far, those before the restored checkpoint included."""
         return self._step
 
+    @property
+    def saves_by_itself(self) -> bool:
+        """Whether some steps are followed by a save."""
+        return self.every_steps is not None or self.every_seconds is not None
+
     def saves(self) -> list[tuple[int, int]]:
         """The (number, step) of every save there is, oldest first; whether one is whole is seen when it is read."""
         return saves_in(self.path)
@@ -129,7 +134,7 @@ class Checkpoints:
             _log.warning(
                 "variables without a name of their own are restored into this very graph alone: %s; %s", told, OWN_NAMES
             )
-        if self.every_steps is not None or self.every_seconds is not None:
+        if self.saves_by_itself:
             try:
                 await _on_disk(self._claim)
             except OSError as error:

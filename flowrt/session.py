@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from traceback import clear_frames
@@ -100,6 +100,7 @@ class Session(AsyncOnly):
         self._retired: list[Step] = []
         self._running: set[asyncio.Timeout] = set()
         self._failed_sources: Failures = {}
+        self._iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]] = {}  # by trainer: what ends that
         self._idle = asyncio.Event()
         self._closed, self._runs_now = False, 0
         self._numbers = Numbers()
@@ -143,6 +144,8 @@ class Session(AsyncOnly):
         await to_the_end(self._let_go())
 
     async def _let_go(self) -> None:
+        for end in list(self._iterating.values()):
+            await end()
         while self._running:
             self._idle.clear()
             await self._idle.wait()
@@ -435,7 +438,7 @@ class Session(AsyncOnly):
         feeds = placeholders_of(map(as_value, flatten(fetches)[1])) if feeds is None else feeds
         step = self._step(fetches, self._all_fed(tuple(feeds) if isinstance(feeds, Mapping) else feeds))
         if step.compiled.client is not None:
-            return explain_step(step.compiled, tapes=runner.tapes, way=runner.way)
+            return explain_step(step.compiled, tapes=runner.tapes)
         given = list(feeds.values()) if isinstance(feeds, Mapping) else [None] * len(step.feeds)
         specs = [_fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
         begun = frozenset(await runner.inventory())

@@ -15,7 +15,6 @@ from example import Example, bools, integers, normal, positive
 from op_examples_control import CONTROL
 from op_examples_fused import EPILOGUES, FUSED
 from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
-from op_examples_replica import REPLICA
 from op_examples_state import FLOW, STATE
 
 import flowrt.ops as fr
@@ -486,5 +485,4 @@ EXAMPLES: Sequence[Example] = [
     *STATE,
     *FLOW,
     *CONTROL,
-    *REPLICA,
 ]

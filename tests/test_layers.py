@@ -47,7 +47,6 @@ FAMILIES += [
     "rows",
     "starting",
     "state",
-    "replica",
     "fused",
     "body",
     "control",

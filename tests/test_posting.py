@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from wire_world import MIB, on_both_loops, outcome, pair
 
+from flowrt.device import CLIENT
 from flowrt.errors import BrokenStream, ClosedError, SpecError
 from flowrt.net.master import Master
-from flowrt.net.messages import CLIENT, is_posted, register_kinds
+from flowrt.net.messages import is_posted, register_kinds
 from flowrt.net.node import Node
 from flowrt.net.tokens import new_token
 from flowrt.net.transport import Bounds
@@ -136,6 +137,12 @@ class Ear:
     def broken(self, peer: str, epoch: str) -> None:
         self.broke.append((peer, epoch))
 
+    def reset(self, container: str | None) -> None:
+        """Of a host's residents."""
+
+    async def aclose(self) -> None:
+        """Of a host's residents."""
+
     def ended(self, epoch: str) -> None:
         self.over.append(epoch)
 
@@ -162,8 +169,8 @@ async def town() -> AsyncIterator[Town]:
         for task in (A, B):
             host = Host(task, threads=1)
             stack.push_async_callback(host.aclose)
-            host.iterations = ears[task]
             nodes[task] = Node(host, token)
+            host.iterations = ears[task]
             server = await stack.enter_async_context(nodes[task].serving("127.0.0.1", 0))
             addresses[task] = ("127.0.0.1", server.port)
         master = await stack.enter_async_context(Master(addresses, token))

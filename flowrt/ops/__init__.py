@@ -2,7 +2,6 @@
 
 from flowrt.ops import fused as _fused  # noqa: F401
 from flowrt.ops import nn, random
-from flowrt.ops import replica as _replica  # noqa: F401  (the registry on a node is full)
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.contraction import dot, einsum, tensordot
 from flowrt.ops.elementwise import (

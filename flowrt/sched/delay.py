@@ -1,4 +1,4 @@
-"""How long a task waits where a graph says `delay`: an experimenter's straggler, constant or drawn.
+"""How long a replica on a task waits with each update: an experimenter's straggler, constant or drawn.
 
 Pure: the generator of random numbers is an argument.
 """

@@ -7,7 +7,6 @@ function: it answers at once, or says who will be told, or that it takes the cor
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -52,8 +51,6 @@ def is_effect(op: str) -> bool:
 
 def handler_of(node: PlanNode) -> Handler:
     """Who carries out an effect."""
-    if node.op not in EFFECTS:
-        import flowrt.sched.replica  # noqa: F401 - those of replicated training, which few programs need
     if node.op not in EFFECTS:
         raise GraphError(f"{node.where()}: nothing carries out {node.op} on this node")
     return EFFECTS[node.op]
@@ -149,14 +146,6 @@ def _received(host: Host, context: RunContext, node: PlanNode, value: Any) -> An
         case np.ndarray() if not spec.accepts(value.dtype, value.shape):
             return BrokenStream(f"{node.where()}: expected {spec}, {value.dtype}{list(value.shape)} came")
     return (value,)
-
-
-@effect
-async def delay(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
-    """Wait as long as this task is told to (not at all by default), then pass the inputs on."""
-    if host.delay is not None:
-        await asyncio.sleep(host.delay.sample(host.random))
-    return tuple(inputs)
 
 
 def _queue(host: Host, node: PlanNode) -> Queue:

@@ -6,14 +6,14 @@ Who makes a `Host` closes it. In-process sessions own a private one; ``python -m
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowrt.errors import ClosedError, GraphError
 from flowrt.kernels import pools
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.memory import Memory
 from flowrt.sched.queues import Queue
-from flowrt.sched.rendezvous import Budget, Listener, Remote, Rendezvous, StepKey
+from flowrt.sched.rendezvous import Budget, Remote, Rendezvous, Resident, StepKey
 from flowrt.sched.variables import Name, Variables
 from flowrt.valueclass import valueclass
 
@@ -37,7 +37,8 @@ class Host:
     """A task's lanes, variables, queues and rendezvous.
 
     ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their
-    way here, ``memory_limit`` what it holds; ``delay`` is awaited by `delay` ops, for experiments with stragglers.
+    way here, ``memory_limit`` what it holds; replicas wait for ``delay`` with each update, for experiments with
+    stragglers.
     """
 
     def __init__(
@@ -58,12 +59,11 @@ class Host:
         self.rendezvous = Rendezvous()
         self.budget = Budget(transfer_budget)
         self.remote: Remote | None = None
-        self.iterations: Listener | None = None  # who hears what other tasks post
+        self.iterations: Resident | None = None  # who hears what other tasks post
         self.delay = delay
         self.random = random.Random(seed)
         self.closed = False
         pools.limit()
-        self.replicas: dict[tuple[str, str, int], Any] = {}  # by (container, group, server): see sched.replica
         self._queues: dict[Name, Queue] = {}
 
     def queue(self, name: Name, capacity: int, specs: Sequence[Spec] = ()) -> Queue:
@@ -89,12 +89,12 @@ class Host:
         return self.variables.inventory()
 
     def reset(self, container: str | None = None) -> None:
-        """Forget the variables, queues and replica groups of a container, or of all; who waits on them is told."""
+        """Forget the variables, queues and runs of trainers of a container, or of all; who waits on them is told."""
         self.variables.reset(container)
         for name in [n for n in self._queues if container is None or n[0] == container]:
             self._queues.pop(name).close(cancel_pending_enqueues=True)
-        for key in [k for k in self.replicas if container is None or k[0] == container]:
-            self.replicas.pop(key).wake()
+        if self.iterations is not None:
+            self.iterations.reset(container)
 
     def check_open(self) -> None:
         """Raise `ClosedError` once the host is closed."""
@@ -106,6 +106,8 @@ class Host:
         if not self.closed:
             self.closed = True
             self.reset()
+            if self.iterations is not None:
+                await self.iterations.aclose()
             self.lanes.close()
             pools.restore()
 

@@ -129,6 +129,16 @@ class Waiter:
 Taker: TypeAlias = "asyncio.Future[Any] | Waiter"
 
 
+class Resident(Listener, Protocol):
+    """A listener that a host keeps state and tasks of."""
+
+    def reset(self, container: str | None) -> None:
+        """The state of a container, or of all, was forgotten here."""
+
+    async def aclose(self) -> None:
+        """Wait for all that is done here, to let the host go."""
+
+
 @dataclass(slots=True)
 class _Step:
     values: dict[int, tuple[Arrival, Taker | None]] = field(default_factory=dict)

@@ -1,11 +1,21 @@
-"""Where a trainer's batches come from: any iterable, plain or asynchronous, of ``{name: array}``."""
+"""Where a trainer's batches come from, any iterable, plain or asynchronous, of ``{name: array}``; and where they go."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import FeedError, user_site
+from flowrt.feeds import as_feed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from flowrt.graph import Tensor
+
+    Values = tuple[np.ndarray[Any, Any], ...]
 
 
 class Batches:
@@ -18,17 +28,136 @@ class Batches:
         self._names = frozenset(names)
         self._batches = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
 
-    async def next(self) -> Mapping[str, Any] | None:
+    @property
+    def waits(self) -> bool:
+        """Whether the next batch has to be awaited."""
+        return isinstance(self._batches, AsyncIterator)
+
+    def next(self) -> Mapping[str, Any] | None:
         """The next batch, or None if there is none; raises `FeedError` if it has other names than expected."""
-        if self.empty:
-            return None
+        assert not isinstance(self._batches, AsyncIterator)
         try:
-            batch = await anext(self._batches) if isinstance(self._batches, AsyncIterator) else next(self._batches)
-        except (StopIteration, StopAsyncIteration):
+            return self._checked(next(self._batches))
+        except StopIteration:
             self.empty = True
             return None
+
+    async def wait_next(self) -> Mapping[str, Any] | None:
+        """As `next`, of an asynchronous source."""
+        assert isinstance(self._batches, AsyncIterator)
+        try:
+            return self._checked(await anext(self._batches))
+        except StopAsyncIteration:
+            self.empty = True
+            return None
+
+    def _checked(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         check_names(batch, self._names, "a batch")
         return batch
+
+
+class Supply:
+    """Hands batches out to replicas, in turn, each ``depth`` more than are spent; those that are lost get no more.
+
+    ``inputs`` are the tensors that a replica's batch is for, ``give`` sends it. What goes wrong with a batch ends the
+    supply: it is the ``error`` that is to be raised once those before it are spent.
+    """
+
+    def __init__(
+        self,
+        source: Batches,
+        inputs: Sequence[Mapping[str, Tensor]],
+        depth: int,
+        give: Callable[[int, int, Values], None],
+        copy: Callable[[Any], Any],
+    ) -> None:
+        self.given = [0] * len(inputs)
+        self.over = False
+        self.error: BaseException | None = None
+        self._source = source
+        self._inputs = inputs
+        self._depth = depth
+        self._give = give
+        self._copy = copy
+        self._spent = [0] * len(inputs)
+        self._lost: set[int] = set()
+        self._held: list[dict[int, Values]] = [{} for _ in inputs]  # by replica and number: not known to be spent
+        self._turn = 0
+        self._drawing: asyncio.Task[None] | None = None
+
+    @property
+    def total(self) -> int:
+        """How many batches were handed out."""
+        return sum(self.given)
+
+    def spend(self, replica: int, number: int) -> None:
+        """All batches of ``replica`` up to ``number`` are spent."""
+        self._spent[replica] = max(self._spent[replica], number)
+        held = self._held[replica]
+        for old in [old for old in held if old <= number]:
+            del held[old]
+
+    def lose(self, replica: int) -> None:
+        """Give ``replica`` no more."""
+        self._lost.add(replica)
+        self._held[replica].clear()
+
+    def give_again(self, replica: int) -> None:
+        """Send those again that may not have arrived."""
+        for number, values in self._held[replica].items():
+            self._give(replica, number, values)
+
+    def fill(self, told: Callable[[], None]) -> None:
+        """Hand out what may be, now or as it comes; ``told`` is called when a source that waits is at its end."""
+        if self._source.waits:
+            if self._drawing is None and not self.over and self._next() is not None:
+                self._drawing = asyncio.ensure_future(self._draw(told))
+            return
+        while not self.over and (replica := self._next()) is not None:
+            try:
+                self._hand_out(replica, self._source.next())
+            except Exception as error:
+                self._fail(error)
+
+    async def _draw(self, told: Callable[[], None]) -> None:
+        try:
+            while not self.over and (replica := self._next()) is not None:
+                self._hand_out(replica, await self._source.wait_next())
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._drawing = None
+        if self.over:
+            told()
+
+    def _next(self) -> int | None:
+        """Whose turn it is, of those that may have a batch."""
+        count = len(self.given)
+        for replica in (i % count for i in range(self._turn, self._turn + count)):
+            if replica not in self._lost and self.given[replica] - self._spent[replica] < self._depth:
+                return replica
+        return None
+
+    def _hand_out(self, replica: int, batch: Mapping[str, Any] | None) -> None:
+        if batch is None:
+            self.over = True
+            return
+        inputs = self._inputs[replica]
+        values = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs.items()])
+        self._turn = replica + 1
+        self.given[replica] += 1
+        self._held[replica][self.given[replica]] = values
+        self._give(replica, self.given[replica], values)
+
+    def _fail(self, error: BaseException) -> None:
+        self.over, self.error = True, error
+
+    async def aclose(self) -> None:
+        """Draw nothing any more."""
+        if self._drawing is not None:
+            self._drawing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._drawing
 
 
 def check_names(given: Any, expected: Iterable[str], who: str) -> None:

@@ -1,8 +1,8 @@
-"""Builds replicated training into a graph: the towers, the step that applies a quorum's updates, and predictors.
+"""Builds replicated training into a graph: the towers, what each server does with updates, and predictors.
 
-One tower per replica computes the loss and its gradients on the replica's device and leaves each parameter server its
-parts. One more step waits for the quorum and moves the variables, on every server at once. Running them is the business
-of `flowrt.train.steps`; the protocol is `flowrt.sched.coordinator`.
+One tower per replica computes the loss and its gradients on the replica's device. For each parameter server there is
+what says whether its part of an update is finite, and what moves its variables by the mean of as many updates as the
+policy takes. `flowrt.train.program` makes plans of these, which the nodes run by themselves: `flowrt.sched.iteration`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,19 +19,20 @@ from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_graph, current_scope, device, name_scope
 from flowrt.misuse import awaited_session
 from flowrt.op import as_value, building
-from flowrt.ops import replica as protocol
 from flowrt.ops.flow import group as group_ops
-from flowrt.ops.source import constant, placeholder
+from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
+from flowrt.sched.iteration.policies import policy_to_data
 from flowrt.sched.quorum import AllOf, Policy
-from flowrt.sched.replica import policy_to_data
 from flowrt.spec import Spec
 from flowrt.structure import flatten
 from flowrt.tracebacks import brief
 from flowrt.train.batches import check_names
+from flowrt.train.program import Program, make_program
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
 from flowrt.train.steps import Reports, Steps
+from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, parts_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -43,15 +45,29 @@ LossFn = Callable[[dict[str, Tensor]], Any]
 
 @valueclass
 class Tower:
-    """One replica's step: feed ``turn`` and ``inputs``, fetch ``loss``, ``metrics`` and ``verdict``."""
+    """What one replica computes from ``inputs`` and variables. ``gradients`` are of those that the loss depends on."""
 
     replica: int
     node: str  # the task it was asked to be on; empty if it may be anywhere
     inputs: dict[str, Tensor]
     loss: Tensor
     metrics: dict[str, Tensor]
-    gradients: list[tuple[Tensor | None, Variable]]
-    verdict: Tensor
+    gradients: list[tuple[Gradient, Variable]]
+
+
+@valueclass
+class Shard:
+    """What one server does with updates.
+
+    ``parts[i]`` are placeholders for its parts of the i-th update of a set; ``finite``, where it has any, says whether
+    those of the first one are; ``apply`` moves its variables by the mean over the set, and ``step`` to ``version``.
+    """
+
+    variables: list[Variable]
+    parts: list[list[Tensor]]
+    finite: Tensor | None
+    step: Variable
+    apply: Node
 
 
 class Replicated:
@@ -98,9 +114,10 @@ class Replicated:
         self.servers = tuple(Device.parse(server).host for server in self._servers)
         self._outside = current_scope()
         self.name = self.graph.claim_name(name, "replicated")
-        self._attributes = {"group": self.name, "container": self._outside.container}
+        self.container = self._outside.container
         self._where = Servers(self._servers)
         self.tally = Tally(replicas)
+        self._programs: WeakKeyDictionary[Session, tuple[frozenset[str], Program]] = WeakKeyDictionary()
         with name_scope(self.name.removeprefix(self._outside.prefix)):
             self._build(loss_fn, optimizer)
 
@@ -118,9 +135,6 @@ class Replicated:
         self.policy.take(replicas)
 
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
-        with device(self._servers[0]):
-            self.turn: Tensor = placeholder("int64", (2,), name="turn")
-            self.gone: Tensor = placeholder("int64", (None,), name="gone")
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
         self._shared: list[Shared] = first.found
         self.towers = [
@@ -128,14 +142,9 @@ class Replicated:
             for replica in range(self.replicas)
         ]
         self._check_alike()
-        with device(self._servers[0]), variables_from(None):
-            self.step = Variable(np.zeros((), np.int64), name="step", trainable=False)
-        with name_scope("start"):
-            self.start: Node = self._build_start()
-        with name_scope("apply"):
-            self.receipts: tuple[Tensor, Tensor] = self._build_apply(optimizer)
-        with name_scope("lose"), device(self._servers[0]):
-            self.lose: Node = protocol.lose_replicas(self.turn, self.gone, **self._attributes)
+        self.version: Tensor = placeholder("int64", (), name="version")
+        self.shards = [self._build_shard(server, where, optimizer) for server, where in enumerate(self._servers)]
+        self.step: Variable = self.shards[0].step
 
     @property
     def variables(self) -> list[Variable]:
@@ -154,33 +163,13 @@ class Replicated:
             if isinstance(source, LaterCopy):
                 source.check_all_given()
             pairs = optimizer.compute_gradients(loss, self._trainable(who))
-            pairs = [(None if g is None else as_value(g), v) for g, v in pairs]  # what is averaged is dense
-            verdict = self._build_push(replica, [(g, v) for g, v in pairs if g is not None])
-        return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, verdict)
+        return Tower(replica, self.nodes[replica], inputs, loss, metrics, [(g, v) for g, v in pairs if g is not None])
 
     def _trainable(self, who: str) -> list[Variable]:
         found = [variable for variable in self.variables if variable.trainable]
         if not found:
             raise GraphError(f"{user_site()}: loss_fn created no trainable variable for {who}; create them inside it")
         return found
-
-    def _build_push(self, replica: int, pairs: list[tuple[Tensor, Variable]]) -> Tensor:
-        """From gradients to the verdict on the update; runs on the replica's device and on the servers."""
-        delayed = protocol.delay([gradient for gradient, _ in pairs])
-        parts = list(delayed) if isinstance(delayed, tuple) else [delayed]
-        home = {shared.variable.name: shared.server for shared in self._shared}
-        verdicts = []
-        for server, where in enumerate(self._servers):
-            mine = [part for part, (_, v) in zip(parts, pairs, strict=True) if home[v.name] == server]
-            with device(where):
-                verdicts.append(
-                    protocol.hold_update(self.turn, mine, server=server, replica=replica, **self._attributes)
-                )
-        with device(self._servers[0]):
-            begun = protocol.begin_update(self.turn, replica=replica, **self._attributes)
-            with control_dependencies([begun]):
-                verdict: Tensor = protocol.offer_update(self.turn, verdicts, replica=replica, **self._attributes)
-        return verdict
 
     def _check_alike(self) -> None:
         """Raise where replicas differentiate with respect to different variables."""
@@ -194,54 +183,24 @@ class Replicated:
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _build_start(self) -> Node:
-        started = []
-        for server, where in enumerate(self._servers):
-            with device(where):
-                started.append(
-                    protocol.start_group(
-                        self.turn,
-                        server=server,
-                        replicas=self.replicas,
-                        servers=len(self._servers),
-                        policy=policy_to_data(self.policy),
-                        **self._attributes,
-                    )
-                )
-        made: Node = group_ops(*started)
-        return made
+    def gradients_of(self, tower: Tower, server: int) -> list[tuple[Gradient, Variable]]:
+        """The gradients of ``tower`` that move variables of ``server``, with these."""
+        home = {shared.variable.name: shared.server for shared in self._shared}
+        return [(gradient, v) for gradient, v in tower.gradients if home[v.name] == server]
 
-    def _build_apply(self, optimizer: Optimizer) -> tuple[Tensor, Tensor]:
-        """Wait for the quorum, move the variables of each server by the mean update, open the next version."""
-        with device(self._servers[0]):
-            decided = protocol.await_quorum(self.turn, **self._attributes)
-        moved = set(_moved(self.towers[0]))
-        published = []
-        for server, where in enumerate(self._servers):
-            mine = [s.variable for s in self._shared if s.server == server and s.variable.name in moved]
-            with device(where):
-                published.append(self._build_shard(server, mine, decided, optimizer))
-        with device(self._servers[0]):
-            replicas, outcomes = protocol.publish_version(self.turn, published, **self._attributes)
-        return replicas, outcomes
-
-    def _build_shard(self, server: int, mine: list[Variable], decided: Tensor, optimizer: Optimizer) -> Tensor:
-        taken = protocol.take_updates(
-            self.turn,
-            decided,
-            server=server,
-            dtypes=[v.dtype.name for v in mine],
-            shapes=[v.shape for v in mine],
-            **self._attributes,
-        )
-        means = taken if isinstance(taken, tuple) else (taken,)
-        done = [optimizer.apply_gradients(zip(means, mine, strict=True))] if mine else [taken]
-        if server == 0:
-            with control_dependencies(means):
-                done.append(self.step.assign(self.turn[1] + constant(1, "int64")))
-        with control_dependencies(done):
-            token: Tensor = protocol.publish_shard(self.turn, server=server, **self._attributes)
-        return token
+    def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> Shard:
+        pairs = self.gradients_of(self.towers[0], server)
+        variables = [variable for _, variable in pairs]
+        with name_scope(f"server_{server}"), device(where):
+            fed = [fed_like([gradient for gradient, _ in pairs]) for _ in range(self.policy.take(self.replicas))]
+            finite = all_finite(zip(fed[0], variables, strict=True)) if pairs else None
+            means = [mean_of(member) for member in zip(*fed, strict=True)]
+            moved = [optimizer.apply_gradients(zip(means, variables, strict=True))] if pairs else []
+        with device(where), variables_from(None):
+            step = Variable(np.zeros((), np.int64), name=f"step_{server}" if server else "step", trainable=False)
+        with name_scope(f"server_{server}"), device(where), control_dependencies(moved):
+            apply: Node = group_ops(step.assign(self.version), *moved)
+        return Shard(variables, [parts_of(member) for member in fed], finite, step, apply)
 
     # ── using it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -262,19 +221,38 @@ class Replicated:
 
     @brief
     def steps(
-        self, session: Session, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+        self,
+        session: Session,
+        batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        ahead: int = 0,
     ) -> Reports:
         """Train until ``batches`` are used up; one report per step.
 
-        ``batches`` yields ``{name: array}``, one for each replica and step. Training goes on from the version that the
-        variables are at. Breaking out, ``aclose`` or leaving the session cancels what runs and waits for it. A step
-        begins only when it is asked for. When too few batches are left for a step, the iterator ends.
+        ``batches`` yields ``{name: array}``, one for each replica and step; they are drawn, and sent to the replicas,
+        ``ahead`` + 2 for each at most before they are used. Training goes on from the version that the variables are
+        at. They move when a report is asked for, and ``ahead`` steps beyond it: with 0 they are in the loop's body at
+        exactly ``report.step``, while the replicas already compute the next updates; with more the nodes need not wait
+        for a slow body, and a session that saves checkpoints by itself has them wait all the same. Breaking out,
+        ``aclose`` or leaving the session ends what runs and waits for it; what the servers had begun to apply, all
+        apply. When too few batches are left for a step, the iterator ends.
 
         Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy or a server is lost; the
-        error of a replica whose step fails otherwise; `FeedError` for a batch with other names than ``inputs``;
+        error of a replica whose step fails otherwise; `RemoteError` while another client trains these variables, or if
+        the servers do not hold one version of them; `FeedError` for a batch with other names than ``inputs``;
         `GraphError` for what is no `Session`.
         """
-        return Reports(Steps(self, awaited_session(session, "trainer.steps")).run(batches))
+        if isinstance(ahead, bool) or not isinstance(ahead, Integral) or ahead < 0:
+            raise GraphError(f"{user_site()}: ahead is a number of steps, 0 or more, not {ahead!r}")
+        return Reports(Steps(self, awaited_session(session, "trainer.steps"), int(ahead)).run(batches))
+
+    async def program(self, session: Session) -> Program:
+        """What the nodes of ``session`` run, made once for those that are not lost."""
+        lost = session.lost
+        known = self._programs.get(session)
+        if known is None or known[0] != lost:
+            known = self._programs[session] = lost, await make_program(session, self)
+        return known[1]
 
     def statistics(self) -> Statistics:
         """Counts and latencies per replica, and batches dropped, over all of this trainer's steps."""
@@ -324,4 +302,4 @@ def _loss_and_metrics(answer: Any, who: str) -> tuple[Tensor, dict[str, Tensor]]
 
 
 def _moved(tower: Tower) -> list[str]:
-    return [variable.name for gradient, variable in tower.gradients if gradient is not None]
+    return [variable.name for _, variable in tower.gradients]

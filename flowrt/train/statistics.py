@@ -18,8 +18,8 @@ REMEMBERED = 1024  # latencies kept per replica: the quantiles are of the newest
 class ReplicaStatistics:
     """How many updates of one replica ended how, and how long its finished ones took, in seconds (None: none did).
 
-    The latency is that of a whole tower, as the trainer sees it: computing, and being told what became of it. Those
-    that were cancelled because they came too late have none.
+    The latency is from the moment that all servers are at a version to that at which an update of it has come. Those
+    that were cut off because they came too late have none.
     """
 
     kept: int
@@ -79,10 +79,9 @@ class Tally:
         self._steps += 1
         for replica, outcome in outcomes.items():
             self._replicas[replica].outcomes[outcome] += 1
-            self._dropped += outcome is not Outcome.KEPT
 
     def drop(self, batches: int) -> None:
-        """So many batches were handed out for a step that was given up."""
+        """So many batches were handed out and not kept in any step."""
         self._dropped += batches
 
     def statistics(self) -> Statistics:

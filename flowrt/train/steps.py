@@ -1,38 +1,39 @@
-"""Runs replicated training: feeds batches to towers, watches them, and reports each step.
+"""The client of a run: has the nodes begin it, streams batches to them, allows versions, and yields their reports.
 
-Law: what counts is decided on the servers; this file hands out batches, cancels what came too late, and notes who is
-gone. It owns every task it starts: an iteration that is left cancels and awaits them. A replica whose cancelled tower
-has not ended yet is busy and gets no batch.
+Law: what counts, and when variables move, is the nodes' business; they are only told how far they may go. Nothing here
+is between a version and the next one but that permission. An iteration that is left ends its run on all nodes and waits
+for that; what the servers had begun to apply, all apply.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, user_site
+from flowrt.errors import ClosedError, FlowrtError, GraphError, NodeLost, RemoteError, as_error, user_site
+from flowrt.finishing import to_the_end
 from flowrt.sched.coordinator import Outcome
-from flowrt.sched.replica import OUTCOMES
+from flowrt.sched.iteration.coordination import OUTCOMES
+from flowrt.sched.iteration.messages import Allow, Batch, Ended, Lost, Report, Stop
 from flowrt.tracebacks import shorten
-from flowrt.train.batches import Batches
+from flowrt.train.batches import Batches, Supply
+from flowrt.train.opening import agree
+from flowrt.train.program import where_lost
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.session import Session
-    from flowrt.train.replicated import Replicated, Tower
+    from flowrt.train.replicated import Replicated
 
-Array = np.ndarray[Any, Any]
-
-BREAKS = 5  # in one version, of the ways to one replica; then it is lost
-SETTLE_SECONDS = 3.0  # how long an iteration that is left waits for servers before it cancels what they do
+DEPTH = 2  # batches that a replica has, or are on their way to it, beside those for steps ahead
+SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
 
 
 @valueclass
@@ -40,7 +41,8 @@ class StepReport:
     """One step of training: ``step`` updates have been applied so far, counted from 1.
 
     ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``loss``
-    and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took.
+    and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it
+    was ready and not asked for.
     """
 
     step: int
@@ -51,55 +53,6 @@ class StepReport:
     lost: tuple[int, ...]
     refused: tuple[int, ...]
     seconds: float
-
-
-@dataclass(slots=True)
-class _Version:
-    """One version in progress: who has begun, and what the towers answered."""
-
-    number: int
-    apply: asyncio.Task[Any]
-    begun: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    broken: Counter[int] = field(default_factory=Counter)  # by replica: towers that ended as a connection broke
-    answers: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def hopeful(self) -> int:
-        """How many updates have come or may still."""
-        return len(self.begun - self.failed)
-
-
-class Tasks:
-    """The tasks of one iteration. Whoever starts them here calls `aclose`, which cancels and awaits what is left."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Have ``work`` run as one of these tasks."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # who waits for it sees it; who cancelled it does not care
-
-    async def aclose(self) -> None:
-        """Cancel and await everything, even if cancelled meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
-        for task in self._tasks:
-            task.cancel()
-        while self._tasks:
-            try:
-                await asyncio.wait(self._tasks)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
 
 
 class Reports(AsyncGenerator[StepReport, None]):
@@ -128,144 +81,213 @@ class Reports(AsyncGenerator[StepReport, None]):
 
 
 class Steps:
-    """One iteration over `Replicated.steps`. ``run`` in a turn tells its messages from those of any other."""
+    """One iteration over `Replicated.steps`: a listener of its run's nodes."""
 
-    def __init__(self, trainer: Replicated, session: Session) -> None:
+    def __init__(self, trainer: Replicated, session: Session, ahead: int) -> None:
         self._trainer = trainer
         self._session = session
+        self._ahead = 0 if session.checkpoints is not None and session.checkpoints.saves_by_itself else ahead
         self._run = secrets.randbits(62)
-        self._tasks = Tasks()
-        self._busy: dict[int, asyncio.Task[Any]] = {}  # by replica: its tower, cancelled or not
+        self._began: list[str] = []  # the tasks that were told to take part
+        self._reports: deque[Report] = deque()
+        self._news = asyncio.Event()  # a report came, or the end
+        self._ended: Ended | None = None
+        self._error: BaseException | None = None  # why there will be no more reports than have come
+        self._stopping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._lost: set[int] = set()
-        self._open: _Version | None = None
+        self._counted = False  # the servers were told how many batches there are
+        self._kept = 0
 
     async def run(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncGenerator[StepReport, None]:
         """The reports, one per step."""
+        session, trainer = self._session, self._trainer
         try:
-            source = Batches(batches, self._trainer.inputs)
-            version = await self._begin()
+            runner = self._runner = session._open_here()
+            inputs, depth = [tower.inputs for tower in trainer.towers], DEPTH + self._ahead
+            self._supply = Supply(Batches(batches, trainer.inputs), inputs, depth, self._give, runner.copy)
+            while trainer in session._iterating:
+                await session._iterating[trainer]()
+            session._iterating[trainer] = self.end
             try:
-                while (report := await self._step(version, source)) is not None:
-                    yield report
-                    version += 1
+                with runner.listening(self):
+                    await self._begin()
+                    while (report := await self._next()) is not None:
+                        yield report
             finally:
-                try:
-                    await self._settle()
-                finally:
-                    await self._tasks.aclose()
+                await to_the_end(self._stop())
         except BaseException as error:
             shorten(error)
             raise
 
-    async def _begin(self) -> int:
-        """Make everything ready, and tell the servers of this turn; answers the version that the variables are at."""
-        trainer, session = self._trainer, self._session
-        version = int(await session.run(trainer.step))
-        await session.run(trainer.start, {trainer.turn: self._turn(version)})
-        self._towers = [
-            session.compile([t.loss, t.metrics, t.verdict], [trainer.turn, *t.inputs.values()]) for t in trainer.towers
-        ]
-        self._apply = session.compile(trainer.receipts, [trainer.turn])
-        return version
+    async def end(self) -> None:
+        """End the iteration: its session closes, or another one begins on the same trainer."""
+        self._fail(ClosedError("training was ended: its session was closed, or began to train the same variables anew"))
+        await to_the_end(self._stop())
 
-    def _turn(self, version: int) -> Array:
-        return np.array([self._run, version], np.int64)
+    # ── its begin ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    async def _begin(self) -> None:
+        """Have the nodes begin the run, at the version that all servers are at."""
+        trainer, runner = self._trainer, self._runner
+        program = self._program = await trainer.program(self._session)
+        self._check_servers(0)
+        version = self._first = self._seen = await agree(runner, program, trainer.name)
+        who = f"{self._client()}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
+        for task, begin in zip(program.servers, program.begin_servers, strict=True):
+            await self._command(task, begin(run=self._run, version=version, client=who))
+        await together(self._begin_replica(replica) for replica in range(trainer.replicas))
+        self._watching = asyncio.ensure_future(self._watch())
 
-    async def _step(self, number: int, source: Batches) -> StepReport | None:
-        """Run one version to its end; None when too few batches are left for it."""
-        began = time.perf_counter()
-        version = self._open = _Version(number, self._tasks.start(self._apply(self._turn(number))))
-        while not version.apply.done():
-            await self._start_idle(version, source)
-            if source.empty and version.hopeful < self._trainer.policy.take(self._trainer.replicas):
-                self._give_up(version)
-                return None
-            await self._wait(version, {version.apply, *self._busy.values()})
-        outcomes = self._outcomes(version)
-        kept = {replica for replica, outcome in outcomes.items() if outcome is Outcome.KEPT}
-        while pending := {self._busy[r] for r in kept if r in self._busy}:
-            await self._wait(version, pending)
-        return self._report(version, kept, outcomes, time.perf_counter() - began)
+    def _client(self) -> str:
+        name = self._session._name
+        return f"session {name!r}" if name else "a session without a name"
 
-    async def _start_idle(self, version: _Version, source: Batches) -> None:
-        """Give every replica that is idle and has not had its try at this version the next batch."""
-        for tower in self._trainer.towers:
-            replica = tower.replica
-            if replica in self._busy or replica in self._lost or replica in version.begun:
-                continue
-            if tower.node in self._session.lost:
-                await self._lose(replica, version.number)
-                continue
-            batch = await source.next()
-            if batch is None:
-                return
-            version.begun.add(replica)
-            self._busy[replica] = self._tasks.start(self._compute(tower, version, batch))
-
-    async def _compute(self, tower: Tower, version: _Version, batch: Mapping[str, Any]) -> None:
-        began = time.perf_counter()
-        step = self._towers[tower.replica]
-        version.answers[tower.replica] = await step(self._turn(version.number), *(batch[name] for name in tower.inputs))
-        self._trainer.tally.took(tower.replica, time.perf_counter() - began)
-
-    async def _wait(self, version: _Version, tasks: set[asyncio.Task[Any]]) -> None:
-        """Wait until one of ``tasks`` has ended, and see to the towers that have."""
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for replica, task in list(self._busy.items()):
-            if task.done():
-                del self._busy[replica]
-                await self._ended(replica, task, version)
-
-    async def _ended(self, replica: int, task: asyncio.Task[Any], version: _Version) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is None or replica not in version.begun:
-            return  # it went well, or it was cancelled with an earlier version and nobody cares how it ended
-        if isinstance(error, LinkBroken) and version.broken[replica] < BREAKS:
-            version.broken[replica] += 1
-            version.begun.discard(replica)  # it may try again, once it can be reached
+    async def _begin_replica(self, replica: int) -> None:
+        task, begin = self._program.replicas[replica], self._program.begin_replicas[replica]
+        if begin is None:
+            self._lose(replica)
             return
-        version.failed.add(replica)
-        if not self._is_loss(replica, error):
-            raise error
-        await self._lose(replica, version.number)
+        try:
+            await self._command(task, begin(run=self._run, version=self._first))
+        except RemoteError:
+            if task not in self._runner.lost:
+                raise
+            self._lose(replica)
 
-    def _is_loss(self, replica: int, error: BaseException) -> bool:
-        """Whether a tower failed because its replica is gone, and not a server."""
-        lost = self._session.lost
-        if any(server in lost for server in self._trainer.servers):
-            return False
-        return isinstance(error, NodeLost | LinkBroken) or (
-            isinstance(error, RemoteError) and self._trainer.nodes[replica] in lost
+    async def _command(self, task: str, message: Any) -> None:
+        self._began.append(task)
+        await self._runner.command(task, message)
+
+    # ── on the way ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _next(self) -> StepReport | None:
+        """The next report; None when too few batches are left for another step."""
+        self._allow()
+        self._supply.fill(self._news.set)
+        while not self._reports:
+            if self._supply.over and not self._counted:
+                self._allow()
+            if self._error is not None:
+                raise self._error
+            if self._ended is not None:
+                self._finish(self._ended)
+                return None
+            self._news.clear()
+            await self._news.wait()
+        report = self._report(self._reports.popleft())
+        if self._session.checkpoints is not None:
+            await self._session.checkpoints.after_step(self._session)
+        return report
+
+    def _allow(self) -> None:
+        """Let the variables move to what was asked for, and beyond."""
+        self._counted = self._supply.over
+        totals = tuple(self._supply.given) if self._counted else None
+        came = self._seen + len(self._reports)
+        self._post(0, Allow(self._run, self._seen + 1 + self._ahead, came, totals))
+
+    def _post(self, server: int, message: Any) -> None:
+        self._runner.post(self._program.servers[server], message)
+
+    def _give(self, replica: int, number: int, values: tuple[Any, ...]) -> None:
+        self._runner.post(self._program.replicas[replica], Batch(self._run, replica, number, values))
+
+    def hear(self, peer: str, message: Any) -> None:
+        """Take in what server 0 says of this run."""
+        if message.run != self._run:
+            return
+        match message:
+            case Report(_, version) if version == self._seen + len(self._reports):
+                self._reports.append(message)
+                self._news.set()
+            case Ended():
+                self._ended = self._ended or message
+                self._news.set()
+
+    def broken(self, peer: str, epoch: str) -> None:
+        """Post again what ``peer`` may not have heard."""
+        if peer == self._program.servers[0]:
+            self._allow()
+            for replica in self._lost:
+                self._post(0, Lost(self._run, replica))
+        for replica, task in enumerate(self._program.replicas):
+            if task == peer and replica not in self._lost:
+                self._supply.give_again(replica)
+
+    def ended(self, epoch: str) -> None:
+        """The session's master has ended."""
+        self._fail(ClosedError("the session was closed"))
+
+    def _report(self, report: Report) -> StepReport:
+        self._seen = report.version + 1
+        outcomes = {replica: OUTCOMES[code] for replica, _, code, _ in report.receipts}
+        for replica, batch, _, seconds in report.receipts:
+            self._supply.spend(replica, batch)
+            if seconds >= 0:
+                self._trainer.tally.took(replica, seconds)
+        self._trainer.tally.count(outcomes)
+        loss, *metrics = report.told
+        kept = _those(outcomes, Outcome.KEPT)
+        self._kept += len(kept)
+        return StepReport(
+            report.version + 1,
+            loss,
+            dict(zip(self._trainer.towers[0].metrics, metrics, strict=True)),
+            kept,
+            _those(outcomes, Outcome.LATE),
+            _those(outcomes, Outcome.LOST),
+            _those(outcomes, Outcome.REFUSED),
+            report.seconds,
         )
 
-    async def _lose(self, replica: int, version: int) -> None:
-        """Tell the servers that a replica is gone."""
-        trainer = self._trainer
+    # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self) -> None:
+        """Tell server 0 of replicas whose nodes are lost; end with a server."""
+        while self._error is None:
+            lost = self._runner.lost
+            for replica in where_lost(self._program.replicas, lost):
+                self._lose(replica)
+            try:
+                self._check_servers(self._seen + len(self._reports))
+            except NodeLost as error:
+                self._fail(error)
+            await self._runner.wait_lost(lost)
+
+    def _lose(self, replica: int) -> None:
+        if replica in self._lost:
+            return
         self._lost.add(replica)
-        trainer.tally.lose(replica, trainer.nodes[replica])
-        await self._session.run(trainer.lose, {trainer.turn: self._turn(version), trainer.gone: [replica]})
+        self._supply.lose(replica)
+        self._trainer.tally.lose(replica, self._trainer.nodes[replica])
+        self._post(0, Lost(self._run, replica))
+        self._news.set()
+
+    def _check_servers(self, version: int) -> None:
+        gone = [self._program.servers[server] for server in where_lost(self._program.servers, self._runner.lost)]
+        if gone:
+            raise NodeLost(f"training stopped at step {version + 1}: lost the parameter servers {', '.join(gone)}")
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        self._news.set()
 
     # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _outcomes(self, version: _Version) -> dict[int, Outcome]:
-        """What became of each replica's update; raises where the version could not be applied."""
-        try:
-            replicas, codes = version.apply.result()
-        except FlowrtError as error:
-            raise self._explained(error, version.number) from error
-        receipts = {int(r): OUTCOMES[int(c)] for r, c in zip(replicas, codes, strict=True)}
-        return {replica: receipts.get(replica, Outcome.LATE) for replica in sorted(version.begun)}
+    def _finish(self, ended: Ended) -> None:
+        """Raise why the run has ended, if it is not that there are no more batches."""
+        if ended.error:
+            raise self._explained(as_error(ended.error, ended.text), max(ended.version, self._seen))
+        if self._supply.error is not None:
+            raise self._supply.error
 
     def _explained(self, error: FlowrtError, version: int) -> FlowrtError:
         """``error``, with the names of the nodes that are gone."""
-        trainer, gone = self._trainer, self._session.lost
-        servers = [server for server in trainer.servers if server in gone]
-        if servers:
-            return NodeLost(f"training stopped at step {version + 1}: lost the parameter servers {', '.join(servers)}")
+        trainer = self._trainer
         if not isinstance(error, NodeLost) or not self._lost:
             return error
         names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in sorted(self._lost))
@@ -275,56 +297,35 @@ class Steps:
             f"and {len(self._lost)} were lost: {names}"
         )
 
-    async def _settle(self) -> None:
-        """Let a version that is left in progress be applied whole or not at all, as its quorum is closed or not.
+    async def _stop(self) -> None:
+        """End the run on all nodes, once."""
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._end_run())
+        await self._stopping
 
-        Without towers nothing closes it any more, and to say that all replicas are gone ends the wait for it.
-        """
-        version, trainer = self._open, self._trainer
-        if version is None or version.apply.done():
-            return
-        self._cancel_towers()
-        gone = {trainer.turn: self._turn(version.number), trainer.gone: range(trainer.replicas)}
+    async def _end_run(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        await self._supply.aclose()
+        lost = self._runner.lost
+        tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
         with suppress(FlowrtError, TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                if self._busy:
-                    await asyncio.wait(self._busy.values())
-                await self._session.run(trainer.lose, gone)
-                await asyncio.wait([version.apply])
+                if tasks:
+                    await self._runner.command(tasks[0], Stop(self._run))  # it has the others apply what it ordered
+                await together(self._runner.command(task, Stop(self._run)) for task in tasks[1:])
+        self._trainer.tally.drop(self._supply.total - self._kept)
+        if self._session._iterating.get(self._trainer) == self.end:
+            del self._session._iterating[self._trainer]
 
-    def _give_up(self, version: _Version) -> None:
-        """End a version that will never have enough updates."""
-        version.apply.cancel()
-        self._cancel_towers()
-        self._trainer.tally.drop(len(version.begun))
 
-    def _cancel_towers(self) -> None:
-        for task in self._busy.values():
-            task.cancel()
-
-    def _report(self, version: _Version, kept: set[int], outcomes: Mapping[int, Outcome], seconds: float) -> StepReport:
-        self._cancel_towers()
-        self._trainer.tally.count(outcomes)
-        answers = [version.answers[replica] for replica in sorted(kept) if replica in version.answers]
-        return StepReport(
-            version.number + 1,
-            _mean([loss for loss, _, _ in answers]),
-            {name: _mean([metrics[name] for _, metrics, _ in answers]) for name in self._trainer.towers[0].metrics},
-            _those(outcomes, Outcome.KEPT),
-            _those(outcomes, Outcome.LATE),
-            _those(outcomes, Outcome.LOST),
-            _those(outcomes, Outcome.REFUSED),
-            seconds,
-        )
+async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Await all; raises the first error, once all have ended."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _those(outcomes: Mapping[int, Outcome], wanted: Outcome) -> tuple[int, ...]:
     return tuple(replica for replica, outcome in outcomes.items() if outcome is wanted)
-
-
-def _mean(values: list[Any]) -> Any:
-    """The mean of equal shapes: a float where they are scalars; NaN where there are none."""
-    if not values:
-        return float("nan")
-    mean = np.mean(np.asarray(values, np.float64), axis=0)
-    return mean if mean.ndim else float(mean)

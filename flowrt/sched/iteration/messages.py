@@ -16,20 +16,45 @@ from flowrt.valueclass import valueclass
 
 
 @valueclass
+class Look:
+    """Say what version the variables are at and what is left of an earlier run of the trainer: see `opening.Said`.
+
+    ``versions`` are the names of the variables, in ``container``, that hold the version here.
+    """
+
+    container: str
+    group: str
+    versions: tuple[str, ...]
+
+
+@valueclass
+class Settle:
+    """Apply, in a run that has ended, the updates of ``replicas`` to ``version``: other servers have."""
+
+    run: int
+    version: int
+    replicas: tuple[int, ...]
+
+
+@valueclass
 class BeginServer:
-    """Be a server of a run, unless another client's run of the trainer goes on; answers the version it is at.
+    """Be a server of a run, unless another client's goes on, or the variables are not at ``version``.
 
     Args:
         run: A random number, by which all messages know the run.
         container: With ``group``, the trainer's name.
         group: See ``container``.
+        version: What the variables of all servers are at.
         client: Whose run it is, for people.
         server: Which of ``servers`` this task is.
         servers: The tasks of the servers.
         replicas: The task of each replica.
         policy: Whose updates make a version: see `policy_to_data`.
-        plan: The plan that applies a mean update. Its feeds are, in order, what ``feeds`` says.
-        feeds: For each feed of the plan, which part of an update its mean is; -1 for the number of the version.
+        check: The plan that says of an update's parts whether they are finite, by scalars that are all true.
+        checked: For each feed of that plan, which of the parts it is.
+        apply: The plan that moves the variables by the mean of a set of updates.
+        applied: For each feed of that plan, (i, j) for part j of the i-th update of the set in replica order; (-1, -1)
+            for the version that this makes.
         versions: The names of the variables, in ``container``, that hold the version here.
         values: The names (container, name) of the variables that replicas are told, in order.
         seed: Of what random ops draw.
@@ -38,13 +63,16 @@ class BeginServer:
     run: int
     container: str
     group: str
+    version: int
     client: str
     server: int
     servers: tuple[str, ...]
     replicas: tuple[str, ...]
     policy: tuple[Any, ...]
-    plan: int
-    feeds: tuple[int, ...]
+    check: int
+    checked: tuple[int, ...]
+    apply: int
+    applied: tuple[tuple[int, int], ...]
     versions: tuple[str, ...]
     values: tuple[tuple[str, str], ...]
     seed: int
@@ -83,7 +111,7 @@ class BeginReplica:
 
 @valueclass
 class Stop:
-    """End the run here. Server 0 first has all servers apply what was ordered; answers the version it is at."""
+    """End the run here, once what was ordered is applied; answers the version that server 0 is at."""
 
     run: int
 
@@ -105,15 +133,13 @@ class Batch:
 class Allow:
     """To server 0: versions before ``version`` may be applied, and reports before ``seen`` have arrived.
 
-    ``totals``, once the batches are at their end, says how many each replica was given. With ``again``, the way was
-    broken: reports from ``seen`` on are to be posted again.
+    ``totals``, once the batches are at their end, says how many each replica was given.
     """
 
     run: int
     version: int
     seen: int
     totals: tuple[int, ...] | None = None
-    again: bool = False
 
 
 @valueclass
@@ -246,17 +272,19 @@ class Report:
 class Ended:
     """The run is over, all servers being at ``version``: to the client, and to everybody else who takes part.
 
-    Without an ``error``, there were too few batches left for another version.
+    Without an ``error``, there were too few batches left for another version. It is not ``whole`` where some server
+    could not apply what was ordered.
     """
 
     run: int
     version: int
     error: str = ""
     text: str = ""
+    whole: bool = True
 
 
 KINDS: tuple[type[Any], ...] = (
-    *(BeginServer, BeginReplica, Stop),
+    *(Look, Settle, BeginServer, BeginReplica, Stop),
     *(Batch, Allow, Lost),
     *(Update, Ready, Seen, Failed),
     *(Version, Held, Order, Applied, Report, Ended),

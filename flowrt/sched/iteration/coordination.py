@@ -1,0 +1,231 @@
+"""What server 0 does beside being a server: carries out what `Coordinator` decides, and reports to the client.
+
+Law: the coordinator decides; this file gives its orders, tells the client of each version that all servers have
+applied, and ends the run where it cannot go on or its client does not want it to. Everybody is told of that once
+nothing is left to apply that was ordered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.device import CLIENT
+from flowrt.errors import FlowrtError, LinkBroken, NodeLost
+from flowrt.sched.coordinator import Cause, Coordinator, Outcome, Stuck
+from flowrt.sched.iteration.messages import (
+    Allow,
+    Applied,
+    BeginServer,
+    Ended,
+    Failed,
+    Held,
+    Lost,
+    Order,
+    Ready,
+    Report,
+    Update,
+)
+from flowrt.sched.iteration.policies import policy_from_data
+
+if TYPE_CHECKING:
+    from flowrt.sched.iteration.way import Way
+
+OUTCOMES = tuple(Outcome)
+"""What the codes of outcomes in a `Report` mean."""
+PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
+
+
+class Coordination:
+    """The coordinator of a run, on the way.
+
+    ``obey`` has the server beside it apply a set, ``publish`` tell replicas of a version; ``ended`` is called when the
+    run is over.
+    """
+
+    def __init__(
+        self,
+        role: BeginServer,
+        way: Way,
+        obey: Callable[[int, tuple[int, ...]], None],
+        publish: Callable[[int], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._role, self._way = role, way
+        self._obey, self._publish, self._tell_ended = obey, publish, ended
+        self._value = Coordinator.start(
+            policy_from_data(role.policy), len(role.replicas), len(role.servers), version=role.version
+        )
+        self._told: dict[int, Sequence[Any]] = {}  # by replica: what its update of the open version tells the client
+        self._came: dict[int, float] = {}  # by replica: when that came
+        self._opened, self._ordered = time.monotonic(), 0.0
+        self._decided: float | None = None
+        self._reports: list[Report] = []  # that the client may not have
+        self._end: Ended | None = None
+        self.ended: Ended | None = None  # as everybody was told
+        self.over = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """The open version."""
+        return self._value.version
+
+    @property
+    def pending(self) -> tuple[int, tuple[int, ...]] | None:
+        """The set that was ordered, and that some server may not have applied, with its version."""
+        decided = None if self._value.settled else self._value.decided(self._value.version)
+        return None if decided is None else (self._value.version, decided)
+
+    def booked(self, replica: int) -> tuple[int, bool]:
+        """How many batches of a replica are spent, and whether it begins the open version with the last of them."""
+        return self._value.spent[replica], self._value.begun(replica) > 0
+
+    def hear(self, message: Any) -> None:
+        """Do as a message says."""
+        value = self._value
+        match message:
+            case Held(_, server, version, replica, finite):
+                if version <= value.version:
+                    self._value = value.held(server, version, replica, finite, time.monotonic())[0]
+            case Applied(_, server, version):
+                self._applied(server, version)
+            case Ready(_, replica, total):
+                self._value = value.ready(replica, total)
+            case Allow(_, version, seen, totals):
+                self._reports = [report for report in self._reports if report.version >= seen]
+                self._value = value.allow(version)
+                if totals is not None:
+                    self._value = self._value.exhausted(totals)
+            case Lost(_, replica):
+                self._value = value.lost(replica)
+            case Failed():
+                self._failed(message)
+        self._proceed()
+
+    def came(self, update: Update) -> None:
+        """Take down what comes with an update, before it is looked at."""
+        self._value = self._value.ready(update.replica, update.ready)
+        if update.version == self._value.version and update.replica not in self._told:
+            self._told[update.replica] = update.told
+            self._came[update.replica] = time.monotonic()
+
+    def broken(self, peer: str) -> None:
+        """Say again what ``peer`` may not have heard."""
+        role, pending = self._role, self.pending
+        if peer == CLIENT:
+            for message in (*self._reports, *([self.ended] if self.ended else [])):
+                self._way.post(CLIENT, message)
+        elif pending is not None:
+            for task in role.servers[1:]:
+                if task == peer:
+                    self._way.post(task, Order(role.run, *pending))
+
+    def end(self, error: str = "", text: str = "") -> None:
+        """Order nothing more, and end the run once all that was ordered is applied."""
+        if self._end is None:
+            self._value = self._value.close()
+            self._end = Ended(self._role.run, self.version, error, text)
+        if self._value.settled:
+            self._finish()
+
+    def give_up(self) -> None:
+        """End a run that was to end, whether or not all have applied what was ordered."""
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.over.is_set() or self._end is None:
+            return
+        self.over.set()
+        role = self._role
+        end = replace(self._end, version=self.version, whole=self._value.settled)
+        for task in (CLIENT, *dict.fromkeys((*role.servers[1:], *role.replicas))):
+            self._way.post(task, end)
+        self.ended = end
+        self._tell_ended()
+
+    # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _proceed(self) -> None:
+        """Give the order that is due; end the run if none ever will be."""
+        if self._decided is None and self._value.quorum.closed_at is not None:
+            self._decided = time.monotonic()
+        self._value, replicas = self._value.order()
+        if replicas is not None:
+            version, role = self.version, self._role
+            self._ordered = time.monotonic()
+            for task in role.servers[1:]:
+                self._way.post(task, Order(role.run, version, replicas))
+            self._obey(version, replicas)
+        elif self._end is None and (stuck := self._value.stuck()) is not None:
+            self.end(*_why(stuck))
+
+    def _applied(self, server: int, version: int) -> None:
+        before = self._value.version
+        self._value = self._value.publish(server, version)
+        if self._value.version > before:
+            self._publish(self._value.version)
+            self._report(before)
+
+    def _report(self, version: int) -> None:
+        """Tell the client of a version that all servers have applied."""
+        now, began = time.monotonic(), self._opened
+        receipts = self._value.receipts(version) or ()
+        kept = [receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT]
+        waited = self._ordered - (self._decided or self._ordered)  # for the client to ask for it
+        report = Report(
+            self._role.run,
+            version,
+            tuple(
+                (r.replica, r.batch, OUTCOMES.index(r.outcome), self._came.get(r.replica, began - 1.0) - began)
+                for r in receipts
+            ),
+            tuple([_mean(column) for column in zip(*(self._told[replica] for replica in kept), strict=True)]),
+            now - began - waited,
+        )
+        self._told, self._came, self._opened, self._decided = {}, {}, now, None
+        self._reports.append(report)
+        self._way.post(CLIENT, report)
+        if self._end is not None:
+            self._finish()
+
+    def _failed(self, failed: Failed) -> None:
+        if failed.replica < 0:
+            where = self._role.servers[failed.server]
+            self._stop(failed, where)
+        elif failed.version == self.version and self._value.decided(failed.version) is None:
+            if failed.error in PASSING:
+                self._value = self._value.lost(failed.replica).joined(failed.replica)
+            else:
+                self._stop(failed, self._role.replicas[failed.replica])
+
+    def _stop(self, failed: Failed, where: str) -> None:
+        here = where == self._way.host.task
+        self.end(failed.error, failed.text if here else f"on {where}: {failed.text}")
+        if failed.replica < 0:  # what was ordered is not going to be applied by all
+            self._finish()
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean of equal shapes in float64: a number where they are scalars."""
+    total: Any = 0.0
+    for value in values:
+        total = total + np.asarray(value, np.float64)
+    mean = total / len(values)
+    return mean if mean.ndim else float(mean)
+
+
+def _why(stuck: Stuck) -> tuple[str, str]:
+    """Why a run ends that is stuck; nothing where its batches have come to their end."""
+    match stuck.cause:
+        case Cause.EXHAUSTED:
+            return "", ""
+        case Cause.LOST:
+            return NodeLost.__name__, str(stuck)
+        case Cause.REFUSED:
+            text = f"{stuck}; lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
+            return FlowrtError.__name__, text

@@ -1,0 +1,229 @@
+"""The runs of trainers that a host takes part in: begins and ends its drivers, and hands each what it is to hear.
+
+Law: a server's part of a run is found by its trainer, and stays, ended, until the next run of that trainer begins: what
+is left of it may be what makes all servers whole. Whoever wants to begin one is refused while another client's goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flowrt.device import CLIENT
+from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
+from flowrt.sched.iteration.messages import (
+    Allow,
+    Applied,
+    Batch,
+    BeginReplica,
+    BeginServer,
+    Ended,
+    Failed,
+    Held,
+    Look,
+    Lost,
+    Order,
+    Ready,
+    Seen,
+    Settle,
+    Stop,
+    Update,
+    Version,
+)
+from flowrt.sched.iteration.replica import Replica
+from flowrt.sched.iteration.server import Server
+from flowrt.sched.iteration.way import Send, Tasks, Way
+from flowrt.sched.opening import Left
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.sched.executor import Executor
+    from flowrt.sched.host import Host
+
+Plans: TypeAlias = "Callable[[int], Executor]"
+_log = logging.getLogger(__name__)
+_STEPS = Spec("int64", ())
+SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
+
+
+class Iterations:
+    """All runs on ``host``; ``send`` posts messages, ``lives`` says whether the client of an epoch is connected."""
+
+    def __init__(self, host: Host, send: Send, lives: Callable[[str], bool] = lambda epoch: True) -> None:
+        self._host = host
+        self._send = send
+        self._lives = lives
+        self._tasks = Tasks()
+        self._servers: dict[int, Server] = {}  # by run
+        self._newest: dict[tuple[str, str], Server] = {}  # by trainer
+        self._replicas: dict[tuple[int, int], Replica] = {}  # by run and number
+
+    # ── what tasks post ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, peer: str, message: Any) -> None:
+        """Do as ``peer`` says, if it is about a run that goes on here."""
+        match message:
+            case Update() | Seen() | Order() | Allow() | Lost() | Ready() | Held() | Applied() | Failed():
+                server = self._servers.get(message.run)
+                if server is not None:
+                    self._told(server, message)
+            case Version() | Batch():
+                replica = self._replicas.get((message.run, message.replica))
+                if replica is not None:
+                    self._told(replica, message)
+            case Ended(run):
+                self._end(run, message.whole)
+
+    def _told(self, driver: Server | Replica, message: Any) -> None:
+        try:
+            driver.hear(message)
+        except Exception as error:
+            _log.exception("%s: a run of %r failed", self._host.task, driver.role.group)
+            ended = Ended(driver.role.run, -1, *name_error(error), whole=False)
+            driver.way.post(CLIENT, ended)
+            self._end(driver.role.run, False)
+
+    def broken(self, peer: str, epoch: str) -> None:
+        """Have drivers post again what ``peer``, the client of ``epoch`` if it is one, may not have heard."""
+        drivers: list[Server | Replica] = [*self._servers.values(), *self._replicas.values()]
+        for driver in drivers:
+            if peer != CLIENT or driver.way.epoch == epoch:
+                driver.broken(peer)
+
+    def ended(self, epoch: str) -> None:
+        """The client of ``epoch`` is gone: what was ordered is applied, nothing else is."""
+        for server in list(self._servers.values()):
+            if server.way.epoch == epoch and server.coordination is not None and not server.over:
+                server.coordination.end(RemoteError.__name__, "the client is gone")
+        for run, number in list(self._replicas):
+            if self._replicas[run, number].way.epoch == epoch:
+                self._replicas.pop((run, number)).close()
+
+    def _end(self, run: int, whole: bool) -> None:
+        server = self._servers.get(run)
+        if server is not None:
+            server.close(whole)
+        for key in [key for key in self._replicas if key[0] == run]:
+            self._replicas.pop(key).close()
+
+    # ── what a client asks ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def answer(self, asked: Any, epoch: str, plans: Plans) -> Any:
+        """Do as the client of ``epoch`` asks; ``plans`` are those that it has registered."""
+        match asked:
+            case Look():
+                return self._look(asked)
+            case Settle(run, version, replicas):
+                server = self._server(run)
+                server.obey(version, replicas)
+                await server.wait_applied()
+                return None
+            case BeginServer():
+                return self._begin_server(asked, epoch, plans)
+            case BeginReplica():
+                way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
+                replica = self._replicas[asked.run, asked.replica] = Replica(asked, plans(asked.plan), way)
+                replica.start()
+                return None
+            case Stop(run):
+                return await self._stop(run)
+            case _:
+                raise InternalError(f"{type(asked).__name__} is nothing to be asked")
+
+    def _look(self, look: Look) -> tuple[Any, ...]:
+        """The version of the variables (-1 if they have none), and the fields of what is left, if there is anything."""
+        versions = {self._version(look.container, name) for name in look.versions}
+        if len(versions) > 1:
+            raise FlowrtError(f"{look.group} is at versions {sorted(versions)} on {self._host.task}")
+        server = self._newest.get((look.container, look.group))
+        if server is None:
+            return (*versions, ())
+        left = server.left if self._lives(server.way.epoch) else replace(server.left, client="")
+        return (*versions, left_to_data(left))
+
+    def _version(self, container: str, name: str) -> int:
+        value = self._host.variables.find((container, name), _STEPS)
+        return -1 if value is None else int(value)
+
+    def _begin_server(self, asked: BeginServer, epoch: str, plans: Plans) -> None:
+        trainer = (asked.container, asked.group)
+        before = self._newest.get(trainer)
+        if before is not None and not before.left.ended:
+            raise RemoteError(
+                f"{asked.group} is being trained by {before.role.client}, and one client at a time trains it: "
+                "wait until that one ends, or end it"
+            )
+        at = {self._version(asked.container, name) for name in asked.versions}
+        if at != {asked.version}:
+            raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
+        check = None if asked.check < 0 else plans(asked.check)
+        server = Server(asked, check, plans(asked.apply), way, lambda: self._end(asked.run, True))
+        if before is not None:
+            self._servers.pop(before.role.run, None)
+        self._newest[trainer] = self._servers[asked.run] = server
+
+    def _server(self, run: int) -> Server:
+        if run not in self._servers:
+            raise RemoteError(f"{self._host.task} knows nothing of that run any more")
+        return self._servers[run]
+
+    async def _stop(self, run: int) -> int:
+        server = self._servers.get(run)
+        ending = [replica.task for key, replica in self._replicas.items() if key[0] == run]
+        if server is not None and server.coordination is not None:
+            server.coordination.end()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await server.coordination.over.wait()
+            server.coordination.give_up()
+        elif server is not None:
+            await server.wait_applied()
+        self._end(run, True)
+        if tasks := [task for task in ending if task is not None]:
+            await asyncio.wait(tasks)
+        return -1 if server is None else server.version
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def reset(self, container: str | None) -> None:
+        """Forget the runs of trainers of a container, or of all: their clients are told."""
+        for server in list(self._servers.values()):
+            role = server.role
+            if container is None or role.container == container:
+                text = f"another client has reset {role.group} on {self._host.task}, or this one"
+                server.way.post(CLIENT, Ended(role.run, server.version, StepCancelled.__name__, text, whole=False))
+                self._end(role.run, True)
+                del self._servers[role.run]
+                self._newest.pop((role.container, role.group), None)
+
+    @property
+    def going(self) -> int:
+        """How many drivers go on here."""
+        return len(self._replicas) + sum(not server.over for server in self._servers.values())
+
+    async def aclose(self) -> None:
+        """Cancel what is being computed, and wait for it."""
+        for run in list(self._servers):
+            self._end(run, False)
+        self._servers.clear()
+        self._newest.clear()
+        await self._tasks.aclose()
+
+
+def left_to_data(left: Left) -> tuple[Any, ...]:
+    """``left`` as it travels."""
+    order = () if left.order is None else left.order
+    return left.run, left.version, tuple(left.held), order, left.ended, left.client, left.broke
+
+
+def left_from_data(data: tuple[Any, ...]) -> Left | None:
+    """What `left_to_data` wrote; None of nothing."""
+    if not data:
+        return None
+    run, version, held, order, ended, client, broke = data
+    return Left(run, version, frozenset(held), order or None, ended, client, broke)

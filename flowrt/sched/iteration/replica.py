@@ -1,0 +1,177 @@
+"""A replica of a run, on its worker: goes from version to version as servers tell it of them.
+
+Law: it computes the newest version that every server has told it of, from the batch that server 0 has booked for it, at
+most once, and posts its update; what a newer version overtakes is cut off. A batch that comes to a replica that waits
+for one is used at once and announced, and is booked by that. Which updates count is nothing to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import name_error
+from flowrt.sched.iteration.messages import Batch, BeginReplica, Failed, Ready, Seen, Update, Version
+from flowrt.sched.iteration.way import Way, checked
+
+if TYPE_CHECKING:
+    from flowrt.sched.executor import Executor
+    from flowrt.sched.rendezvous import Array
+
+
+class Replica:
+    """One replica of a run."""
+
+    def __init__(self, role: BeginReplica, tower: Executor, way: Way) -> None:
+        self.role = role
+        self._tower = tower
+        self.way = way
+        self._at = [role.version - 1] * len(role.servers)  # the version of each server's values
+        self._values: list[Sequence[Any]] = [()] * len(role.servers)
+        self._batches: dict[int, Sequence[Any]] = {}
+        self._given = 0  # batches that have come
+        self._announced = 0  # of them, those that server 0 was told of
+        self._spent = 0
+        self._booked = False  # server 0 has booked the last of the spent ones for the newest version
+        self._done = role.version - 1  # the newest version that was computed, or failed
+        self._on = role.version - 1  # the version that `task` computes
+        self.task: asyncio.Task[None] | None = None
+        self._posted: Sequence[Update] = ()
+
+    def start(self) -> None:
+        """Ask every server for its values."""
+        for server, version in enumerate(self._at):
+            self._see(server, version)
+
+    def close(self) -> None:
+        """End what is being computed; the tasks are the way's to wait for."""
+        self._done = max(self._done, *self._at)
+        if self.task is not None:
+            self.task.cancel()
+
+    def hear(self, message: Batch | Version) -> None:
+        """Take in a batch, or a version."""
+        match message:
+            case Batch(_, _, number, values):
+                if number == self._given + 1:  # one beyond that is posted again, with those before it
+                    self._batches[number] = values
+                    self._given = number
+                    self._go_on()
+            case Version():
+                if message.version > self._at[message.server]:
+                    self._take(message)
+
+    def broken(self, peer: str) -> None:
+        """Say again what a server at ``peer`` may not have heard."""
+        for server, task in enumerate(self.role.servers):
+            if task != peer:
+                continue
+            if self._posted and self._posted[server].version == self._at[server]:
+                self.way.post(task, self._posted[server])
+            else:
+                self._see(server, self._at[server])
+            if server == 0 and self._announced:
+                self.way.post(task, Ready(self.role.run, self.role.replica, self._announced))
+
+    def _take(self, message: Version) -> None:
+        server = message.server
+        self._at[server], self._values[server] = message.version, message.values
+        if server == 0:
+            self._spent, self._booked = message.spent, message.begun
+            for number in [n for n in self._batches if n < self._spent + (not self._booked)]:
+                del self._batches[number]
+        if self.task is None:
+            self._go_on()
+        elif self._on < message.version:
+            self.task.cancel()
+            self._see(server, message.version)
+
+    def _see(self, server: int, version: int) -> None:
+        self.way.post(self.role.servers[server], Seen(self.role.run, self.role.replica, version))
+
+    # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _go_on(self) -> None:
+        """Compute the newest version, if it is there whole, was not computed, and there is a batch for it."""
+        version = self._at[0]
+        if self.task is not None or version <= self._done or any(at != version for at in self._at):
+            return
+        number = self._spent if self._booked else self._spent + 1
+        if number not in self._batches:
+            if self._on < version:  # say it once
+                self._on = version
+                for server in range(len(self._at)):
+                    self._see(server, version)
+            return
+        if not self._booked:  # server 0 may know of the batch already, and have booked it meanwhile
+            self._announced = self._given
+            self.way.post(self.role.servers[0], Ready(self.role.run, self.role.replica, self._given))
+        self._on = version
+        self._compute(version, self._batches[number])
+
+    def _compute(self, version: int, batch: Sequence[Any]) -> None:
+        role, way = self.role, self.way
+        context = way.context(version, role.replica, role.replicas)
+        try:
+            feeds = checked(self._feeds(batch), self._tower.plan.feeds, f"replica {role.replica} of {role.group!r}")
+        except Exception as error:
+            self._fail(version, error)
+            return
+        if way.host.delay is not None:
+            self.task = way.tasks.start(self._compute_late(version, feeds))
+            self.task.add_done_callback(self._ended)
+            return
+        self.task = way.compute(
+            self._tower,
+            feeds,
+            context,
+            lambda fetches: self._finish(version, fetches),
+            lambda error: self._fail(version, error),
+        )
+        if self.task is not None:
+            self.task.add_done_callback(self._ended)
+
+    async def _compute_late(self, version: int, feeds: Sequence[Array]) -> None:
+        """As `Way.compute`, but that the update is posted after the delay that the node was started with."""
+        role, host = self.role, self.way.host
+        assert host.delay is not None
+        try:
+            context = self.way.context(version, role.replica, role.replicas)
+            fetches = await self.way.run_plan(self._tower, feeds, context)
+            await asyncio.sleep(host.delay.sample(host.random))
+        except Exception as error:
+            self._fail(version, error)
+        else:
+            self._finish(version, fetches)
+
+    def _feeds(self, batch: Sequence[Any]) -> list[Any]:
+        return [batch[i] if server < 0 else self._values[server][i] for server, i in self.role.feeds]
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.task = None
+        self._go_on()
+
+    def _finish(self, version: int, fetches: Sequence[Array]) -> None:
+        """Post the update, each server's parts to it."""
+        role = self.role
+        told, parts = tuple(fetches[: role.told]), fetches[role.told :]
+        self._done, self._announced = version, self._given
+        self._posted = [
+            Update(
+                role.run,
+                version,
+                role.replica,
+                self._given,
+                tuple([parts[i] for i in role.parts[server]]),
+                () if server else told,
+            )
+            for server in range(len(role.servers))
+        ]
+        for task, update in zip(role.servers, self._posted, strict=True):
+            self.way.post(task, update)
+
+    def _fail(self, version: int, error: BaseException) -> None:
+        role = self.role
+        self._done = version
+        self.way.post(role.servers[0], Failed(role.run, version, role.replica, 0, *name_error(error)))

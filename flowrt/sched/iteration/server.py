@@ -1,0 +1,269 @@
+"""A parameter server of a run: keeps updates, applies the sets that are ordered, and tells replicas each new version.
+
+Law: what is kept and applied is `Shard`'s to say, which set it is server 0's. A version is told to each replica once,
+as the values are then; while two of them are on their way to a replica, it is told no more, and then of the newest
+alone. An update that comes is looked at here before anybody hears that it is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import GraphError, InternalError, name_error
+from flowrt.sched.iteration.coordination import Coordination
+from flowrt.sched.iteration.messages import (
+    Allow,
+    Applied,
+    BeginServer,
+    Failed,
+    Held,
+    Lost,
+    Order,
+    Ready,
+    Seen,
+    Update,
+    Version,
+)
+from flowrt.sched.iteration.way import Way, checked
+from flowrt.sched.opening import Left
+from flowrt.sched.quorum import Verdict
+from flowrt.sched.shard import Shard
+
+if TYPE_CHECKING:
+    from flowrt.sched.executor import Executor
+    from flowrt.sched.rendezvous import Array
+    from flowrt.spec import Spec
+
+Parts: TypeAlias = "tuple[Array, ...]"
+AHEAD = 2  # versions on their way to a replica
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one replica was told: the newest version, and those that it has not acknowledged."""
+
+    listens: bool = False
+    newest: int = -1
+    waiting: list[int] = field(default_factory=list)
+
+
+class Server:
+    """One server of a run. Of server 0, ``ended`` is called when the run is over."""
+
+    def __init__(
+        self, role: BeginServer, check: Executor | None, apply: Executor, way: Way, ended: Callable[[], None]
+    ) -> None:
+        self.role = role
+        self.way = way
+        self.broke = False  # an update was begun to be applied, and is not
+        self.over = False
+        self._check, self._apply = check, apply
+        self._applying: asyncio.Task[None] | None = None
+        self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version)
+        self._told = [_Told() for _ in role.replicas]
+        self._looking: set[tuple[int, int]] = set()  # (version, replica) of updates that are being looked at
+        self._values: tuple[Array, ...] = ()
+        self._at = role.version  # what replicas are told
+        self._specs = self._find_specs()
+        self.coordination = None if role.server else Coordination(role, way, self.obey, self._publish, ended)
+        self._publish(role.version)
+
+    @property
+    def version(self) -> int:
+        """The version of the variables."""
+        return self._shard.version
+
+    @property
+    def left(self) -> Left:
+        """What is kept of this run, for an opening to decide by."""
+        held = frozenset(r for r, update in enumerate(self._shard.held) if update is not None)
+        order = None if self.coordination is None else self.coordination.pending
+        ended = self.over and self._shard.taken is None
+        return Left(self.role.run, self.version, held, order, ended, self.role.client, self.broke)
+
+    def hear(self, message: Any) -> None:
+        """Do as a message says."""
+        coordination = self.coordination
+        match message:
+            case Update():
+                self._acknowledge(message.replica, message.version)
+                if coordination is not None:
+                    coordination.came(message)
+                self._look(message)
+            case Seen(_, replica, version):
+                self._told[replica].listens = True
+                self._acknowledge(replica, version)
+                self._tell(replica)
+            case Order(_, version, replicas):
+                self.obey(version, replicas)
+            case Allow() | Lost() | Ready() | Held() | Applied() | Failed():
+                if coordination is None:
+                    raise InternalError(f"server {self.role.server} does not coordinate")
+                coordination.hear(message)
+            case _:
+                raise InternalError(f"{type(message).__name__} is not said to a server")
+
+    def broken(self, peer: str) -> None:
+        """Say again what those at ``peer`` may not have heard."""
+        role = self.role
+        for replica, task in enumerate(role.replicas):
+            if task == peer and self._told[replica].listens:
+                self._told[replica] = _Told(listens=True)
+                self._tell(replica)
+        if self.coordination is not None:
+            self.coordination.broken(peer)
+        elif peer == role.servers[0]:
+            self._say_all()
+
+    def close(self, whole: bool) -> None:
+        """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole."""
+        self.over = True
+        self._told = [_Told() for _ in self._told]
+        self._values = ()
+        if whole and self._shard.taken is None:
+            self._shard = Shard.start(len(self._told), self.version)
+
+    async def wait_applied(self) -> None:
+        """Wait until nothing is being applied."""
+        if self._applying is not None:
+            await asyncio.wait([self._applying])
+
+    # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look(self, update: Update) -> None:
+        """Keep an update, if its numbers are finite."""
+        replica, shard = update.replica, self._shard
+        known = shard.held[replica] is not None or replica in shard.refused
+        if update.version != shard.version or known or shard.taken is not None:
+            self._hold(update, (), True)
+            return
+        role, looking = self.role, (update.version, replica)
+        if looking in self._looking:
+            return
+        who = f"replica {replica} of {role.group!r}"
+        if self._check is None:
+            self._hold(update, update.parts, True)
+            return
+        self._looking.add(looking)
+
+        def found(finite: Sequence[Array]) -> None:
+            self._looking.discard(looking)
+            self._hold(update, update.parts, all(bool(part) for part in finite))
+
+        def failed(error: BaseException) -> None:
+            self._looking.discard(looking)
+            self._fail(update.version, replica, error)
+
+        try:
+            feeds = checked([update.parts[i] for i in role.checked], self._check.plan.feeds, who)
+        except Exception as error:
+            failed(error)
+            return
+        context = self.way.context(update.version, replica, len(role.replicas))
+        self.way.compute(self._check, feeds, context, found, failed)
+
+    def _hold(self, update: Update, parts: Parts, finite: bool) -> None:
+        version, replica = update.version, update.replica
+        self._shard, verdict = self._shard.hold(version, replica, parts, finite)
+        if verdict is not Verdict.LATE and not self.over:
+            self._say_held(replica, verdict is not Verdict.REFUSED)
+
+    def _say_held(self, replica: int, finite: bool) -> None:
+        self._say(Held(self.role.run, self.role.server, self.version, replica, finite))
+
+    def _say(self, message: Held | Applied | Failed) -> None:
+        """Tell server 0."""
+        if self.coordination is None:
+            self.way.post(self.role.servers[0], message)
+        else:
+            self.coordination.hear(message)
+
+    def _say_all(self) -> None:
+        role, shard = self.role, self._shard
+        for replica, update in enumerate(shard.held):
+            if update is not None or replica in shard.refused:
+                self._say_held(replica, replica not in shard.refused)
+        if shard.version > role.version:
+            self._say(Applied(role.run, role.server, shard.version - 1))
+
+    def _fail(self, version: int, replica: int, error: BaseException) -> None:
+        self._say(Failed(self.role.run, version, replica, self.role.server, *name_error(error)))
+
+    # ── applying ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def obey(self, version: int, replicas: tuple[int, ...]) -> None:
+        """Apply a set of updates, once."""
+        role = self.role
+        self._shard, updates = self._shard.take(version, replicas)
+        if updates is None:
+            if version < self._shard.version:
+                self._say(Applied(role.run, role.server, version))
+            return
+        made = np.asarray(version + 1, np.int64)
+        feeds = [made if member < 0 else updates[member][part] for member, part in role.applied]
+        context = self.way.context(version, len(role.replicas), len(role.replicas))
+
+        def applied(_: Sequence[Array]) -> None:
+            self._shard = self._shard.applied(version)
+            self._say_applied(version)
+
+        def failed(error: BaseException) -> None:
+            self._shard, self.broke = self._shard.give_back(version), True
+            self._fail(version, -1, error)
+
+        try:
+            checked(feeds, self._apply.plan.feeds, f"an update of {role.group!r}")
+        except Exception as error:
+            failed(error)
+            return
+        self._applying = self.way.compute(self._apply, feeds, context, applied, failed)
+
+    def _say_applied(self, version: int) -> None:
+        if self.coordination is None:
+            self._publish(version + 1)  # server 0 does so once all have applied it, since it says who begins
+        self._say(Applied(self.role.run, self.role.server, version))
+
+    # ── telling replicas ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _find_specs(self) -> list[Spec]:
+        host, known = self.way.host, self.way.host.inventory()
+        missing = [name for name in self.role.values if name not in known]
+        if missing:
+            raise GraphError(
+                f"variable {missing[0][1]!r} has no value on {host.task}: was it reset since the session opened?"
+            )
+        return [known[name] for name in self.role.values]
+
+    def _publish(self, version: int) -> None:
+        """Tell all replicas of a version. What is on its way may change: then its update comes too late to count."""
+        self._at = version
+        if self.over:
+            return
+        variables = self.way.host.variables
+        values = (variables.value(name, spec) for name, spec in zip(self.role.values, self._specs, strict=True))
+        copies = self.way.host.task in self.role.replicas  # which read them while others may write
+        self._values = tuple([np.array(value) if copies else value for value in values])
+        for replica in range(len(self._told)):
+            self._tell(replica)
+
+    def _tell(self, replica: int) -> None:
+        told, role = self._told[replica], self.role
+        if not told.listens or told.newest >= self._at or len(told.waiting) >= AHEAD:
+            return
+        told.newest = self._at
+        told.waiting.append(self._at)
+        spent, begun = (0, False) if self.coordination is None else self.coordination.booked(replica)
+        self.way.post(
+            role.replicas[replica], Version(role.run, self._at, role.server, replica, spent, begun, self._values)
+        )
+
+    def _acknowledge(self, replica: int, version: int) -> None:
+        told = self._told[replica]
+        if told.waiting:
+            told.waiting = [other for other in told.waiting if other > version]
+            self._tell(replica)

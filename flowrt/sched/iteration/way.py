@@ -1,0 +1,128 @@
+"""What the drivers of one run have in common: how they post, and how they compute."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flowrt.errors import ResourceError, SpecError
+from flowrt.sched.host import RunContext
+from flowrt.sched.iteration.messages import step_number
+
+if TYPE_CHECKING:
+    from flowrt.plan import PlanFeed
+    from flowrt.sched.executor import Executor
+    from flowrt.sched.host import Host
+    from flowrt.sched.rendezvous import Array
+
+Send: TypeAlias = Callable[[str, str, Any], None]
+"""How a message is posted to a task, or to the client of an epoch: see `rendezvous.Remote.post`."""
+Then: TypeAlias = "Callable[[list[Array]], None]"
+Failed: TypeAlias = Callable[[BaseException], None]
+_log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Tasks that belong together. Whoever starts them here calls `aclose`, which cancels and awaits what is left."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Have ``work`` run as one of these tasks."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a run of a trainer failed", exc_info=error)
+
+    async def aclose(self) -> None:
+        """Cancel and await everything, even if cancelled meanwhile."""
+        cancelled: asyncio.CancelledError | None = None
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            try:
+                await asyncio.wait(self._tasks)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+
+@dataclass(eq=False, slots=True)
+class Way:
+    """How the drivers of a run on one host reach the others, and compute. ``epoch`` is its client's master's."""
+
+    host: Host
+    epoch: str
+    run: int
+    seed: int
+    tasks: Tasks
+    send: Send
+
+    def post(self, peer: str, message: Any) -> None:
+        """Send a message, if there is a way to send it by: who is told that it broke posts again."""
+        self.send(peer, self.epoch, message)
+
+    def context(self, version: int, replica: int, replicas: int) -> RunContext:
+        """The step in which a replica computes ``version``, or, as one replica more, a server applies it.
+
+        What random ops draw depends on the version alone: the same when it is computed again.
+        """
+        return RunContext((self.epoch, step_number(self.run, version, replica, replicas)), version, self.seed)
+
+    def compute(
+        self, plan: Executor, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
+    ) -> asyncio.Task[None] | None:
+        """Call ``then`` with the plan's fetches, or ``failed``: before this returns, if the plan is short.
+
+        Answers the task that it runs in otherwise; cancelled, that calls neither.
+        """
+        try:
+            fetches = plan.run_now(feeds, context.number, context.seed)
+        except Exception as error:
+            failed(error)
+            return None
+        if fetches is None:
+            return self.tasks.start(self._compute(plan, feeds, context, then, failed))
+        then(fetches)
+        return None
+
+    async def _compute(
+        self, plan: Executor, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
+    ) -> None:
+        try:
+            fetches = await self.run_plan(plan, feeds, context)
+        except Exception as error:
+            failed(error)
+        else:
+            then(fetches)
+
+    async def run_plan(self, plan: Executor, feeds: Sequence[Array], context: RunContext) -> list[Array]:
+        """The plan's fetches, as a step of its own."""
+        try:
+            return await plan.run(feeds, context)
+        finally:
+            self.host.rendezvous.close(context.key)
+
+
+def checked(values: Sequence[Any], feeds: Sequence[PlanFeed], whose: str) -> list[Array]:
+    """``values``, if they are what a plan is fed; kernels trust them from here on.
+
+    Raises `ResourceError` where there was no memory to receive one, and `SpecError` for what does not fit.
+    """
+    for value, feed in zip(values, feeds, strict=True):
+        if not hasattr(value, "dtype"):
+            raise ResourceError(f"{feed.name} ({feed.site}) of {whose} was not received: {value}")
+        if not feed.spec.accepts(value.dtype, value.shape):
+            got = f"{value.dtype}{list(value.shape)}"
+            raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {feed.spec}, {got} came")
+    return list(values)

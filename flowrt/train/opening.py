@@ -1,0 +1,58 @@
+"""Before a run begins: what all servers say, what that means, and what is done about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import RemoteError
+from flowrt.sched.iteration.iterations import left_from_data
+from flowrt.sched.iteration.messages import Settle, Stop
+from flowrt.sched.opening import Apply, End, Go, Refuse, Said, decide
+
+if TYPE_CHECKING:
+    from flowrt.runners import Runner
+    from flowrt.train.program import Program
+
+TRIES = 4  # to make servers agree that others may change meanwhile
+
+
+async def agree(runner: Runner, program: Program, trainer: str) -> int:
+    """The version that all servers are at, once no run goes on and what one of them lacks is applied.
+
+    Raises `RemoteError` where another client trains, or the servers hold different versions.
+    """
+    refused = ""
+    for _ in range(TRIES):
+        looks = zip(program.servers, program.looks, strict=True)
+        said = await _each(runner, dict(looks))
+        told = [_said(task, said[task]) for task in program.servers]
+        match decide(repr(trainer), told):
+            case Go(version):
+                return version
+            case Refuse(text):
+                if text == refused:  # what servers say is of different moments: another client may train meanwhile
+                    raise RemoteError(text)
+                refused = text
+            case End(run, server):
+                await runner.command(program.servers[server], Stop(run))
+            case Apply(run, version, replicas, servers):
+                await _each(runner, {program.servers[s]: Settle(run, version, replicas) for s in servers})
+    raise RemoteError(f"the servers of {trainer!r} did not come to rest; try again")
+
+
+def _said(task: str, data: tuple[Any, ...]) -> Said:
+    version, left = data
+    return Said(task, None if version < 0 else version, left_from_data(left))
+
+
+async def _each(runner: Runner, messages: Mapping[str, Any]) -> dict[str, Any]:
+    """What each task answers; raises the first error."""
+    tasks = {task: asyncio.ensure_future(runner.command(task, message)) for task, message in messages.items()}
+    try:
+        return {task: await answer for task, answer in tasks.items()}
+    finally:
+        for answer in tasks.values():
+            answer.cancel()
+        await asyncio.wait(tasks.values())

@@ -1,0 +1,210 @@
+"""Plans of a trainer for the nodes of a session, and what each node is told to be when a run of them begins.
+
+Law: pure but for registering. Parameter servers of a trainer that lie on one task are one server of a run. Of the
+variables that lie on servers, replicas are told the values that their towers read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flowrt.device import Device
+from flowrt.errors import GraphError
+from flowrt.op import as_value
+from flowrt.passes import Compiled, Ends
+from flowrt.passes.prune import reads_of
+from flowrt.runners import Runner, compile_for
+from flowrt.sched.iteration.messages import BeginReplica, BeginServer, Look
+from flowrt.sched.iteration.policies import policy_to_data
+from flowrt.train.updates import parts_of
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.graph import Tensor
+    from flowrt.plan import Plan
+    from flowrt.session import Session
+    from flowrt.train.replicated import Replicated, Tower
+
+Name: TypeAlias = tuple[str, str]
+Compile: TypeAlias = Callable[..., Compiled]
+
+
+@valueclass
+class Program:
+    """A trainer on the nodes of a session. Replicas whose node is lost have no tower: None."""
+
+    servers: tuple[str, ...]
+    looks: tuple[Look, ...]
+    begin_servers: tuple[Callable[..., BeginServer], ...]
+    replicas: tuple[str, ...]
+    begin_replicas: tuple[Callable[..., BeginReplica] | None, ...]
+
+
+async def make_program(session: Session, trainer: Replicated) -> Program:
+    """Compile what ``trainer`` is made of and give each node its plans.
+
+    Raises what compiling raises, and `GraphError` for what nodes cannot do by themselves.
+    """
+    runner = session._open_here()
+    compiler = partial(
+        compile_for, runner, trainer.graph, optimize=session.options.optimize, placement=session._placement
+    )
+    return await _Maker(trainer, runner, compiler, session._seed).make()
+
+
+class _Maker:
+    def __init__(self, trainer: Replicated, runner: Runner, compiler: Compile, seed: int) -> None:
+        self._trainer = trainer
+        self._runner = runner
+        self._compile = compiler
+        self._common: dict[str, Any] = {"container": trainer.container, "group": trainer.name, "seed": seed}
+        self._shards = trainer.shards
+        self._home = self._places([as_value(v) for v in (*trainer.variables, *(s.step for s in self._shards))])
+        self._task_of = [self._home[_name(shard.step)] for shard in self._shards]
+        self._servers = tuple(dict.fromkeys(self._task_of))
+
+    def _places(self, reads: Sequence[Tensor]) -> dict[Name, str]:
+        """The task of each variable."""
+        placed = self._compile(reads, [], [], ends=Ends.USED).placement
+        return {read.op.resources[0]: Device.parse(placed[read.op.name]).host for read in reads}
+
+    async def make(self) -> Program:
+        trainer, lost = self._trainer, self._runner.lost
+        read = {t.replica: self._reads(t) for t in trainer.towers if t.node not in lost}
+        values = [
+            tuple(dict.fromkeys(name for reads in read.values() for name in reads if self._home[name] == task))
+            for task in self._servers
+        ]
+        towers = {r: self._compile_tower(trainer.towers[r], list(reads.values())) for r, reads in read.items()}
+        replicas = tuple(towers[t.replica].home if t.replica in towers else t.node for t in trainer.towers)
+        begin_servers = await self._make_servers(values, replicas)
+        begin_replicas: list[Callable[..., BeginReplica] | None] = [None] * trainer.replicas
+        for replica, tower in towers.items():
+            reads = list(read[replica])
+            begin_replicas[replica] = await self._make_replica(trainer.towers[replica], tower, reads, values)
+        looks = tuple(Look(trainer.container, trainer.name, self._steps_on(task)) for task in self._servers)
+        return Program(self._servers, looks, begin_servers, replicas, tuple(begin_replicas))
+
+    def _steps_on(self, task: str) -> tuple[str, ...]:
+        return tuple(self._shards[s].step.name for s in self._on(task))
+
+    def _on(self, task: str) -> list[int]:
+        """The trainer's servers that lie on a task."""
+        return [server for server, where in enumerate(self._task_of) if where == task]
+
+    # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _make_servers(
+        self, values: Sequence[tuple[Name, ...]], replicas: tuple[str, ...]
+    ) -> tuple[Callable[..., BeginServer], ...]:
+        version = self._trainer.version
+        feeds = [*(part for s in self._shards for member in s.parts for part in member), version]
+        plans = self._compile([], [shard.apply for shard in self._shards], feeds, ends=Ends.USED).plans
+        if others := sorted(plans.keys() - set(self._servers)):
+            raise GraphError(
+                f"the updates of {self._trainer.name!r} need what lies on {', '.join(others)}, where none of its "
+                f"servers {', '.join(self._servers)} is; place that on one of them, by fr.device"
+            )
+        apply = await self._runner.install(plans)
+        return tuple(
+            [
+                partial(
+                    BeginServer,
+                    server=number,
+                    servers=self._servers,
+                    replicas=replicas,
+                    policy=policy_to_data(self._trainer.policy),
+                    apply=apply,
+                    applied=self._applied(task, plans[task]),
+                    versions=self._steps_on(task),
+                    values=values[number],
+                    **await self._make_check(task),
+                    **self._common,
+                )
+                for number, task in enumerate(self._servers)
+            ]
+        )
+
+    def _applied(self, task: str, plan: Plan) -> tuple[tuple[int, int], ...]:
+        """What the plan that applies updates is fed on a task."""
+        members = range(len(self._shards[0].parts))
+        known = {self._trainer.version.op.name: (-1, -1)}
+        for member in members:
+            parts = [part for server in self._on(task) for part in self._shards[server].parts[member]]
+            known |= {part.op.name: (member, place) for place, part in enumerate(parts)}
+        if foreign := [feed.name for feed in plan.feeds if feed.name not in known]:
+            raise GraphError(f"{foreign[0]!r}, the mean of another server's gradients, is used on {task}")
+        return tuple(known[feed.name] for feed in plan.feeds)
+
+    async def _make_check(self, task: str) -> dict[str, Any]:
+        shards = [self._shards[server] for server in self._on(task)]
+        finite = [shard.finite for shard in shards if shard.finite is not None]
+        if not finite:
+            return {"check": -1, "checked": ()}
+        parts = [part for shard in shards for part in shard.parts[0]]
+        compiled = self._compile(finite, [], parts, ends=Ends.FETCHED)
+        return {"check": await self._install(compiled), "checked": tuple(range(len(parts)))}
+
+    async def _install(self, compiled: Compiled) -> int:
+        if len(compiled.plans) > 1:
+            raise GraphError(
+                f"a replica or server of {self._trainer.name!r} needs what lies on another task: "
+                f"{', '.join(compiled.plans)}"
+            )
+        return await self._runner.install(compiled.plans)
+
+    # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _reads(self, tower: Tower) -> dict[Name, Tensor]:
+        """What a tower reads of variables that lie on servers, by their names."""
+        found = {read.op.resources[0]: read for read in reads_of(_fetches(tower))}
+        return {name: read for name, read in found.items() if self._home.get(name) in self._servers}
+
+    def _compile_tower(self, tower: Tower, reads: Sequence[Tensor]) -> Compiled:
+        return self._compile(_fetches(tower), [], [*tower.inputs.values(), *reads], ends=Ends.FETCHED)
+
+    async def _make_replica(
+        self, tower: Tower, compiled: Compiled, reads: Sequence[Name], values: Sequence[tuple[Name, ...]]
+    ) -> Callable[..., BeginReplica]:
+        trainer, feeds = self._trainer, [(-1, i) for i in range(len(tower.inputs))]
+        for name in reads:
+            server = self._servers.index(self._home[name])
+            feeds.append((server, values[server].index(name)))
+        order = {id(part): i for i, part in enumerate(_parts(tower))}
+        return partial(
+            BeginReplica,
+            replica=tower.replica,
+            replicas=trainer.replicas,
+            servers=self._servers,
+            plan=await self._install(compiled),
+            feeds=tuple(feeds),
+            told=1 + len(tower.metrics),
+            parts=tuple(
+                tuple(
+                    order[id(part)]
+                    for server in self._on(task)
+                    for part in parts_of(gradient for gradient, _ in trainer.gradients_of(tower, server))
+                )
+                for task in self._servers
+            ),
+            **self._common,
+        )
+
+
+def _fetches(tower: Tower) -> list[Tensor]:
+    return [tower.loss, *tower.metrics.values(), *_parts(tower)]
+
+
+def _parts(tower: Tower) -> list[Tensor]:
+    return parts_of(gradient for gradient, _ in tower.gradients)
+
+
+def _name(variable: Any) -> Name:
+    return variable.resource.container, variable.resource.name
+
+
+def where_lost(tasks: Sequence[str], lost: frozenset[str]) -> list[int]:
+    """Which of ``tasks`` are among those that are ``lost``."""
+    return [number for number, task in enumerate(tasks) if task in lost]
