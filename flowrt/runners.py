@@ -98,6 +98,9 @@ class Runner(Protocol):
     def copy(self, array: Array) -> Array:
         """A C-contiguous copy of what is fed, counted where the memory of this process is."""
 
+    def way(self, one: str, other: str) -> str:
+        """How bytes travel between two tasks: shared (memory), unix or tcp (sockets)."""
+
     @property
     def helpers(self) -> tuple[int, int]:
         """How many threads help a tape here, and the bytes they have to compute in."""
@@ -217,6 +220,9 @@ class LocalRunner:
     def copy(self, array: Array) -> Array:
         return self._host.memory.copy(array)
 
+    def way(self, one: str, other: str) -> str:
+        raise InternalError(f"nothing travels from {one} to {other}: both are this process")
+
     @property
     def helpers(self) -> tuple[int, int]:
         return self._host.helpers
@@ -328,6 +334,9 @@ class ClusterRunner:
 
     def copy(self, array: Array) -> Array:
         return np.ascontiguousarray(array)
+
+    def way(self, one: str, other: str) -> str:
+        return self._master.way(one, other)
 
     @property
     def helpers(self) -> tuple[int, int]:

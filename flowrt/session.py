@@ -438,7 +438,7 @@ class Session(AsyncOnly):
         feeds = placeholders_of(map(as_value, flatten(fetches)[1])) if feeds is None else feeds
         step = self._step(fetches, self._all_fed(tuple(feeds) if isinstance(feeds, Mapping) else feeds))
         if step.compiled.client is not None:
-            return explain_step(step.compiled, tapes=runner.tapes)
+            return explain_step(step.compiled, tapes=runner.tapes, way=runner.way)
         given = list(feeds.values()) if isinstance(feeds, Mapping) else [None] * len(step.feeds)
         specs = [_fed_spec(tensor, value) for tensor, value in zip(step.feeds, given, strict=True)]
         begun = frozenset(await runner.inventory())

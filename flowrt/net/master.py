@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from flowrt import codec
+from flowrt.device import CLIENT
 from flowrt.errors import (
     BrokenStream,
     ClosedError,
@@ -31,7 +32,7 @@ from flowrt.errors import (
 from flowrt.net.frames import NoRoom
 from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
 from flowrt.net.liveness import Timing
-from flowrt.net.local import Local
+from flowrt.net.local import Local, way_between
 from flowrt.net.messages import (
     Abort,
     Answer,
@@ -151,6 +152,11 @@ class Master:
     def devices(self) -> list[Device]:
         """The devices of the tasks that are not lost."""
         return self._peers.devices
+
+    def way(self, one: str, other: str) -> str:
+        """How bytes travel between two tasks, of which one may be the client: shared (memory), unix or tcp."""
+        mine = self._local.host, self._local.way
+        return way_between(*(mine if task == CLIENT else self._peers.local(task) for task in (one, other)))
 
     @property
     def lost(self) -> frozenset[str]:

@@ -62,10 +62,12 @@ class Carry:
 
 @valueclass
 class Serve:
-    """A node's, to whoever opens a connection."""
+    """A node's, to whoever opens a connection. ``host`` and ``way`` say what others of its host may use (`Local`)."""
 
     task: str
     devices: tuple[str, ...]
+    host: str = ""
+    way: str = "tcp"
 
 
 # ── a master to a node ───────────────────────────────────────────────────────────────────────────────────────────────

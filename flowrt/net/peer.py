@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Sequence
 
 from flowrt.device import CLIENT, Device
 from flowrt.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
@@ -28,13 +27,12 @@ RETRY = 0.2  # seconds between two tries to reach a node that is not up yet
 class Peer:
     """One task, as its master sees it."""
 
-    def __init__(
-        self, task: str, place: tuple[str, int], devices: Sequence[str], control: Connection, link: Link
-    ) -> None:
+    def __init__(self, task: str, place: tuple[str, int], met: Serve, control: Connection, link: Link) -> None:
         self.task = task
+        self.local = met.host, met.way
         self.place = place
         self.address = f"{place[0]}:{place[1]}"
-        self.devices = [Device.parse(f"{task}/device:{name}") for name in devices]
+        self.devices = [Device.parse(f"{task}/device:{name}") for name in met.devices]
         self.control = control
         self.link = link
         self.replies: dict[int, asyncio.Future[Answer]] = {}
@@ -100,7 +98,7 @@ async def meet(
             raise
     except RemoteError as error:
         raise type(error)(f"{task}: {error}") from error
-    return Peer(task, place, met.devices, control, Link(carrying, task, store))
+    return Peer(task, place, met, control, Link(carrying, task, store))
 
 
 async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, patience: float) -> Connection:

@@ -127,6 +127,10 @@ class Peers:
         lost = self.lost
         return [device for task, peer in self._peers.items() if task not in lost for device in peer.devices]
 
+    def local(self, task: str) -> tuple[str, str]:
+        """The host that a task is on, and the best way to talk to it there."""
+        return self._peers[task].local
+
     @property
     def lost(self) -> frozenset[str]:
         return self._liveness.having(Standing.LOST)
