@@ -1,0 +1,358 @@
+"""The drivers of a run: what they post and when, whatever the network and the client do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from iteration_world import RUN, World
+
+from flowrt.device import CLIENT
+from flowrt.errors import RemoteError
+from flowrt.sched.coordinator import Outcome
+from flowrt.sched.iteration.coordination import OUTCOMES
+from flowrt.sched.iteration.iterations import left_from_data
+from flowrt.sched.iteration.messages import Ended, Look, Lost, Order, Settle, Stop, Update, Version
+
+
+@asynccontextmanager
+async def world(*args: Any, **kwargs: Any) -> AsyncIterator[World]:
+    made = World(*args, **kwargs)
+    async with asyncio.timeout(30):
+        await made.begin()
+        try:
+            yield made
+        finally:
+            await made.aclose()
+
+
+def outcomes(made: World, version: int) -> dict[int, tuple[int, Outcome]]:
+    """By replica: the batch and the outcome of its tower of ``version``."""
+    return {replica: (batch, OUTCOMES[code]) for replica, batch, code, _ in made.reports()[version].receipts}
+
+
+# ── permission ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_variables_move_as_far_as_is_allowed_and_updates_are_computed_meanwhile(servers: int) -> None:
+    async with world(2, servers) as made:
+        for replica in range(2):
+            made.give(replica, 1, 2, 3, 4)
+        made.settle()
+        assert made.state() == [(0, 0)] * servers
+        assert made.used == [(0, 0, 1), (1, 0, 1)]  # held, and not ordered
+        made.allow(1)
+        made.settle()
+        assert made.state() == [(-1, 1)] * servers
+        assert made.used[2:] == [(0, 1, 2), (1, 1, 2)]
+        made.allow(4)
+        made.settle()
+        assert made.state() == [(-4, 4)] * servers
+        assert [report.version for report in made.reports()] == [0, 1, 2, 3]
+        assert [report.told for report in made.reports()] == [(1,), (2,), (3,), (4,)]
+
+
+async def test_nodes_go_on_without_the_client_as_far_as_it_allowed_and_it_hears_all_of_it_later() -> None:
+    async with world(2) as made:
+        made.allow(3)
+        for replica in range(2):
+            made.give(replica, 1, 2, 3, 4)
+        made.settle(without=[CLIENT])
+        assert made.state() == [(-3, 3)]
+        made.settle()
+        assert len(made.reports()) == 3
+
+
+async def test_a_step_costs_an_update_and_a_version_for_each_replica_and_a_report() -> None:
+    async with world(3) as made:
+        for replica in range(3):
+            made.give(replica, 1, 2, 3, 4, 5)
+        made.allow(2)
+        made.settle()
+        sent: list[str] = []
+        deliver = made.deliver
+
+        def count(sender: str, receiver: str) -> None:
+            sent.append(type(made.ways[sender, receiver][0]).__name__)
+            deliver(sender, receiver)
+
+        made.deliver = count  # type: ignore[method-assign]
+        made.allow(4)
+        made.settle()
+        assert {kind: sent.count(kind) for kind in set(sent)} == {"Version": 6, "Update": 6, "Report": 2}
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_replica_without_a_batch_announces_the_one_that_comes_and_begins_at_once() -> None:
+    async with world(2) as made:
+        made.allow(9)
+        made.give(0, 1)
+        made.settle()
+        assert made.used == [(0, 0, 1)]
+        made.give(1, 1)
+        made.settle()
+        assert made.state() == [(-1, 1)]
+        assert outcomes(made, 0) == {0: (1, Outcome.KEPT), 1: (1, Outcome.KEPT)}
+
+
+async def test_each_batch_is_spent_once_and_the_run_ends_with_them() -> None:
+    async with world(2, take=1) as made:
+        made.give(0, 1, 2, 3)
+        made.give(1, 1)
+        made.allow(99, totals=(3, 1))
+        made.settle()
+        spent = [
+            (r, batch) for version in range(len(made.reports())) for r, (batch, _) in outcomes(made, version).items()
+        ]
+        assert len(spent) == len(set(spent))
+        assert made.ended() == Ended(RUN, made.state()[0][1])
+        assert made.state()[0][1] >= 3
+
+
+async def test_batches_that_come_again_or_beyond_a_lost_one_are_not_used_twice_or_out_of_turn() -> None:
+    async with world(1) as made:
+        made.allow(9)
+        made.give(0, 1, 1, 3, 2, 1, 3)
+        made.settle()
+        assert made.used == [(0, 0, 1), (0, 1, 2), (0, 2, 3)]
+
+
+# ── who is late, lost or wrong ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_next_version_cuts_a_tower_off_and_its_replica_goes_on_with_that() -> None:
+    async with world(2, take=1) as made:
+        made.towers[1].slow = True
+        made.allow(1)
+        for replica in range(2):
+            made.give(replica, 1, 2, 3)
+        made.settle()
+        await asyncio.sleep(0)  # the tower begins
+        made.allow(2)
+        made.settle()
+        for _ in range(5):  # it is cut off, and the next one begins
+            await asyncio.sleep(0)
+        made.towers[1].go.set()
+        made.towers[1].slow = False
+        for _ in range(5):
+            await asyncio.sleep(0)
+        made.settle()
+        assert made.state() == [(-2, 2)]
+        assert outcomes(made, 0) == {0: (1, Outcome.KEPT), 1: (1, Outcome.LATE)}
+        assert outcomes(made, 1) == {0: (2, Outcome.KEPT), 1: (2, Outcome.LATE)}
+        assert (1, 0, 1) not in made.used
+        assert (1, 2, 3) in made.used
+
+
+async def test_a_replica_that_says_nothing_is_told_two_versions_and_then_only_the_newest() -> None:
+    async with world(2, take=1) as made:
+        frozen = made.workers[1]
+        made.give(0, *range(1, 9))
+        made.give(1, 1, 2)
+        made.settle()
+        made.allow(7)
+        made.settle(without=[frozen])
+        assert made.state() == [(-7, 7)]
+        waiting = made.ways[made.servers[0], frozen]
+        assert [message.version for message in waiting if isinstance(message, Version)] == [1, 2]
+        late = [version for version in range(7) if 1 in outcomes_before(made, version)]
+        assert len(late) <= 2  # it is booked no more batches than it has
+        made.settle()
+        assert made.nodes[frozen]._replicas[RUN, 1]._at == [7]
+
+
+def outcomes_before(made: World, version: int) -> dict[int, Any]:
+    made.client += [message for message in made.ways[made.servers[0], CLIENT] if message not in made.client]
+    return outcomes(made, version)
+
+
+async def test_updates_that_are_not_finite_end_the_run_and_move_nothing() -> None:
+    async with world(2) as made:
+        made.spoiled.add(1)
+        made.allow(9)
+        for replica in range(2):
+            made.give(replica, 1, 2)
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert "lower the learning rate" in ended.text
+        assert made.state() == [(0, 0)]
+
+
+async def test_a_lost_replica_is_done_without_while_there_are_enough() -> None:
+    async with world(3, take=2) as made:
+        made.allow(9)
+        for replica in (0, 1):
+            made.give(replica, 1, 2)
+        made.tell(made.servers[0], Lost(RUN, 2))
+        made.settle()
+        assert made.state() == [(-2, 2)]
+        made.tell(made.servers[0], Lost(RUN, 1))
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert ended.error == "NodeLost"
+
+
+async def test_a_tower_that_fails_ends_the_run_with_its_error() -> None:
+    async with world(2) as made:
+
+        def fail(feeds: list[Any], number: int) -> list[Any]:
+            raise ZeroDivisionError("by nothing")
+
+        made.towers[1].compute = fail
+        made.give(1, 1)
+        made.settle()
+        ended = made.ended()
+        assert ended is not None
+        assert (ended.error, ended.text) == (
+            "InternalError",
+            "on /job:worker/task:1: ZeroDivisionError: by nothing",
+        )
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_was_ordered_is_applied_by_all_before_the_run_is_stopped_and_nothing_else() -> None:
+    async with world(2, 2) as made:
+        for replica in range(2):
+            made.give(replica, 1, 2)
+        made.settle()
+        made.allow(9)  # server 0 applies, and orders server 1 to
+        assert made.state() == [(-1, 1), (0, 0)]
+        stopping = asyncio.ensure_future(made.nodes[made.servers[0]].answer(Stop(RUN), "epoch", none))
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        made.settle()
+        assert await stopping == 1
+        assert made.state() == [(-1, 1)] * 2
+        assert [node.going for node in made.nodes.values()] == [0] * 4
+
+
+async def test_when_the_client_is_gone_all_apply_what_was_ordered_and_nothing_else() -> None:
+    async with world(2, 2) as made:
+        for replica in range(2):
+            made.give(replica, 1, 2)
+        made.settle()
+        made.allow(9)
+        for node in made.nodes.values():
+            node.ended("epoch")
+        made.settle()
+        assert made.state() == [(-1, 1)] * 2
+
+
+async def test_a_second_client_is_refused_by_the_name_of_the_first_while_that_one_is_there() -> None:
+    async with world(1) as made:
+        with pytest.raises(RemoteError, match="being trained by somebody"):
+            await made.begin_server(0, run=8, epoch="another")
+        made.nodes[made.servers[0]].ended("epoch")
+        await made.begin_server(0, run=8, epoch="another")
+
+
+async def test_a_server_that_missed_its_order_still_has_what_it_needs_to_catch_up() -> None:
+    async with world(2, 2) as made:
+        for replica in range(2):
+            made.give(replica, 1)
+        made.settle()
+        made.allow(1)
+        made.ways[made.servers[0], made.servers[1]].clear()  # and nobody is told
+        look = Look("", "trainer", ("step",))
+        said = [await made.nodes[task].answer(look, "other", none) for task in made.servers]
+        lefts = [left_from_data(left) for _, left in said]
+        assert [version for version, _ in said] == [1, 0]
+        assert lefts[0] is not None
+        assert lefts[1] is not None
+        assert lefts[0].order == (0, (0, 1))
+        assert lefts[1].held == {0, 1}
+        await made.nodes[made.servers[1]].answer(Settle(RUN, 0, (0, 1)), "other", none)
+        assert made.state() == [(-1, 1)] * 2
+
+
+def none(plan: int) -> Any:
+    raise AssertionError("no plan is asked for")
+
+
+# ── a network that loses ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [Update, Version, Order])
+async def test_what_was_lost_with_a_way_is_posted_again(kind: type[Any]) -> None:
+    async with world(2, 2) as made:
+        made.allow(3)
+        for replica in range(2):
+            made.give(replica, 1, 2, 3, 4)
+        lost = 0
+        while waiting := [way for way, left in made.ways.items() if left]:
+            way = waiting[0]
+            if isinstance(made.ways[way][0], kind) and lost < 3:
+                lost += 1
+                made.break_way(*way)
+            else:
+                made.deliver(*way)
+        assert lost == 3
+        assert made.state() == [(-3, 3)] * 2
+
+
+async def random_steps(
+    made: World, rng: random.Random, steps: int, act: Callable[[World, random.Random], None]
+) -> None:
+    for _ in range(steps):
+        waiting = [way for way, left in made.ways.items() if left]
+        if waiting and rng.random() < 0.9:
+            way = rng.choice(waiting)
+            if rng.random() < 0.03:
+                made.break_way(*way)
+            elif rng.random() < 0.05 and way[1] != CLIENT:
+                made.nodes[way[1]].hear(way[0], made.ways[way][0])  # it will come again
+            else:
+                made.deliver(*way)
+        else:
+            act(made, rng)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_is_lost_repeated_or_reordered_all_servers_apply_the_same_sets_once(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    replicas, servers = rng.randint(1, 4), rng.randint(1, 3)
+    given, allowed = [0] * replicas, 0
+
+    def act(made: World, rng: random.Random) -> None:
+        nonlocal allowed
+        replica = rng.randrange(replicas)
+        if rng.random() < 0.5 and given[replica] < 30:
+            given[replica] += 1
+            made.give(replica, given[replica])
+        else:
+            allowed = min(allowed + 1, 12)
+            made.allow(allowed)
+
+    async with world(replicas, servers, take=rng.randint(1, replicas)) as made:
+        await random_steps(made, rng, 1500, act)
+        for replica in range(replicas):
+            made.give(replica, *range(given[replica] + 1, 31))
+        made.allow(12)
+        for task in made.servers:  # the last word of each way may have been lost with it
+            for peer in (*made.servers, *made.workers):
+                made.break_way(task, peer)
+                made.break_way(peer, task)
+        made.break_way(made.servers[0], CLIENT)
+        made.settle()
+        assert made.state() == [(-12, 12)] * servers
+        spent = [(r, batch) for version in range(12) for r, (batch, _) in outcomes(made, version).items()]
+        assert len(spent) == len(set(spent))
+        kept = [
+            (replica, version, batch)
+            for version in range(12)
+            for replica, (batch, outcome) in outcomes(made, version).items()
+            if outcome is Outcome.KEPT
+        ]
+        assert set(kept) <= set(made.used)
