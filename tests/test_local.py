@@ -173,6 +173,26 @@ async def test_what_was_sent_may_be_changed_at_once() -> None:
 
 
 @on_both_loops
+async def test_a_very_large_array_is_copied_between_the_turns_of_others() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "AT_ONCE", LARGE)
+        async with neighbours() as ends:
+            array = np.arange(20 * LARGE // 4, dtype="float32")
+            sending = asyncio.ensure_future(ends.client.send({"x": array}))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not sending.done()
+            sending.cancel()
+            await ends.client.send({"small": 1})
+            assert await ends.server.receive() == {"small": 1}, "what was given up is not sent"
+            await until(sending.done)
+            await ends.client.send({"x": array})
+            array[:] = 0
+            assert np.array_equal((await ends.server.receive())["x"], np.arange(20 * LARGE // 4, dtype="float32"))
+            assert ends.locals[0].shared_bytes == array.nbytes
+
+
+@on_both_loops
 async def test_integers_are_copied_as_they_say_where_to_look() -> None:
     async with neighbours() as ends:
         came = await ends.carry({"x": np.arange(FLOATS)})

@@ -368,7 +368,10 @@ class Connection:
         changes what arrives. Raises `SpecError` for what is not a legal message, before anything is sent.
         """
         stream = self._stream
-        pieces = self._write(message, begun)
+        framed = frame(message, stream.bounds.limits)
+        if stream.channel is not None:
+            framed = await stream.channel.move(framed)
+        pieces = self._write(framed, begun)
         if pieces is None and not stream.blocked and not stream.over:
             return
         taken = stream.loop.create_future()
@@ -392,7 +395,7 @@ class Connection:
         lets more than ``Bounds.outbox_messages`` wait is cut off.
         """
         stream = self._stream
-        pieces = self._write(message, changing=True)
+        pieces = self._write(frame(message, stream.bounds.limits), changing=True)
         if pieces is None:
             return
         if len(stream.outbox) >= stream.bounds.outbox_messages:
@@ -401,11 +404,10 @@ class Connection:
         stream.outbox.put(Outgoing(pieces))
 
     def _write(
-        self, message: Message, begun: Callable[[], None] | None = None, *, changing: bool = False
+        self, pieces: list[Piece], begun: Callable[[], None] | None = None, *, changing: bool = False
     ) -> Iterable[Piece] | None:
         """Write the usual message, small and with nothing before it, in one go; or answer how it is to be written."""
         stream = self._stream
-        pieces = frame(message, stream.bounds.limits)
         whole = joined(pieces)
         if stream.over:
             raise stream.ending()

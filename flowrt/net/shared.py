@@ -22,7 +22,7 @@ import struct
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 
     from flowrt.codec import Allocate, Array, Layout
     from flowrt.errors import FlowrtError
+    from flowrt.net.frames import Piece
     from flowrt.net.local import Local
+    from flowrt.sched.segments import Segment
 
 MOST_LENT = 1 << 12  # arrays lent at once
 MOST_LENT_BYTES = 1 << 30  # together; a larger one is lent alone
+AT_ONCE = 16 << 20  # bytes copied in one turn of the loop, where who sends can wait: 2 ms
 MOST_SEGMENTS = 1 << 10  # that a peer may show
 MOST_OWN = 64  # arrays that are the receiver's own and still lie in a peer's memory; each takes a file descriptor
 AGAIN = 0.01  # seconds until what a full socket did not take is tried again
@@ -64,7 +67,9 @@ class Channel:
     def __init__(self, side: socket.socket, local: Local) -> None:
         self._side = SideSocket(fileno=side.detach())
         self._side.setblocking(False)
+        assert local.segments is not None, "nothing asks for a side socket without any"
         self._local = local
+        self._segments = local.segments
         self._loop = asyncio.get_running_loop()
         self._fail: Callable[[FlowrtError], None] = lambda error: None
         self._serials = itertools.count(1)
@@ -87,6 +92,24 @@ class Channel:
 
     # ── lending ──
 
+    async def move(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces of a frame, very large ones copied to where they can be lent: bit by bit, as others take turns."""
+        for at, piece in enumerate(pieces):
+            if len(piece) > AT_ONCE:
+                pieces[at] = await self._moved(memoryview(piece))
+        return pieces
+
+    async def _moved(self, data: memoryview) -> Piece:
+        if not self._may_lend(len(data)) or self._place_of(data, changing=False) is not None:
+            return data
+        copied, source = self._segments.empty((len(data),), _BYTE), _array_of(data)
+        if copied is None:
+            return data
+        for begin in range(0, len(data), AT_ONCE):
+            np.copyto(copied[begin : begin + AT_ONCE], source[begin : begin + AT_ONCE])
+            await asyncio.sleep(0)
+        return copied.data
+
     def lend(self, data: memoryview, *, changing: bool) -> Place | None:
         """Where the peer finds an array's bytes; None where they have to be sent.
 
@@ -94,31 +117,39 @@ class Channel:
         is kept until the peer gives it back.
         """
         nbytes = len(data)
-        segments = self._local.segments
-        if nbytes < LARGE or segments is None or self._gone or self._closed or not self._has_room(nbytes):
+        if nbytes < LARGE or not self._may_lend(nbytes):
             return None
-        array = _array_of(data)
-        found = segments.find(array.ctypes.data, nbytes)
-        if found is None or not (found[0].steady or changing) or found[1] % LINE:
-            copied = segments.empty((nbytes,), _BYTE)
-            if copied is None:
-                return None
-            np.copyto(copied, np.frombuffer(data, np.uint8))
-            array, found = copied, segments.find(copied.ctypes.data, nbytes)
-        if found is None or not self._show(*found):
+        found = self._place_of(data, changing)
+        if found is None and (copied := self._copy(data)) is not None:
+            data, found = copied, self._place_of(copied, changing)
+        if found is None or not self._show(found[0]):
             return None
         serial = next(self._serials)
-        self._lent[serial] = array
+        self._lent[serial] = _array_of(data)
         self._lent_bytes += nbytes
         self._local.shared_bytes += nbytes
         return Place(found[0].number, found[1], serial)
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _place_of(self, data: memoryview, changing: bool) -> tuple[Segment, int] | None:
+        """The segment that bytes lie in as they are to be lent, and where in it."""
+        found = self._segments.find(_array_of(data).ctypes.data, len(data))
+        return found if found is not None and (found[0].steady or changing) and found[1] % LINE == 0 else None
+
+    def _copy(self, data: memoryview) -> memoryview | None:
+        """The bytes in a slot; None where there is none."""
+        copied = self._segments.empty((len(data),), _BYTE)
+        if copied is not None:
+            np.copyto(copied, _array_of(data))
+        return None if copied is None else copied.data
+
+    def _may_lend(self, nbytes: int) -> bool:
+        if self._gone or self._closed:
+            return False
         if len(self._lent) >= MOST_LENT or self._lent_bytes + nbytes > MOST_LENT_BYTES:
             self._hear()  # what came back meanwhile
         return not self._lent or (len(self._lent) < MOST_LENT and self._lent_bytes + nbytes <= MOST_LENT_BYTES)
 
-    def _show(self, segment: Any, offset: int) -> bool:
+    def _show(self, segment: Segment) -> bool:
         """Have the peer get a segment, if it has not; answers whether it will find it there."""
         if segment.number in self._shown:
             return True
