@@ -142,7 +142,7 @@ class Spec:
         """Whether a tensor of ``dtype`` and ``shape`` may stand where this spec is asked for."""
         if dtype != self.dtype:
             return False
-        if self.dims is None:
+        if self.dims is None or self.dims == shape:
             return True
         return len(shape) == len(self.dims) and all(
             m is None or n is None or m == n for m, n in zip(self.dims, shape, strict=True)

@@ -32,7 +32,7 @@ def counted() -> Iterator[Counter[str]]:
     loop, write = asyncio.get_running_loop(), Connection._write
 
     def note(connection: Connection, message: Any, *args: Any, **options: Any) -> Any:
-        counts[message["kind"] if isinstance(message, dict) else message[0]] += 1
+        counts[message[0] if isinstance(message, tuple) else "hello"] += 1
         return write(connection, message, *args, **options)
 
     def note_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -96,7 +96,7 @@ async def test_values_may_come_before_their_step_has_begun() -> None:
         told, post = asyncio.Event(), peer.control.send
 
         async def send_later(message: Any, begun: Callable[[], None] | None = None) -> None:
-            if message["kind"] == "Start":
+            if message[0] == "Start":
                 await told.wait()
             await post(message, begun)
 
@@ -117,7 +117,7 @@ async def test_a_step_that_is_cancelled_before_all_are_told_of_it_leaves_nothing
         send = peer.control.send
 
         async def never(message: Any, begun: Callable[[], None] | None = None) -> None:
-            await (asyncio.Event().wait() if message["kind"] == "Start" else send(message, begun))
+            await (asyncio.Event().wait() if message[0] == "Start" else send(message, begun))
 
         peer.control.send = never  # type: ignore[method-assign]
         run = asyncio.ensure_future(made.run(step, *range(40)))

@@ -221,10 +221,12 @@ class Link:
 
     def _hear(self, message: Any) -> None:
         match message:
-            case Value() | DeadValue() | Offer() | Fault():
-                self._settle(message)
             case Push(epoch, number, edge, value):
                 self._store.arrived((epoch, number), edge, DEAD if value is None else value, self.peer)
+            case _ if is_posted(message):
+                self._store.posted(self.peer, message)
+            case Value() | DeadValue() | Offer() | Fault():
+                self._settle(message)
             case Announce(epoch, number, edge, nbytes):
                 self._store.arrived((epoch, number), edge, Announced(nbytes), self.peer)
             case Pull():
@@ -235,8 +237,6 @@ class Link:
             case Forget(request):
                 if request in self._serving:
                     self._serving[request].cancel()
-            case _ if is_posted(message):
-                self._store.posted(self.peer, message)
             case _:
                 raise BrokenStream(f"{type(message).__name__} does not belong on a link")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from flowrt.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
 from flowrt.net.link import Link, Store
-from flowrt.net.messages import Carry, Serve, from_data, to_data
+from flowrt.net.messages import Carry, Serve, from_data, to_hello
 from flowrt.net.peer import RETRY
 from flowrt.net.transport import connect
 
@@ -107,7 +107,7 @@ class Links:
 
     async def _open(self, peer: str, address: Address) -> Link:
         try:
-            carry = to_data(Carry(self._task, ""))
+            carry = to_hello(Carry(self._task, ""))
             connection = await connect(
                 *address, self._token, carry, allocate=self._store.allocate, local=self._store.local
             )

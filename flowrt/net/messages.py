@@ -1,6 +1,6 @@
 """What nodes say to each other: one frozen value per kind, checked when it is read.
 
-Law: a message on the wire is a dict with its ``kind`` and exactly the fields of that kind's class, of their types;
+Law: a message on the wire is a sequence of the name of its kind and the fields of that kind's class, of their types;
 anything else is `BrokenStream`. Deciding what a message means is for who receives it.
 
 A connection begins with two hellos (plain dicts, exchanged by the transport). The opener's says what the connection is:
@@ -10,7 +10,8 @@ A connection begins with two hellos (plain dicts, exchanged by the transport). T
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -133,7 +134,7 @@ class Command:
     """Something for the iterations of a node, a message of theirs; answered by `Answer`."""
 
     request: int
-    message: dict[str, Any]
+    message: tuple[Any, ...]
 
 
 # ── a node to its master ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -260,9 +261,21 @@ class Fault:
     text: str
 
 
-def _field_types(kind: type[Any]) -> dict[str, tuple[type[Any], ...]]:
-    hints = get_type_hints(kind)
-    return {field.name: _classes_of(hints[field.name]) for field in dataclasses.fields(kind)}
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kind:
+    """How messages of one class are written and read: its fields, and what each may be an instance of."""
+
+    of: type[Any]
+    fields: tuple[str, ...]
+    accepted: tuple[tuple[type[Any], ...], ...]
+    values: Callable[[Any], tuple[Any, ...]]
+
+
+def _kind(of: type[Any]) -> _Kind:
+    hints = get_type_hints(of)
+    fields = tuple(field.name for field in dataclasses.fields(of))
+    values = attrgetter(*fields) if len(fields) > 1 else lambda message: tuple(getattr(message, f) for f in fields)
+    return _Kind(of, fields, tuple(_classes_of(hints[field]) for field in fields), values)
 
 
 def _classes_of(hint: Any) -> tuple[type[Any], ...]:
@@ -275,7 +288,7 @@ def _classes_of(hint: Any) -> tuple[type[Any], ...]:
     return (plain, NoRoom) if plain is np.ndarray else (plain,)
 
 
-_KINDS: dict[str, tuple[type[Any], dict[str, tuple[type[Any], ...]]]] = {}
+_KINDS: dict[str, _Kind] = {}
 _POSTED: set[type[Any]] = set()
 
 
@@ -295,7 +308,7 @@ def is_posted(message: Any) -> bool:
 
 def _register(*kinds: type[Any]) -> None:
     for kind in kinds:
-        if _KINDS.setdefault(kind.__name__, (kind, _field_types(kind)))[0] is not kind:
+        if _KINDS.setdefault(kind.__name__, _kind(kind)).of is not kind:
             raise InternalError(f"there are two kinds of message named {kind.__name__}")
 
 
@@ -308,30 +321,45 @@ _register(
 register_kinds(*KINDS)
 
 
-def to_data(message: Any) -> dict[str, Any]:
-    """``message`` for the codec."""
-    kind = type(message).__name__
-    data = {"kind": kind}
-    for name in _KINDS[kind][1]:
-        data[name] = getattr(message, name)
-    return data
+def to_data(message: Any) -> tuple[Any, ...]:
+    """``message`` for the codec: the name of its kind, and its fields in order."""
+    name = type(message).__name__
+    return (name, *_KINDS[name].values(message))
+
+
+def to_hello(message: Any) -> dict[str, Any]:
+    """``message`` as what a side says of itself when a connection begins."""
+    name = type(message).__name__
+    return {"kind": name, **dict(zip(_KINDS[name].fields, _KINDS[name].values(message), strict=True))}
 
 
 def from_data(data: Any) -> Any:
-    """The message that `to_data` wrote; raises `BrokenStream` for anything else. `NoRoom` may stand for any array."""
+    """The message that `to_data` or `to_hello` wrote; raises `BrokenStream` for anything else.
+
+    `NoRoom` may stand for any array.
+    """
+    if type(data) is tuple and data and type(data[0]) is str and data[0] in _KINDS:
+        kind, values = _KINDS[data[0]], data[1:]
+    else:
+        kind, values = _read_hello(data)
+    if len(values) != len(kind.fields):
+        raise BrokenStream(f"{kind.of.__name__} has the fields {', '.join(kind.fields)}; {len(values)} values came")
+    if not all(map(isinstance, values, kind.accepted)):
+        for field, accepted, value in zip(kind.fields, kind.accepted, values, strict=True):
+            if not isinstance(value, accepted):
+                text = f"{kind.of.__name__}.{field} is a {accepted[0].__name__}, {type(value).__name__} came"
+                raise BrokenStream(text)
+    return kind.of(*values)
+
+
+def _read_hello(data: Any) -> tuple[_Kind, tuple[Any, ...]]:
     name = data.get("kind") if isinstance(data, Mapping) else None
-    kind, types = _KINDS.get(name, (None, {})) if isinstance(name, str) else (None, {})
+    kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise BrokenStream(f"a message of an unknown kind came: {str(data)[:80]}")
-    if len(data) != len(types) + 1 or not types.keys() <= data.keys():
-        raise BrokenStream(f"{name} has the fields {sorted(types)}, {sorted(data.keys() - {'kind'})} came")
-    values = []
-    for field, expected in types.items():
-        value = data[field]
-        if not isinstance(value, expected):
-            raise BrokenStream(f"{name}.{field} is a {expected[0].__name__}, {type(value).__name__} came")
-        values.append(value)
-    return kind(*values)
+    if data.keys() != {"kind", *kind.fields}:
+        raise BrokenStream(f"{name} has the fields {sorted(kind.fields)}, {sorted(data.keys() - {'kind'})} came")
+    return kind, tuple(data[field] for field in kind.fields)
 
 
 # ── errors on the wire ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -58,6 +58,7 @@ from flowrt.net.messages import (
     from_data,
     root_error,
     to_data,
+    to_hello,
 )
 from flowrt.net.plans import ReadyPlan, dismantle, make_ready
 from flowrt.net.started import Started
@@ -118,7 +119,7 @@ class Node:
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
-        hello = to_data(Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way))
+        hello = to_hello(Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way))
         door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate, local=self._local)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:

@@ -17,7 +17,7 @@ from flowrt.net.messages import (
     Serve,
     Welcome,
     from_data,
-    to_data,
+    to_hello,
 )
 from flowrt.net.transport import Connection, connect
 
@@ -81,13 +81,13 @@ async def meet(
     try:
         if isinstance(hello, Resume):
             control = await connect(
-                host, port, token, to_data(hello), timeout=patience, allocate=store.allocate, local=store.local
+                host, port, token, to_hello(hello), timeout=patience, allocate=store.allocate, local=store.local
             )
         else:
             control = await _reach(host, port, token, hello, store, patience)
         try:
             met = await _be_welcomed(task, control, patience)
-            carry = to_data(Carry(CLIENT, hello.epoch))
+            carry = to_hello(Carry(CLIENT, hello.epoch))
             carrying = await connect(
                 host, port, token, carry, timeout=patience, allocate=store.allocate, local=store.local
             )
@@ -108,7 +108,7 @@ async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, p
         try:
             left = max(RETRY, until - loop.time())
             return await connect(
-                host, port, token, to_data(drive), timeout=left, allocate=store.allocate, local=store.local
+                host, port, token, to_hello(drive), timeout=left, allocate=store.allocate, local=store.local
             )
         except NodeLost:
             if loop.time() + RETRY > until:
