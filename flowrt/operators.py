@@ -21,6 +21,32 @@ if TYPE_CHECKING:
 
 
 _WITH_ENTRIES = (Number, list, tuple)
+_SYMBOLS = {  # NumPy's functions that operators of arrays call
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "truediv",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "power": "pow",
+    "matmul": "matmul",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+    "equal": "eq",
+    "not_equal": "ne",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+}
+_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+def _no_function(name: str, method: str) -> str:
+    """Why NumPy's function ``name`` takes no tensor, and what to write."""
+    fix = f"; write fr.{name}" if name in REGISTRY else hint("fr", name)
+    return f"np.{name}{'' if method == '__call__' else '.' + method} takes arrays, not tensors{fix}"
 
 
 @brief
@@ -32,7 +58,18 @@ class Operators:
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # an array beside a tensor leaves the operator to the tensor
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *values: Any, **settings: Any) -> Any:
+        """An array beside a tensor leaves the operator to the tensor; NumPy's functions have namesakes that are ops."""
+        symbol = _SYMBOLS.get(function.__name__)
+        if symbol is None or method != "__call__" or settings or len(values) != 2:
+            raise GraphError(f"{user_site()}: {_no_function(function.__name__, method)}")
+        left, right = values
+        if isinstance(left, Operators):
+            return getattr(left, f"__{symbol}__")(right)
+        if symbol in _MIRRORED and isinstance(left, np.ndarray) and not left.ndim:
+            left = left[()]  # NumPy's numbers compare as arrays
+        return getattr(right, f"__{_MIRRORED.get(symbol, 'r' + symbol)}__")(left)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

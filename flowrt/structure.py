@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flowrt.ops.slices import IndexedSlices
 from flowrt.valueclass import valueclass
+
+_DICTS = (dict, OrderedDict)
 
 
 @valueclass
@@ -25,8 +28,8 @@ class Structure:
         if self.kind is None:
             return next(leaves)
         parts = [part._build(leaves) for part in self.parts]
-        if self.kind is dict:
-            return dict(zip(self.names, parts, strict=True))
+        if self.kind in _DICTS:
+            return self.kind(zip(self.names, parts, strict=True))
         if self.kind is IndexedSlices:
             values, indices = parts
             return IndexedSlices(values, indices, self.names)
@@ -44,7 +47,8 @@ def flatten(value: Any) -> tuple[Structure, list[Any]]:
 
 def _flatten(value: Any, leaves: list[Any]) -> Structure:
     if isinstance(value, dict):
-        return Structure(dict, tuple(value), tuple(_flatten(v, leaves) for v in value.values()))
+        kind = type(value) if type(value) in _DICTS else dict
+        return Structure(kind, tuple(value), tuple(_flatten(v, leaves) for v in value.values()))
     if isinstance(value, (list, tuple)):
         return Structure(type(value), (), tuple(_flatten(v, leaves) for v in value))
     if isinstance(value, IndexedSlices):

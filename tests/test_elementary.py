@@ -127,6 +127,14 @@ def test_every_float_comes_out_within_the_bound(name: str) -> None:
         check(getattr(fr, name)(x), judge(x.astype(np.float64)), bound)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["expm1", "log1p", "sin", "tan", "asin", "atan", "sinh", "tanh"])
+def test_the_least_numbers_are_answered_by_themselves(name: str, dtype: Any) -> None:
+    least = np.finfo(dtype).smallest_subnormal * np.arange(1, 9, dtype=dtype)
+    x = np.concatenate([least, -least, np.finfo(dtype).tiny * least[:1], [0.0, -0.0]]).astype(dtype)
+    np.testing.assert_array_equal(getattr(fr, name)(x), x)
+
+
 def powers(x: Array, y: Array) -> None:
     wider = np.float64 if x.dtype == np.float32 else np.longdouble
     with np.errstate(all="ignore"):
@@ -311,6 +319,13 @@ def test_the_tanh_formula_of_gelu_keeps_its_digits_below_zero() -> None:
     cube = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     want = x / (1 + np.exp(-2 * cube))
     np.testing.assert_allclose(fr.gelu(x.astype(np.float32), True), want, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("function", [fr.gelu, lambda x: fr.gelu(x, approximate=True), fr.silu])
+def test_gates_are_shut_at_minus_infinity(function: Any, dtype: Any) -> None:
+    x = np.array([-np.inf, np.finfo(dtype).min, -1e30, np.inf, np.nan], dtype)
+    np.testing.assert_array_equal(function(x), np.array([0, 0, 0, np.inf, np.nan], dtype))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint64", "int64", "int8"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import GraphError
+from flowrt.errors import GraphError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,3 +175,11 @@ def test_a_body_that_reads_anew_says_that_no_gradient_goes_through_it(build: Cal
         with pytest.raises(GraphError, match=r"test_gradients_in_bodies\.py:\d+.*a variable itself may be used"):
             fr.gradients(loss, [w])
         assert fr.gradients(loss, [fr.Variable(1.0, name="other")]) == [None]
+
+
+def test_a_gradient_that_would_stack_too_many_axes_says_so_by_name() -> None:
+    with fr.Graph():
+        x = fr.placeholder("float64", (2,) * 8)
+        _, y = fr.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, fr.sin(v) * v), [0, x])
+        with pytest.raises(SpecError, match=r"'while_loop' \(.*test_gradients_in_bodies.py:\d+\): .* to fewer"):
+            fr.gradients(fr.sum(y), [x])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.errors import GraphError
 
 VALUE = np.arange(6, dtype=np.float32).reshape(2, 3)
 METHODS: list[Callable[[Any], Any]] = [
@@ -44,6 +46,38 @@ def test_a_tensor_and_a_variable_have_an_arrays_methods() -> None:
                 wanted = method(VALUE)
                 assert answer.dtype == wanted.dtype
                 np.testing.assert_array_equal(answer, wanted)
+
+
+def test_numpys_functions_name_their_namesakes_and_its_operators_work() -> None:
+    with fr.Graph() as graph:
+        x, variable = fr.placeholder("float32", (2, 3)), fr.Variable(VALUE)
+        for value in (x, variable):
+            for call, fix in (
+                (lambda v: np.exp(v), "write fr.exp"),
+                (lambda v: np.arcsin(v), r"write fr.asin\(x\)"),
+                (lambda v: np.maximum(VALUE, v), "write fr.maximum"),
+                (lambda v: np.add.reduce(v), "np.add.reduce takes arrays"),
+                (lambda v: np.add(VALUE, 1, out=v), "np.add takes arrays"),
+            ):
+                with pytest.raises(GraphError, match=rf"test_operators.py:\d+: .*{fix}"):
+                    call(value)
+        answers = [
+            VALUE - x,
+            VALUE[:, :2].T @ x,
+            operator.lt(VALUE, x),
+            np.float64(2) >= x,
+            np.subtract(x, 1),
+            7 // (x + 1),
+        ]
+        kept = VALUE.copy()
+        with pytest.raises(GraphError, match=r"np\.add takes arrays"):
+            kept += x
+    fed = VALUE[::-1] * 2
+    wanted = [VALUE - fed, VALUE[:, :2].T @ fed, fed > VALUE, fed <= 2, fed - 1, 7 // (fed + 1)]
+    with fr.BlockingSession(graph) as session:
+        for found, want in zip(session.run(answers, {x: fed}), wanted, strict=True):
+            assert found.dtype == want.dtype
+            np.testing.assert_array_equal(found, want)
 
 
 def test_rank_and_size_are_ints_where_they_are_known() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import tracemalloc
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ async def test_answers_have_the_form_of_what_was_fetched(options: fr.Options) ->
     async with fr.Session(graph, options=options) as session:
         asked = {"a": [y, (total, y)], "p": Pair(x, {"op": bump, 3: v}), "none": []}
         got = await session.run(asked, {x: [1, 2]})
+        turned = await session.run(OrderedDict(y=y, x=x), {x: [1, 2]})
+        assert type(turned) is OrderedDict
+        assert list(turned) == ["y", "x"]
         assert list(got) == ["a", "p", "none"]
         assert isinstance(got["p"], Pair)
         np.testing.assert_array_equal(got["a"][0], [2, 4])

@@ -24,6 +24,7 @@ ROUNDER, ROUNDER_BITS = np.float32(1.5 * 2**23), np.int32(0x4B400000)
 BIAS, MANTISSA, SINGLE_BIT = np.int32(127), np.int32(23), np.int32(1)
 FADED = np.float32(-87.3)  # e to that power is just above 2**-126
 LOWEST, HIGHEST = np.float32(-104), np.float32(89)  # beyond, the result is 0 or infinite
+SLIGHT = np.float32(1e-30)  # below, expm1 is the number itself, whose half may have fewer digits
 FLAT = np.float32(25)  # beyond, expm1 rounds to -1, and expm1 + 2 to expm1
 # (exp(r) - 1 - r) / r**2 for abs(r) <= log(2) / 2, with the least relative error of exp(r) - 1
 E0, E1, E2 = np.float32(0.49999997), np.float32(0.16666539), np.float32(0.041667223)
@@ -79,7 +80,7 @@ def expm132(x: Any) -> Any:
     rounded = inside * LOG2_E + ROUNDER
     found = rest_less_one(inside, rounded - ROUNDER)
     scale = two_to(np.int32(bits32(rounded) - ROUNDER_BITS - SINGLE_BIT))  # half of it: 2**128 is no float32
-    return (found * scale + (scale - HALF)) * TWO
+    return x if abs(x) < SLIGHT else (found * scale + (scale - HALF)) * TWO
 
 
 @jitable
@@ -105,7 +106,7 @@ def sigmoid32(x: Any) -> Any:
 WIDE_LOG2_E, WIDE_ROUNDER, WIDE_BIAS, WIDE_MANTISSA = 1.4426950408889634, 1.5 * 2.0**52, np.int64(1023), np.int64(52)
 WIDE_WHOLE = np.uint64(0x4330000000000000)  # a float64 whose last bits are an integer
 WIDE_LN2_HIGH, WIDE_LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # the first ends in 21 zeros
-WIDE_LOWEST, WIDE_HIGHEST, WIDE_FLAT = -746.0, 710.0, 40.0
+WIDE_LOWEST, WIDE_HIGHEST, WIDE_FLAT, WIDE_SLIGHT = -746.0, 710.0, 40.0, 1e-300
 # as E0 to E4, within 1.1e-16
 W0, W1, W2, W3 = 0.5000000000000001, 0.16666666666666669, 0.041666666666623824, 0.008333333333330039
 W4, W5, W6 = 0.0013888888917367081, 0.00019841269863171557, 2.4801521057868204e-05
@@ -163,7 +164,7 @@ def expm164(x: Any) -> Any:
     inside = WIDE_HIGHEST if inside > WIDE_HIGHEST else inside
     twos = whole_twos(inside)
     scale = two_to64(twos - 1.0)
-    return (rest_less_one64(inside, twos) * scale + (scale - 0.5)) * 2.0
+    return x if abs(x) < WIDE_SLIGHT else (rest_less_one64(inside, twos) * scale + (scale - 0.5)) * 2.0
 
 
 @jitable
@@ -210,7 +211,7 @@ def sinh64(x: Any) -> Any:
     """The hyperbolic sine of a float64, small ones too."""
     wide = np.float64(x)
     less, whole = quarter_expm1(abs(wide))
-    return signed_as(2.0 * (less + 0.25 * (less / whole)), wide)
+    return wide if abs(wide) < WIDE_SLIGHT else signed_as(2.0 * (less + 0.25 * (less / whole)), wide)
 
 
 @jitable

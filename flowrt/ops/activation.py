@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from flowrt.op import located, op
-from flowrt.ops.elementwise import add, clip, exp, expm1, greater, minimum, multiply, sigmoid, square, where
+from flowrt.ops.elementwise import add, clip, exp, expm1, greater, maximum, minimum, multiply, sigmoid, square, where
 from flowrt.ops.inference import as_float
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 FAR = 40.0  # so far from 0 no float is left of a normal number's density
+FARTHEST = -1e30  # below, x times a probability is 0, and at -inf no product says so
 
 
 @op
@@ -31,7 +32,7 @@ def softplus_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @located("silu")
 def silu(x: Any) -> Any:
     """``x * sigmoid(x)``, also called swish. Elfwing et al., "Sigmoid-weighted linear units", 2018."""
-    return multiply(x, sigmoid(x))
+    return multiply(maximum(x, FARTHEST), sigmoid(x))
 
 
 @op(name="gelu")
@@ -67,7 +68,7 @@ def gelu(x: Any, approximate: bool = False) -> Any:
     if not approximate:
         return gelu_op(x)
     twice = multiply(multiply(x, 2 * math.sqrt(2 / math.pi)), add(multiply(square(x), 0.044715), 1.0))
-    return multiply(x, sigmoid(twice))  # half of tanh and 1, whose sum would cancel below 0
+    return multiply(maximum(x, FARTHEST), sigmoid(twice))  # half of tanh and 1, whose sum would cancel below 0
 
 
 @located("leaky_relu")

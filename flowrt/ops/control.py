@@ -22,7 +22,7 @@ from flowrt.ops.body import answers_of, as_body, replay
 from flowrt.ops.elementwise import add
 from flowrt.ops.source import zeros_like
 from flowrt.plan import Plan
-from flowrt.spec import Spec
+from flowrt.spec import MAX_RANK, Spec
 
 COUNT = Spec("int64", ())
 
@@ -361,6 +361,13 @@ class _Backward:
         """The stacks of those values of each turn, which the forward loop is made to keep."""
         have = {t: i for i, t in reversed(list(enumerate(self.made[self.carried :])))}
         new = [t for t in wanted if t not in have]
+        for t in new:
+            if len(t.spec.dims or ()) == MAX_RANK:
+                raise SpecError(
+                    f"{self.node.name!r} ({self.node.site}): the gradient of a loop keeps the {t.spec} of every turn "
+                    f"along a further axis, and tensors have at most {MAX_RANK}; reshape what the loop computes with "
+                    "to fewer"
+                )
         have |= {t: i for i, t in enumerate(new, len(self.made) - self.carried)}
         if new or self._has_grown():
             forward = as_body(self.inside, [*self.state, *self.row, *self.kept], [*self.made, *new])
