@@ -9,8 +9,13 @@ ordered to apply, or are about to be: a version is ordered only once every serve
 only updates that all hold. Anything more is a server that came back without its state, or a checkpoint restored in
 part, and no server can make it good.
 
-It must not know messages or sessions. Answers age: whoever acts on them names the run and the version that they were
-about, and a server that has gone on since refuses.
+It must not know messages or sessions. Answers age, so whoever asks and acts on them sees to this:
+
+- A run begins on server 0 before the others, and it is asked last: a run that others say goes on, and it does not know
+  of any more, has ended.
+- Whoever acts names the run and the version that was decided about; a server that has gone on since does nothing, and
+  one that has ended a run obeys no order of it, but only what was decided here.
+- Where versions are apart, another client may have trained between two answers: only what was answered twice is true.
 """
 
 from __future__ import annotations
