@@ -62,12 +62,13 @@ def direct_plan(
 ) -> tuple[Any, ...] | None:
     """The plan of a direct call for feeds like those of a run that just ended; None where there can be none.
 
-    ``inputs`` are the feeds. The plan is kept with the tape for as long as the variables lie where they lay.
+    ``inputs`` are the feeds. The plan is kept with the tape for as long as the variables lie where they lay, and runs
+    are numbered and drawn for as they were.
     """
     variables, crew = executor.host.variables, executor.host.lanes.crew
     made = tape.direct
-    if made is not None and made[0] == variables.changes:
-        return made[1]
+    if made is not None and made[:2] == (variables.changes, (numbers, seed)):
+        return made[2]
     if tape.passes_on or len(tape.recording.outputs) > MOST_OUTPUTS:
         return None
     together = variables.together(unit.reads, unit.writes)
@@ -105,7 +106,7 @@ def direct_plan(
     )
     # not the variables' memory: where that is let go, ``changes`` have changed
     plan = (*plan_words(place, terms, arguments, outputs), together, room, tape, crew)
-    tape.direct = changes, plan
+    tape.direct = changes, (numbers, seed), plan
     note_plan(room, plan[0])
     return plan
 

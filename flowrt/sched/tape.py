@@ -147,7 +147,7 @@ class Tape:
         self.passes_on = len(self._fresh) < len(self.recording.outputs)
         self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
         self._rooms: deque[_Room] = deque(maxlen=spare)
-        self.direct: tuple[int, tuple[Any, ...]] | None = None  # see `sched.direct`
+        self.direct: tuple[int, tuple[Any, int], tuple[Any, ...]] | None = None  # see `sched.direct`
         self.laid: Laid | None = None
         self._counted = any(counted(o.spec.nbytes) for o in self.recording.outputs if o.fresh)
 

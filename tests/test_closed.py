@@ -1,0 +1,80 @@
+"""Plans that are run over and over by one call: the same as their executor runs, number by number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.errors import FlowrtError
+from flowrt.sched.closed import Closed
+
+if TYPE_CHECKING:
+    from flowrt.sched.executor import Executor
+
+SEED = 5
+
+
+def built() -> tuple[fr.Graph, list[Any]]:
+    """Rows of a table, their sum, a draw, and a table that moves with every run."""
+    with fr.Graph() as graph:
+        table = fr.Variable(np.arange(12, dtype=np.float32).reshape(6, 2))
+        moved = fr.Variable(np.zeros(3, np.float32), name="moved")
+        rows = fr.take(table, fr.placeholder("int32", (None,), name="rows"))
+        drawn = fr.random.uniform((3,), seed=1)
+        with fr.control_dependencies([moved.assign_add(drawn)]):
+            fetches = [fr.identity(rows), fr.sum(rows), fr.identity(drawn)]
+    return graph, fetches
+
+
+async def executor_of(session: fr.Session, fetches: list[Any]) -> tuple[Executor, Any]:
+    (fed,) = [node.outputs[0] for node in session.graph.nodes if node.name == "rows"]
+    await session.run(fetches, {fed: np.int32([0])})
+    registered: Executor = session._step(fetches, (fed,)).registered
+    return registered, fed
+
+
+async def test_runs_are_those_of_the_executor_with_the_numbers_that_are_told() -> None:
+    graph, fetches = built()
+    async with fr.Session(graph) as session:
+        executor, _ = await executor_of(session, fetches)
+        closed, rows = Closed(executor, SEED), np.int32([5, 0, 5])
+        for number in (*range(1, 40), 3, 3, 70):
+            found, expected = closed.run_now([rows], number), executor.run_now([rows], number, SEED)
+            if found is None or expected is None:
+                continue  # kernels were not there yet
+            for one, other in zip(found, expected, strict=True):
+                assert (type(one), one.dtype, one.shape) == (np.ndarray, other.dtype, other.shape)
+                np.testing.assert_array_equal(one, other)
+        for other in ([1], [2, 2, 2, 2], [5, 0, 5]):
+            found = closed.run_now([np.int32(other)], 9)
+            if found is not None:
+                np.testing.assert_array_equal(found[0], np.arange(12).reshape(6, 2)[other])
+
+
+async def test_two_callers_of_one_plan_have_numbers_of_their_own() -> None:
+    graph, fetches = built()
+    async with fr.Session(graph) as session:
+        executor, _ = await executor_of(session, fetches)
+        first, second, rows = Closed(executor, SEED), Closed(executor, SEED + 1), np.int32([1])
+        for number in range(60):
+            draws = [
+                (closed.run_now([rows], n) or [None])[-1] for closed, n in ((first, 7), (second, 7), (first, number))
+            ]
+            again = [executor.run_now([rows], n, seed) for n, seed in ((7, SEED), (7, SEED + 1), (number, SEED))]
+            for found, expected in zip(draws, again, strict=True):
+                if found is not None and expected is not None:
+                    np.testing.assert_array_equal(found, expected[-1])
+
+
+async def test_a_failure_names_the_node_and_later_runs_go_well() -> None:
+    graph, fetches = built()
+    async with fr.Session(graph) as session:
+        executor, _ = await executor_of(session, fetches)
+        closed = Closed(executor, SEED)
+        for _ in range(20):
+            assert closed.run_now([np.int32([1])], 1) is not None
+            with pytest.raises(FlowrtError, match="an index is out of range"):
+                closed.run_now([np.int32([9])], 1)
