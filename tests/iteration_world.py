@@ -1,6 +1,7 @@
 """Servers and replicas of a run over a network that the test moves: every message is delivered, or lost, when it says.
 
-Each server keeps one variable, from which every update takes 1, and its version.
+Each server keeps one variable, from which every update takes 1, and its version. Replicas are told the variable, or
+with ``rows`` it is gathered for a batch: then what comes is the variable and the batch that was named.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ class FakePlan:
 
     @property
     def plan(self) -> Any:
-        return SimpleNamespace(feeds=[PlanFeed(f"feed {i}", spec, "here") for i, spec in enumerate(self.specs)])
+        feeds = [PlanFeed(f"feed {i}", spec, "here") for i, spec in enumerate(self.specs)]
+        return SimpleNamespace(feeds=feeds, fetches=())
 
     def run_now(self, feeds: list[Any], number: int, seed: int) -> list[Any] | None:
         return None if self.slow else self.compute(feeds, number)
+
+    def direct_plan(self, *how: Any) -> None:
+        """It can be run by no direct call."""
 
     async def run(self, feeds: list[Any], context: Any) -> list[Any]:
         await self.go.wait()
@@ -73,11 +78,14 @@ class FakeHost:
 class World:
     """A run of ``replicas`` replicas over ``servers`` servers, begun."""
 
-    def __init__(self, replicas: int = 2, servers: int = 1, *, take: int | None = None, version: int = 0) -> None:
+    def __init__(
+        self, replicas: int = 2, servers: int = 1, *, take: int | None = None, version: int = 0, rows: bool = False
+    ) -> None:
         self.servers = tuple(f"/job:ps/task:{i}" for i in range(servers))
         self.workers = tuple(f"/job:worker/task:{i}" for i in range(replicas))
         self.policy: tuple[Any, ...] = ("all",) if take is None else ("first", take)
         self.version = version
+        self.rows = rows
         self.ways: dict[tuple[str, str], deque[Any]] = {}
         self.client: list[Any] = []
         self.used: list[tuple[int, int, int]] = []  # (replica, version, batch) of each tower that ended
@@ -85,7 +93,7 @@ class World:
         self.alive = True
         self.hosts = {task: FakeHost(task) for task in (*self.servers, *self.workers)}
         self.nodes = {task: self._node(host) for task, host in self.hosts.items()}
-        self.towers = [FakePlan([NUMBER] * (1 + servers), self._tower(r)) for r in range(replicas)]
+        self.towers = [FakePlan([NUMBER] * (1 + (1 + rows) * servers), self._tower(r)) for r in range(replicas)]
         for task in self.servers:
             self.hosts[task].put("w", -float(version))
             self.hosts[task].put("step", np.int64(version))
@@ -98,7 +106,9 @@ class World:
 
     def _tower(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
         def compute(feeds: list[Any], number: int) -> list[Any]:
-            batch, *values = feeds
+            batch, *told = feeds
+            values, named = told[: len(self.servers)], told[len(self.servers) :]
+            assert all(other == batch for other in named), f"rows for {named} of {batch}"
             assert all(value == -number for value in values), f"version {number} of {values}"
             self.used.append((replica, number, int(batch)))
             gradient = np.array(np.nan if replica in self.spoiled else 1.0)
@@ -123,7 +133,8 @@ class World:
             return []
 
         check = FakePlan([NUMBER], lambda feeds, _: [np.isfinite(feeds[0])])
-        plans = [check, FakePlan([*[NUMBER] * members, COUNT], apply)]
+        gather = FakePlan([NUMBER], lambda feeds, _: [host.get("w", NUMBER).copy(), feeds[0]])
+        plans = [check, FakePlan([*[NUMBER] * members, COUNT], apply), gather]
         role = BeginServer(
             run=run,
             container="",
@@ -139,7 +150,8 @@ class World:
             apply=1,
             applied=(*((member, 0) for member in range(members)), (-1, -1)),
             versions=("step",),
-            values=(("", "w"),),
+            values=() if self.rows else (("", "w"),),
+            gather=2 if self.rows else -1,
             seed=0,
         )
         await self.nodes[host.task].answer(role, epoch, plans.__getitem__)  # type: ignore[arg-type]
@@ -154,7 +166,9 @@ class World:
             servers=self.servers,
             version=self.version,
             plan=number,
-            feeds=((-1, 0), *((server, 0) for server in range(len(self.servers)))),
+            feeds=((-1, 0), *((server, i) for i in range(1 + self.rows) for server in range(len(self.servers)))),
+            ask=-1,
+            wants=((0,) if self.rows else (),) * len(self.servers),
             told=1,
             parts=tuple((server,) for server in range(len(self.servers))),
             seed=0,

@@ -68,8 +68,9 @@ async def test_nodes_go_on_without_the_client_as_far_as_it_allowed_and_it_hears_
         assert len(made.reports()) == 3
 
 
-async def test_a_step_costs_an_update_and_a_version_for_each_replica_and_a_report() -> None:
-    async with world(3) as made:
+@pytest.mark.parametrize("rows", [False, True])
+async def test_a_step_costs_an_update_and_a_version_for_each_replica_and_a_report(rows: bool) -> None:
+    async with world(3, rows=rows) as made:
         for replica in range(3):
             made.give(replica, 1, 2, 3, 4, 5)
         made.allow(2)
@@ -171,6 +172,19 @@ async def test_a_replica_that_says_nothing_is_told_two_versions_and_then_only_th
 def outcomes_before(made: World, version: int) -> dict[int, Any]:
     made.client += [message for message in made.ways[made.servers[0], CLIENT] if message not in made.client]
     return outcomes(made, version)
+
+
+async def test_a_replica_that_waits_for_rows_of_versions_gone_by_is_told_the_newest() -> None:
+    async with world(2, take=1, rows=True) as made:
+        made.allow(9)
+        made.give(0, 1)
+        made.settle()
+        made.give(1, 1)
+        made.give(0, *range(2, 7))
+        made.settle(without=[made.workers[1]])
+        assert made.state() == [(-6, 6)]
+        made.settle()
+        assert made.used[-1] == (1, 6, 1)
 
 
 async def test_updates_that_are_not_finite_end_the_run_and_move_nothing() -> None:
@@ -318,8 +332,11 @@ async def random_steps(
             act(made, rng)
 
 
+@pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-async def test_whatever_is_lost_repeated_or_reordered_all_servers_apply_the_same_sets_once(seed: int) -> None:
+async def test_whatever_is_lost_repeated_or_reordered_all_servers_apply_the_same_sets_once(
+    seed: int, rows: bool
+) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     replicas, servers = rng.randint(1, 4), rng.randint(1, 3)
@@ -335,7 +352,7 @@ async def test_whatever_is_lost_repeated_or_reordered_all_servers_apply_the_same
             allowed = min(allowed + 1, 12)
             made.allow(allowed)
 
-    async with world(replicas, servers, take=rng.randint(1, replicas)) as made:
+    async with world(replicas, servers, take=rng.randint(1, replicas), rows=rows) as made:
         await random_steps(made, rng, 1500, act)
         for replica in range(replicas):
             made.give(replica, *range(given[replica] + 1, 31))

@@ -126,12 +126,12 @@ def compile_step(
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placed = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     placement = move_gathers(step, placed, supports) if optimize else placed
+    moved = sum(placement[i] is not device for i, device in placed.items()) if placement is not placed else 0
     home = _home(devices, _end(step, placement, default) if ends is Ends.FETCHED else default)
     if ends is Ends.FETCHED:
         placement = settle(step, placement, [d for d in devices if d.host == home.host], supports)
     texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
     report("place", **Counter(texts[id(device)] for device in placement.values()))
-    moved = sum(placement[i] is not device for i, device in placed.items()) if placement is not placed else 0
     if moved:
         report("move_gathers", moved=moved)
     names = {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}

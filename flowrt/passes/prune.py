@@ -42,12 +42,11 @@ def placeholders_of(wanted: Iterable[Any]) -> tuple[Tensor, ...]:
     return tuple(node.outputs[0] for node in found if node.op.name == "placeholder")
 
 
-def reads_of(wanted: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The plain reads that ``wanted`` depend on, but for those of variables that computing them writes."""
-    nodes = [wanted[0].graph.nodes[index] for index in sorted(_needed([tensor.op for tensor in wanted], {}))]
-    plain = [node for node in nodes if node.op.name == READ and not node.attrs.get("fresh")]
-    others = {name for node in nodes if node.op.name != READ for name in node.resources}
-    return tuple(node.outputs[0] for node in plain if others.isdisjoint(node.resources))
+def reads_of(step: Step) -> tuple[Tensor, ...]:
+    """The plain reads of ``step``, but for those of variables that it writes."""
+    plain = [node for node in step.nodes.values() if node.op.name == READ and not node.attrs.get("fresh")]
+    others = {name for node in step.nodes.values() if node.op.name != READ for name in node.resources}
+    return tuple(step.graph.nodes[node.id].outputs[0] for node in plain if others.isdisjoint(node.resources))
 
 
 def _check_family(graph: Graph, fetches: Sequence[Tensor], targets: Sequence[Node], feeds: Sequence[Tensor]) -> None:

@@ -36,6 +36,36 @@ class Gather:
     rows: Tensor
 
 
+@valueclass
+class Asked:
+    """How the rows of ``gathers`` are asked for: by values of a batch, which are ``inputs``, then ``computed`` ones."""
+
+    inputs: tuple[Tensor, ...]
+    computed: tuple[Tensor, ...]
+    gathers: tuple[Gather, ...]
+
+    @classmethod
+    def of(cls, inputs: Sequence[Tensor], gathers: Sequence[Gather]) -> Asked:
+        """What has to be computed for these gathers is each ``asked`` that is no input, once."""
+        computed = dict.fromkeys(gather.asked for gather in gathers if gather.asked not in set(inputs))
+        return cls(tuple(inputs), tuple(computed), tuple(gathers))
+
+    @property
+    def values(self) -> tuple[Tensor, ...]:
+        """All values of a batch."""
+        return (*self.inputs, *self.computed)
+
+    @property
+    def feeds(self) -> tuple[Tensor, ...]:
+        """All that a tower is fed but variables: the values of a batch, and the rows."""
+        return (*self.values, *(gather.rows for gather in self.gathers))
+
+    def wants(self, among: Sequence[Gather]) -> tuple[int, ...]:
+        """Which values of a batch tell the rows of some of the gathers: once each, in the order of first use."""
+        place = {value: i for i, value in enumerate(self.values)}
+        return tuple(dict.fromkeys(place[gather.asked] for gather in among))
+
+
 def find_gathers(outputs: Sequence[Tensor], inputs: Sequence[Tensor], tables: Sequence[Variable]) -> list[Gather]:
     """What a tower that computes ``outputs`` from a batch, its ``inputs``, gathers from each of ``tables``, in order.
 

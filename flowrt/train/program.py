@@ -1,7 +1,8 @@
 """Plans of a trainer for the nodes of a session, and what each node is told to be when a run of them begins.
 
 Law: pure but for registering. Parameter servers of a trainer that lie on one task are one server of a run. Of the
-variables that lie on servers, replicas are told the values that their towers read.
+variables that lie on servers, replicas are told the values that their towers read; of those that a tower takes nothing
+but rows of, which its batch tells, these are gathered on the server.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.device import Device
+from flowrt.eager import evaluate
 from flowrt.errors import GraphError
 from flowrt.op import as_value
 from flowrt.passes import Compiled, Ends
-from flowrt.passes.prune import reads_of
+from flowrt.passes.fold_constants import fold_constants
+from flowrt.passes.prune import prune, reads_of
 from flowrt.runners import Runner, compile_for
 from flowrt.sched.iteration.messages import BeginReplica, BeginServer, Look
 from flowrt.sched.iteration.policies import policy_to_data
+from flowrt.train.gathers import Asked, Gather, find_gathers
 from flowrt.train.updates import parts_of
 from flowrt.valueclass import valueclass
 
@@ -51,14 +55,15 @@ async def make_program(session: Session, trainer: Replicated) -> Program:
     compiler = partial(
         compile_for, runner, trainer.graph, optimize=session.options.optimize, placement=session._placement
     )
-    return await _Maker(trainer, runner, compiler, session._seed).make()
+    return await _Maker(trainer, runner, compiler, session._seed, session.options.optimize).make()
 
 
 class _Maker:
-    def __init__(self, trainer: Replicated, runner: Runner, compiler: Compile, seed: int) -> None:
+    def __init__(self, trainer: Replicated, runner: Runner, compiler: Compile, seed: int, optimize: bool) -> None:
         self._trainer = trainer
         self._runner = runner
         self._compile = compiler
+        self._optimize = optimize
         self._common: dict[str, Any] = {"container": trainer.container, "group": trainer.name, "seed": seed}
         self._shards = trainer.shards
         self._home = self._places([as_value(v) for v in (*trainer.variables, *(s.step for s in self._shards))])
@@ -72,18 +77,24 @@ class _Maker:
 
     async def make(self) -> Program:
         trainer, lost = self._trainer, self._runner.lost
-        read = {t.replica: self._reads(t) for t in trainer.towers if t.node not in lost}
+        asked = {t.replica: self._asked(t) for t in trainer.towers if t.node not in lost}
+        read = {r: self._reads(trainer.towers[r], asked[r]) for r in asked}
         values = [
             tuple(dict.fromkeys(name for reads in read.values() for name in reads if self._home[name] == task))
             for task in self._servers
         ]
-        towers = {r: self._compile_tower(trainer.towers[r], list(reads.values())) for r, reads in read.items()}
+        towers = {
+            r: self._compile(_fetches(trainer.towers[r]), [], [*asked[r].feeds, *reads.values()], ends=Ends.FETCHED)
+            for r, reads in read.items()
+        }
         replicas = tuple(towers[t.replica].home if t.replica in towers else t.node for t in trainer.towers)
-        begin_servers = await self._make_servers(values, replicas)
+        begin_servers = await self._make_servers(values, replicas, next(iter(asked.values())))
         begin_replicas: list[Callable[..., BeginReplica] | None] = [None] * trainer.replicas
         for replica, tower in towers.items():
-            reads = list(read[replica])
-            begin_replicas[replica] = await self._make_replica(trainer.towers[replica], tower, reads, values)
+            begin_replicas[replica] = partial(
+                await self._make_replica(trainer.towers[replica], tower),
+                **await self._make_feeds(asked[replica], list(read[replica]), values, tower.home),
+            )
         looks = tuple(Look(trainer.container, trainer.name, self._steps_on(task)) for task in self._servers)
         return Program(self._servers, looks, begin_servers, replicas, tuple(begin_replicas))
 
@@ -97,7 +108,7 @@ class _Maker:
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _make_servers(
-        self, values: Sequence[tuple[Name, ...]], replicas: tuple[str, ...]
+        self, values: Sequence[tuple[Name, ...]], replicas: tuple[str, ...], asked: Asked
     ) -> tuple[Callable[..., BeginServer], ...]:
         version = self._trainer.version
         feeds = [*(part for s in self._shards for member in s.parts for part in member), version]
@@ -120,6 +131,7 @@ class _Maker:
                     applied=self._applied(task, plans[task]),
                     versions=self._steps_on(task),
                     values=values[number],
+                    gather=await self._make_gather(task, asked),
                     **await self._make_check(task),
                     **self._common,
                 )
@@ -147,8 +159,19 @@ class _Maker:
         compiled = self._compile(finite, [], parts, ends=Ends.FETCHED)
         return {"check": await self._install(compiled), "checked": tuple(range(len(parts)))}
 
-    async def _install(self, compiled: Compiled) -> int:
-        if len(compiled.plans) > 1:
+    async def _make_gather(self, task: str, asked: Asked) -> int:
+        """What takes the rows of a task's tables that a tower asks for."""
+        gathers = self._gathers_on(task, asked)
+        if not gathers:
+            return -1
+        feeds = [asked.values[i] for i in asked.wants(gathers)]
+        return await self._install(self._compile([g.rows for g in gathers], [], feeds, ends=Ends.FETCHED), task)
+
+    def _gathers_on(self, task: str, asked: Asked) -> list[Gather]:
+        return [gather for gather in asked.gathers if self._home[_name(gather.table)] == task]
+
+    async def _install(self, compiled: Compiled, task: str = "") -> int:
+        if len(compiled.plans) > 1 or (task and compiled.home != task):
             raise GraphError(
                 f"a replica or server of {self._trainer.name!r} needs what lies on another task: "
                 f"{', '.join(compiled.plans)}"
@@ -157,21 +180,39 @@ class _Maker:
 
     # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _reads(self, tower: Tower) -> dict[Name, Tensor]:
+    def _asked(self, tower: Tower) -> Asked:
+        """What a tower has servers gather; nothing where its plans are to be as the program says."""
+        inputs, tables = tuple(tower.inputs.values()), self._trainer.variables if self._optimize else []
+        on_servers = [table for table in tables if self._home[_name(table)] in self._servers]
+        return Asked.of(inputs, find_gathers(_fetches(tower), inputs, on_servers))
+
+    def _reads(self, tower: Tower, asked: Asked) -> dict[Name, Tensor]:
         """What a tower reads of variables that lie on servers, by their names."""
-        found = {read.op.resources[0]: read for read in reads_of(_fetches(tower))}
+        step = prune(self._trainer.graph, _fetches(tower), (), asked.feeds)
+        reads = reads_of(fold_constants(step, evaluate) if self._optimize else step)
+        found = {read.op.resources[0]: read for read in reads}
         return {name: read for name, read in found.items() if self._home.get(name) in self._servers}
 
-    def _compile_tower(self, tower: Tower, reads: Sequence[Tensor]) -> Compiled:
-        return self._compile(_fetches(tower), [], [*tower.inputs.values(), *reads], ends=Ends.FETCHED)
-
-    async def _make_replica(
-        self, tower: Tower, compiled: Compiled, reads: Sequence[Name], values: Sequence[tuple[Name, ...]]
-    ) -> Callable[..., BeginReplica]:
-        trainer, feeds = self._trainer, [(-1, i) for i in range(len(tower.inputs))]
+    async def _make_feeds(
+        self, asked: Asked, reads: Sequence[Name], values: Sequence[tuple[Name, ...]], task: str
+    ) -> dict[str, Any]:
+        """What a tower on a task is fed, and what it asks for."""
+        feeds, rows = [(-1, i) for i in range(len(asked.values))], [len(told) for told in values]
+        for name in (_name(gather.table) for gather in asked.gathers):
+            server = self._servers.index(self._home[name])
+            feeds.append((server, rows[server]))
+            rows[server] += 1
         for name in reads:
             server = self._servers.index(self._home[name])
             feeds.append((server, values[server].index(name)))
+        ask = -1
+        if asked.computed:
+            ask = await self._install(self._compile(asked.computed, [], asked.inputs, ends=Ends.FETCHED), task)
+        wants = tuple(asked.wants(self._gathers_on(server, asked)) for server in self._servers)
+        return {"feeds": tuple(feeds), "ask": ask, "wants": wants}
+
+    async def _make_replica(self, tower: Tower, compiled: Compiled) -> Callable[..., BeginReplica]:
+        trainer = self._trainer
         order = {id(part): i for i, part in enumerate(_parts(tower))}
         return partial(
             BeginReplica,
@@ -179,7 +220,6 @@ class _Maker:
             replicas=trainer.replicas,
             servers=self._servers,
             plan=await self._install(compiled),
-            feeds=tuple(feeds),
             told=1 + len(tower.metrics),
             parts=tuple(
                 tuple(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.device import CLIENT
 from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
+from flowrt.sched.closed import Closed
 from flowrt.sched.iteration.messages import (
     Allow,
     Applied,
@@ -28,11 +29,13 @@ from flowrt.sched.iteration.messages import (
     Lost,
     Order,
     Ready,
+    Rows,
     Seen,
     Settle,
     Stop,
     Update,
     Version,
+    Wants,
 )
 from flowrt.sched.iteration.replica import Replica
 from flowrt.sched.iteration.server import Server
@@ -67,11 +70,11 @@ class Iterations:
     def hear(self, peer: str, message: Any) -> None:
         """Do as ``peer`` says, if it is about a run that goes on here."""
         match message:
-            case Update() | Seen() | Order() | Allow() | Lost() | Ready() | Held() | Applied() | Failed():
+            case Update() | Seen() | Wants() | Order() | Allow() | Lost() | Ready() | Held() | Applied() | Failed():
                 server = self._servers.get(message.run)
                 if server is not None:
                     self._told(server, message)
-            case Version() | Batch():
+            case Version() | Rows() | Batch():
                 replica = self._replicas.get((message.run, message.replica))
                 if replica is not None:
                     self._told(replica, message)
@@ -126,7 +129,9 @@ class Iterations:
                 return self._begin_server(asked, epoch, plans)
             case BeginReplica():
                 way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
-                replica = self._replicas[asked.run, asked.replica] = Replica(asked, plans(asked.plan), way)
+                ask = None if asked.ask < 0 else Closed(plans(asked.ask), asked.seed)
+                replica = Replica(asked, Closed(plans(asked.plan), asked.seed), ask, way)
+                self._replicas[asked.run, asked.replica] = replica
                 replica.start()
                 return None
             case Stop(run):
@@ -161,8 +166,9 @@ class Iterations:
         if at != {asked.version}:
             raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
         way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
-        check = None if asked.check < 0 else plans(asked.check)
-        server = Server(asked, check, plans(asked.apply), way, lambda: self._end(asked.run, True))
+        check, gather = (None if p < 0 else Closed(plans(p), asked.seed) for p in (asked.check, asked.gather))
+        apply = Closed(plans(asked.apply), asked.seed)
+        server = Server(asked, check, apply, gather, way, lambda: self._end(asked.run, True))
         if before is not None:
             self._servers.pop(before.role.run, None)
         self._newest[trainer] = self._servers[asked.run] = server

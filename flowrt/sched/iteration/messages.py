@@ -57,6 +57,7 @@ class BeginServer:
             for the version that this makes.
         versions: The names of the variables, in ``container``, that hold the version here.
         values: The names (container, name) of the variables that replicas are told, in order.
+        gather: The plan that takes rows of tables, fed what a replica wants; -1 where replicas want none.
         seed: Of what random ops draw.
     """
 
@@ -75,6 +76,7 @@ class BeginServer:
     applied: tuple[tuple[int, int], ...]
     versions: tuple[str, ...]
     values: tuple[tuple[str, str], ...]
+    gather: int
     seed: int
 
 
@@ -90,7 +92,9 @@ class BeginReplica:
         plan: The tower. Its feeds are, in order, what ``feeds`` says; its fetches are ``told`` values for the client,
             then the parts of the update.
         feeds: For each feed of the plan, (-1, i) for the i-th value of a batch, or (server, i) for the i-th value that
-            the server tells.
+            the server tells; rows that it takes are behind its variables' values.
+        ask: The plan that computes, from a batch, more values of it, which tell rows; -1 where there are none.
+        wants: For each server, which values of a batch it is to be told, as they tell the rows that are wanted of it.
         told: How many fetches are for the client.
         parts: For each server, which of the other fetches are its parts of an update.
     """
@@ -104,6 +108,8 @@ class BeginReplica:
     version: int
     plan: int
     feeds: tuple[tuple[int, int], ...]
+    ask: int
+    wants: tuple[tuple[int, ...], ...]
     told: int
     parts: tuple[tuple[int, ...], ...]
     seed: int
@@ -157,7 +163,8 @@ class Lost:
 class Update:
     """A replica's update of ``version``: this server's ``parts``, and for server 0, what is ``told`` to the client.
 
-    ``ready`` is how many batches it has been given so far.
+    ``ready`` is how many batches it has been given so far; ``wants`` are (number, values) of those that `Wants` would
+    tell of with no version.
     """
 
     run: int
@@ -166,6 +173,7 @@ class Update:
     ready: int
     parts: tuple[Any, ...]
     told: tuple[Any, ...] = ()
+    wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
 
 
 @valueclass
@@ -184,6 +192,20 @@ class Seen:
     run: int
     replica: int
     version: int
+
+
+@valueclass
+class Wants:
+    """To a server: which rows of its tables batch ``number`` of a replica wants, as ``values`` tell.
+
+    They come with a version to be told; with ``version``, the replica has that and wants rows of it now.
+    """
+
+    run: int
+    replica: int
+    number: int
+    version: int
+    values: tuple[Any, ...]
 
 
 @valueclass
@@ -206,7 +228,8 @@ class Version:
     """The ``values`` of a server's variables at ``version``, in the order of `BeginServer.values`.
 
     From server 0, ``spent`` is how many batches of the replica are, and if it has ``begun`` this version, it is to
-    compute its update from the last of these. From others both mean nothing.
+    compute its update from the last of these. From others both mean nothing. ``number`` is the batch for which rows
+    come, 0 if for none: here, or, if it takes long to gather them, as `Rows`.
     """
 
     run: int
@@ -216,6 +239,20 @@ class Version:
     spent: int
     begun: bool
     values: tuple[Any, ...]
+    number: int = 0
+    rows: tuple[Any, ...] = ()
+
+
+@valueclass
+class Rows:
+    """What batch ``number`` of a replica wants of a server's tables at ``version``."""
+
+    run: int
+    version: int
+    server: int
+    replica: int
+    number: int
+    rows: tuple[Any, ...]
 
 
 # ── servers among themselves ─────────────────────────────────────────────────────────────────────────────────────────
@@ -286,8 +323,8 @@ class Ended:
 KINDS: tuple[type[Any], ...] = (
     *(Look, Settle, BeginServer, BeginReplica, Stop),
     *(Batch, Allow, Lost),
-    *(Update, Ready, Seen, Failed),
-    *(Version, Held, Order, Applied, Report, Ended),
+    *(Update, Ready, Seen, Wants, Failed),
+    *(Version, Rows, Held, Order, Applied, Report, Ended),
 )
 
 

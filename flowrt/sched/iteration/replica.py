@@ -2,7 +2,8 @@
 
 Law: it computes the newest version that every server has told it of, from the batch that server 0 has booked for it, at
 most once, and posts its update; what a newer version overtakes is cut off. A batch that comes to a replica that waits
-for one is used at once and announced, and is booked by that. Which updates count is nothing to it.
+for one is used at once and announced, and is booked by that. Rows that it takes of tables are waited for. Which
+updates count is nothing to it.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import name_error
-from flowrt.sched.iteration.messages import Batch, BeginReplica, Failed, Ready, Seen, Update, Version
+from flowrt.sched.iteration.asking import Asking
+from flowrt.sched.iteration.messages import Batch, BeginReplica, Failed, Ready, Rows, Seen, Update, Version
 from flowrt.sched.iteration.way import Way, checked
 
 if TYPE_CHECKING:
-    from flowrt.sched.executor import Executor
+    from flowrt.sched.closed import Closed
     from flowrt.sched.rendezvous import Array
 
 
 class Replica:
-    """One replica of a run."""
+    """One replica of a run. It computes ``tower``, and by ``ask``, if there is that, what tells which rows it takes."""
 
-    def __init__(self, role: BeginReplica, tower: Executor, way: Way) -> None:
+    def __init__(self, role: BeginReplica, tower: Closed, ask: Closed | None, way: Way) -> None:
         self.role = role
         self._tower = tower
         self.way = way
@@ -31,13 +33,16 @@ class Replica:
         self._values: list[Sequence[Any]] = [()] * len(role.servers)
         self._batches: dict[int, Sequence[Any]] = {}
         self._given = 0  # batches that have come
+        self._used = 0  # the last of them that was computed with
         self._announced = 0  # of them, those that server 0 was told of
         self._spent = 0
         self._booked = False  # server 0 has booked the last of the spent ones for the newest version
         self._done = role.version - 1  # the newest version that was computed, or failed
         self._on = role.version - 1  # the version that `task` computes
+        self._claimed = role.version - 1  # the newest version that it told server 0 to begin without being told to
         self.task: asyncio.Task[None] | None = None
         self._posted: Sequence[Update] = ()
+        self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
 
     def start(self) -> None:
         """Ask every server for its values."""
@@ -50,17 +55,34 @@ class Replica:
         if self.task is not None:
             self.task.cancel()
 
-    def hear(self, message: Batch | Version) -> None:
-        """Take in a batch, or a version."""
+    def hear(self, message: Batch | Version | Rows) -> None:
+        """Take in a batch, a version, or rows."""
         match message:
             case Batch(_, _, number, values):
                 if number == self._given + 1:  # one beyond that is posted again, with those before it
-                    self._batches[number] = values
                     self._given = number
-                    self._go_on()
+                    if self._asking is None:
+                        self._admit(number, values)
+                    else:
+                        self._asking.come(number, values)
             case Version():
                 if message.version > self._at[message.server]:
                     self._take(message)
+                elif message.version == self._at[message.server]:
+                    self._take_rows(message)  # those that came with it before may be lost
+            case Rows():
+                self._take_rows(message)
+
+    def _take_rows(self, message: Version | Rows) -> None:
+        if self._asking is not None:
+            self._asking.hear(message)
+            self._go_on()
+
+    def _admit(self, number: int, values: Sequence[Any]) -> None:
+        self._batches[number] = values
+        self._go_on()
+        if self._asking is not None and (self.task is not None or number <= self._used + 1):
+            self._asking.say()  # no update is to be posted soon
 
     def broken(self, peer: str) -> None:
         """Say again what a server at ``peer`` may not have heard."""
@@ -73,10 +95,14 @@ class Replica:
                 self._see(server, self._at[server])
             if server == 0 and self._announced:
                 self.way.post(task, Ready(self.role.run, self.role.replica, self._announced))
+            if self._asking is not None:
+                self._asking.broken(server, self._batches)
 
     def _take(self, message: Version) -> None:
         server = message.server
         self._at[server], self._values[server] = message.version, message.values
+        if self._asking is not None:
+            self._asking.hear(message)
         if server == 0:
             self._spent, self._booked = message.spent, message.begun
             for number in [n for n in self._batches if n < self._spent + (not self._booked)]:
@@ -104,11 +130,12 @@ class Replica:
                 for server in range(len(self._at)):
                     self._see(server, version)
             return
-        if not self._booked:  # server 0 may know of the batch already, and have booked it meanwhile
-            self._announced = self._given
+        if not self._booked and self._claimed < version:  # which server 0 may have booked meanwhile
+            self._announced, self._claimed = self._given, version
             self.way.post(self.role.servers[0], Ready(self.role.run, self.role.replica, self._given))
-        self._on = version
-        self._compute(version, self._batches[number])
+        if self._asking is None or self._asking.has(version, number, self._batches[number]):
+            self._on, self._used = version, number
+            self._compute(version, self._batches[number])
 
     def _compute(self, version: int, batch: Sequence[Any]) -> None:
         role, way = self.role, self.way
@@ -131,6 +158,8 @@ class Replica:
         )
         if self.task is not None:
             self.task.add_done_callback(self._ended)
+            if self._asking is not None:
+                self._asking.say()
 
     async def _compute_late(self, version: int, feeds: Sequence[Array]) -> None:
         """As `Way.compute`, but that the update is posted after the delay that the node was started with."""
@@ -146,7 +175,10 @@ class Replica:
             self._finish(version, fetches)
 
     def _feeds(self, batch: Sequence[Any]) -> list[Any]:
-        return [batch[i] if server < 0 else self._values[server][i] for server, i in self.role.feeds]
+        told = self._values
+        if self._asking is not None:
+            told = [[*values, *self._asking.rows_of(server)] for server, values in enumerate(told)]
+        return [batch[i] if server < 0 else told[server][i] for server, i in self.role.feeds]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
@@ -157,6 +189,7 @@ class Replica:
         role = self.role
         told, parts = tuple(fetches[: role.told]), fetches[role.told :]
         self._done, self._announced = version, self._given
+        wants = [()] * len(role.servers) if self._asking is None else self._asking.with_update()
         self._posted = [
             Update(
                 role.run,
@@ -165,11 +198,15 @@ class Replica:
                 self._given,
                 tuple([parts[i] for i in role.parts[server]]),
                 () if server else told,
+                wants[server],
             )
             for server in range(len(role.servers))
         ]
         for task, update in zip(role.servers, self._posted, strict=True):
             self.way.post(task, update)
+
+    def _fail_batch(self, error: BaseException) -> None:
+        self._fail(max(self._at), error)
 
     def _fail(self, version: int, error: BaseException) -> None:
         role = self.role

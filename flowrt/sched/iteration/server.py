@@ -16,6 +16,7 @@ import numpy as np
 
 from flowrt.errors import GraphError, InternalError, name_error
 from flowrt.sched.iteration.coordination import Coordination
+from flowrt.sched.iteration.gathering import Gathering
 from flowrt.sched.iteration.messages import (
     Allow,
     Applied,
@@ -28,6 +29,7 @@ from flowrt.sched.iteration.messages import (
     Seen,
     Update,
     Version,
+    Wants,
 )
 from flowrt.sched.iteration.way import Way, checked
 from flowrt.sched.opening import Left
@@ -35,7 +37,7 @@ from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
 
 if TYPE_CHECKING:
-    from flowrt.sched.executor import Executor
+    from flowrt.sched.closed import Closed
     from flowrt.sched.rendezvous import Array
     from flowrt.spec import Spec
 
@@ -56,13 +58,20 @@ class Server:
     """One server of a run. Of server 0, ``ended`` is called when the run is over."""
 
     def __init__(
-        self, role: BeginServer, check: Executor | None, apply: Executor, way: Way, ended: Callable[[], None]
+        self,
+        role: BeginServer,
+        check: Closed | None,
+        apply: Closed,
+        gather: Closed | None,
+        way: Way,
+        ended: Callable[[], None],
     ) -> None:
         self.role = role
         self.way = way
         self.broke = False  # an update was begun to be applied, and is not
         self.over = False
         self._check, self._apply = check, apply
+        self._gathering = None if gather is None else Gathering(role, gather, way, self._fail)
         self._applying: asyncio.Task[None] | None = None
         self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version)
         self._told = [_Told() for _ in role.replicas]
@@ -91,6 +100,8 @@ class Server:
         coordination = self.coordination
         match message:
             case Update():
+                if self._gathering is not None:
+                    self._gathering.note(message)
                 self._acknowledge(message.replica, message.version)
                 if coordination is not None:
                     coordination.came(message)
@@ -99,6 +110,10 @@ class Server:
                 self._told[replica].listens = True
                 self._acknowledge(replica, version)
                 self._tell(replica)
+            case Wants():
+                if self._gathering is not None:
+                    self._gathering.hear(message, self._at)
+                self._acknowledge(message.replica, message.version)  # while it waits for rows it may be overtaken
             case Order(_, version, replicas):
                 self.obey(version, replicas)
             case Allow() | Lost() | Ready() | Held() | Applied() | Failed():
@@ -258,9 +273,9 @@ class Server:
         told.newest = self._at
         told.waiting.append(self._at)
         spent, begun = (0, False) if self.coordination is None else self.coordination.booked(replica)
-        self.way.post(
-            role.replicas[replica], Version(role.run, self._at, role.server, replica, spent, begun, self._values)
-        )
+        number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
+        told_now = Version(role.run, self._at, role.server, replica, spent, begun, self._values, number, rows)
+        self.way.post(role.replicas[replica], told_now)
 
     def _acknowledge(self, replica: int, version: int) -> None:
         told = self._told[replica]

@@ -14,7 +14,7 @@ from flowrt.sched.iteration.messages import step_number
 
 if TYPE_CHECKING:
     from flowrt.plan import PlanFeed
-    from flowrt.sched.executor import Executor
+    from flowrt.sched.closed import Closed
     from flowrt.sched.host import Host
     from flowrt.sched.rendezvous import Array
 
@@ -80,14 +80,14 @@ class Way:
         return RunContext((self.epoch, step_number(self.run, version, replica, replicas)), version, self.seed)
 
     def compute(
-        self, plan: Executor, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
+        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
     ) -> asyncio.Task[None] | None:
         """Call ``then`` with the plan's fetches, or ``failed``: before this returns, if the plan is short.
 
         Answers the task that it runs in otherwise; cancelled, that calls neither.
         """
         try:
-            fetches = plan.run_now(feeds, context.number, context.seed)
+            fetches = plan.run_now(feeds, context.number)
         except Exception as error:
             failed(error)
             return None
@@ -97,7 +97,7 @@ class Way:
         return None
 
     async def _compute(
-        self, plan: Executor, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
+        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
     ) -> None:
         try:
             fetches = await self.run_plan(plan, feeds, context)
@@ -106,7 +106,7 @@ class Way:
         else:
             then(fetches)
 
-    async def run_plan(self, plan: Executor, feeds: Sequence[Array], context: RunContext) -> list[Array]:
+    async def run_plan(self, plan: Closed, feeds: Sequence[Array], context: RunContext) -> list[Array]:
         """The plan's fetches, as a step of its own."""
         try:
             return await plan.run(feeds, context)
