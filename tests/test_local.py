@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_plans import Writer
 from local_world import FLOATS, Ends, another_process, neighbours, until
-from wire_world import TOKEN, on_both_loops, outcome, sockets
+from wire_world import MIB, TOKEN, on_both_loops, outcome, sockets
 
+import flowrt as fr
 from flowrt.errors import BrokenStream, NodeLost
 from flowrt.net import shared
 from flowrt.net.frames import Place
@@ -24,6 +26,8 @@ from flowrt.net.transport import Bounds, Connection, connect, serve
 from flowrt.sched.executor import own
 from flowrt.sched.memory import Memory
 from flowrt.sched.segments import LARGE, PAGE, SEALS, Segments, has_own_slot
+from flowrt.sched.units import PAST_CACHES, Action, find_units
+from flowrt.spec import Spec
 
 pytestmark = pytest.mark.skipif(not Local(Memory()).segments, reason="needs Linux' files in memory")
 
@@ -403,6 +407,44 @@ def test_of_a_killed_process_arrays_stay_and_what_it_kept_comes_back() -> None:
 
     asyncio.run(talk())
     assert sockets() == before
+
+
+async def test_nodes_and_client_read_a_large_variable_from_memory_whoever_dies() -> None:
+    count = 9 << 20  # of 36 MiB
+    with fr.Graph() as graph:
+        with fr.device("/job:ps/task:0"):
+            held = fr.Variable(fr.zeros((count,)), name="held", trainable=False)
+            change = held.assign(held + 1.0)
+        with fr.device("/job:worker/task:0"):
+            ends = fr.concat([held[:1], held[-1:]])
+    async with fr.LocalCluster(ps=1, worker=1) as cluster, fr.Session(graph, cluster=cluster) as session:
+        kept = []
+        for value in range(1, 4):
+            await session.run(change)
+            assert (await session.run(ends) == value).all()
+            kept.append(await session.run(held))
+        kept[1] += 10
+        await session.run(change)
+        assert [(array[0], array[-1]) for array in kept] == [(1, 1), (12, 12), (3, 3)]
+        runner: Any = session._runner
+        told = await runner._master.statistics()
+        assert told["/job:ps/task:0"]["bytes_shared"] == 6 * 4 * count
+        assert sum(each["bytes_by_socket"] for each in told.values()) < MIB
+        running = asyncio.ensure_future(outcome(session.run(ends)))
+        cluster.processes["/job:worker/task:0"].kill()
+        await running
+        assert (await session.run(held) == 4).all()
+    assert [(array[0], array[-1]) for array in kept] == [(1, 1), (12, 12), (3, 3)]
+
+
+def test_a_large_variable_that_is_only_sent_is_copied_past_the_caches() -> None:
+    def units(floats: int) -> list[Action]:
+        w, spec = Writer("/job:ps/task:0"), Spec("float32", (floats,))
+        w.send(w.node("read_variable", out=spec, container="", resource="v", dtype="float32", shape=(floats,)), 0, "c")
+        return [unit.action for unit in find_units(w.plan())]
+
+    assert units(PAST_CACHES // 4) == [Action.READ, Action.EFFECT]
+    assert units(PAST_CACHES // 4 - 1) == [Action.TAPE, Action.EFFECT]
 
 
 # ── hostile peers ────────────────────────────────────────────────────────────────────────────────────────────────────

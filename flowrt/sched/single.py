@@ -253,7 +253,10 @@ class Runners(dict[int, Runner]):
 
 def read_variable(node: PlanNode, variables: Variables, memory: Memory) -> Array:
     """A copy of a held variable."""
-    return memory.copy(variables.value(resource_of(node), variable_spec(node)))
+    value = variables.value(resource_of(node), variable_spec(node))
+    made = memory.output(value.shape, value.dtype)
+    np.copyto(made, value)
+    return made
 
 
 def write_variable(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:

@@ -61,6 +61,7 @@ class Wiring:
     fetches: tuple[int, ...]
 
 
+PAST_CACHES = 32 << 20  # bytes
 COMPUTED = STRUCTURED | STACKING | {"constant"}  # without a kernel of its own
 _KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
 _MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
@@ -96,7 +97,7 @@ def breaks_tape(node: PlanNode) -> bool:
 def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
     """The units of ``plan``: its regions, unless there are to be no ``tapes``, then the nodes that are in none."""
     starts = plan.value_starts()
-    regions = find_regions(plan, breaks_tape) if tapes else ()
+    regions = [r for r in find_regions(plan, breaks_tape) if not _reads_large(plan, r)] if tapes else []
     inside = {n for region in regions for n in region.nodes}
     units = [_unit(plan, Action.TAPE, r.nodes, r.inputs, r.outputs, r.control, r) for r in regions]
     for n, node in enumerate(plan.nodes):
@@ -104,6 +105,14 @@ def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
             outputs = tuple(range(starts[n], starts[n + 1]))
             units.append(_unit(plan, action_of(node), (n,), node.inputs, outputs, node.control))
     return tuple(units)
+
+
+def _reads_large(plan: Plan, region: Region) -> bool:
+    """Whether a region does nothing but copy variables, to be sent, that no cache holds: `memcpy` writes past them."""
+    nodes = [plan.nodes[n] for n in region.nodes]
+    return not plan.fetches and all(
+        node.op == READ and node.outputs[0].known and node.outputs[0].nbytes >= PAST_CACHES for node in nodes
+    )
 
 
 def _unit(
