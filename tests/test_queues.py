@@ -130,6 +130,40 @@ async def test_closing_wakes_who_waits_in_vain() -> None:
     assert numbers(await other.dequeue(1)) == [1]
 
 
+async def test_who_was_cancelled_in_the_same_breath_is_passed_over() -> None:
+    queue = Queue("q", 1)
+    takes = [asyncio.ensure_future(queue.dequeue(1)) for _ in range(3)]
+    await settled()
+    takes[0].cancel()
+    takes[1].cancel()
+    await queue.enqueue([element(1)])  # before those that were cancelled have woken
+    assert numbers(await takes[2]) == [1]
+    await queue.enqueue([element(2)])
+    puts = [asyncio.ensure_future(queue.enqueue([element(i)])) for i in (3, 4, 5)]
+    await settled()
+    puts[0].cancel()
+    puts[1].cancel()
+    assert numbers(await queue.dequeue(1)) == [2]
+    async with asyncio.timeout(5):
+        await puts[2]
+        assert numbers(await queue.dequeue(1)) == [5]
+    assert all(waiter.cancelled() for waiter in (*takes[:2], *puts[:2]))
+    assert queue.statistics().waiting_enqueues == queue.statistics().waiting_dequeues == len(queue) == 0
+
+
+async def test_a_cancelled_enqueue_some_of_which_was_taken_stands() -> None:
+    queue = Queue("q", 2)
+    await queue.enqueue([element(1), element(2)])
+    put = asyncio.ensure_future(queue.enqueue([element(3), element(4)]))
+    await settled()
+    assert numbers(await queue.dequeue(2)) == [1, 2]  # before the enqueue, which is served, has woken
+    assert numbers(await queue.dequeue(1)) == [3]
+    put.cancel()
+    await settled()
+    assert put.cancelled()
+    assert numbers(await queue.dequeue(1)) == [4]
+
+
 async def test_a_cancelled_waiter_changed_nothing_and_lets_the_next_one_through() -> None:
     queue = Queue("q", 2)
     await queue.enqueue([element(1), element(2)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tape_world import Array, PlanMaker, interpret, whole_region
 
+import flowrt as fr
 from flowrt.errors import FlowrtError
 from flowrt.kernels.launch import RUN_WORDS
 from flowrt.kernels.table import Call, Form, View, kernel
@@ -238,6 +239,20 @@ def test_a_value_computed_in_a_variable_is_not_written_over_by_the_next_while_it
     plan = make.plan(late)
     assert recorded(plan, array(5)).launches[-1].step.kernel.op == "copy"
     agree(plan, {"w": array(5, seed=1)}, array(5))
+
+
+def test_rows_are_not_moved_by_a_value_that_lies_where_they_do() -> None:
+    with fr.Graph() as graph:
+        g, w = fr.placeholder("float32", (4, 3)), fr.Variable(np.zeros((4, 3), np.float32))
+        new = fr.square(g)
+        with fr.control_dependencies([w.assign(new)]):
+            moved = w.scatter_add([1, 0, 3, 2], new)  # what is read of it last, and again written
+    with fr.BlockingSession(graph) as session:
+        for seed in range(2):
+            fed = array(4, 3, seed=seed)
+            session.run(moved, {g: fed})
+            squares = fed * fed
+            np.testing.assert_array_equal(session.run(w), squares + squares[[1, 0, 3, 2]])
 
 
 def test_two_variables_swap_what_was_computed_from_them() -> None:
