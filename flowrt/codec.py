@@ -54,7 +54,9 @@ PART = Limits(header=2 << 20, depth=64, items=1 << 15, arrays=1 << 12)
 
 _ARRAY = 1  # the extension code of an array
 _LARGEST = 2**63 - 1  # what NumPy can address
-_DTYPES = {wire.str.encode(): wire for wire in (np.dtype(name).newbyteorder("<") for name in DTYPES)}
+_WIRE = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+# where that is this machine's order, the one object that stands for each dtype: direct calls know arrays by it
+_DTYPES = {wire.str.encode(): np.dtype(name) if wire == np.dtype(name) else wire for name, wire in _WIRE.items()}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _PREFIX = struct.Struct("<I")
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]

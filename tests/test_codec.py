@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import struct
+import sys
 import time
 import tracemalloc
 from contextlib import suppress
@@ -376,3 +377,10 @@ def test_parts_are_within_the_limits_of_all_together() -> None:
 def test_a_part_that_no_reader_would_accept_is_refused_by_the_writer() -> None:
     with pytest.raises(SpecError, match="values"):
         pack_parts([(0,) * (PART.items + 1)])
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="elsewhere arrays come in another byte order than the machine's")
+def test_arrays_that_come_are_of_the_dtypes_that_direct_calls_know() -> None:
+    for name in DTYPES:
+        decoded = unpack(pack({"x": np.zeros(3, name)}))["x"]
+        assert decoded.dtype is np.dtype(name)
