@@ -6,8 +6,8 @@ the machine does touches all alike: seconds from the first line of building to t
 first step, and of one of the steps after that (their median). Kernels are warm: each program is run once in small
 before. Medians over rounds; of the first step the spread too, its growth for ten times the size, and how many times
 flowrt's it is (the median of the rounds' ratios). JAX traces where flowrt and TensorFlow build, and TensorFlow's is the
-graph of its ``tf.compat.v1`` sessions. Peers are installed by scripts/peers; what is missing is left out, and so is
-every larger size where one takes longer than the patience.
+graph of its ``tf.compat.v1`` sessions. Peers are installed by scripts/peers; what is missing is left out, and so is a
+size that takes longer than the patience, or would by what the sizes before it took, and every larger one.
 
     python perf/building.py
     python perf/building.py chain --sizes 1000 10000 --rounds 3 --sides flowrt jax
@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import machine as this_machine
@@ -33,12 +36,14 @@ PARTS = ("built", "first", "step")
 
 
 def measured(side: str, program: str, size: int, patience: float) -> dict[str, float] | None:
-    """The seconds of one process; None where it takes too long."""
+    """The seconds of one process; None where it takes too long, or the system ends it for its memory."""
     command = [str(home(side)), str(SIDES / f"{side}_building.py"), program, str(size)]
     environment = {**os.environ, "FLOWRT_BUILD": "never", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=patience, text=True, env=environment)
     except subprocess.TimeoutExpired:
+        return None
+    if done.returncode == -signal.SIGKILL:
         return None
     if done.returncode:
         raise SystemExit(f"{side} {program} {size} failed:\n{done.stderr[-2000:]}")
@@ -58,29 +63,50 @@ def rounds_of(
     return found
 
 
-def show(program: str, sides: Sequence[str], sizes: Sequence[int], rounds: int, patience: float) -> None:
+@dataclass
+class Side:
+    """One side, and what it took for the last size: its first step, and how much longer than for a tenth of that."""
+
+    name: str
+    size: int = 0
+    first: float = 0.0
+    growth: float = 0.0
+
+    def expected(self, size: int) -> float:
+        """The seconds that it will take for ``size``, going by what it took so far."""
+        return self.first * self.growth ** math.log10(size / self.size) if self.growth else self.first
+
+    def line(self, size: int, times: Sequence[dict[str, float]], ours: Sequence[dict[str, float]]) -> str:
+        """What it took for ``size`` in each round, beside flowrt's."""
+        middle = {part: statistics.median(seconds[part] for seconds in times) for part in PARTS}
+        first = [seconds["first"] for seconds in times]
+        if self.size:
+            self.growth = (middle["first"] / self.first) ** (1 / math.log10(size / self.size))
+        self.size, self.first = size, middle["first"]
+        spread = f"{self.first:8.2f} s [{min(first):.2f}, {max(first):.2f}]"
+        ratios = [mine / here["first"] for mine, here in zip(first, ours, strict=False)]
+        ratio = f"{statistics.median(ratios):.1f}" if ratios else ""
+        growth = f"{self.growth:.1f}x" if self.growth else ""
+        start = f"{size:8,} {self.name:8} {middle['built']:7.2f} s {spread:>24}"
+        return f"{start} {growth:>7} {ratio:>8} {middle['step'] * 1e3:7.2f} ms"
+
+
+def show(program: str, names: Sequence[str], sizes: Sequence[int], rounds: int, patience: float) -> None:
     print(f"\n{program}\n{'':>8} {'side':8} {'built':>9} {'first step over':>24}", end="")
     print(f" {'growth':>7} {'x flowrt':>8} {'a step':>10}")
-    sides = list(sides)
-    before: dict[str, tuple[int, float]] = {}
+    sides = [Side(name) for name in names]
     for size in sizes:
-        found = rounds_of(sides, program, size, rounds, patience)
-        for side, times in found.items():
-            if len(times) < rounds:
-                print(f"{size:8,} {side:8} more than {patience:.0f} s", flush=True)
+        tried = [side.name for side in sides if side.expected(size) <= patience]
+        found = rounds_of(tried, program, size, rounds, patience)
+        for side in list(sides):
+            times = found.get(side.name, [])
+            if len(times) == rounds:
+                print(side.line(size, times, found.get("flowrt", ())), flush=True)
+            else:
+                told = f"more than {patience:.0f} s, or than there is memory for"
+                told = told if side.name in tried else f"left out: {side.expected(size):.0f} s are expected"
+                print(f"{size:8,} {side.name:8} {told}", flush=True)
                 sides.remove(side)
-                continue
-            middle = {part: statistics.median(seconds[part] for seconds in times) for part in PARTS}
-            first = [seconds["first"] for seconds in times]
-            spread = f"{middle['first']:8.2f} s [{min(first):.2f}, {max(first):.2f}]"
-            growth = (
-                f"{middle['first'] / before[side][1] * before[side][0] / size * 10:6.1f}x" if side in before else ""
-            )
-            ratios = [there / here["first"] for there, here in zip(first, found.get("flowrt", ()), strict=False)]
-            ratio = f"{statistics.median(ratios):.1f}" if ratios else ""
-            line = f"{size:8,} {side:8} {middle['built']:7.2f} s {spread:>24} {growth:>7} {ratio:>8}"
-            print(f"{line} {middle['step'] * 1e3:7.2f} ms", flush=True)
-            before[side] = size, middle["first"]
 
 
 def main() -> None:
