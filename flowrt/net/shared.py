@@ -30,6 +30,7 @@ from flowrt import codec
 from flowrt.errors import BrokenStream
 from flowrt.net.frames import Place
 from flowrt.sched.segments import LARGE, LINE, PAGE
+from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from flowrt.sched.segments import Segment
 
 MOST_LENT = 1 << 12  # arrays lent at once
-MOST_LENT_BYTES = 1 << 30  # together; a larger one is lent alone
+MOST_LENT_BYTES = 4 << 30  # together, variables apart, which are there anyway
 AT_ONCE = 16 << 20  # bytes copied in one turn of the loop, where who sends can wait: 2 ms
 MOST_SEGMENTS = 1 << 10  # that a peer may show
 MOST_OWN = 64  # arrays that are the receiver's own and still lie in a peer's memory; each takes a file descriptor
@@ -73,7 +74,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._fail: Callable[[FlowrtError], None] = lambda error: None
         self._serials = itertools.count(1)
-        self._lent: dict[int, Array] = {}
+        self._lent: dict[int, _Lent] = {}
         self._lent_bytes = 0
         self._shown: set[int] = set()  # segments of ours that the peer has
         self._mapped: dict[int, _Mapped] = {}  # segments of the peer's
@@ -125,8 +126,8 @@ class Channel:
         if found is None or not self._show(found[0]):
             return None
         serial = next(self._serials)
-        self._lent[serial] = _array_of(data)
-        self._lent_bytes += nbytes
+        kept = self._lent[serial] = _Lent(_array_of(data), nbytes if found[0].steady else 0)
+        self._lent_bytes += kept.nbytes
         self._local.shared_bytes += nbytes
         return Place(found[0].number, found[1], serial)
 
@@ -285,10 +286,10 @@ class Channel:
             self._mapped[number] = _Mapped(files[0], nbytes, self._local.own)
         elif what == _BACK and not files and len(data) % 8 == 1:
             for (serial,) in struct.iter_unpack("<Q", data[1:]):
-                array = self._lent.pop(serial, None)
-                if array is None:
+                lent = self._lent.pop(serial, None)
+                if lent is None:
                     raise BrokenStream(f"array {serial} was given back, which is not lent")
-                self._lent_bytes -= array.nbytes
+                self._lent_bytes -= lent.nbytes
         elif what == _GONE and len(data) == _SEGMENT.size and not files:
             self._mapped.pop(_SEGMENT.unpack(data)[1], None)
         else:
@@ -327,6 +328,14 @@ class Channel:
         if not self._borrowed and not (self._to_say and self._due):
             self._local.leave(self)
             self._side.close()
+
+
+@valueclass
+class _Lent:
+    """What keeps an array that is lent, and the bytes it counts for."""
+
+    memory: Array
+    nbytes: int
 
 
 class _Mapped:
