@@ -50,6 +50,7 @@ from flowrt.net.steps import Feed, Registered, Step, describe
 from flowrt.plan import Plan, plan_to_parts, spec_from_data, too_large
 from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
+from flowrt.sched.segments import Segments
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -83,6 +84,7 @@ class Master:
         self._rendezvous = Rendezvous()
         budget = Budget(transfer_budget)
         self._memory = Memory()
+        self._memory.rooms = Segments(self._memory, shared=False)
         self._local = Local(self._memory, own=True)
         self._listeners: list[Listener] = []
         self._store = Store(
@@ -109,7 +111,7 @@ class Master:
         self._opened = self._closed = False
 
     def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        return self._memory.empty(shape, dtype)
+        return self._memory.received(shape, dtype)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -145,6 +147,7 @@ class Master:
             await self._peers.aclose()
         finally:
             self._local.close()
+            self._memory.reclaim()
 
     # ── who is there ──
 

@@ -66,6 +66,7 @@ from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.rendezvous import Array, Dead, Pushed, StepKey
+from flowrt.sched.segments import Segments
 
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor
@@ -108,6 +109,7 @@ class Node:
         self._over: OrderedDict[str, bool] = OrderedDict()  # epochs that have ended: whether for another master
         knows = self._reigns.__contains__
         self._local = Local(host.memory)
+        host.memory.rooms = Segments(host.memory, shared=False)
         self._store = Store(
             host.rendezvous, host.budget, Allowance(), knows, self._allocate, self._hear_posted, self._local
         )
@@ -170,7 +172,7 @@ class Node:
 
     def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Memory for what is received: counted, and refused where there is none."""
-        return self.host.memory.empty(shape, dtype)
+        return self.host.memory.received(shape, dtype)
 
     def statistics(self) -> dict[str, Any]:
         """What is open now, in numbers."""

@@ -23,11 +23,11 @@ from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.interrupts import Noted, Unbroken
 from flowrt.sched.memory import amount
-from flowrt.sched.regions import READ, WRITES, resources_of, variable_spec
+from flowrt.sched.regions import READ, WRITES, resource_of, resources_of, variable_spec
 from flowrt.sched.running import INLINE_SECONDS, Run, own, run_words
 from flowrt.sched.single import Runners, read_variable, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
-from flowrt.sched.units import Action, Unit, connect, find_units
+from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = ["INLINE_SECONDS", "Executor", "own", "run_words"]
 
 INLINE_BYTES = 1 << 18  # a variable above this is copied in a lane
 ADMITTED = 256  # shapes of feeds that need not be looked at again
+LENT_BYTES = 1 << 18  # variables below this are copied, and then written without a thought
 LARGEST = 8  # tensors that a refusal names
 AT_ANY_TIME = nullcontext()
 
@@ -62,6 +63,7 @@ class Executor:
         self._alone = self.units[0] if len(self.units) == 1 and self.units[0].region is not None else None
         self._straight = self._alone is not None and self._alone.inputs == tuple(range(len(plan.feeds)))
         self._direct = self._alone is not None and self._alone.outputs == plan.fetches
+        self._lendable = _lendable(plan, self.units, host.task)
         for node in plan.nodes:
             if node.op == READ or node.op in WRITES:
                 for name in resources_of(node):
@@ -211,6 +213,26 @@ class Executor:
             return self.runners[unit.nodes[0]].expected_seconds(inputs) <= INLINE_SECONDS
         return variable_spec(self.plan.nodes[unit.nodes[0]]).nbytes <= INLINE_BYTES
 
+    def lend(self, unit: Unit) -> list[Array] | None:
+        """The outputs of a unit that only reads variables for others to see: their memory, uncopied.
+
+        None for all other units; where the variables are not free; and where neighbours see memory (`sched.segments`),
+        who must be lent copies.
+        """
+        reads = self._lendable.get(unit.nodes)
+        variables = self.host.variables
+        if reads is None or self.memory.segments is not None or not variables.try_hold(unit.reads, NOTHING):
+            return None
+        try:
+            return [variables.lend(name, spec) for name, spec in reads]
+        finally:
+            variables.release(unit.reads, NOTHING)
+
+    def _part(self, writes: frozenset[Name]) -> None:
+        """See that what is to be written is lent to nobody."""
+        if self.host.variables.lent:
+            self.host.variables.part(writes, self.memory.lasting_copy)
+
     def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """Run a unit that need not wait, and whose variables are held, on the calling thread."""
         try:
@@ -237,6 +259,7 @@ class Executor:
 
     def run_tape(self, unit: Unit, tape: Tape, inputs: Sequence[Array], words: Array) -> list[Array]:
         """Run a region whose variables are held. One that it begins has its value once all of the region is done."""
+        self._part(unit.writes)
         crew, variables = self.host.lanes.crew, self.host.variables
         laid = tape.laid
         if laid is not None and laid[0] is variables and laid[1] == variables.changes:
@@ -273,9 +296,25 @@ class Executor:
         if node.op == READ:
             return (read_variable(node, self.host.variables, self.memory),)
         if node.op in WRITES:
+            self._part(frozenset(resources_of(node)))
             write_variable(node, inputs, words, self.host.variables, self.memory)
             return ()
         return self.runners[position](inputs, words)
+
+
+def _lendable(plan: Plan, units: Sequence[Unit], task: str) -> dict[tuple[int, ...], list[tuple[Name, Spec]]]:
+    """By their nodes, the units that read variables for other tasks alone, and what they read: large enough to lend."""
+    found, starts = {}, plan.value_starts()
+    for unit in units:
+        nodes, made = [plan.nodes[n] for n in unit.nodes], set(unit.outputs)
+        if any(node.op != READ for node in nodes) or not made.isdisjoint(plan.fetches):
+            continue
+        users = [node for node in plan.nodes if not made.isdisjoint(node.inputs)]
+        read = {starts[n]: (resource_of(node), variable_spec(node)) for n, node in zip(unit.nodes, nodes, strict=True)}
+        sent = all(node.op == "send" and node.attrs["peer"] != task for node in users)
+        if sent and sum(spec.nbytes for _, spec in read.values()) >= LENT_BYTES:
+            found[unit.nodes] = [read[value] for value in unit.outputs]
+    return found
 
 
 def as_arrays(feeds: Sequence[Any]) -> list[Array]:

@@ -78,6 +78,7 @@ class Memory:
         self._spare = 0  # bytes in segments that nobody uses
         self._spared: deque[int] = deque()  # bytes of segments that are not used any more
         self.segments: Segments | None = None  # where others are to see what is sent to them
+        self.rooms: Segments | None = None  # that large arrays are received in, again and again
         self._keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @property
@@ -107,6 +108,14 @@ class Memory:
         """`empty` for what is computed once and then never changes, and so may be seen by others as it is."""
         if self.segments is not None and math.prod(shape) * dtype.itemsize >= LARGE:
             made = self.segments.empty(shape, dtype)
+            if made is not None:
+                return made
+        return self.empty(shape, dtype)
+
+    def received(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty` for what comes from elsewhere, in memory that was there for what came before, if there is some."""
+        if self.rooms is not None and math.prod(shape) * dtype.itemsize >= LARGE:
+            made = self.rooms.empty(shape, dtype)
             if made is not None:
                 return made
         return self.empty(shape, dtype)

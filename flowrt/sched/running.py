@@ -211,6 +211,9 @@ class Run:
 
     def _compute_inline(self, activation: int, unit: Unit) -> bool:
         inputs, executor, variables = self._inputs(activation), self.executor, self.host.variables
+        if unit.reads and (lent := executor.lend(unit)) is not None:
+            self._complete(activation, lent)
+            return True
         runner = executor.runners[unit.nodes[0]] if unit.action is Action.COMPUTE else None
         if isinstance(runner, NodeRunner) and (ready := runner.known(inputs)) is not None:
             if ready.expected_seconds > INLINE_SECONDS:

@@ -43,30 +43,36 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14: all pages at once
 
 
 class Segment:
-    """One file, mapped here; ``number`` tells it from all others of this process.
+    """One file, mapped here, or if it is not ``shared``, memory that is nobody else's; ``number`` tells it from others.
 
     What lies in one that is ``steady`` is written once, by who makes it, and never again.
     """
 
-    def __init__(self, number: int, nbytes: int, steady: bool) -> None:
+    def __init__(self, number: int, nbytes: int, steady: bool, shared: bool = True) -> None:
         self.number = number
         self.nbytes = nbytes
         self.steady = steady
-        self.file = os.memfd_create("flowrt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.posix_fallocate(self.file, 0, nbytes)
-            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, SEALS)
-            self.pages = mmap.mmap(self.file, nbytes)
-        except BaseException:
-            self.close()
-            raise
+        self.kept = True  # for arrays to come
+        self.file = -1
+        self.pages = self._shared_pages() if shared else _own_pages(nbytes)
         with suppress(OSError):
             self.pages.madvise(_POPULATE_WRITE)
         self.start = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
         self.free = [(0, nbytes)]  # (offset, bytes), by offset, none next to another
 
+    def _shared_pages(self) -> mmap.mmap:
+        self.file = os.memfd_create("flowrt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.file, 0, self.nbytes)
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, SEALS)
+            return mmap.mmap(self.file, self.nbytes)
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         """Let the file go; what is mapped stays."""
+        self.kept = False
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
@@ -127,9 +133,13 @@ class _Taken(weakref.ref[Any]):
 
 
 class Segments:
-    """A process's segments. ``gone`` is told the number of each that was let go, from whichever thread let it."""
+    """A process's segments. ``gone`` is told the number of each that was let go, from whichever thread let it.
 
-    def __init__(self, memory: Memory) -> None:
+    Those that are not ``shared`` nobody else sees: they save that memory is made anew each time, which the system fills
+    with zeros first.
+    """
+
+    def __init__(self, memory: Memory, *, shared: bool = True) -> None:
         self.gone: Callable[[int], None] = lambda number: None
         self._memory = memory
         self._mutex = threading.RLock()  # making room may let go of segments
@@ -138,7 +148,8 @@ class Segments:
         self._starts: list[int] = []
         self._alive: dict[int, _Taken] = {}
         self._given: deque[_Taken] = deque()
-        self._closed = not AVAILABLE
+        self._shared = shared
+        self._closed = shared and not AVAILABLE
         memory.enlist(self)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], steady: bool = True) -> Array | None:
@@ -227,7 +238,7 @@ class Segments:
             except ResourceError:
                 continue
             try:
-                segment = Segment(next(self._numbers), size, steady)
+                segment = Segment(next(self._numbers), size, steady, self._shared)
             except (OSError, MemoryError):
                 self._memory.drop_spare(size)
                 continue
@@ -238,12 +249,21 @@ class Segments:
     def _forget(self, taken: Any) -> None:
         self._alive.pop(id(taken), None)
         self._given.append(taken)
-        self._memory.spare(taken.nbytes, kept=taken.segment.file >= 0)
+        self._memory.spare(taken.nbytes, kept=taken.segment.kept)
 
     def _settle(self) -> None:
         while self._given:
             taken = self._given.popleft()
             taken.segment.give(taken.offset, _pages(taken.nbytes))
+
+
+def _own_pages(nbytes: int) -> mmap.mmap:
+    """Memory that is this process's alone, in large pages where there are such."""
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
 
 
 def _pages(nbytes: int) -> int:

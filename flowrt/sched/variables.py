@@ -1,7 +1,9 @@
 """The variables of one task, by (container, name), and who may touch them when.
 
 Law: a region takes all variables it reads and writes at once or waits for all, so no two holders can wait for each
-other; who asked first goes first where two requests conflict. Holders may be on any thread, waiters on any loop.
+other; who asked first goes first where two requests conflict. Holders may be on any thread, waiters on any loop. A
+variable that is only sent elsewhere is lent instead of copied, and not held meanwhile: who writes it while somebody
+still looks at it makes a copy first, and writes that.
 
 Direct calls (`kernels.direct`) take and give back what they need by themselves, between two instructions of Python's,
 and know nothing of the mutex: so who changes something here says so in a word as long as it has the mutex. They take
@@ -39,6 +41,7 @@ class Slot:
     value: np.ndarray[Any, Any] | None = None
     readers: int = 0
     writers: int = 0
+    lent: weakref.ref[np.ndarray[Any, Any]] | None = None  # as what it was lent last
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -83,6 +86,7 @@ class Variables:
         self._slots: dict[Name, Slot] = {}
         self._together: list[weakref.ref[Together]] = []  # those of plans that may still be run by
         self._waiting: list[_Request] = []
+        self.lent: set[Name] = set()  # what somebody may look at who does not hold it
         self._mutex = threading.Lock()
         self.words = (ctypes.c_int64 * 3)()
 
@@ -135,6 +139,27 @@ class Variables:
                 "graph, so was it reset, or made by another graph?"
             )
         return value
+
+    def lend(self, name: Name, spec: Spec) -> np.ndarray[Any, Any]:
+        """The memory of a variable that is held to be read: as it is now, for as long as the answer is referred to."""
+        slot, value = self._slots.get(name), self.value(name, spec)
+        assert slot is not None
+        lent = None if slot.lent is None else slot.lent()
+        if lent is None or not np.may_share_memory(lent, value):
+            lent = value.view()
+            lent.flags.writeable = False
+            slot.lent = weakref.ref(lent)
+        self.lent.add(name)
+        return lent
+
+    def part(self, names: frozenset[Name], copy: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
+        """Have variables that are held to be written, and still lent, lie elsewhere: in what ``copy`` makes of them."""
+        for name in names & self.lent:
+            slot = self._slots[name]
+            if slot.value is not None and slot.lent is not None and slot.lent() is not None:
+                self._alone(self._put, slot, copy(slot.value))
+            slot.lent = None
+            self.lent.discard(name)
 
     def begin(self, name: Name, value: np.ndarray[Any, Any]) -> None:
         """Give a variable that is held to be written its first memory."""

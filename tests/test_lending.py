@@ -1,0 +1,130 @@
+"""Large values that a step sends and receives: variables are lent, not copied, and memory is received in again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_plans import CLIENT, PS, WORKERS, Writer
+from test_faults import world
+
+from flowrt.sched.executor import LENT_BYTES
+from flowrt.sched.memory import Memory
+from flowrt.sched.segments import Segments
+from flowrt.sched.variables import Variables
+from flowrt.spec import Spec
+
+MIB = 1 << 20
+LARGE = Spec("float64", (MIB,))  # 8 MiB
+SCALAR = Spec("float64", ())
+NAME = ("", "v")
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours that share memory are lent copies."""
+    monkeypatch.setenv("FLOWRT_TRANSPORT", "tcp")
+
+
+def held(spec: Spec, task: str, peer: str) -> dict[str, dict[str, Any]]:
+    """Steps on a variable of ``task``: set all of it to the feed, add the feed to all of it, fetch it by ``peer``."""
+    where = {"resource": "v", "container": "", "dtype": spec.dtype.name, "shape": spec.dims}
+    steps = {}
+    for name in ("assign", "assign_add"):
+        w = Writer(task)
+        shape = w.node("constant", out=Spec("int64", (1,)), value=np.asarray(spec.dims))
+        w.node(name, w.node("broadcast_to", w.recv(0, CLIENT, SCALAR), shape, out=spec), **where)
+        steps[name] = {"plans": {task: w.plan()}, "feeds": [[(0, task)]], "fetches": []}
+    w, other = Writer(task), Writer(peer)
+    read = w.node("read_variable", out=spec, fresh=False, **where)
+    w.send(read, 0, CLIENT)
+    w.send(read, 1, peer)
+    other.send(other.recv(1, task, spec), 2, CLIENT)
+    plans = {task: w.plan(), peer: other.plan()}
+    steps["read"] = {"plans": plans, "feeds": [], "fetches": [(0, task), (2, peer)]}
+    return steps
+
+
+async def test_what_is_fetched_of_a_variable_is_what_it_held_at_one_moment_whoever_writes_it_meanwhile() -> None:
+    async with world() as made:
+        steps = {n: await made.master.register(**s) for n, s in held(LARGE, PS, WORKERS[0]).items()}
+        await made.run(steps["assign"], 0.0)
+        reading = [asyncio.ensure_future(made.run(steps["read"])) for _ in range(2)]
+        for _ in range(10):
+            writing = asyncio.ensure_future(made.run(steps["assign_add"], 1.0))
+            done, _ = await asyncio.wait([*reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            for read in done & set(reading):
+                reading[reading.index(read)] = asyncio.ensure_future(made.run(steps["read"]))
+                for value in read.result():
+                    assert (value == value[0]).all()
+            await writing
+        for value in (await made.run(steps["read"])) + [v for read in reading for v in await read]:
+            assert (value == value[0]).all()
+        assert ((await made.run(steps["read"]))[0] == 10.0).all()
+        await made.assert_well()
+
+
+async def test_a_variable_that_is_only_sent_takes_no_memory_for_that() -> None:
+    async with world() as made:
+        steps = {n: await made.master.register(**s) for n, s in held(LARGE, PS, WORKERS[0]).items()}
+        await made.run(steps["assign"], 3.0)
+        memory = made.hosts[PS].memory
+        memory.forget_peak()
+        for _ in range(3):
+            for value in await made.run(steps["read"]):
+                assert (value == 3.0).all()
+        assert memory.statistics().peak - memory.held < MIB
+        assert LARGE.nbytes >= LENT_BYTES
+
+
+def test_who_writes_what_is_lent_writes_elsewhere_and_where_it_was_once_nobody_looks_any_more() -> None:
+    variables, spec, copies = Variables(PS), Spec("float64", (4,)), []
+    variables.declare(NAME, spec)
+    variables.begin(NAME, np.ones(4))
+
+    def write(number: float) -> None:
+        def copy(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            copies.append(number)
+            return value.copy()
+
+        variables.part(frozenset({NAME, ("", "another")}), copy)
+        variables.value(NAME, spec)[:] = number
+
+    first = variables.lend(NAME, spec)
+    assert variables.lend(NAME, spec) is first
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 2.0
+    write(2.0)
+    second = variables.lend(NAME, spec)
+    write(3.0)
+    assert (first.tolist(), second.tolist()) == ([1.0] * 4, [2.0] * 4)
+    assert copies == [2.0, 3.0]
+    del first, second
+    third = variables.lend(NAME, spec)
+    before = third.ctypes.data
+    del third
+    write(4.0)
+    assert copies == [2.0, 3.0]
+    assert variables.value(NAME, spec).ctypes.data == before
+
+
+async def test_large_arrays_are_received_where_earlier_ones_were_that_nobody_has_any_more() -> None:
+    memory = Memory()
+    memory.rooms = Segments(memory, shared=False)
+    first = memory.received((MIB,), np.dtype("uint8"))
+    kept = memory.received((MIB,), np.dtype("uint8"))
+    place, first[:], kept[:] = first.ctypes.data, 1, 2
+    assert memory.held == 2 * MIB
+    del first
+    assert memory.held == MIB
+    again = memory.received((MIB // 4,), np.dtype("float32"))
+    again[:] = 3
+    assert again.ctypes.data == place
+    assert (kept == 2).all()
+    memory.limit = MIB
+    memory.reclaim()
+    del kept, again
+    assert memory.held == 0
+    assert memory.received((MIB,), np.dtype("uint8")).size == MIB  # what is idle gives way to what there is a limit for
