@@ -151,6 +151,18 @@ async def test_who_was_cancelled_in_the_same_breath_is_passed_over() -> None:
     assert queue.statistics().waiting_enqueues == queue.statistics().waiting_dequeues == len(queue) == 0
 
 
+async def test_a_cancelled_enqueue_is_taken_back_from_behind_others() -> None:
+    queue = Queue("q", 3)
+    await queue.enqueue([element(i) for i in (1, 2, 3)])
+    put = asyncio.ensure_future(queue.enqueue([element(4), element(5)]))
+    await settled()
+    assert numbers(await queue.dequeue(2)) == [1, 2]  # before the enqueue, which is served, has woken
+    put.cancel()
+    await settled()
+    assert (put.cancelled(), len(queue)) == (True, 1)
+    assert numbers(await queue.dequeue(1)) == [3]
+
+
 async def test_a_cancelled_enqueue_some_of_which_was_taken_stands() -> None:
     queue = Queue("q", 2)
     await queue.enqueue([element(1), element(2)])
