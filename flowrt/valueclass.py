@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
@@ -35,6 +36,27 @@ def valueclass(described: type[T]) -> type[T]:
         if described.__dict__.get(name) is None:
             setattr(made, name, method)
     return made
+
+
+def replace(value: T, **changes: Any) -> T:
+    """``value`` with other values in some fields, as `dataclasses.replace` makes it in nearly twice the time.
+
+    It is for values whose fields may have any value of their type: none are checked again.
+    """
+    kind: Any = type(value)
+    made: T = object.__new__(kind)
+    setters, values = _access(kind)
+    for put_in, kept in zip(setters, values(value), strict=True):
+        put_in(made, kept)
+    for name, changed in changes.items():
+        kind.__dict__[name].__set__(made, changed)
+    return made
+
+
+@cache
+def _access(kind: Any) -> tuple[tuple[Callable[..., None], ...], Callable[[Any], tuple[Any, ...]]]:
+    names = [f.name for f in fields(kind)]
+    return tuple(kind.__dict__[name].__set__ for name in names), _getter(names)
 
 
 def put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:

@@ -9,10 +9,8 @@ The book must not know versions or who is alive: that is the coordinator's.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flowrt.errors import InternalError
-from flowrt.valueclass import put, valueclass
+from flowrt.valueclass import put, replace, valueclass
 
 
 @valueclass

@@ -20,13 +20,12 @@ here, if the version is still open. If it is not, the batch is not spent, and th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
 from flowrt.sched.quorum import Policy, Quorum, Verdict
-from flowrt.valueclass import put, valueclass
+from flowrt.valueclass import put, replace, valueclass
 
 
 class Outcome(Enum):

@@ -7,12 +7,11 @@ after it LATE or REPEAT. It must not know what an update is, where it is held, w
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
 from flowrt.errors import GraphError, InternalError
-from flowrt.valueclass import valueclass
+from flowrt.valueclass import replace, valueclass
 
 
 class Verdict(Enum):

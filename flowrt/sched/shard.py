@@ -12,12 +12,12 @@ published. However late or reordered messages are, they are therefore of this ve
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from flowrt.errors import InternalError
 from flowrt.sched.quorum import Verdict
-from flowrt.valueclass import put, valueclass
+from flowrt.valueclass import put, replace, valueclass
 
 Update = TypeVar("Update")
 

@@ -230,7 +230,7 @@ class Replicated:
         """Train until ``batches`` are used up; one report per step.
 
         ``batches`` yields ``{name: array}``, one for each replica and step; they are drawn, and sent to the replicas,
-        ``ahead`` + 2 for each at most before they are used. Training goes on from the version that the variables are
+        ``ahead`` + 3 for each at most before they are used. Training goes on from the version that the variables are
         at. They move when a report is asked for, and ``ahead`` steps beyond it: with 0 they are in the loop's body at
         exactly ``report.step``, while the replicas already compute the next updates; with more the nodes need not wait
         for a slow body, and a session that saves checkpoints by itself has them wait all the same. Breaking out,

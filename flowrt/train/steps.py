@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flowrt.session import Session
     from flowrt.train.replicated import Replicated
 
-DEPTH = 2  # batches that a replica has, or are on their way to it, beside those for steps ahead
+DEPTH = 3  # batches of a replica, beside those for steps ahead: one in use, one that waits, one on its way
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
 
 

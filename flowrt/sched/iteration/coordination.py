@@ -105,7 +105,8 @@ class Coordination:
                 self._value = value.lost(replica)
             case Failed():
                 self._failed(message)
-        self._proceed()
+        if not self._give_order() and not (isinstance(message, Held) and message.finite):  # which brings no end nearer
+            self._end_if_stuck()
 
     def came(self, update: Update) -> None:
         """Take down what comes with an update, before it is looked at."""
@@ -150,18 +151,22 @@ class Coordination:
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _proceed(self) -> None:
-        """Give the order that is due; end the run if none ever will be."""
+    def _give_order(self) -> bool:
+        """Give the order that is due, if one is."""
         if self._decided is None and self._value.quorum.closed_at is not None:
             self._decided = time.monotonic()
         self._value, replicas = self._value.order()
-        if replicas is not None:
-            version, role = self.version, self._role
-            self._ordered = time.monotonic()
-            for task in role.servers[1:]:
-                self._way.post(task, Order(role.run, version, replicas))
-            self._obey(version, replicas)
-        elif self._end is None and (stuck := self._value.stuck()) is not None:
+        if replicas is None:
+            return False
+        version, role = self.version, self._role
+        self._ordered = time.monotonic()
+        for task in role.servers[1:]:
+            self._way.post(task, Order(role.run, version, replicas))
+        self._obey(version, replicas)
+        return True
+
+    def _end_if_stuck(self) -> None:
+        if self._end is None and (stuck := self._value.stuck()) is not None:
             self.end(*_why(stuck))
 
     def _applied(self, server: int, version: int) -> None:

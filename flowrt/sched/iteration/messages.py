@@ -163,8 +163,8 @@ class Lost:
 class Update:
     """A replica's update of ``version``: this server's ``parts``, and for server 0, what is ``told`` to the client.
 
-    ``ready`` is how many batches it has been given so far; ``wants`` are (number, values) of those that `Wants` would
-    tell of with no version.
+    ``ready`` is how many batches it has been given, as far as the next; ``wants`` are (number, values) of those that
+    `Wants` would tell of with no version.
     """
 
     run: int

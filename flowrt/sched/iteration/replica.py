@@ -131,8 +131,8 @@ class Replica:
                     self._see(server, version)
             return
         if not self._booked and self._claimed < version:  # which server 0 may have booked meanwhile
-            self._announced, self._claimed = self._given, version
-            self.way.post(self.role.servers[0], Ready(self.role.run, self.role.replica, self._given))
+            self._claimed = version
+            self.way.post(self.role.servers[0], Ready(self.role.run, self.role.replica, self._announce(number)))
         if self._asking is None or self._asking.has(version, number, self._batches[number]):
             self._on, self._used = version, number
             self._compute(version, self._batches[number])
@@ -188,14 +188,14 @@ class Replica:
         """Post the update, each server's parts to it."""
         role = self.role
         told, parts = tuple(fetches[: role.told]), fetches[role.told :]
-        self._done, self._announced = version, self._given
+        self._done, ready = version, self._announce(self._used)
         wants = [()] * len(role.servers) if self._asking is None else self._asking.with_update()
         self._posted = [
             Update(
                 role.run,
                 version,
                 role.replica,
-                self._given,
+                ready,
                 tuple([parts[i] for i in role.parts[server]]),
                 () if server else told,
                 wants[server],
@@ -204,6 +204,14 @@ class Replica:
         ]
         for task, update in zip(role.servers, self._posted, strict=True):
             self.way.post(task, update)
+
+    def _announce(self, used: int) -> int:
+        """How many batches server 0 is told that it has been given: up to the next one, of those that wait.
+
+        More would be booked for one version after another, should nothing be heard of this replica any more.
+        """
+        self._announced = min(self._given, used + 1)
+        return self._announced
 
     def _fail_batch(self, error: BaseException) -> None:
         self._fail(max(self._at), error)
