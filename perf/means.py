@@ -46,7 +46,7 @@ def main() -> None:
         finite = all_finite([(fed[0][0], variable)])
         mean = mean_of([member[0] for member in fed])
         move = fr.optim.SGD(RATE).apply_gradients([(mean, variable)])
-    own, block = np.zeros(size, "float32"), 1 << 16
+    own, other, block = np.zeros(size, "float32"), np.empty(size, "float32"), 1 << 16
 
     def numpy_finite() -> bool:
         return all(np.isfinite(updates[0][i : i + block]).all() for i in range(0, size, block))
@@ -78,7 +78,6 @@ def main() -> None:
             "mean and SGD, NumPy in blocks": numpy_move,
             "mean and SGD": lambda: apply(*updates),
         }
-        other = np.empty_like(own)
         found = measured(ways, a.rounds)
         np.testing.assert_array_equal(session.run(variable), own)
     for name, seconds in found.items():

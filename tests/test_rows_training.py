@@ -225,6 +225,14 @@ def test_a_server_gives_rows_of_the_batch_after_the_last_or_of_the_one_asked_for
     assert gathering.give(0, 11) == (0, ())
 
 
+def test_batches_that_are_named_far_ahead_are_given_rows_in_turn() -> None:
+    way: Any = Way()
+    gathering = Gathering(SERVER, PLAN, way, lambda *error: None)
+    for number in range(1, 200):
+        gathering.hear(wants(number), 0)
+    assert [gathering.give(1, version)[0] for version in range(1, 200)] == list(range(1, 200))
+
+
 def test_rows_that_take_long_come_behind_their_version() -> None:
     way: Any = Way()
     gathering = Gathering(SERVER, PLAN, way, lambda *error: None)

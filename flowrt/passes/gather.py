@@ -46,7 +46,7 @@ def move_gathers(step: Step, placement: Mapping[int, Device], supports: Supports
             near = use.whole or not fewer_than_all(step, read, use.takes)
             for take in use.takes:
                 where = _wanted_at(take, task, moved, consumers) if near else home
-                if _runs(step, take, where, supports):
+                if runs_on(step, take, where, supports):
                     moved[take.id] = where
                     if not near:
                         _move_sum(step, take, consumers[take.id], moved, supports)
@@ -116,7 +116,8 @@ def _wanted_at(
     return placement[consumers[take.id][0].id]
 
 
-def _runs(step: Step, node: StepNode, where: Device, supports: Supports) -> bool:
+def runs_on(step: Step, node: StepNode, where: Device, supports: Supports) -> bool:
+    """Whether there is a kernel for ``node``, as its inputs are, on that device."""
     dtypes = [*(step.spec(ref).dtype for ref in node.inputs), *(spec.dtype for spec in node.outputs)]
     return supports(node.op.name, dtypes, where.kind or "")
 
@@ -127,5 +128,5 @@ def _move_sum(
     """Have the sum or mean of each bag of rows, where nobody else reads these, be computed where they are taken."""
     where = moved[take.id]
     fetched = any(source == take.id for source, _ in step.fetches if source != FED)
-    if len(users) == 1 and not fetched and bag_axes(step, take, users[0]) and _runs(step, users[0], where, supports):
+    if len(users) == 1 and not fetched and bag_axes(step, take, users[0]) and runs_on(step, users[0], where, supports):
         moved[users[0].id] = where

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowrt.passes.gather import runs_on
 from flowrt.passes.step import FED
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from flowrt.device import Device
     from flowrt.passes.place import Supports
-    from flowrt.passes.step import Step, StepNode
+    from flowrt.passes.step import Step
 
 
 def settle(
@@ -28,14 +29,7 @@ def settle(
         at_home = all(settled[source].host == task for source in node.before)
         if placement[node.id].host == task or node.resources or not at_home:
             continue
-        able = [device for device in homes if _runs(step, node, device, supports)]
+        able = [] if node.op.effect else [device for device in homes if runs_on(step, node, device, supports)]
         near = [settled[source] for source, _ in node.inputs if source != FED]
         settled[node.id] = next((device for device in near if device in able), able[0] if able else placement[node.id])
     return settled
-
-
-def _runs(step: Step, node: StepNode, where: Device, supports: Supports) -> bool:
-    if node.op.effect:
-        return False
-    dtypes = [*(step.spec(ref).dtype for ref in node.inputs), *(spec.dtype for spec in node.outputs)]
-    return supports(node.op.name, dtypes, where.kind or "")

@@ -19,7 +19,7 @@ from flowrt.sched.rendezvous import Array
 if TYPE_CHECKING:
     from flowrt.sched.closed import Closed
 
-KEPT = 16  # batches of a replica whose rows were named; a client hands out fewer ahead
+KEPT = 4096  # batches of a replica whose rows were named: more than a client hands out ahead
 
 
 @dataclass(slots=True)
