@@ -25,10 +25,7 @@ async def agree(runner: Runner, program: Program, trainer: str) -> int:
     """
     refused = ""
     for _ in range(TRIES):
-        looks = zip(program.servers, program.looks, strict=True)
-        said = await _each(runner, dict(looks))
-        told = [_said(task, said[task]) for task in program.servers]
-        match decide(repr(trainer), told):
+        match decide(repr(trainer), await _ask(runner, program)):
             case Go(version):
                 return version
             case Refuse(text):
@@ -42,6 +39,15 @@ async def agree(runner: Runner, program: Program, trainer: str) -> int:
     raise RemoteError(f"the servers of {trainer!r} did not come to rest; try again")
 
 
+async def _ask(runner: Runner, program: Program) -> list[Said]:
+    """What each server says; server 0 is asked when the others have answered, as `decide` wants it."""
+    looks = dict(zip(program.servers, program.looks, strict=True))
+    first = program.servers[0]
+    said = await _each(runner, {task: look for task, look in looks.items() if task != first})
+    said |= await _each(runner, {first: looks[first]})
+    return [_said(task, said[task]) for task in program.servers]
+
+
 def _said(task: str, data: tuple[Any, ...]) -> Said:
     version, left = data
     return Said(task, None if version < 0 else version, left_from_data(left))
@@ -50,6 +56,8 @@ def _said(task: str, data: tuple[Any, ...]) -> Said:
 async def _each(runner: Runner, messages: Mapping[str, Any]) -> dict[str, Any]:
     """What each task answers; raises the first error."""
     tasks = {task: asyncio.ensure_future(runner.command(task, message)) for task, message in messages.items()}
+    if not tasks:
+        return {}
     try:
         return {task: await answer for task, answer in tasks.items()}
     finally:

@@ -45,7 +45,7 @@ class Coordination:
     """The coordinator of a run, on the way.
 
     ``obey`` has the server beside it apply a set, ``publish`` tell replicas of a version; ``ended`` is called when the
-    run is over.
+    run is over, with whether all servers are at one version then.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Coordination:
         way: Way,
         obey: Callable[[int, tuple[int, ...]], None],
         publish: Callable[[int], None],
-        ended: Callable[[], None],
+        ended: Callable[[bool], None],
     ) -> None:
         self._role, self._way = role, way
         self._obey, self._publish, self._tell_ended = obey, publish, ended
@@ -147,7 +147,7 @@ class Coordination:
         for task in (CLIENT, *dict.fromkeys((*role.servers[1:], *role.replicas))):
             self._way.post(task, end)
         self.ended = end
-        self._tell_ended()
+        self._tell_ended(end.whole)
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

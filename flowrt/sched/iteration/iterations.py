@@ -168,7 +168,7 @@ class Iterations:
         way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
         check, gather = (None if p < 0 else Closed(plans(p), asked.seed) for p in (asked.check, asked.gather))
         apply = Closed(plans(asked.apply), asked.seed)
-        server = Server(asked, check, apply, gather, way, lambda: self._end(asked.run, True))
+        server = Server(asked, check, apply, gather, way, lambda whole: self._end(asked.run, whole))
         if before is not None:
             self._servers.pop(before.role.run, None)
         self._newest[trainer] = self._servers[asked.run] = server
@@ -187,9 +187,10 @@ class Iterations:
                 async with asyncio.timeout(SETTLE_SECONDS):
                     await server.coordination.over.wait()
             server.coordination.give_up()
-        elif server is not None:
-            await server.wait_applied()
-        self._end(run, True)
+        else:
+            if server is not None:
+                await server.wait_applied()
+            self._end(run, False)  # whether all servers are at one version, server 0 says
         if tasks := [task for task in ending if task is not None]:
             await asyncio.wait(tasks)
         return -1 if server is None else server.version

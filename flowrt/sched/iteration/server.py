@@ -64,7 +64,7 @@ class Server:
         apply: Closed,
         gather: Closed | None,
         way: Way,
-        ended: Callable[[], None],
+        ended: Callable[[bool], None],
     ) -> None:
         self.role = role
         self.way = way
@@ -115,7 +115,8 @@ class Server:
                     self._gathering.hear(message, self._at)
                 self._acknowledge(message.replica, message.version)  # while it waits for rows it may be overtaken
             case Order(_, version, replicas):
-                self.obey(version, replicas)
+                if not self.over:  # else the opening of the next run decides
+                    self.obey(version, replicas)
             case Allow() | Lost() | Ready() | Held() | Applied() | Failed():
                 if coordination is None:
                     raise InternalError(f"server {self.role.server} does not coordinate")
@@ -234,7 +235,8 @@ class Server:
         try:
             checked(feeds, self._apply.plan.feeds, f"an update of {role.group!r}")
         except Exception as error:
-            failed(error)
+            self._shard = self._shard.give_back(version)  # nothing is written
+            self._fail(version, -1, error)
             return
         self._applying = self.way.compute(self._apply, feeds, context, applied, failed)
 
