@@ -271,13 +271,20 @@ async def test_a_second_client_is_refused_by_the_name_of_the_first_while_that_on
         await made.begin_server(0, run=8, epoch="another")
 
 
-async def test_a_server_that_missed_its_order_still_has_what_it_needs_to_catch_up() -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_server_that_missed_its_order_still_has_what_it_needs_to_catch_up(stopped: bool) -> None:
     async with world(2, 2) as made:
         for replica in range(2):
             made.give(replica, 1)
         made.settle()
         made.allow(1)
-        made.ways[made.servers[0], made.servers[1]].clear()  # and nobody is told
+        way = made.ways[made.servers[0], made.servers[1]]
+        late = list(way)
+        way.clear()  # and nobody is told
+        if stopped:
+            await made.nodes[made.servers[1]].answer(Stop(RUN), "other", none)
+            for order in late:  # of a run that is over there
+                made.nodes[made.servers[1]].hear(made.servers[0], order)
         look = Look("", "trainer", ("step",))
         said = [await made.nodes[task].answer(look, "other", none) for task in made.servers]
         lefts = [left_from_data(left) for _, left in said]
