@@ -169,6 +169,24 @@ async def test_a_replica_that_says_nothing_is_told_two_versions_and_then_only_th
         assert made.nodes[frozen]._replicas[RUN, 1]._at == [7]
 
 
+async def test_a_replica_goes_on_though_it_heard_of_other_versions_from_one_server_than_from_another() -> None:
+    async with world(2, 2, take=1) as made:
+        behind = made.workers[1]
+        made.give(1, 1)
+        made.give(0, *range(1, 9))
+        made.settle(without=[behind])
+        for server in made.servers:
+            made.deliver(behind, server)  # it listens
+        made.allow(5)
+        made.settle(without=[behind])
+        for _ in range(2):
+            made.deliver(made.servers[1], behind)
+        made.break_way(made.servers[0], behind)
+        made.settle()
+        assert made.state() == [(-5, 5)] * 2
+        assert (1, 5, 1) in made.used
+
+
 def outcomes_before(made: World, version: int) -> dict[int, Any]:
     made.client += [message for message in made.ways[made.servers[0], CLIENT] if message not in made.client]
     return outcomes(made, version)

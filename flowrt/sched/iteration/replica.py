@@ -107,11 +107,19 @@ class Replica:
             self._spent, self._booked = message.spent, message.begun
             for number in [n for n in self._batches if n < self._spent + (not self._booked)]:
                 del self._batches[number]
+        self._pass_over()
         if self.task is None:
             self._go_on()
         elif self._on < message.version:
             self.task.cancel()
             self._see(server, message.version)
+
+    def _pass_over(self) -> None:
+        """Acknowledge what another server has overtaken before it could be computed: no update will."""
+        newest = max(self._at)
+        for server, version in enumerate(self._at):
+            if self._done < version < newest:
+                self._see(server, version)
 
     def _see(self, server: int, version: int) -> None:
         self.way.post(self.role.servers[server], Seen(self.role.run, self.role.replica, version))
