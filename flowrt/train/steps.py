@@ -172,7 +172,7 @@ class Steps:
                 self._allow()
             if self._error is not None:
                 raise self._error
-            if self._ended is not None:
+            if self._ended is not None and self._ended.version <= self._seen:  # else a report is still to come again
                 self._finish(self._ended)
                 return None
             self._news.clear()

@@ -1,0 +1,455 @@
+"""Runs of a trainer on hosts that are none: the shipped drivers and the shipped client, and between them a network.
+
+The network keeps what is posted from one task to another in order, takes its time, and breaks: then what was on its way
+is lost, or arrived although its sender cannot know, and the sender is told. Kernels are functions on small arrays that
+take a while or none. A variable is the version that it is at, twice, so that a tower which sees it torn can tell; an
+update is the replica, its batch, and what it saw, so that what is applied can be compared with what was promised. With
+``rows`` the variable is gathered for a batch: what comes is the variable and the batch that was named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.device import CLIENT
+from flowrt.errors import NodeLost
+from flowrt.plan import PlanFeed
+from flowrt.sched.iteration.iterations import Iterations
+from flowrt.sched.iteration.messages import Allow, BeginReplica, BeginServer, Look
+from flowrt.sched.iteration.policies import policy_to_data
+from flowrt.spec import Spec
+from flowrt.train.statistics import Tally
+from flowrt.train.steps import Steps
+
+if TYPE_CHECKING:
+    import random
+
+    from flowrt.sched.quorum import Policy
+
+Array = np.ndarray[Any, Any]
+CONTAINER = ""
+COUNT, PAIR, UPDATE = Spec("int64", ()), Spec("int64", (2,)), Spec("int64", (3,))
+TORN = -1
+TOWER, CHECK, APPLY, GATHER, ASK = 1, 2, 3, 4, 5
+
+
+class Violation(AssertionError):
+    """What was promised does not hold."""
+
+
+@dataclass
+class Faults:
+    """How often what goes wrong: by message, that the way it goes breaks; the seconds that things take at most; how
+    often they take a hundred times as long. ``at`` says of a message whether it is to be lost with its way."""
+
+    breaks: float = 0.0
+    latency: float = 0.01
+    compute: float = 0.01
+    slow: float = 0.0
+    at: Callable[[Any], bool] = lambda message: False
+
+
+class Kernel:
+    """What runs of a plan come to: a generator that yields where it takes time, and answers the fetches."""
+
+    def __init__(self, world: World, feeds: list[Spec], function: Callable[..., Iterator[Any]]) -> None:
+        named = (PlanFeed(f"feed {i}", spec) for i, spec in enumerate(feeds))
+        self.plan = SimpleNamespace(feeds=tuple(named), fetches=())
+        self._world, self._function = world, function
+
+    def run_now(self, feeds: Any, number: int, seed: int) -> list[Array] | None:
+        if self._world.rng.random() < 0.5:
+            return None
+        return self._ended(self._function(*feeds))
+
+    def direct_plan(self, *how: Any) -> None:
+        """It can be run by no direct call."""
+
+    async def run(self, feeds: Any, context: Any) -> list[Array]:
+        steps = self._function(*feeds)
+        try:
+            while True:
+                next(steps)
+                await asyncio.sleep(self._world.while_(self._world.faults.compute))
+        except StopIteration as end:
+            result: list[Array] = end.value
+            return result
+
+    @staticmethod
+    def _ended(steps: Iterator[Any]) -> list[Array]:
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            result: list[Array] = end.value
+            return result
+
+
+class SimHost:
+    """What drivers see of a host."""
+
+    def __init__(self, world: World, task: str, server: int | None) -> None:
+        self.task, self.delay, self.random = task, None, world.rng
+        self._world = world
+        self.held = {("", "w"): np.zeros(2, np.int64), (CONTAINER, "step"): np.zeros((), np.int64)}
+        self.variables = self.rendezvous = self
+        self.server = server
+        self.applied: list[frozenset[tuple[int, int]]] = []
+        self.iterations = Iterations(self, self.post, world.lives)  # type: ignore[arg-type]
+
+    def post(self, peer: str, epoch: str, message: Any) -> None:
+        self._world.post(self.task, peer, epoch, message)
+
+    def inventory(self) -> dict[tuple[str, str], Spec]:
+        return {name: Spec(value.dtype.name, value.shape) for name, value in self.held.items()}
+
+    def find(self, name: tuple[str, str], spec: Spec) -> Array | None:
+        return self.held.get(name)
+
+    value = find
+
+    def close(self, key: Any) -> None:
+        """Nothing of a step is kept."""
+
+
+@dataclass
+class Way:
+    """What is on its way from one task to another, in order, and how often it broke."""
+
+    due: float = 0.0
+    life: int = 0
+
+
+@dataclass
+class Runner:
+    """What a client sees of a cluster."""
+
+    world: World
+    epoch: str
+    alive: bool = True
+    lost: frozenset[str] = frozenset()
+    listener: Any = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    copy = staticmethod(np.ascontiguousarray)
+
+    @contextmanager
+    def listening(self, listener: Any) -> Iterator[None]:
+        self.listener = listener
+        try:
+            yield
+        finally:
+            self.listener = None
+
+    def post(self, task: str, message: Any) -> None:
+        if self.alive:
+            if isinstance(message, Allow):
+                self.world.allowed = max(self.world.allowed, message.version)
+            self.world.post(CLIENT, task, self.epoch, message)
+
+    async def command(self, task: str, message: Any) -> Any:
+        world = self.world
+        await asyncio.sleep(world.while_(world.faults.latency))
+        if not self.alive:
+            await asyncio.Event().wait()
+        if task in world.dead:
+            self.lose(task)
+            raise NodeLost(f"{task} was lost")
+        answer = await world.hosts[task].iterations.answer(message, self.epoch, world.kernels[task].__getitem__)
+        await asyncio.sleep(world.while_(world.faults.latency))
+        return answer
+
+    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
+        while self.lost == known:
+            await self.changed.wait()
+        return self.lost
+
+    def lose(self, task: str) -> None:
+        self.lost |= {task}
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class World:
+    """Hosts, the network between them, and clients."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        policy: Policy,
+        *,
+        replicas: int,
+        servers: int,
+        faults: Faults | None = None,
+        rows: bool = False,
+    ) -> None:
+        self.rows = rows
+        self.rng, self.policy, self.faults = rng, policy, faults or Faults()
+        self.servers = tuple(f"/job:ps/task:{i}" for i in range(servers))
+        self.replicas = tuple(f"/job:worker/task:{i}" for i in range(replicas))
+        self.hosts = {task: SimHost(self, task, i) for i, task in enumerate(self.servers)}
+        self.hosts |= {task: SimHost(self, task, None) for task in self.replicas}
+        self.kernels: dict[str, dict[int, Any]] = {task: self._server_kernels(task) for task in self.servers}
+        self.kernels |= {task: self._replica_kernels(i) for i, task in enumerate(self.replicas)}
+        self.runners: dict[str, Runner] = {}
+        self.dead: set[str] = set()
+        self.allowed = 0  # versions that any client has asked for
+        self.delivered = self.broke = 0
+        self._ways: dict[tuple[str, str, str], Way] = {}
+
+    # ── the network ──
+
+    def lives(self, epoch: str) -> bool:
+        return self.runners[epoch].alive
+
+    def while_(self, most: float) -> float:
+        return self.rng.uniform(0.0, most) * (100.0 if self.rng.random() < self.faults.slow else 1.0)
+
+    def post(self, sender: str, receiver: str, epoch: str, message: Any) -> None:
+        """Have a message on its way, or have that way break."""
+        if sender in self.dead:
+            return
+        way = self._ways.setdefault((sender, receiver, epoch if CLIENT in (sender, receiver) else ""), Way())
+        loop = asyncio.get_running_loop()
+        if self.rng.random() < 0.5:
+            message = copied(message)  # as it leaves; else as it arrives: what is sent may change meanwhile
+        way.due = max(way.due, loop.time() + self.while_(self.faults.latency))
+        loop.call_at(way.due + 1e-6, self._arrive, way, way.life, sender, receiver, epoch, message)
+        way.due += 2e-6
+        if self.faults.at(message):
+            self._break(way, way.life, sender, receiver, epoch)
+        elif sender != receiver and self.rng.random() < self.faults.breaks:
+            loop.call_later(self.while_(self.faults.latency), self._break, way, way.life, sender, receiver, epoch)
+
+    def _arrive(self, way: Way, life: int, sender: str, receiver: str, epoch: str, message: Any) -> None:
+        if way.life != life or receiver in self.dead or sender in self.dead:
+            return
+        self.delivered += 1
+        if receiver != CLIENT:
+            self.hosts[receiver].iterations.hear(sender, copied(message))
+            return
+        runner = self.runners[epoch]
+        if runner.alive and runner.listener is not None:
+            runner.listener.hear(sender, copied(message))
+
+    def _break(self, way: Way, life: int, sender: str, receiver: str, epoch: str) -> None:
+        """What is on its way is lost. Who posts again is told after a while, but for the client's link both ends."""
+        if way.life != life:
+            return
+        self.broke += 1
+        ways = [(sender, receiver, way)]
+        if CLIENT in (sender, receiver):
+            ways.append((receiver, sender, self._ways.setdefault((receiver, sender, epoch), Way())))
+        for one, other, broken in ways:
+            broken.life += 1
+            after = self.while_(10 * self.faults.latency)
+            asyncio.get_running_loop().call_later(after, self._tell_broken, one, other, epoch)
+
+    def _tell_broken(self, task: str, peer: str, epoch: str) -> None:
+        if task == CLIENT:
+            runner = self.runners[epoch]
+            if runner.alive and runner.listener is not None:
+                runner.listener.broken(peer, epoch)
+        elif task not in self.dead:
+            self.hosts[task].iterations.broken(peer, epoch if peer == CLIENT else "")
+
+    # ── who dies ──
+
+    def kill_client(self, epoch: str) -> None:
+        """A client is gone, at once; the nodes learn of it one by one."""
+        self.runners[epoch].alive = False
+        for task in (*self.servers, *self.replicas):
+            after = self.while_(10 * self.faults.latency)
+            asyncio.get_running_loop().call_later(after, self._tell_ended, task, epoch)
+
+    def _tell_ended(self, task: str, epoch: str) -> None:
+        if task not in self.dead:
+            self.hosts[task].iterations.ended(epoch)
+
+    def kill(self, task: str) -> None:
+        """A node is gone; clients learn of it after a while."""
+        self.dead.add(task)
+        for runner in self.runners.values():
+            asyncio.get_running_loop().call_later(self.while_(1.0), runner.lose, task)
+
+    async def aclose(self) -> None:
+        for host in self.hosts.values():
+            await host.iterations.aclose()
+
+    # ── kernels ──
+
+    def _replica_kernels(self, replica: int) -> dict[int, Any]:
+        def tower(batch: Array, *values: Array) -> Iterator[Any]:
+            seen = {int(v) for value in values for v in value[:2]}
+            yield
+            seen |= {int(v) for value in values for v in value[:2]}
+            if any(named != batch[0] for value in values for named in value[2:]):
+                raise Violation(f"replica {replica} computes batch {batch[0]} with rows {values}")
+            made = np.array([replica, batch[0], seen.pop() if len(seen) == 1 else TORN])
+            return [np.asarray(float(batch[0])), *([made] * len(values))]
+
+        def ask(batch: Array) -> Iterator[Any]:
+            yield
+            return [batch]
+
+        value = UPDATE if self.rows else PAIR
+        towers = Kernel(self, [UPDATE, *([value] * len(self.servers))], tower)
+        return {TOWER: towers, ASK: Kernel(self, [UPDATE], ask)}
+
+    def _server_kernels(self, task: str) -> dict[int, Any]:
+        def gather(batch: Array) -> Iterator[Any]:
+            w = self.hosts[task].held["", "w"]
+            first = int(w[0])
+            yield
+            return [np.array([first, w[1], batch[0]])]
+
+        def check(update: Array) -> Iterator[Any]:
+            yield
+            return [np.asarray(True)]
+
+        def apply(made: Array, *updates: Array) -> Iterator[Any]:
+            host, version = self.hosts[task], int(made) - 1
+            self._check_apply(host, version, updates)
+            w, step = host.held["", "w"], host.held[CONTAINER, "step"]
+            for place in range(2):
+                w[place] = made
+                yield
+            step[...] = made
+            host.applied.append(frozenset((int(u[0]), int(u[1])) for u in updates))
+            return []
+
+        members = self.policy.take(len(self.replicas))
+        applies = Kernel(self, [COUNT, *([UPDATE] * members)], apply)
+        return {CHECK: Kernel(self, [UPDATE], check), APPLY: applies, GATHER: Kernel(self, [UPDATE], gather)}
+
+    def _check_apply(self, host: SimHost, version: int, updates: tuple[Array, ...]) -> None:
+        if version != len(host.applied):
+            raise Violation(f"{host.task} applies version {version} after {len(host.applied)}")
+        if version >= self.allowed:
+            raise Violation(f"{host.task} applies version {version}, the client asked for {self.allowed}")
+        if any(int(update[2]) != version for update in updates):
+            raise Violation(f"{host.task} applies updates computed from other values to {version}: {updates}")
+        replicas = [int(update[0]) for update in updates]
+        if replicas != sorted(set(replicas)):
+            raise Violation(f"{host.task} applies updates of {replicas}")
+
+    # ── clients ──
+
+    def program(self) -> Any:
+        members, servers, count = self.policy.take(len(self.replicas)), len(self.servers), len(self.replicas)
+        common = {"container": CONTAINER, "group": "trainer", "seed": 0}
+        applied = ((-1, -1), *((member, 0) for member in range(members)))
+        begin_servers = tuple(
+            partial(
+                BeginServer,
+                **common,
+                server=server,
+                servers=self.servers,
+                replicas=self.replicas,
+                policy=policy_to_data(self.policy),
+                check=CHECK,
+                checked=(0,),
+                apply=APPLY,
+                applied=applied,
+                versions=("step",),
+                values=() if self.rows else (("", "w"),),
+                gather=GATHER if self.rows else -1,
+            )
+            for server in range(servers)
+        )
+        asks = ASK if self.rows and self.rng.random() < 0.5 else -1
+        wants = ((() if not self.rows else (0,) if asks < 0 else (1,)),) * servers
+        begin_replicas = tuple(
+            partial(
+                BeginReplica,
+                **common,
+                replica=replica,
+                replicas=count,
+                servers=self.servers,
+                plan=TOWER,
+                feeds=((-1, 0), *((server, 0) for server in range(servers))),
+                ask=asks,
+                wants=wants,
+                told=1,
+                parts=tuple((server,) for server in range(servers)),
+            )
+            for replica in range(count)
+        )
+        looks = (Look(CONTAINER, "trainer", ("step",)),) * servers
+        return SimpleNamespace(
+            servers=self.servers,
+            looks=looks,
+            begin_servers=begin_servers,
+            replicas=self.replicas,
+            begin_replicas=begin_replicas,
+        )
+
+    def client(self, epoch: str, ahead: int = 0) -> Steps:
+        """A client that trains."""
+        runner, program = Runner(self, epoch), self.program()
+        self.runners[epoch] = runner
+
+        async def make(session: Any) -> Any:
+            return program
+
+        session = SimpleNamespace(
+            checkpoints=None, _open_here=lambda: runner, _iterating={}, _name=epoch, lost=frozenset()
+        )
+        tower = SimpleNamespace(inputs={"x": SimpleNamespace(spec=UPDATE)}, metrics={})
+        trainer = Trainer(
+            name="trainer",
+            inputs={"x": UPDATE},
+            towers=[tower] * len(self.replicas),
+            replicas=len(self.replicas),
+            nodes=self.replicas,
+            policy=self.policy,
+            tally=Tally(len(self.replicas)),
+            program=make,
+        )
+        return Steps(trainer, session, ahead)  # type: ignore[arg-type]
+
+    def check_whole(self) -> None:
+        """All servers are at one version, made of the same updates, each of which counted once."""
+        first, *others = (self.hosts[task] for task in self.servers)
+        for other in others:
+            if other.applied != first.applied:
+                raise Violation(f"torn: {first.task} applied {first.applied}, {other.task} {other.applied}")
+        for task in self.servers:
+            host = self.hosts[task]
+            at = {int(host.held[CONTAINER, "step"]), *host.held["", "w"].tolist()}
+            if at != {len(host.applied)}:
+                raise Violation(f"{task} is at {at} after {len(host.applied)} updates")
+        counted = [update for updates in first.applied for update in updates]
+        if len(set(counted)) != len(counted):
+            raise Violation(f"a batch counted twice: {sorted(counted)}")
+
+
+class Trainer(SimpleNamespace):
+    """What a client needs of a trainer."""
+
+    __hash__ = object.__hash__
+
+
+def batches(first: int = 0) -> Iterator[dict[str, Array]]:
+    """Batches that are told apart."""
+    for number in itertools.count(first):
+        yield {"x": np.array([number, 0, 0], np.int64)}
+
+
+def copied(message: Any) -> Any:
+    """A message as it travels, with the arrays in it as they are now."""
+    arrays = {
+        name: tuple([np.array(value) for value in getattr(message, name)])
+        for name in ("values", "parts", "rows")
+        if hasattr(message, name)
+    }
+    return replace(message, **arrays) if arrays else message

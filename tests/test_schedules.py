@@ -1,0 +1,168 @@
+"""Whole runs, client and nodes, in seeded orders of everything that happens: what is applied, reported and left behind.
+
+A seed decides how many replicas and servers there are, what counts, how long everything takes, and what goes wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from schedule_world import Faults, Violation, World, batches
+from sim_loop import simulate
+
+from flowrt.errors import NodeLost, RemoteError
+from flowrt.sched.iteration.messages import Report
+from flowrt.sched.quorum import AllOf, FirstOf
+
+if TYPE_CHECKING:
+    from flowrt.train.steps import StepReport
+
+SEEDS = 60  # of each test
+
+
+def drawn(rng: random.Random, most: int = 4) -> World:
+    """A world of its own kind."""
+    replicas, servers = rng.randint(1, most), rng.randint(1, 3)
+    policy = rng.choice([AllOf(), FirstOf(rng.randint(1, replicas))])
+    faults = Faults(breaks=rng.choice([0.0, 0.01, 0.1]), slow=rng.choice([0.0, 0.05]))
+    return World(rng, policy, replicas=replicas, servers=servers, faults=faults, rows=rng.random() < 0.4)
+
+
+@asynccontextmanager
+async def left_in_order(world: World) -> AsyncIterator[World]:
+    """The world, which is whole in the end."""
+    try:
+        yield world
+        await asyncio.sleep(100)
+        world.check_whole()
+    finally:
+        await world.aclose()
+
+
+def check_reports(world: World, reports: list[StepReport]) -> None:
+    """The reports are of each step, and name whose updates were applied."""
+    applied = world.hosts[world.servers[0]].applied
+    assert [report.step for report in reports] == list(range(1, len(reports) + 1))
+    for report, updates in zip(reports, applied, strict=False):
+        assert tuple(sorted(replica for replica, _ in updates)) == report.kept
+
+
+async def trains_undisturbed(rng: random.Random) -> None:
+    """Variables stand still while the loop body runs, unless it allowed more; all batches count in their turn."""
+    world, ahead, steps = drawn(rng), rng.choice([0, 0, 1, 5]), 15
+    async with left_in_order(world):
+        reports = []
+        training = world.client("one", ahead).run(batches())
+        while len(reports) < steps:
+            reports.append(await anext(training))
+            at = {len(world.hosts[task].applied) for task in world.servers}
+            assert at == {reports[-1].step} if ahead == 0 else min(at) >= reports[-1].step
+        await training.aclose()
+        check_reports(world, reports)
+        if isinstance(world.policy, AllOf):
+            count = len(world.replicas)
+            for version, updates in enumerate(world.hosts[world.servers[0]].applied):
+                assert updates == {(replica, version * count + replica) for replica in range(count)}
+
+
+async def clients_die(rng: random.Random) -> None:
+    """Client after client is killed, cancelled, leaves, or comes to the end of its batches."""
+    world = drawn(rng)
+    async with left_in_order(world):
+        for number in range(4):
+            for _ in range(50):
+                try:
+                    await one_client(world, rng, number)
+                    break
+                except RemoteError as error:
+                    if "one client at a time" not in str(error):
+                        raise
+                    await asyncio.sleep(0.5)
+            else:
+                raise Violation(f"client {number} may never train")
+
+
+async def one_client(world: World, rng: random.Random, number: int) -> None:
+    ahead, how = rng.choice([0, 0, 1, 5]), rng.choice(["killed", "cancelled", "leaves", "to the end"])
+    total = rng.randint(0, 12) if how == "to the end" else None
+    training = world.client(f"client {number}", ahead).run(itertools.islice(batches(1000 * number), total))
+    reports: list[StepReport] = []
+
+    async def train() -> None:
+        try:
+            for _ in range(rng.randint(1, 15) if total is None else total + 1):
+                reports.append(await anext(training))
+                await asyncio.sleep(world.while_(0.02))
+        except StopAsyncIteration:
+            pass
+        finally:
+            if how != "killed":
+                await training.aclose()
+
+    body = asyncio.ensure_future(train())
+    if how in ("killed", "cancelled"):
+        await asyncio.wait([body], timeout=rng.uniform(0.0, 0.5))
+        if how == "killed":
+            world.kill_client(f"client {number}")
+        body.cancel()
+        await asyncio.wait([body])
+    else:
+        await asyncio.wait([body], timeout=500)
+    if not body.cancelled():
+        body.result()  # `InvalidStateError` where it hangs
+        if how != "killed":
+            world.check_whole()
+    if total is not None and isinstance(world.policy, AllOf):
+        assert len(reports) == total // len(world.replicas)
+
+
+async def replicas_die(rng: random.Random) -> None:
+    """Replicas are killed: training goes on as long as enough of them are left, or else names those that are lost."""
+    world = drawn(rng)
+    needed, count = world.policy.take(len(world.replicas)), len(world.replicas)
+    deaths = rng.sample(world.replicas, rng.randint(0, count))
+    for task in deaths:
+        asyncio.get_running_loop().call_later(rng.uniform(0.0, 0.3), world.kill, task)
+    reports = []
+    async with left_in_order(world):
+        training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
+        try:
+            async with asyncio.timeout(1000):
+                while len(reports) < 25:
+                    reports.append(await anext(training))
+        except NodeLost:
+            assert count - len(deaths) < needed
+        await training.aclose()
+        check_reports(world, reports)
+
+
+@pytest.mark.parametrize("scenario", [trains_undisturbed, clients_die, replicas_die])
+def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) -> None:
+    first = random.randrange(1 << 32)
+    for seed in range(first, first + SEEDS):
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        simulate(rng, lambda rng=rng: scenario(rng))
+
+
+def test_a_report_that_is_lost_with_the_clients_link_is_had_before_the_end() -> None:
+    lost = []
+
+    def lose(message: Any) -> bool:
+        last = isinstance(message, Report) and message.version == 2 and not lost
+        lost.extend([message] * last)
+        return last
+
+    async def train() -> list[int]:
+        world = World(random.Random(0), AllOf(), replicas=1, servers=1, faults=Faults(at=lose))
+        async with left_in_order(world):
+            return [report.step async for report in world.client("one").run(itertools.islice(batches(), 3))]
+
+    assert simulate(random.Random(0), train) == [1, 2, 3]
+    assert lost
