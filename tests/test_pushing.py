@@ -29,18 +29,22 @@ KEY = ("epoch", 1)
 def counted() -> Iterator[Counter[str]]:
     """How many messages of each kind are written meanwhile, on whatever connection, and how many tasks begin."""
     counts: Counter[str] = Counter()
-    loop, write = asyncio.get_running_loop(), Connection._write
+    loop = asyncio.get_running_loop()
 
-    def note(connection: Connection, message: Any, *args: Any, **options: Any) -> Any:
-        counts[message[0] if isinstance(message, tuple) else "hello"] += 1
-        return write(connection, message, *args, **options)
+    def noting(say: Callable[..., Any]) -> Callable[..., Any]:
+        def note(connection: Connection, message: Any, *args: Any) -> Any:
+            counts[message[0] if isinstance(message, tuple) else "hello"] += 1
+            return say(connection, message, *args)
+
+        return note
 
     def note_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         counts["tasks"] += 1
         return asyncio.Task(work, loop=loop, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "_write", note)
+        for way in ("send", "post"):
+            patch.setattr(Connection, way, noting(getattr(Connection, way)))
         loop.set_task_factory(note_task)
         try:
             yield counts
