@@ -19,13 +19,14 @@ from wire_world import MIB, TOKEN, on_both_loops, outcome, sockets
 
 import flowrt as fr
 from flowrt.errors import BrokenStream, NodeLost
+from flowrt.net import local as local_module
 from flowrt.net import shared
 from flowrt.net.frames import Place
 from flowrt.net.local import Local
 from flowrt.net.transport import Bounds, Connection, connect, serve
 from flowrt.sched.executor import own
 from flowrt.sched.memory import Memory
-from flowrt.sched.segments import LARGE, PAGE, SEALS, Segments, has_own_slot
+from flowrt.sched.segments import FIRST, LARGE, PAGE, SEALS, Segments, has_own_slot
 from flowrt.sched.units import PAST_CACHES, Action, find_units
 from flowrt.spec import Spec
 
@@ -339,6 +340,37 @@ async def test_a_reader_that_keeps_everything_is_sent_the_rest() -> None:
             assert ends.lent == 3
             kept.clear()
             await until(lambda: not ends.lent)
+
+
+@on_both_loops
+async def test_memory_that_nobody_uses_any_more_goes_back_to_the_system() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_module, "LINGER", 0.02)
+        async with neighbours() as ends:
+            segments = ends.locals[0].segments
+            assert segments is not None
+            kept = [(await ends.carry({"x": np.ones(FLOATS, "float32")}))["x"] for _ in range(20)]
+            assert segments.nbytes >= 20 * 4 * FLOATS
+            first = kept[0]
+            kept.clear()
+            await until(lambda: segments.nbytes == FIRST)
+            assert (first == 1).all()
+            del first
+            await until(lambda: segments.nbytes == 0)
+            channel = ends.server._stream.channel
+            assert channel is not None
+            await until(lambda: not channel._mapped)
+            assert (await ends.carry({"x": np.ones(FLOATS, "float32")}))["x"].all()
+
+
+@on_both_loops
+async def test_a_client_that_keeps_much_keeps_it_in_memory_of_its_own() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "MOST_OWN_BYTES", 10 * FLOATS)
+        async with neighbours(own=True) as ends:
+            kept = [(await ends.carry({"x": np.full(FLOATS, turn, "float32")}))["x"] for turn in range(6)]
+            await until(lambda: ends.lent == 2)
+            assert [array.sum() for array in kept] == [turn * FLOATS for turn in range(6)]
 
 
 def test_segments_count_in_memory_and_are_let_go_for_others() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 WAYS = ("shared", "unix", "tcp")  # the best first
 BACKLOG = 128
+LINGER = 10.0  # seconds after which memory that nobody used goes back to the system; twice that at most
 UNCLAIMED = 64  # side sockets that nobody has asked for yet; the oldest give way
 TICKET = 16  # bytes
 HEAD = 8 << 10  # bytes of an answer's HTTP head
@@ -86,6 +87,8 @@ class Local:
         self._side: socket.socket | None = None
         self._unclaimed: dict[bytes, socket.socket] = {}
         self._channels: set[Channel] = set()
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
         if self.segments is not None:
             self.segments.gone = self._tell_gone
 
@@ -135,6 +138,16 @@ class Local:
         """Forget a channel that is closed."""
         self._channels.discard(channel)
 
+    def rest(self) -> None:
+        """Something is not used any more: if it stays so, it goes."""
+        if self._sweeping is None and self.segments is not None and not self._closed:
+            self._sweeping = asyncio.get_running_loop().call_later(LINGER, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        if self.segments is not None and self.segments.sweep():
+            self.rest()
+
     def _tell_gone(self, number: int) -> None:
         for channel in list(self._channels):
             channel.segment_gone(number)
@@ -146,7 +159,10 @@ class Local:
         for side in self._unclaimed.values():
             side.close()
         self._unclaimed.clear()
+        self._closed = True
         self._memory.segments = None
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         if self.segments is not None:
             self.segments.gone = lambda number: None
             self.segments.close()

@@ -46,6 +46,7 @@ MOST_LENT_BYTES = 4 << 30  # together, variables apart, which are there anyway
 AT_ONCE = 16 << 20  # bytes copied in one turn of the loop, where who sends can wait: 2 ms
 MOST_SEGMENTS = 1 << 10  # that a peer may show
 MOST_OWN = 64  # arrays that are the receiver's own and still lie in a peer's memory; each takes a file descriptor
+MOST_OWN_BYTES = 512 << 20  # together; a larger one alone
 AGAIN = 0.01  # seconds until what a full socket did not take is tried again
 BATCH = 512  # serials in one message
 _SHOW, _BACK, _GONE = b"S", b"R", b"G"
@@ -79,7 +80,7 @@ class Channel:
         self._shown: set[int] = set()  # segments of ours that the peer has
         self._mapped: dict[int, _Mapped] = {}  # segments of the peer's
         self._borrowed: set[int] = set()
-        self._own = 0  # borrowed arrays that are the receiver's own
+        self._own: dict[int, int] = {}  # bytes of borrowed arrays that are the receiver's own, by serial
         self._to_say: deque[int | bytes] = deque()  # serials to give back, and other messages
         self._due = False  # they will be said
         self._gone = False  # the peer is, or it has closed the channel
@@ -196,9 +197,9 @@ class Channel:
         memory, end = mapped.seen(place.offset, nbytes), self.give_back
         if dtype.kind in "fc" and not self._local.own:
             array = memory
-        elif dtype.kind in "fc" and self._own < MOST_OWN and (own := mapped.own(place.offset, nbytes)) is not None:
+        elif dtype.kind in "fc" and self._may_own(nbytes) and (own := mapped.own(place.offset, nbytes)) is not None:
             array, end = own, self._give_back_own
-            self._own += 1
+            self._own[place.serial] = nbytes
         else:
             array = allocate(dtype, shape)
             np.copyto(array, memory.view(dtype).reshape(shape))
@@ -212,8 +213,12 @@ class Channel:
         self._borrowed.discard(serial)
         self._say(serial)
 
+    def _may_own(self, nbytes: int) -> bool:
+        held = list(self._own.values())
+        return not held or (len(held) < MOST_OWN and sum(held) + nbytes <= MOST_OWN_BYTES)
+
     def _give_back_own(self, serial: int) -> None:
-        self._own -= 1
+        self._own.pop(serial, None)
         self.give_back(serial)
 
     # ── talking ──
@@ -290,6 +295,7 @@ class Channel:
                 if lent is None:
                     raise BrokenStream(f"array {serial} was given back, which is not lent")
                 self._lent_bytes -= lent.nbytes
+            self._local.rest()
         elif what == _GONE and len(data) == _SEGMENT.size and not files:
             self._mapped.pop(_SEGMENT.unpack(data)[1], None)
         else:
@@ -317,6 +323,7 @@ class Channel:
             self._lent_bytes = 0
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._side.fileno())
+                self._local.rest()
             self._close_if_over()
 
     def _close_if_over(self) -> None:

@@ -57,6 +57,7 @@ class Segment:
         self.pages = self._shared_pages() if shared else _own_pages(nbytes)
         with suppress(OSError):
             self.pages.madvise(_POPULATE_WRITE)
+        self.used = 0  # in which sweep something was taken last
         self.start = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
         self.free = [(0, nbytes)]  # (offset, bytes), by offset, none next to another
 
@@ -144,6 +145,7 @@ class Segments:
         self._memory = memory
         self._mutex = threading.RLock()  # making room may let go of segments
         self._numbers = itertools.count(1)
+        self._sweep = 0
         self._segments: list[Segment] = []  # by address
         self._starts: list[int] = []
         self._alive: dict[int, _Taken] = {}
@@ -164,6 +166,7 @@ class Segments:
             if segment is None:
                 return None
             offset = segment.take(size)
+            segment.used = self._sweep
         slot = Slot((nbytes,), np.uint8, segment.pages, offset)
         taken = _Taken(slot, self._forget)
         taken.segment, taken.offset, taken.nbytes = segment, offset, nbytes
@@ -197,9 +200,20 @@ class Segments:
     def let_go(self) -> None:
         """Give back the segments of which nothing is taken."""
         with self._mutex:
-            self._settle()
-            going = [segment for segment in self._segments if segment.idle]
-            self._keep([segment for segment in self._segments if not segment.idle])
+            self._let_go(self._sweep)
+
+    def sweep(self) -> bool:
+        """Give back those of which nothing was taken since the sweep before; answers whether others are idle."""
+        with self._mutex:
+            self._let_go(self._sweep - 1)
+            self._sweep += 1
+            return any(segment.idle for segment in self._segments)
+
+    def _let_go(self, last: int) -> None:
+        """Give back the segments of which nothing is taken, nor was after the sweep ``last``."""
+        self._settle()
+        going = [segment for segment in self._segments if segment.idle and segment.used <= last]
+        self._keep([segment for segment in self._segments if segment not in going])
         self._drop(going)
 
     def close(self) -> None:
