@@ -296,5 +296,12 @@ def test_batches_are_admitted_in_order_however_long_it_takes_to_tell_their_rows(
     assert asker.asked() == []
     assert asker.batches == {1: [[1], [2]], 2: [[2], [4]]}
     assert asker.asking.with_update() == [((1, ([1],)), (2, ([2],))), ()]
-    asker.asking.say()
-    assert asker.asked() == []
+    for number in range(3, 2000):  # however many, one after another
+        asker.asking.come(number, [np.array([number])])
+    assert sorted(asker.batches) == list(range(1, 2000))
+    asker = Asker(PLAN)
+    asker.way.later = []
+    for number in range(1, 2000):
+        asker.asking.come(number, [np.array([number])])
+    asker.way.go_on()
+    assert sorted(asker.batches) == list(range(1, 2000))

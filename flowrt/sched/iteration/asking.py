@@ -37,36 +37,46 @@ class Asking:
         self._role, self._plan, self._way, self._admit, self._failed = role, plan, way, admit, failed
         self._unsaid: dict[int, Sequence[Any]] = {}  # batches of which no server was told
         self._coming: deque[tuple[int, Sequence[Any]]] = deque()  # batches of which rows are yet to be named
+        self._naming = False  # those of the first of them
         self._expected = [(-1, 0)] * len(role.servers)  # the version and the batch whose rows each server sends
         self._rows: list[tuple[int, int, Sequence[Any]]] = [(-1, 0, ())] * len(role.servers)  # and those that came
 
     def come(self, number: int, batch: Sequence[Any]) -> None:
         """Name the rows of a batch, and admit it."""
         self._coming.append((number, batch))
-        if len(self._coming) == 1:
-            self._name_next()
+        self._name_all()
 
-    def _name_next(self) -> None:
-        if not self._coming:
-            return
-        number, batch = self._coming[0]
+    def _name_all(self) -> None:
+        """Name the rows of what has come, one batch after another, until that of one takes long."""
+        while self._coming and not self._naming:
+            self._naming = True
+            self._name_next(*self._coming[0])
+
+    def _name_next(self, number: int, batch: Sequence[Any]) -> None:
         if self._plan is None:
             self._name(number, batch)
             return
-        role = self._role
+        role, at_once = self._role, True
+
+        def then(found: Sequence[Array]) -> None:
+            self._name(number, [*batch, *found])
+            if not at_once:
+                self._name_all()
+
         context = self._way.context(number, role.replica, role.replicas)
         try:
             feeds = checked(batch, self._plan.plan.feeds, f"replica {role.replica} of {role.group!r}")
         except Exception as error:
             self._failed(error)
             return
-        self._way.compute(self._plan, feeds, context, lambda found: self._name(number, [*batch, *found]), self._failed)
+        self._way.compute(self._plan, feeds, context, then, self._failed)
+        at_once = False
 
     def _name(self, number: int, batch: Sequence[Any]) -> None:
         self._coming.popleft()
+        self._naming = False
         self._unsaid[number] = batch
         self._admit(number, batch)
-        self._name_next()
 
     def say(self) -> None:
         """Tell all servers of what they were not told yet."""
