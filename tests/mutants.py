@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "flowrt"
-PROTOCOL = ("test_quorum", "test_stream_protocol", "test_runs_protocol", "test_replica_protocol")
+PROTOCOL = ("test_quorum",)  # the searches of all states find more, in more time
 TESTS = {
     "sched/machine": ("test_machine",),
     "sched/topology": ("test_machine",),
@@ -36,7 +36,7 @@ TESTS = {
     "sched/book": PROTOCOL,
     "sched/coordinator": PROTOCOL,
     "sched/shard": PROTOCOL,
-    "sched/opening": ("test_opening", "test_runs_protocol"),
+    "sched/opening": ("test_opening",),
     "sched/arena": ("test_arena",),
     "sched/regions": ("test_regions",),
     "sched/lives": ("test_lives", "test_sharing", "test_tape"),

@@ -326,7 +326,8 @@ def test_only_the_last_versions_are_remembered() -> None:
         coordinator.decided(2)
     with pytest.raises(InternalError, match="version 6 is not open yet, the newest is 5"):
         coordinator.receipts(6)
-    assert applied(closed(Coordinator.start(FirstOf(1), 1, 1, allowed=1, remember=0), 0)).history == ()
+    forgetful = applied(closed(Coordinator.start(FirstOf(1), 1, 1, allowed=1, remember=0), 0))
+    assert (forgetful.history, forgetful.decided(1)) == ((), None)
 
 
 def test_an_update_that_is_not_finite_on_one_server_counts_on_none() -> None:
@@ -458,8 +459,11 @@ def test_what_does_not_exist_is_an_error() -> None:
     coordinator = started(0)
     with pytest.raises(InternalError, match="version 1 is not open yet"):
         coordinator.held(0, 1, 0, True, 0.0)
-    with pytest.raises(InternalError, match="server 2 does not exist"):
-        coordinator.held(2, 0, 0, True, 0.0)
+    for report in (lambda: coordinator.held(2, 0, 0, True, 0.0), lambda: coordinator.order()[0].publish(2, 0)):
+        with pytest.raises(InternalError, match="server 2 does not exist"):
+            report()
+    with pytest.raises(InternalError, match="version 1 is not open yet"):
+        coordinator.publish(0, 1)
     for event in (
         coordinator.lost,
         coordinator.joined,
