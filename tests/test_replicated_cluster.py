@@ -238,3 +238,17 @@ async def test_steps_ahead_are_made_while_the_loops_body_is_slow() -> None:
         step, (a, b) = await session.run([trainer.step, trainer.variables])
         assert 4 <= step <= 8
         assert (a, b) == (-step, -step)
+
+
+async def test_a_model_of_more_variables_than_a_message_holds_values_trains() -> None:
+    def many(inputs: dict[str, fr.Tensor]) -> Any:
+        found = [fr.Variable(np.zeros((), np.float32), name=f"v{i}") for i in range(600)]
+        return fr.add_n(found) + 0.0 * fr.mean(inputs["x"])
+
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(many, INPUTS, fr.optim.SGD(1.0), replicas=4)
+    async with fr.LocalCluster(ps=1, worker=4) as cluster, fr.Session(graph, cluster=cluster) as session:
+        steps = trainer.steps(session, batches())
+        await some(steps, 3)
+        await steps.aclose()
+        assert {float(value) for value in await session.run(trainer.variables)} == {-3.0}

@@ -196,7 +196,8 @@ class Master:
     async def command(self, task: str, message: Any) -> Any:
         """Have the iterations of a task do what a message of theirs asks, and answer what they do."""
         self._check_open()
-        return await self._ask(task, Command(next(self._numbers), to_data(message)))
+        packed = np.frombuffer(codec.pack(to_data(message)), np.uint8)
+        return await self._ask(task, Command(next(self._numbers), packed))
 
     def post(self, task: str, message: Any) -> None:
         """Send a message to a task, of a kind that was registered for it; returns at once.

@@ -131,10 +131,10 @@ class Ask:
 
 @valueclass
 class Command:
-    """Something for the iterations of a node, a message of theirs; answered by `Answer`."""
+    """Something for the iterations of a node, a message of theirs, packed; answered by `Answer`."""
 
     request: int
-    message: tuple[Any, ...]
+    data: Array
 
 
 # ── a node to its master ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -35,6 +35,7 @@ from flowrt.errors import (
     TakenOver,
     name_error,
 )
+from flowrt.net.frames import NoRoom
 from flowrt.net.link import Allowance, Link, Store, is_large
 from flowrt.net.links import WAITING, Links
 from flowrt.net.local import Local
@@ -413,7 +414,9 @@ class Node:
         """Have iterations do as a master's client asks; they go on when its reign has ended."""
         answer = Answer(command.request, None)
         try:
-            asked = from_data(command.message)
+            if isinstance(command.data, NoRoom):
+                raise command.data.error("what is asked of a run")
+            asked = from_data(codec.unpack(command.data.data))
             plans = partial(self._executor, reign)
             answer = Answer(command.request, await self._iterations.answer(asked, reign.drive.epoch, plans))
         except Exception as error:

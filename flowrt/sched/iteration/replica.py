@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.errors import name_error
 from flowrt.sched.iteration.asking import Asking
 from flowrt.sched.iteration.messages import Batch, BeginReplica, Failed, Ready, Rows, Seen, Update, Version
-from flowrt.sched.iteration.way import Way, checked
+from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 
 if TYPE_CHECKING:
     from flowrt.sched.closed import Closed
@@ -100,7 +100,7 @@ class Replica:
 
     def _take(self, message: Version) -> None:
         server = message.server
-        self._at[server], self._values[server] = message.version, message.values
+        self._at[server], self._values[server] = message.version, unbundled(message.values)
         if self._asking is not None:
             self._asking.hear(message)
         if server == 0:
@@ -204,7 +204,7 @@ class Replica:
                 version,
                 role.replica,
                 ready,
-                tuple([parts[i] for i in role.parts[server]]),
+                bundled([parts[i] for i in role.parts[server]]),
                 () if server else told,
                 wants[server],
             )

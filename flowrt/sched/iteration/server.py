@@ -31,7 +31,7 @@ from flowrt.sched.iteration.messages import (
     Version,
     Wants,
 )
-from flowrt.sched.iteration.way import Way, checked
+from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 from flowrt.sched.opening import Left
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
@@ -76,7 +76,7 @@ class Server:
         self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version)
         self._told = [_Told() for _ in role.replicas]
         self._looking: set[tuple[int, int]] = set()  # (version, replica) of updates that are being looked at
-        self._values: tuple[Array, ...] = ()
+        self._values: tuple[Any, ...] = ()
         self._at = role.version  # what replicas are told
         self._specs = self._find_specs()
         self.coordination = None if role.server else Coordination(role, way, self.obey, self._publish, ended)
@@ -163,20 +163,21 @@ class Server:
             return
         who = f"replica {replica} of {role.group!r}"
         if self._check is None:
-            self._hold(update, update.parts, True)
+            self._hold(update, (), True)
             return
         self._looking.add(looking)
 
         def found(finite: Sequence[Array]) -> None:
             self._looking.discard(looking)
-            self._hold(update, update.parts, all(bool(part) for part in finite))
+            self._hold(update, tuple(parts), all(bool(part) for part in finite))
 
         def failed(error: BaseException) -> None:
             self._looking.discard(looking)
             self._fail(update.version, replica, error)
 
         try:
-            feeds = checked([update.parts[i] for i in role.checked], self._check.plan.feeds, who)
+            parts = unbundled(update.parts)
+            feeds = checked([parts[i] for i in role.checked], self._check.plan.feeds, who)
         except Exception as error:
             failed(error)
             return
@@ -264,7 +265,7 @@ class Server:
         variables = self.way.host.variables
         values = (variables.value(name, spec) for name, spec in zip(self.role.values, self._specs, strict=True))
         copies = self.way.host.task in self.role.replicas  # which read them while others may write
-        self._values = tuple([np.array(value) if copies else value for value in values])
+        self._values = bundled([np.array(value) if copies else value for value in values])
         for replica in range(len(self._told)):
             self._tell(replica)
 

@@ -8,6 +8,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from flowrt import codec
 from flowrt.errors import ResourceError, SpecError
 from flowrt.sched.host import RunContext
 from flowrt.sched.iteration.messages import step_number
@@ -22,6 +25,7 @@ Send: TypeAlias = Callable[[str, str, Any], None]
 """How a message is posted to a task, or to the client of an epoch: see `rendezvous.Remote.post`."""
 Then: TypeAlias = "Callable[[list[Array]], None]"
 Failed: TypeAlias = Callable[[BaseException], None]
+MOST, BUNDLE = 256, "bundle"  # values that a message holds as they are; what stands for more
 _log = logging.getLogger(__name__)
 
 
@@ -112,6 +116,23 @@ class Way:
             return await plan.run(feeds, context)
         finally:
             self.host.rendezvous.close(context.key)
+
+
+def bundled(values: Sequence[Any]) -> tuple[Any, ...]:
+    """``values`` as they travel: more of them than a message may hold beside others, as one array of bytes."""
+    if len(values) <= MOST:
+        return tuple(values)
+    return BUNDLE, np.frombuffer(codec.pack(tuple(values)), np.uint8)
+
+
+def unbundled(values: Sequence[Any]) -> Sequence[Any]:
+    """What `bundled` was given. Raises `ResourceError` where there was no memory to receive it."""
+    if not values or not isinstance(values[0], str):
+        return values
+    if not isinstance(values[1], np.ndarray):
+        raise ResourceError(f"{len(values)} values of a run were not received: {values[1]}")
+    found: Sequence[Any] = codec.unpack(values[1].data)
+    return found
 
 
 def checked(values: Sequence[Any], feeds: Sequence[PlanFeed], whose: str) -> list[Array]:
