@@ -1,7 +1,8 @@
-"""flowrt's side of the comparisons in perf/: its first losses are those that JAX and PyTorch find for the same work."""
+"""flowrt's sides of the comparisons in perf/: what they come to is what JAX and PyTorch find, or what it must be."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -30,14 +31,33 @@ FIRST = {
 }
 
 
+def run_side(script: str, workload: str, *more: str, said: str = "") -> str:
+    """What a side prints that is told ``said``."""
+    line = [sys.executable, script, workload, *more]
+    paths = os.pathsep.join([str(SIDES.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "FLOWRT_BUILD": "never"}
+    done = subprocess.run(line, cwd=SIDES, env=environment, input=said, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.timeout(300)  # with no kernel compiled yet
 @pytest.mark.parametrize("workload", FIRST)
 def test_a_workload_gives_what_the_peers_give(workload: str) -> None:
-    line = [sys.executable, "flowrt_side.py", workload, "--threads", "2", "--seconds", "0.01"]
-    paths = os.pathsep.join([str(SIDES.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "FLOWRT_BUILD": "never"}
-    done = subprocess.run(line, cwd=SIDES, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"first \[(.*)\]", done.stdout)
-    assert found is not None, done.stdout
+    said = run_side("flowrt_side.py", workload, "--threads", "2", "--seconds", "0.01")
+    found = re.search(r"first \[(.*)\]", said)
+    assert found is not None, said
     np.testing.assert_allclose([float(n) for n in found.group(1).split(",")], FIRST[workload], rtol=1e-4)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("script", "workload"),
+    [("null_step", "scalar"), ("null_step", "rows-2.5MB"), ("transport", "pass-1KiB"), ("transport", "steps")],
+)
+def test_what_several_processes_come_to_is_right(script: str, workload: str) -> None:
+    said = run_side(f"flowrt_{script}.py", workload, "--workers", "2", said="measure 0.05\n")
+    ready, measured, end = (json.loads(line) for line in said.splitlines())
+    assert {"server", "worker 0", "client"} <= ready["roles"].keys()
+    assert all(seconds > 0 for seconds in measured["seconds"])
+    assert end["right"]
