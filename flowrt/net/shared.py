@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 MOST_LENT = 1 << 12  # arrays lent at once
 MOST_LENT_BYTES = 4 << 30  # together, variables apart, which are there anyway
 AT_ONCE = 256 << 20  # bytes copied in one turn of the loop, where who sends can wait: 22 ms; less is twice as slow
-# bytes copied in one turn of the loop, where who sends can wait: 22 ms; by halves it takes twice that
 MOST_SEGMENTS = 1 << 10  # that a peer may show
 MOST_OWN = 64  # arrays that are the receiver's own and still lie in a peer's memory; each takes a file descriptor
 MOST_OWN_BYTES = 512 << 20  # together; a larger one alone
