@@ -16,6 +16,7 @@ from test_faults import TASKS, world
 from flowrt.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
 from flowrt.net.connection import Connection
 from flowrt.net.link import SMALL, Link
+from flowrt.net.messages import Announce, Push
 from flowrt.sched import rendezvous as rendezvous_module
 from flowrt.sched.rendezvous import DEAD, Announced, Rendezvous
 from flowrt.spec import Spec
@@ -178,6 +179,28 @@ async def test_a_step_is_not_waited_for_where_a_task_is_lost_that_had_ended_it()
             made.master._peers._give_up(peer, NodeLost(f"{PS} was lost"))
             with pytest.raises(NodeLost, match=f"{PS} was lost"):
                 await run
+
+
+@pytest.mark.parametrize(
+    ("illegal", "why"),
+    [
+        (Push(*KEY, 1, np.zeros(SMALL // 8 + 1)), f"pushed {SMALL + 8} bytes; more than {SMALL} are to be asked for"),
+        (Announce(*KEY, 1, -1), "a value of -1 bytes"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_what_is_pushed_unasked_is_small_or_the_link_ends(illegal: Any, why: str) -> None:
+    async with world() as made:
+        await made.run(await made.master.register(**relay(*TASKS, SCALAR)), 1.0)
+        (link,) = made.nodes[PS]._links._links.values()
+        with pytest.MonkeyPatch.context() as patch:
+            ends: list[str] = []
+            end = Link._end
+            patch.setattr(Link, "_end", lambda link: (ends.append(str(link._ending)), end(link)))
+            link.post(illegal)
+            await until(lambda: any(why in text for text in ends))
+        await until(lambda: link.closed)
+        await made.assert_well()
 
 
 async def until(holds: Callable[[], bool]) -> None:

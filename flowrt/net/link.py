@@ -85,8 +85,8 @@ class Store:
     """What a task's links share: where values wait, and the room for those to come.
 
     ``knows`` says whether an epoch is in force: steps of others are over. ``allocate`` makes the memory for what is
-    received. ``posted`` is told of the peer and message where one comes that is no pull's. ``local`` is
-    what others of this host see of the task.
+    received. ``posted`` is told of the peer and message where one comes that is no pull's. ``local`` is what others of
+    this host see of the task.
     """
 
     rendezvous: Rendezvous
@@ -222,11 +222,17 @@ class Link:
     def _hear(self, message: Any) -> None:
         match message:
             case Push(epoch, number, edge, value):
+                if value is not None and value.nbytes > SMALL:
+                    raise BrokenStream(
+                        f"{self.peer} pushed {value.nbytes} bytes; more than {SMALL} are to be asked for"
+                    )
                 self._store.arrived((epoch, number), edge, DEAD if value is None else value, self.peer)
             case _ if is_posted(message):
                 self._store.posted(self.peer, message)
             case Value() | DeadValue() | Offer() | Fault():
                 self._settle(message)
+            case Announce(nbytes=nbytes) | Offer(nbytes=nbytes) if nbytes < 0:
+                raise BrokenStream(f"{self.peer} has a value of {nbytes} bytes")
             case Announce(epoch, number, edge, nbytes):
                 self._store.arrived((epoch, number), edge, Announced(nbytes), self.peer)
             case Pull():
