@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flowrt.sched.quorum import Policy
 
 Array = np.ndarray[Any, Any]
+Computing = Generator[None, None, list[Array]]
 CONTAINER = ""
 COUNT, PAIR, UPDATE = Spec("int64", ()), Spec("int64", (2,)), Spec("int64", (3,))
 TORN = -1
@@ -61,7 +62,7 @@ class Faults:
 class Kernel:
     """What runs of a plan come to: a generator that yields where it takes time, and answers the fetches."""
 
-    def __init__(self, world: World, feeds: list[Spec], function: Callable[..., Iterator[Any]]) -> None:
+    def __init__(self, world: World, feeds: list[Spec], function: Callable[..., Computing]) -> None:
         named = (PlanFeed(f"feed {i}", spec) for i, spec in enumerate(feeds))
         self.plan = SimpleNamespace(feeds=tuple(named), fetches=())
         self._world, self._function = world, function
@@ -85,7 +86,7 @@ class Kernel:
             return result
 
     @staticmethod
-    def _ended(steps: Iterator[Any]) -> list[Array]:
+    def _ended(steps: Computing) -> list[Array]:
         try:
             while True:
                 next(steps)
@@ -288,7 +289,7 @@ class World:
     # ── kernels ──
 
     def _replica_kernels(self, replica: int) -> dict[int, Any]:
-        def tower(batch: Array, *values: Array) -> Iterator[Any]:
+        def tower(batch: Array, *values: Array) -> Computing:
             seen = {int(v) for value in values for v in value[:2]}
             yield
             seen |= {int(v) for value in values for v in value[:2]}
@@ -297,7 +298,7 @@ class World:
             made = np.array([replica, batch[0], seen.pop() if len(seen) == 1 else TORN])
             return [np.asarray(float(batch[0])), *([made] * len(values))]
 
-        def ask(batch: Array) -> Iterator[Any]:
+        def ask(batch: Array) -> Computing:
             yield
             return [batch]
 
@@ -306,17 +307,17 @@ class World:
         return {TOWER: towers, ASK: Kernel(self, [UPDATE], ask)}
 
     def _server_kernels(self, task: str) -> dict[int, Any]:
-        def gather(batch: Array) -> Iterator[Any]:
+        def gather(batch: Array) -> Computing:
             w = self.hosts[task].held["", "w"]
             first = int(w[0])
             yield
             return [np.array([first, w[1], batch[0]])]
 
-        def check(update: Array) -> Iterator[Any]:
+        def check(update: Array) -> Computing:
             yield
             return [np.asarray(True)]
 
-        def apply(made: Array, *updates: Array) -> Iterator[Any]:
+        def apply(made: Array, *updates: Array) -> Computing:
             host, version = self.hosts[task], int(made) - 1
             self._check_apply(host, version, updates)
             w, step = host.held["", "w"], host.held[CONTAINER, "step"]
@@ -346,7 +347,7 @@ class World:
 
     def program(self) -> Any:
         members, servers, count = self.policy.take(len(self.replicas)), len(self.servers), len(self.replicas)
-        common = {"container": CONTAINER, "group": "trainer", "seed": 0}
+        common: dict[str, Any] = {"container": CONTAINER, "group": "trainer", "seed": 0}
         applied = ((-1, -1), *((member, 0) for member in range(members)))
         begin_servers = tuple(
             partial(
@@ -436,7 +437,7 @@ class World:
 class Trainer(SimpleNamespace):
     """What a client needs of a trainer."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def batches(first: int = 0) -> Iterator[dict[str, Array]]:
