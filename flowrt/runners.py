@@ -128,7 +128,7 @@ class Runner(Protocol):
         """Have ``listener`` told of what iterations post to their client, while the block runs."""
 
     async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
-        """Wait until others are lost than those that are ``known``; answers all that are."""
+        """Wait until others are lost than those ``known``; answers all that are. Raises why none can be told of."""
 
     async def reset(self, container: str | None) -> None:
         """Forget the variables and queues of a container, or of all."""

@@ -233,6 +233,21 @@ async def test_a_lost_replica_is_done_without_while_there_are_enough() -> None:
         assert ended.error == "NodeLost"
 
 
+async def test_nobody_posts_to_a_replica_that_is_lost() -> None:
+    async with world(2, 2, take=1) as made:
+        gone = made.workers[1]
+        made.allow(9)
+        made.tell(made.servers[0], Lost(RUN, 1))
+        made.settle()
+        made.give(0, 1, 2, 3)
+        made.settle(without=[gone])
+        assert made.state() == [(-3, 3)] * 2
+        assert not any(left for (_, peer), left in made.ways.items() if peer == gone)
+        for task in made.servers:
+            made.nodes[task].broken(gone, "")
+        assert not any(left for (_, peer), left in made.ways.items() if peer == gone)
+
+
 async def test_a_tower_that_fails_ends_the_run_with_its_error() -> None:
     async with world(2) as made:
 

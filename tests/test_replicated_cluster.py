@@ -252,3 +252,20 @@ async def test_a_model_of_more_variables_than_a_message_holds_values_trains() ->
         await some(steps, 3)
         await steps.aclose()
         assert {float(value) for value in await session.run(trainer.variables)} == {-3.0}
+
+
+async def test_who_is_taken_over_while_training_is_told_so() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(countdown, INPUTS, fr.optim.SGD(1.0), replicas=2)
+    with fr.Graph() as other:
+        fr.Variable(np.zeros(()), name="other")
+    async with (
+        asyncio.timeout(40),
+        fr.LocalCluster(ps=1, worker=2) as cluster,
+        fr.Session(graph, cluster=cluster, name="me") as session,
+    ):
+        steps = trainer.steps(session, batches())
+        await some(steps, 2)
+        async with fr.Session(other, cluster=cluster, name="me"):
+            with pytest.raises(fr.FlowrtError, match="another one took its nodes over"):
+                await some(steps, 100)

@@ -177,8 +177,9 @@ class Master:
         return self._peers.suspects
 
     async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str] = frozenset()) -> None:
-        """Wait until `lost` or `suspects` differ from these."""
+        """Wait until `lost` or `suspects` differ from these; raises `TakenOver` where another master has come."""
         await self._peers.wait_changed(lost, suspects)
+        self._check_open()
 
     def _settle_steps(self, peer: Peer) -> None:
         for step in self._steps.values():

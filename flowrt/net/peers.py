@@ -149,8 +149,8 @@ class Peers:
         return [task for task, peer in self._peers.items() if peer.error is None]
 
     async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
-        """Wait until `lost` or `suspects` differ from these."""
-        while (self.lost, self.suspects) == (lost, suspects):
+        """Wait until `lost` or `suspects` differ from these, or another master has taken over."""
+        while (self.lost, self.suspects) == (lost, suspects) and self.taken_over is None:
             await self._changed.wait()
 
     async def reach(self, task: str) -> Peer:

@@ -253,9 +253,9 @@ class Steps:
                 self._lose(replica)
             try:
                 self._check_servers(self._seen + len(self._reports))
-            except NodeLost as error:
+                await self._runner.wait_lost(lost)
+            except FlowrtError as error:
                 self._fail(error)
-            await self._runner.wait_lost(lost)
 
     def _lose(self, replica: int) -> None:
         if replica in self._lost:

@@ -103,6 +103,8 @@ class Coordination:
                     self._value = self._value.exhausted(totals)
             case Lost(_, replica):
                 self._value = value.lost(replica)
+                for task in self._role.servers[1:]:
+                    self._way.post(task, message)
             case Failed():
                 self._failed(message)
         if not self._give_order() and not (isinstance(message, Held) and message.finite):  # which brings no end nearer

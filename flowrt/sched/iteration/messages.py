@@ -150,7 +150,7 @@ class Allow:
 
 @valueclass
 class Lost:
-    """To server 0: a replica's task is lost."""
+    """To server 0, which tells the others: a replica's task is lost."""
 
     run: int
     replica: int

@@ -50,6 +50,7 @@ class _Told:
     """What one replica was told: the newest version, and those that it has not acknowledged."""
 
     listens: bool = False
+    lost: bool = False
     newest: int = -1
     waiting: list[int] = field(default_factory=list)
 
@@ -117,7 +118,11 @@ class Server:
             case Order(_, version, replicas):
                 if not self.over:  # else the opening of the next run decides
                     self.obey(version, replicas)
-            case Allow() | Lost() | Ready() | Held() | Applied() | Failed():
+            case Lost(_, replica):
+                self._told[replica].lost = True
+                if coordination is not None:
+                    coordination.hear(message)
+            case Allow() | Ready() | Held() | Applied() | Failed():
                 if coordination is None:
                     raise InternalError(f"server {self.role.server} does not coordinate")
                 coordination.hear(message)
@@ -129,7 +134,7 @@ class Server:
         role = self.role
         for replica, task in enumerate(role.replicas):
             if task == peer and self._told[replica].listens:
-                self._told[replica] = _Told(listens=True)
+                self._told[replica] = _Told(listens=True, lost=self._told[replica].lost)
                 self._tell(replica)
         if self.coordination is not None:
             self.coordination.broken(peer)
@@ -271,7 +276,7 @@ class Server:
 
     def _tell(self, replica: int) -> None:
         told, role = self._told[replica], self.role
-        if not told.listens or told.newest >= self._at or len(told.waiting) >= AHEAD:
+        if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
             return
         told.newest = self._at
         told.waiting.append(self._at)
