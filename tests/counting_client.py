@@ -49,7 +49,7 @@ async def counted(session: fr.Session, trainer: fr.train.Replicated) -> int:
 async def main(file: str, servers: int) -> None:
     graph, trainer = counting(servers)
     async with fr.Session(graph, cluster=fr.ClusterSpec.from_file(file)) as session:
-        async for report in trainer.steps(session, ones()):
+        async for report in trainer.steps(session, ones(), ahead=3):
             if report.step % 3 == 0:
                 print("training", flush=True)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,51 +175,6 @@ async def test_a_second_client_is_refused_by_the_first_ones_name_and_may_train_w
         await steps.aclose()
         step, (a, b) = await second.run([trainers[1].step, trainers[1].variables])
         assert (step, a, b) == (6, -6, -6)
-
-
-CLIENT = """
-import asyncio, sys
-import numpy as np
-import flowrt as fr
-from test_replicated_cluster import INPUTS, batches, countdown
-
-async def main(file):
-    with fr.Graph() as graph:
-        trainer = fr.train.Replicated(countdown, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2)
-    async with fr.Session(graph, cluster=fr.ClusterSpec.from_file(file)) as session:
-        async for report in trainer.steps(session, batches(), ahead=3):
-            print(report.step, flush=True)
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-async def test_a_killed_client_leaves_all_servers_at_one_version_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    rng = random.Random(5)
-    with fr.Graph() as graph:
-        trainer = fr.train.Replicated(countdown, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2)
-    async with fr.LocalCluster(ps=2, worker=2) as cluster:
-        file, token = tmp_path / "cluster.toml", tmp_path / "token"
-        token.write_text(cluster.token)
-        token.chmod(0o600)
-        jobs = "".join(f"{job} = {list(addresses)}\n" for job, addresses in cluster.spec.jobs.items())
-        file.write_text(f"token_file = {str(token)!r}\n{jobs}")
-        for _ in range(3):
-            client = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", CLIENT, str(file), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent
-            )
-            assert client.stdout is not None
-            async with asyncio.timeout(30):
-                for _ in range(rng.randrange(1, 20)):
-                    assert (await client.stdout.readline()).strip()
-            client.kill()
-            await client.wait()
-            async with fr.Session(graph, cluster=cluster) as session:
-                steps = trainer.steps(session, batches())
-                (report,) = await some(steps, 1)
-                await steps.aclose()
-                step, (a, b) = await session.run([trainer.step, trainer.variables])
-                assert (step, a, b) == (report.step, -report.step, -report.step)
 
 
 async def test_steps_ahead_are_made_while_the_loops_body_is_slow() -> None:

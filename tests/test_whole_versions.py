@@ -52,7 +52,7 @@ async def to_its_end(steps: AsyncIterator[fr.train.StepReport]) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("servers", "how"), [(2, signal.SIGKILL), (3, signal.SIGTERM)])
+@pytest.mark.parametrize(("servers", "how"), [(2, signal.SIGTERM), (3, signal.SIGKILL)])
 async def test_a_client_that_dies_leaves_all_servers_at_one_version(servers: int, how: int, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -73,27 +73,6 @@ async def test_a_client_that_dies_leaves_all_servers_at_one_version(servers: int
                     before = report.step
                     break
                 assert await counted(session, trainer) == before
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("servers", [1, 2])
-async def test_of_two_clients_one_trains_and_the_other_is_told_by_whom(servers: int) -> None:
-    (g1, one), (g2, two) = counting(servers), counting(servers)
-    async with (
-        fr.LocalCluster(ps=servers, worker=2) as cluster,
-        fr.Session(g1, cluster=cluster, name="nightly") as first,
-        fr.Session(g2, cluster=cluster) as second,
-    ):
-        steps = one.steps(first, ones())
-        await anext(steps)
-        with pytest.raises(fr.FlowrtError, match=rf"being trained by session 'nightly'.* process {os.getpid()} "):
-            await anext(two.steps(second, ones()))
-        assert (await anext(steps)).step == 2
-        await steps.aclose()
-        others = two.steps(second, ones())
-        assert (await anext(others)).step == 3
-        await others.aclose()
-        assert await counted(first, one) == 3
 
 
 @pytest.mark.timeout(60)
