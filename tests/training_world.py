@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import flowrt as fr
+from flowrt.errors import LinkBroken
 from flowrt.train.opening import agree
 
 Array = np.ndarray[Any, Any]
@@ -152,8 +153,17 @@ async def train(
             if report.step >= settings.steps:
                 break
         await steps.aclose()
-        step, values = await session.run([trainer.step, trainer.variables])
+        step, values = await _read(session, trainer)
     return Trained(reports, int(step), values)
+
+
+async def _read(session: fr.Session, trainer: Any) -> Any:
+    """The version and the variables, asked for again where a connection breaks meanwhile."""
+    while True:
+        try:
+            return await session.run([trainer.step, trainer.variables])
+        except LinkBroken:
+            continue
 
 
 async def state(settings: Settings, cluster: Any) -> Trained:
