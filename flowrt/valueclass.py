@@ -49,14 +49,14 @@ def replace(value: T, **changes: Any) -> T:
     for put_in, kept in zip(setters, values(value), strict=True):
         put_in(made, kept)
     for name, changed in changes.items():
-        kind.__dict__[name].__set__(made, changed)
+        getattr(kind, name).__set__(made, changed)
     return made
 
 
 @cache
 def _access(kind: Any) -> tuple[tuple[Callable[..., None], ...], Callable[[Any], tuple[Any, ...]]]:
     names = [f.name for f in fields(kind)]
-    return tuple(kind.__dict__[name].__set__ for name in names), _getter(names)
+    return tuple(getattr(kind, name).__set__ for name in names), _getter(names)
 
 
 def put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
