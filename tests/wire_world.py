@@ -47,6 +47,7 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
     """Run an async test on each loop, and fail it if a task or a descriptor outlives it."""
 
     async def bounded() -> None:
+        gc.collect()
         before = sockets()
         async with asyncio.timeout(30):
             await test()
@@ -54,7 +55,7 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
         for _ in range(5):  # what was closed gets the turns it needs to end
             await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert sockets() == before
+        assert sockets() <= before  # fewer where what an earlier test lent was given back meanwhile
 
     @pytest.mark.parametrize("loop", LOOPS)
     def run(loop: str) -> None:
