@@ -233,9 +233,11 @@ class Replicated:
         ``ahead`` + 3 for each at most before they are used. Training goes on from the version that the variables are
         at. They move when a report is asked for, and ``ahead`` steps beyond it: with 0 they are in the loop's body at
         exactly ``report.step``, while the replicas already compute the next updates; with more the nodes need not wait
-        for a slow body, and a session that saves checkpoints by itself has them wait all the same. Breaking out,
-        ``aclose`` or leaving the session ends what runs and waits for it; what the servers had begun to apply, all
-        apply. When too few batches are left for a step, the iterator ends.
+        for a slow body, and a session that saves checkpoints by itself has them wait all the same. What the body
+        writes to variables of ``loss_fn``, or restores, is seen by updates from the step after the next on.
+
+        Breaking out, ``aclose`` or leaving the session ends what runs and waits for it; what the servers had begun to
+        apply, all apply. When too few batches are left for a step, the iterator ends.
 
         Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy or a server is lost; the
         error of a replica whose step fails otherwise; `RemoteError` while another client trains these variables, or if
