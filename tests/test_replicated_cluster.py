@@ -70,6 +70,8 @@ async def test_the_slow_are_not_waited_for_and_the_dead_are_named() -> None:
         with pytest.raises(fr.NodeLost, match=rf"training stopped at step .*{first}.*{second}"):
             async with asyncio.timeout(10):
                 await some(steps, 100)
+        with pytest.raises(fr.NodeLost, match=f"training cannot begin: .*needs 2 of 4 replicas.*{first}, {second}"):
+            await some(trainer.steps(session, batches()), 1)
 
 
 async def test_two_servers_apply_one_set_of_updates_to_their_halves() -> None:
@@ -155,6 +157,8 @@ async def test_a_lost_server_ends_training_with_an_error_that_names_it() -> None
         with pytest.raises(fr.NodeLost, match="/job:ps/task:0"):
             async with asyncio.timeout(10):
                 await some(steps, 100)
+        with pytest.raises(fr.NodeLost, match="training cannot begin: lost the parameter servers /job:ps/task:0"):
+            await some(trainer.steps(session, batches()), 1)
 
 
 async def test_a_second_client_is_refused_by_the_first_ones_name_and_may_train_when_that_one_has_ended() -> None:

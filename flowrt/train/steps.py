@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -132,8 +132,9 @@ class Steps:
     async def _begin(self) -> None:
         """Have the nodes begin the run, at the version that all servers are at."""
         trainer, runner = self._trainer, self._runner
+        self._check_nodes()
         program = self._program = await trainer.program(self._session)
-        self._check_servers(0)
+        self._check_servers(program.servers, "training cannot begin")
         version = self._first = self._seen = await agree(runner, program, trainer.name)
         who = f"{self._client()}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
         for task, begin in zip(program.servers, program.begin_servers, strict=True):
@@ -252,7 +253,8 @@ class Steps:
             for replica in where_lost(self._program.replicas, lost):
                 self._lose(replica)
             try:
-                self._check_servers(self._seen + len(self._reports))
+                stopped = f"training stopped at step {self._seen + len(self._reports) + 1}"
+                self._check_servers(self._program.servers, stopped)
                 await self._runner.wait_lost(lost)
             except FlowrtError as error:
                 self._fail(error)
@@ -266,10 +268,18 @@ class Steps:
         self._post(0, Lost(self._run, replica))
         self._news.set()
 
-    def _check_servers(self, version: int) -> None:
-        gone = [self._program.servers[server] for server in where_lost(self._program.servers, self._runner.lost)]
+    def _check_nodes(self) -> None:
+        """Raise `NodeLost` where a server is lost already, or too few replicas are left: nothing could be compiled."""
+        trainer, lost = self._trainer, self._runner.lost
+        self._check_servers(trainer.servers, "training cannot begin")
+        gone = where_lost(trainer.nodes, lost)
+        if trainer.replicas - len(gone) < trainer.policy.take(trainer.replicas):
+            raise NodeLost(f"training cannot begin: {self._too_few(gone)}")
+
+    def _check_servers(self, servers: Sequence[str], what: str) -> None:
+        gone = [servers[server] for server in where_lost(servers, self._runner.lost)]
         if gone:
-            raise NodeLost(f"training stopped at step {version + 1}: lost the parameter servers {', '.join(gone)}")
+            raise NodeLost(f"{what}: lost the parameter servers {', '.join(gone)}")
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None:
@@ -287,15 +297,15 @@ class Steps:
 
     def _explained(self, error: FlowrtError, version: int) -> FlowrtError:
         """``error``, with the names of the nodes that are gone."""
-        trainer = self._trainer
         if not isinstance(error, NodeLost) or not self._lost:
             return error
-        names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in sorted(self._lost))
+        return NodeLost(f"training stopped at step {version + 1}: {self._too_few(sorted(self._lost))}")
+
+    def _too_few(self, gone: Sequence[int]) -> str:
+        trainer = self._trainer
+        names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
         needed = trainer.policy.take(trainer.replicas)
-        return NodeLost(
-            f"training stopped at step {version + 1}: {trainer.policy} needs {needed} of {trainer.replicas} replicas, "
-            f"and {len(self._lost)} were lost: {names}"
-        )
+        return f"{trainer.policy} needs {needed} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
 
     async def _stop(self) -> None:
         """End the run on all nodes, once."""
