@@ -411,6 +411,7 @@ class World:
             inputs={"x": UPDATE},
             towers=[tower] * len(self.replicas),
             replicas=len(self.replicas),
+            servers=self.servers,
             nodes=self.replicas,
             policy=self.policy,
             tally=Tally(len(self.replicas)),
