@@ -6,12 +6,18 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt import codec
+from flowrt.net.messages import Command, from_data
+from flowrt.net.peers import Peers
+
+if TYPE_CHECKING:
+    from flowrt.net.peer import Peer
 
 INPUTS = {"x": fr.Spec("float32", (None, 3)), "y": fr.Spec("float32", (None, 1))}
 TRUTH = np.array([[1.0], [-2.0], [0.5]], np.float32)
@@ -142,6 +148,37 @@ async def test_a_replica_whose_connection_breaks_trains_on() -> None:
         assert step >= 12
         assert (a, b) == (-step, -step)
         assert session.lost == frozenset()
+
+
+async def test_a_run_begins_and_ends_though_the_way_breaks_at_each_of_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    say, cut = Peers.say, set[tuple[str, str]]()
+
+    async def say_and_cut(peers: Peers, peer: Peer, message: Any, *args: Any) -> bool:
+        said = await say(peers, peer, message, *args)
+        if isinstance(message, Command):
+            asked = type(from_data(codec.unpack(message.data.data))).__name__
+            if (peer.task, asked) not in cut:
+                cut.add((peer.task, asked))
+                peer.control.cut()
+        return said
+
+    monkeypatch.setattr(Peers, "say", say_and_cut)
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(countdown, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2)
+    async with (
+        fr.LocalCluster(ps=2, worker=2) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+        asyncio.timeout(30),
+    ):
+        steps = trainer.steps(session, batches())
+        assert [report.kept for report in await some(steps, 3)] == [(0, 1)] * 3
+        await steps.aclose()
+        step, (a, b) = await session.run([trainer.step, trainer.variables])
+        assert (a, b) == (-step, -step)
+        assert session.lost == frozenset()
+    assert {asked for _, asked in cut} == {"Look", "BeginServer", "BeginReplica", "Stop"}
 
 
 async def test_a_lost_server_ends_training_with_an_error_that_names_it() -> None:

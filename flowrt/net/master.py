@@ -26,6 +26,7 @@ from flowrt.errors import (
     DeadTensorError,
     FlowrtError,
     InternalError,
+    LinkBroken,
     ResourceError,
     as_error,
 )
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from flowrt.net.peer import Peer
     from flowrt.sched.rendezvous import Listener
     from flowrt.spec import Spec
+
+
+TRIES = 5  # to ask something of a task to which the way breaks again and again
 
 
 class Master:
@@ -195,10 +199,20 @@ class Master:
     # ── iterations ──
 
     async def command(self, task: str, message: Any) -> Any:
-        """Have the iterations of a task do what a message of theirs asks, and answer what they do."""
-        self._check_open()
+        """Have the iterations of a task do what a message of theirs asks, and answer what they do.
+
+        Where the way to the task breaks, it is asked again: to be asked twice is to them as to be asked once.
+        """
         packed = np.frombuffer(codec.pack(to_data(message)), np.uint8)
-        return await self._ask(task, Command(next(self._numbers), packed))
+        failed = 0
+        while True:
+            self._check_open()
+            try:
+                return await self._ask(task, Command(next(self._numbers), packed))
+            except LinkBroken:
+                failed += 1
+                if failed == TRIES:
+                    raise
 
     def post(self, task: str, message: Any) -> None:
         """Send a message to a task, of a kind that was registered for it; returns at once.

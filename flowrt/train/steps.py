@@ -210,6 +210,8 @@ class Steps:
 
     def broken(self, peer: str, epoch: str) -> None:
         """Post again what ``peer`` may not have heard."""
+        if not self._began:
+            return
         if peer == self._program.servers[0]:
             self._allow()
             for replica in self._lost:

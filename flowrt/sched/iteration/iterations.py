@@ -128,12 +128,7 @@ class Iterations:
             case BeginServer():
                 return self._begin_server(asked, epoch, plans)
             case BeginReplica():
-                way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
-                ask = None if asked.ask < 0 else Closed(plans(asked.ask), asked.seed)
-                replica = Replica(asked, Closed(plans(asked.plan), asked.seed), ask, way)
-                self._replicas[asked.run, asked.replica] = replica
-                replica.start()
-                return None
+                return self._begin_replica(asked, epoch, plans)
             case Stop(run):
                 return await self._stop(run)
             case _:
@@ -157,6 +152,8 @@ class Iterations:
     def _begin_server(self, asked: BeginServer, epoch: str, plans: Plans) -> None:
         trainer = (asked.container, asked.group)
         before = self._newest.get(trainer)
+        if before is not None and before.role.run == asked.run:
+            return  # it is asked again, as the answer was lost
         if before is not None and not before.left.ended:
             raise RemoteError(
                 f"{asked.group} is being trained by {before.role.client}, and one client at a time trains it: "
@@ -172,6 +169,15 @@ class Iterations:
         if before is not None:
             self._servers.pop(before.role.run, None)
         self._newest[trainer] = self._servers[asked.run] = server
+
+    def _begin_replica(self, asked: BeginReplica, epoch: str, plans: Plans) -> None:
+        if (asked.run, asked.replica) in self._replicas:
+            return  # as above
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
+        ask = None if asked.ask < 0 else Closed(plans(asked.ask), asked.seed)
+        replica = Replica(asked, Closed(plans(asked.plan), asked.seed), ask, way)
+        self._replicas[asked.run, asked.replica] = replica
+        replica.start()
 
     def _server(self, run: int) -> Server:
         if run not in self._servers:
