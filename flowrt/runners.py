@@ -263,7 +263,7 @@ class LocalRunner:
         self._way.post(task, "local", message)
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
-        return self._way.listening(listener)
+        return self._way.listeners.listening(listener)
 
     async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
         await asyncio.Event().wait()  # none ever is
@@ -362,7 +362,7 @@ class ClusterRunner:
         self._master.post(task, message)
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
-        return self._master.listening(listener)
+        return self._master.listeners.listening(listener)
 
     async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
         while self._master.lost == known:

@@ -174,7 +174,7 @@ async def town() -> AsyncIterator[Town]:
             server = await stack.enter_async_context(nodes[task].serving("127.0.0.1", 0))
             addresses[task] = ("127.0.0.1", server.port)
         master = await stack.enter_async_context(Master(addresses, token))
-        with master.listening(ears[CLIENT]):
+        with master.listeners.listening(ears[CLIENT]):
             yield Town(master, nodes, ears)
 
 

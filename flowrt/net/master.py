@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -50,7 +49,7 @@ from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
 from flowrt.plan import Plan, plan_to_parts, spec_from_data, too_large
 from flowrt.sched.memory import Memory
-from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
+from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
 from flowrt.sched.segments import Segments
 
 if TYPE_CHECKING:
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 
     from flowrt.device import Device
     from flowrt.net.peer import Peer
-    from flowrt.sched.rendezvous import Listener
     from flowrt.spec import Spec
 
 
@@ -67,6 +65,8 @@ TRIES = 5  # to ask something of a task to which the way breaks again and again
 
 class Master:
     """Drives the tasks at ``addresses`` (``{"/job:ps/task:0": (host, port)}``) while the block runs.
+
+    ``listeners`` hear what tasks post, and of ways to them that broke and are there again.
 
     ``name`` is the session's: a newer master of the same name takes over from an older one; without a name, it is
     nobody's successor. ``patience`` is how long, in seconds, opening waits for nodes that are not up yet.
@@ -90,14 +90,14 @@ class Master:
         self._memory = Memory()
         self._memory.rooms = Segments(self._memory, shared=False)
         self._local = Local(self._memory, own=True)
-        self._listeners: list[Listener] = []
+        self.listeners = Listeners()
         self._store = Store(
             self._rendezvous,
             budget,
             Allowance(),
             lambda epoch: epoch == self.epoch,
             self._allocate,
-            posted=self._hear_posted,
+            posted=self.listeners.hear,
             local=self._local,
         )
         self._peers = Peers(
@@ -108,7 +108,7 @@ class Master:
             hear=self._hear,
             gone=self._settle_steps,
             excused=self._excuse,
-            back=lambda peer: self._tell_listeners(lambda listener: listener.broken(peer.task, "")),
+            back=lambda peer: self.listeners.broken(peer.task, ""),
         )
         self._steps: dict[int, Step] = {}
         self._numbers = itertools.count()
@@ -146,7 +146,7 @@ class Master:
         self._closed = True
         for step in self._steps.values():
             step.fail(ClosedError("the session was closed"))
-        self._tell_listeners(lambda listener: listener.ended(self.epoch))
+        self.listeners.ended(self.epoch)
         try:
             await self._peers.aclose()
         finally:
@@ -220,22 +220,6 @@ class Master:
         Lost if the way to the task is broken: who listens is told when it was reached again.
         """
         self._peers[task].link.post(message)
-
-    @contextmanager
-    def listening(self, listener: Listener) -> Iterator[None]:
-        """Have ``listener`` told of all that tasks post, and of broken ways to them, while the block runs."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
-
-    def _hear_posted(self, peer: str, message: Any) -> None:
-        self._tell_listeners(lambda listener: listener.hear(peer, message))
-
-    def _tell_listeners(self, say: Callable[[Listener], None]) -> None:
-        for listener in tuple(self._listeners):
-            say(listener)
 
     # ── talking ──
 

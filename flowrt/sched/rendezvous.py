@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -97,6 +97,37 @@ class Listener(Protocol):
 
     def ended(self, epoch: str) -> None:
         """The master of ``epoch`` is gone for good: nothing more comes from its client, and nothing arrives there."""
+
+
+class Listeners:
+    """Those who listen now; what is said to them is said to each in turn."""
+
+    def __init__(self) -> None:
+        self._those: list[Listener] = []
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Have ``listener`` be one of them while the block runs."""
+        self._those.append(listener)
+        try:
+            yield
+        finally:
+            self._those.remove(listener)
+
+    def hear(self, peer: str, message: Any) -> None:
+        """See `Listener`, as of the others."""
+        for listener in tuple(self._those):
+            listener.hear(peer, message)
+
+    def broken(self, peer: str, epoch: str) -> None:
+        """A way is reached again that was broken."""
+        for listener in tuple(self._those):
+            listener.broken(peer, epoch)
+
+    def ended(self, epoch: str) -> None:
+        """A master is gone for good."""
+        for listener in tuple(self._those):
+            listener.ended(epoch)
 
 
 class Waiter:
