@@ -117,11 +117,7 @@ def compile_step(
     step = trim(prune(graph, fetches, targets, feeds))
     report("prune", kept=len(step.nodes), dropped=len(graph.nodes) - len(step.nodes))
     if optimize:
-        before, step = step, merge_common(step)
-        report("merge_common", merged=len(before.nodes) - len(step.nodes))
-        before, step = step, fold_constants(step, evaluate)
-        folded = sum(node.op is not before.nodes[node.id].op for node in step.nodes.values())
-        report("fold_constants", folded=folded, dropped=len(before.nodes) - len(step.nodes))
+        step = _reduce(step, evaluate, report)
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placed = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
@@ -146,6 +142,16 @@ def compile_step(
     if lowered:
         report("lower", **{task: len(plans[task].nodes) - len(parts.plans[task].nodes) for task in lowered})
     return Compiled(plans, parts.client, tuple(reports), names, home.host)
+
+
+def _reduce(step: Step, evaluate: Evaluate | None, report: Callable[..., None]) -> Step:
+    """What is computed twice once, and constants not at all."""
+    before, step = step, merge_common(step)
+    report("merge_common", merged=len(before.nodes) - len(step.nodes))
+    before, step = step, fold_constants(step, evaluate)
+    folded = sum(node.op is not before.nodes[node.id].op for node in step.nodes.values())
+    report("fold_constants", folded=folded, dropped=len(before.nodes) - len(step.nodes))
+    return step
 
 
 def _join(
