@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -138,12 +138,7 @@ async def test_a_step_that_is_cancelled_before_all_are_told_of_it_leaves_nothing
 
 async def test_what_is_lost_with_a_link_fails_its_step_though_its_sender_has_ended_it() -> None:
     async with world() as made:
-        step = await made.master.register(**relay(*TASKS, SCALAR))
-        await made.run(step, 1.0)
-        (link,) = made.nodes[PS]._links._links.values()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Link, "post", lose_pushes(link))
-            run = asyncio.ensure_future(made.run(step, 2.0))
+        async with losing_pushes(made) as (run, link):
             await until(lambda: len(made.nodes[WORKER]._reigns[made.master.epoch].steps) == 1)
             await until(lambda: link.pushed[-1][1] == made.number)
             await until(lambda: made.nodes[PS].statistics()["steps"] == 0)
@@ -154,31 +149,31 @@ async def test_what_is_lost_with_a_link_fails_its_step_though_its_sender_has_end
         await made.assert_well()
 
 
-def lose_pushes(link: Link) -> Callable[[Link, Any], None]:
-    """`Link.post`, but what is pushed on ``link`` goes nowhere."""
+@asynccontextmanager
+async def losing_pushes(made: Any) -> AsyncIterator[tuple[asyncio.Future[Any], Link]]:
+    """A run of a step in which what the server pushes to the worker goes nowhere, and the link that it goes on."""
+    step = await made.master.register(**relay(*TASKS, SCALAR))
+    await made.run(step, 1.0)
+    (link,) = made.nodes[PS]._links._links.values()
     post = Link.post
 
     def lose(sender: Link, message: Any) -> None:
         if not (sender is link and type(message).__name__ == "Push"):
             post(sender, message)
 
-    return lose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Link, "post", lose)
+        yield asyncio.ensure_future(made.run(step, 2.0)), link
 
 
 async def test_a_step_is_not_waited_for_where_a_task_is_lost_that_had_ended_it() -> None:
-    async with world() as made:
-        step = await made.master.register(**relay(*TASKS, SCALAR))
-        await made.run(step, 1.0)
-        (link,) = made.nodes[PS]._links._links.values()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Link, "post", lose_pushes(link))
-            run = asyncio.ensure_future(made.run(step, 2.0))
-            await until(lambda: made.number in made.master._steps)
-            await until(lambda: PS not in made.master._steps[made.number].waiting)
-            peer = made.master._peers[PS]
-            made.master._peers._give_up(peer, NodeLost(f"{PS} was lost"))
-            with pytest.raises(NodeLost, match=f"{PS} was lost"):
-                await run
+    async with world() as made, losing_pushes(made) as (run, _):
+        await until(lambda: made.number in made.master._steps)
+        await until(lambda: PS not in made.master._steps[made.number].waiting)
+        peer = made.master._peers[PS]
+        made.master._peers._give_up(peer, NodeLost(f"{PS} was lost"))
+        with pytest.raises(NodeLost, match=f"{PS} was lost"):
+            await run
 
 
 @pytest.mark.parametrize(
