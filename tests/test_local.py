@@ -364,6 +364,23 @@ async def test_memory_that_nobody_uses_any_more_goes_back_to_the_system() -> Non
 
 
 @on_both_loops
+async def test_memory_that_was_received_in_goes_back_once_nobody_uses_it() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_module, "LINGER", 0.02)
+        local = Local(Memory())
+        try:
+            kept = local.received(np.dtype("float32"), (FLOATS,))
+            kept[:] = 1
+            await until(lambda: local.rooms._sweep >= 3)
+            assert (kept == 1).all()
+            assert local.rooms.nbytes
+            del kept
+            await until(lambda: not local.rooms.nbytes)
+        finally:
+            local.close()
+
+
+@on_both_loops
 async def test_a_client_that_keeps_much_keeps_it_in_memory_of_its_own() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared, "MOST_OWN_BYTES", 10 * FLOATS)

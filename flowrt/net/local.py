@@ -20,18 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import NodeLost
-from flowrt.sched.segments import AVAILABLE, Segments
+from flowrt.sched.segments import AVAILABLE, LARGE, Segments
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+
     from flowrt.net.shared import Channel
     from flowrt.sched.memory import Memory
+    from flowrt.sched.rendezvous import Array
 
 WAYS = ("shared", "unix", "tcp")  # the best first
 BACKLOG = 128
-LINGER = 10.0  # seconds after which memory that nobody used goes back to the system; twice that at most
+LINGER = 0.75  # seconds after which memory that nobody used goes back to the system; twice that at most
 UNCLAIMED = 64  # side sockets that nobody has asked for yet; the oldest give way
 TICKET = 16  # bytes
 HEAD = 8 << 10  # bytes of an answer's HTTP head
@@ -78,6 +81,7 @@ class Local:
         way = way or preferred_way()
         self.host = this_host() if way != "tcp" else ""
         self.segments = Segments(memory) if way == "shared" and self.host and AVAILABLE else None
+        self.rooms = memory.rooms = Segments(memory, shared=False)
         self.way = "shared" if self.segments is not None else "unix" if self.host else "tcp"
         self.own = own
         self._memory = memory
@@ -138,14 +142,23 @@ class Local:
         """Forget a channel that is closed."""
         self._channels.discard(channel)
 
+    def received(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Memory for what is received: counted, and refused where there is none."""
+        array = self._memory.received(shape, dtype)
+        if array.nbytes >= LARGE:
+            self.rest()
+        return array
+
     def rest(self) -> None:
-        """Something is not used any more: if it stays so, it goes."""
-        if self._sweeping is None and self.segments is not None and not self._closed:
+        """Something is not used any more, or will not be: if it stays so, it goes."""
+        if self._sweeping is None and not self._closed:
             self._sweeping = asyncio.get_running_loop().call_later(LINGER, self._sweep)
 
     def _sweep(self) -> None:
         self._sweeping = None
-        if self.segments is not None and self.segments.sweep():
+        idle = self.segments is not None and self.segments.sweep()
+        self.rooms.sweep()
+        if idle or self.rooms.nbytes:  # nobody tells when what lies in a room is not used any more
             self.rest()
 
     def _tell_gone(self, number: int) -> None:
@@ -161,6 +174,7 @@ class Local:
         self._unclaimed.clear()
         self._closed = True
         self._memory.segments = None
+        self.rooms.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
         if self.segments is not None:

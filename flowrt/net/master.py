@@ -50,7 +50,6 @@ from flowrt.net.steps import Feed, Registered, Step, describe
 from flowrt.plan import Plan, plan_to_parts, spec_from_data, too_large
 from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
-from flowrt.sched.segments import Segments
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -88,7 +87,6 @@ class Master:
         self._rendezvous = Rendezvous()
         budget = Budget(transfer_budget)
         self._memory = Memory()
-        self._memory.rooms = Segments(self._memory, shared=False)
         self._local = Local(self._memory, own=True)
         self.listeners = Listeners()
         self._store = Store(
@@ -96,7 +94,7 @@ class Master:
             budget,
             Allowance(),
             lambda epoch: epoch == self.epoch,
-            self._allocate,
+            self._local.received,
             posted=self.listeners.hear,
             local=self._local,
         )
@@ -113,9 +111,6 @@ class Master:
         self._steps: dict[int, Step] = {}
         self._numbers = itertools.count()
         self._opened = self._closed = False
-
-    def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        return self._memory.received(shape, dtype)
 
     async def __aenter__(self) -> Self:
         await self.open()

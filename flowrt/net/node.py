@@ -67,7 +67,6 @@ from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.rendezvous import Array, Dead, Pushed, StepKey
-from flowrt.sched.segments import Segments
 
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor
@@ -110,9 +109,8 @@ class Node:
         self._over: OrderedDict[str, bool] = OrderedDict()  # epochs that have ended: whether for another master
         knows = self._reigns.__contains__
         self._local = Local(host.memory)
-        host.memory.rooms = Segments(host.memory, shared=False)
         self._store = Store(
-            host.rendezvous, host.budget, Allowance(), knows, self._allocate, self._hear_posted, self._local
+            host.rendezvous, host.budget, Allowance(), knows, self._local.received, self._hear_posted, self._local
         )
         self._links = Links(host.task, token, self._store, self._link_broke)
         self._tasks: asyncio.TaskGroup | None = None
@@ -123,7 +121,9 @@ class Node:
     async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
         hello = to_hello(Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way))
-        door = serve(host, port, self._token, self._attend, hello=hello, allocate=self._allocate, local=self._local)
+        door = serve(
+            host, port, self._token, self._attend, hello=hello, allocate=self._local.received, local=self._local
+        )
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
             try:
@@ -170,10 +170,6 @@ class Node:
         if reign is None:
             raise StepCancelled(f"step {key[1]} has ended: its master is gone")
         return reign
-
-    def _allocate(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Memory for what is received: counted, and refused where there is none."""
-        return self.host.memory.received(shape, dtype)
 
     def statistics(self) -> dict[str, Any]:
         """What is open now, in numbers."""
