@@ -18,6 +18,7 @@ from flowrt.eager import evaluate
 from flowrt.errors import FlowrtError
 from flowrt.graph import Graph, Tensor
 from flowrt.initial import initial_waves
+from flowrt.kernels.combining import summing
 from flowrt.kernels.epilogue import EpilogueStep
 from flowrt.kernels.fused import ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
@@ -94,6 +95,8 @@ def _of_elements() -> Iterator[Variant]:
         few = Spec(dtype, (2, 2))  # of products of few numbers, which need no tiles
         yield from _steps("matmul", [few, few], flags)
         yield from _steps("matmul_bias", [few, few, Spec(dtype, (2,))], {**flags, "activation": ""})
+    for dtype in (F32, F64):
+        yield from (variant for step in summing(dtype, 1, 1, 1).steps for variant in _variants(step))
     for source, target in CASTS:
         yield from _steps("astype", [Spec(source, (ROWS,))], {"dtype": np.dtype(target)})
 

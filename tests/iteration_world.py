@@ -1,7 +1,8 @@
 """Servers and replicas of a run over a network that the test moves: every message is delivered, or lost, when it says.
 
 Each server keeps one variable, from which every update takes 1, and its version. Replicas are told the variable, or
-with ``rows`` it is gathered for a batch: then what comes is the variable and the batch that was named.
+with ``rows`` it is gathered for a batch: then what comes is the variable and the batch that was named. With ``combine``
+servers make one update of each set, and apply that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flowrt.device import CLIENT
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.iteration.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
+from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import Rendezvous
 from flowrt.sched.variables import Variables
 from flowrt.spec import Spec
@@ -60,6 +62,7 @@ class FakeHost:
         self.task = task
         self.variables = Variables(task)
         self.rendezvous = Rendezvous()
+        self.memory = Memory()
         self.random = random.Random(0)
         self.delay = None
         self.inventory = self.variables.inventory
@@ -79,13 +82,20 @@ class World:
     """A run of ``replicas`` replicas over ``servers`` servers, begun."""
 
     def __init__(
-        self, replicas: int = 2, servers: int = 1, *, take: int | None = None, version: int = 0, rows: bool = False
+        self,
+        replicas: int = 2,
+        servers: int = 1,
+        *,
+        take: int | None = None,
+        version: int = 0,
+        rows: bool = False,
+        combine: bool = False,
     ) -> None:
         self.servers = tuple(f"/job:ps/task:{i}" for i in range(servers))
         self.workers = tuple(f"/job:worker/task:{i}" for i in range(replicas))
         self.policy: tuple[Any, ...] = ("all",) if take is None else ("first", take)
         self.version = version
-        self.rows = rows
+        self.rows, self.combine = rows, combine
         self.ways: dict[tuple[str, str], deque[Any]] = {}
         self.client: list[Any] = []
         self.used: list[tuple[int, int, int]] = []  # (replica, version, batch) of each tower that ended
@@ -124,7 +134,7 @@ class World:
 
     async def begin_server(self, number: int, run: int = RUN, client: str = "somebody", epoch: str = "epoch") -> None:
         host = self.hosts[self.servers[number]]
-        members = len(self.workers) if self.policy == ("all",) else self.policy[1]
+        members = 1 if self.combine else len(self.workers) if self.policy == ("all",) else self.policy[1]
 
         def apply(feeds: list[Any], _: int) -> list[Any]:
             *parts, version = feeds
@@ -149,6 +159,7 @@ class World:
             checked=(0,),
             apply=1,
             applied=(*((member, 0) for member in range(members)), (-1, -1)),
+            combined=(False,) if self.combine else (),
             versions=("step",),
             values=() if self.rows else (("", "w"),),
             gather=2 if self.rows else -1,

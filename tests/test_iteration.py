@@ -330,6 +330,21 @@ async def test_a_server_that_missed_its_order_still_has_what_it_needs_to_catch_u
         assert made.state() == [(-1, 1)] * 2
 
 
+@pytest.mark.parametrize("says", [Order, Settle])
+async def test_an_order_tells_what_each_update_is_multiplied_by_also_to_whom_it_comes_late(says: type[Any]) -> None:
+    async with world(2, 2, combine=True) as made:
+        for replica in range(2):
+            made.give(replica, 1)
+        made.settle()
+        order, task = says(RUN, 0, (0, 1), (0.5, 0.125)), made.servers[1]
+        if says is Order:
+            made.nodes[task].hear(made.servers[0], order)
+        else:
+            await made.nodes[task].answer(Stop(RUN), "other", none)
+            await made.nodes[task].answer(order, "other", none)
+        assert made.state() == [(0, 0), (-0.625, 1)]
+
+
 def none(plan: int) -> Any:
     raise AssertionError("no plan is asked for")
 
@@ -392,7 +407,7 @@ async def test_whatever_is_lost_repeated_or_reordered_all_servers_apply_the_same
             allowed = min(allowed + 1, 12)
             made.allow(allowed)
 
-    async with world(replicas, servers, take=rng.randint(1, replicas), rows=rows) as made:
+    async with world(replicas, servers, take=rng.randint(1, replicas), rows=rows, combine=seed % 2 > 0) as made:
         await random_steps(made, rng, 1500, act)
         for replica in range(replicas):
             made.give(replica, *range(given[replica] + 1, 31))

@@ -34,6 +34,8 @@ def test_servers_that_are_behind_apply_what_was_ordered() -> None:
     assert opening((57, ORDER), (58, BACK)) == Apply(7, 57, (0, 2), (0,))
     ahead = replace(BACK, order=(57, (0, 2)))
     assert opening((58, ahead), (57, HERE), (58, BACK), (57, HERE)) == Apply(7, 57, (0, 2), (1, 3))
+    weighted = replace(ORDER, weights=(0.5, 0.25))
+    assert opening((57, weighted), (58, BACK)) == Apply(7, 57, (0, 2), (0,), (0.5, 0.25))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from flowrt.kernels import (
     activation,
     along,
+    combining,
     conv,
     elementwise,
     flow,
@@ -27,6 +28,7 @@ from flowrt.kernels import (
 __all__ = [
     "activation",
     "along",
+    "combining",
     "conv",
     "elementwise",
     "flow",

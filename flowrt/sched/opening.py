@@ -35,6 +35,7 @@ class Left:
         version: The version that the server's shard is at.
         held: The replicas whose updates of that version it holds.
         order: On server 0, the set that was ordered and that some server may not have applied, with its version.
+        weights: Those of its updates in that order, where it is no mean.
         ended: Whether it goes on no more: nothing is being applied, and nothing will be.
         client: Who drives it, for people; empty once that client is gone. Only what server 0 says of it counts.
         broke: Whether it began to apply that version and could not end it.
@@ -47,6 +48,7 @@ class Left:
     ended: bool = True
     client: str = ""
     broke: bool = False
+    weights: tuple[float, ...] | None = None
 
 
 @valueclass
@@ -88,6 +90,7 @@ class Apply:
     version: int
     replicas: tuple[int, ...]
     servers: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
 
 
 @valueclass
@@ -131,7 +134,8 @@ def _missing(said: Sequence[Said], versions: list[int]) -> Apply | None:
             return None
         if version == least and not one.left.held.issuperset(replicas):
             return None
-    return Apply(first.run, least, replicas, tuple(i for i, version in enumerate(versions) if version == least))
+    behind = tuple(i for i, version in enumerate(versions) if version == least)
+    return Apply(first.run, least, replicas, behind, first.weights)
 
 
 _FIX = "go back to a checkpoint by session.restore(), or, to begin anew, forget all variables by session.reset()"

@@ -129,6 +129,7 @@ class _Maker:
                     policy=policy_to_data(self._trainer.policy),
                     apply=apply,
                     applied=self._applied(task, plans[task]),
+                    combined=tuple(of_rows for server in self._on(task) for of_rows in self._shards[server].combined),
                     versions=self._steps_on(task),
                     values=values[number],
                     gather=await self._make_gather(task, asked),

@@ -22,7 +22,7 @@ from flowrt.op import as_value, building
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
-from flowrt.sched.iteration.policies import policy_to_data
+from flowrt.sched.iteration.policies import fixed_size, policy_to_data
 from flowrt.sched.quorum import AllOf, Policy
 from flowrt.spec import Spec
 from flowrt.structure import flatten
@@ -32,7 +32,7 @@ from flowrt.train.program import Program, make_program
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
 from flowrt.train.steps import Reports, Steps
-from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, parts_of
+from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_rows, parts_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -61,10 +61,12 @@ class Shard:
 
     ``parts[i]`` are placeholders for its parts of the i-th update of a set; ``finite``, where it has any, says whether
     those of the first one are; ``apply`` moves its variables by the mean over the set, and ``step`` to ``version``.
+    Where there is but one update, made of a set of any size, ``combined`` says which of its parts are of rows.
     """
 
     variables: list[Variable]
     parts: list[list[Tensor]]
+    combined: list[bool]
     finite: Tensor | None
     step: Variable
     apply: Node
@@ -191,8 +193,9 @@ class Replicated:
     def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> Shard:
         pairs = self.gradients_of(self.towers[0], server)
         variables = [variable for _, variable in pairs]
+        size = fixed_size(self.policy, self.replicas)
         with name_scope(f"server_{server}"), device(where):
-            fed = [fed_like([gradient for gradient, _ in pairs]) for _ in range(self.policy.take(self.replicas))]
+            fed = [fed_like([gradient for gradient, _ in pairs]) for _ in range(size or 1)]
             finite = all_finite(zip(fed[0], variables, strict=True)) if pairs else None
             means = [mean_of(member) for member in zip(*fed, strict=True)]
             moved = [optimizer.apply_gradients(zip(means, variables, strict=True))] if pairs else []
@@ -200,7 +203,8 @@ class Replicated:
             step = Variable(np.zeros((), np.int64), name=f"step_{server}" if server else "step", trainable=False)
         with name_scope(f"server_{server}"), device(where), control_dependencies(moved):
             apply: Node = group_ops(step.assign(self.version), *moved)
-        return Shard(variables, [parts_of(member) for member in fed], finite, step, apply)
+        combined = [] if size else of_rows(gradient for gradient, _ in pairs)
+        return Shard(variables, [parts_of(member) for member in fed], combined, finite, step, apply)
 
     # ── using it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

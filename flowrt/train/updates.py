@@ -36,6 +36,11 @@ def parts_of(gradients: Iterable[Gradient]) -> list[Tensor]:
     return [part for gradient in gradients for part in _parts(gradient)]
 
 
+def of_rows(gradients: Iterable[Gradient]) -> list[bool]:
+    """Of each part that gradients travel as, whether it is the indices or the values of rows."""
+    return [isinstance(gradient, IndexedSlices) for gradient in gradients for _ in _parts(gradient)]
+
+
 def _parts(gradient: Gradient) -> tuple[Tensor, ...]:
     return (gradient.indices, _once(gradient)[0]) if isinstance(gradient, IndexedSlices) else (gradient,)
 

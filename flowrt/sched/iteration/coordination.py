@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 OUTCOMES = tuple(Outcome)
 """What the codes of outcomes in a `Report` mean."""
+Weights: TypeAlias = "tuple[float, ...] | None"
 PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
 
 
@@ -52,7 +53,7 @@ class Coordination:
         self,
         role: BeginServer,
         way: Way,
-        obey: Callable[[int, tuple[int, ...]], None],
+        obey: Callable[[int, tuple[int, ...], Weights], None],
         publish: Callable[[int], None],
         ended: Callable[[bool], None],
     ) -> None:
@@ -63,6 +64,7 @@ class Coordination:
         )
         self._told: dict[int, Sequence[Any]] = {}  # by replica: what its update of the open version tells the client
         self._came: dict[int, float] = {}  # by replica: when that came
+        self.weights: Weights = None  # of the set that was ordered last
         self._opened, self._ordered = time.monotonic(), 0.0
         self._decided: float | None = None
         self._reports: list[Report] = []  # that the client may not have
@@ -126,7 +128,7 @@ class Coordination:
         elif pending is not None:
             for task in role.servers[1:]:
                 if task == peer:
-                    self._way.post(task, Order(role.run, *pending))
+                    self._way.post(task, Order(role.run, *pending, self.weights))
 
     def end(self, error: str = "", text: str = "") -> None:
         """Order nothing more, and end the run once all that was ordered is applied."""
@@ -163,8 +165,8 @@ class Coordination:
         version, role = self.version, self._role
         self._ordered = time.monotonic()
         for task in role.servers[1:]:
-            self._way.post(task, Order(role.run, version, replicas))
-        self._obey(version, replicas)
+            self._way.post(task, Order(role.run, version, replicas, self.weights))
+        self._obey(version, replicas, self.weights)
         return True
 
     def _end_if_stuck(self) -> None:

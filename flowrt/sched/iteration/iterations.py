@@ -120,9 +120,9 @@ class Iterations:
         match asked:
             case Look():
                 return self._look(asked)
-            case Settle(run, version, replicas):
+            case Settle(run, version, replicas, weights):
                 server = self._server(run)
-                server.obey(version, replicas)
+                server.obey(version, replicas, weights)
                 await server.wait_applied()
                 return None
             case BeginServer():
@@ -231,12 +231,12 @@ class Iterations:
 def left_to_data(left: Left) -> tuple[Any, ...]:
     """``left`` as it travels."""
     order = () if left.order is None else left.order
-    return left.run, left.version, tuple(left.held), order, left.ended, left.client, left.broke
+    return left.run, left.version, tuple(left.held), order, left.ended, left.client, left.broke, left.weights
 
 
 def left_from_data(data: tuple[Any, ...]) -> Left | None:
     """What `left_to_data` wrote; None of nothing."""
     if not data:
         return None
-    run, version, held, order, ended, client, broke = data
-    return Left(run, version, frozenset(held), order or None, ended, client, broke)
+    run, version, held, order, *others = data
+    return Left(run, version, frozenset(held), order or None, *others)

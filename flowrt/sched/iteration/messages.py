@@ -29,11 +29,12 @@ class Look:
 
 @valueclass
 class Settle:
-    """Apply, in a run that has ended, the updates of ``replicas`` to ``version``: other servers have."""
+    """Apply, in a run that has ended, the updates of ``replicas`` to ``version``, as `Order` says: others have."""
 
     run: int
     version: int
     replicas: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
 
 
 @valueclass
@@ -55,6 +56,8 @@ class BeginServer:
         apply: The plan that moves the variables by the mean of a set of updates.
         applied: For each feed of that plan, (i, j) for part j of the i-th update of the set in replica order; (-1, -1)
             for the version that this makes.
+        combined: Where sets may be of any size, or weighted, that plan is fed one update, which the server makes of the
+            set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
         versions: The names of the variables, in ``container``, that hold the version here.
         values: The names (container, name) of the variables that replicas are told, in order.
         gather: The plan that takes rows of tables, fed what a replica wants; -1 where replicas want none.
@@ -74,6 +77,7 @@ class BeginServer:
     checked: tuple[int, ...]
     apply: int
     applied: tuple[tuple[int, int], ...]
+    combined: tuple[bool, ...]
     versions: tuple[str, ...]
     values: tuple[tuple[str, str], ...]
     gather: int
@@ -271,11 +275,12 @@ class Held:
 
 @valueclass
 class Order:
-    """From server 0: apply the mean of these replicas' updates to ``version``."""
+    """From server 0: apply these replicas' updates to ``version``: their mean, or each times its one of ``weights``."""
 
     run: int
     version: int
     replicas: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
 
 
 @valueclass

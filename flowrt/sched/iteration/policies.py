@@ -29,3 +29,8 @@ def policy_from_data(data: Sequence[Any]) -> Policy:
             return FirstOf(updates)
         case _:
             raise GraphError(f"{data!r} is not a policy that this node knows")
+
+
+def fixed_size(policy: Policy, replicas: int) -> int | None:
+    """How many updates every set has whose mean is taken; None where that differs, or updates are weighted."""
+    return policy.take(replicas)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import GraphError, InternalError, name_error
+from flowrt.sched.iteration.combining import Combiner
 from flowrt.sched.iteration.coordination import Coordination
 from flowrt.sched.iteration.gathering import Gathering
 from flowrt.sched.iteration.messages import (
@@ -73,6 +74,7 @@ class Server:
         self.over = False
         self._check, self._apply = check, apply
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail)
+        self._combiner = Combiner(role.combined, len(role.replicas), way) if role.combined else None
         self._applying: asyncio.Task[None] | None = None
         self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version)
         self._told = [_Told() for _ in role.replicas]
@@ -93,8 +95,9 @@ class Server:
         """What is kept of this run, for an opening to decide by."""
         held = frozenset(r for r, update in enumerate(self._shard.held) if update is not None)
         order = None if self.coordination is None else self.coordination.pending
+        weights = None if order is None or self.coordination is None else self.coordination.weights
         ended = self.over and self._shard.taken is None
-        return Left(self.role.run, self.version, held, order, ended, self.role.client, self.broke)
+        return Left(self.role.run, self.version, held, order, ended, self.role.client, self.broke, weights)
 
     def hear(self, message: Any) -> None:
         """Do as a message says."""
@@ -115,9 +118,9 @@ class Server:
                 if self._gathering is not None:
                     self._gathering.hear(message, self._at)
                 self._acknowledge(message.replica, message.version)  # while it waits for rows it may be overtaken
-            case Order(_, version, replicas):
+            case Order(_, version, replicas, weights):
                 if not self.over:  # else the opening of the next run decides
-                    self.obey(version, replicas)
+                    self.obey(version, replicas, weights)
             case Lost(_, replica):
                 self._told[replica].lost = True
                 if coordination is not None:
@@ -146,13 +149,15 @@ class Server:
         self.over = True
         self._told = [_Told() for _ in self._told]
         self._values = ()
+        if self._combiner is not None:
+            self._combiner.forget()
         if whole and self._shard.taken is None:
             self._shard = Shard.start(len(self._told), self.version)
 
     async def wait_applied(self) -> None:
         """Wait until nothing is being applied."""
-        if self._applying is not None:
-            await asyncio.wait([self._applying])
+        while (applying := self._applying) is not None and not applying.done():
+            await asyncio.wait([applying])
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,14 +223,25 @@ class Server:
 
     # ── applying ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def obey(self, version: int, replicas: tuple[int, ...]) -> None:
-        """Apply a set of updates, once."""
-        role = self.role
+    def obey(self, version: int, replicas: tuple[int, ...], weights: tuple[float, ...] | None = None) -> None:
+        """Apply a set of updates, once: their mean, or each times its weight."""
         self._shard, updates = self._shard.take(version, replicas)
         if updates is None:
             if version < self._shard.version:
-                self._say(Applied(role.run, role.server, version))
+                self._say(Applied(self.role.run, self.role.server, version))
             return
+        if self._combiner is None:
+            self._move(version, updates)
+            return
+
+        def failed(error: BaseException) -> None:
+            self._give_back(version, error)
+
+        self._applying = self._combiner.combine(updates, weights, lambda parts: self._move(version, [parts]), failed)
+
+    def _move(self, version: int, updates: Sequence[Sequence[Array]]) -> None:
+        """Move the variables by updates, as the plan takes them."""
+        role = self.role
         made = np.asarray(version + 1, np.int64)
         feeds = [made if member < 0 else updates[member][part] for member, part in role.applied]
         context = self.way.context(version, len(role.replicas), len(role.replicas))
@@ -235,16 +251,20 @@ class Server:
             self._say_applied(version)
 
         def failed(error: BaseException) -> None:
-            self._shard, self.broke = self._shard.give_back(version), True
-            self._fail(version, -1, error)
+            self.broke = True
+            self._give_back(version, error)
 
         try:
             checked(feeds, self._apply.plan.feeds, f"an update of {role.group!r}")
         except Exception as error:
-            self._shard = self._shard.give_back(version)  # nothing is written
-            self._fail(version, -1, error)
+            self._give_back(version, error)
             return
         self._applying = self.way.compute(self._apply, feeds, context, applied, failed)
+
+    def _give_back(self, version: int, error: BaseException) -> None:
+        """What was ordered of ``version`` is not applied; unless it `broke`, nothing of it is written."""
+        self._shard = self._shard.give_back(version)
+        self._fail(version, -1, error)
 
     def _say_applied(self, version: int) -> None:
         if self.coordination is None:
