@@ -160,3 +160,23 @@ def test_a_tape_is_made_anew_once_its_kernels_are_compiled(fresh_cache: Path) ->
     assert again is not None
     assert again.launches == 1
     assert not again.recording.orders
+
+
+@pytest.mark.timeout(240)
+def test_a_run_that_waits_for_its_kernels_has_the_bits_of_the_next_one(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.random.default_rng(0).normal(size=(21, 26))
+
+    def run() -> np.ndarray:
+        with fr.Graph() as graph:
+            given = fr.placeholder("float64", (None, 26))
+            made = fr.sum(fr.sigmoid(given) * given + 0.3, axis=0)
+        with fr.BlockingSession(graph) as session:
+            return session.run(made, {given: x})
+
+    apart = run()
+    monkeypatch.setenv("FLOWRT_FUSED", "wait")
+    first, then = run(), run()
+    assert (first == then).all()
+    assert (first != apart).any(), "the example shows nothing any more: take one whose sum is added up in another order"

@@ -78,6 +78,14 @@ def are_ready(orders: Sequence[Order]) -> bool:
         return all(o.symbol in _state.done or o.symbol in _state.failed for o in orders)
 
 
+def is_waited_for() -> bool:
+    """Whether to compile before the first use what a run could do without, so that runs do not differ in their bits.
+
+    Sums are added up in another order by what is computed in one launch than by one launch after another.
+    """
+    return os.environ.get("FLOWRT_FUSED") == "wait"
+
+
 def was_tried(symbol: str) -> bool:
     """Whether the helper has been at it already: to order it again would change nothing."""
     with _state.lock:

@@ -71,7 +71,7 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     if pieces:
         return apart(parts, specs, members, results, pieces, device)
     whole = (whole_rows if again else _whole)(first, specs, members, results, device)
-    if whole is not None and all(map(is_compiled, _with_ends(whole.step.variant()))):
+    if whole is not None and (background.is_waited_for() or all(map(is_compiled, _with_ends(whole.step.variant())))):
         return _in_one(parts, whole, specs, members, device)
     orders = () if whole is None else _orders(whole.step)
     if again and not orders:

@@ -157,7 +157,7 @@ def sooner(scalar: Application, nested: Callable[[], Application]) -> Applicatio
     (step,) = scalar.steps
     assert isinstance(step, ScalarLoopStep)
     symbol = scalar_loop_symbol(step.program)
-    if is_there(symbol) or background.was_tried(symbol):
+    if is_there(symbol) or background.was_tried(symbol) or background.is_waited_for():
         return scalar
     other = nested()
     if step.program.is_of_single_scalars and not all(map(_is_compiled, other.steps)):
