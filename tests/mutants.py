@@ -46,7 +46,7 @@ TESTS = {
     "sched/gathering": ("test_many",),
     "sched/rendezvous": ("test_rendezvous",),
     "sched/queues": ("test_queues",),
-    "sched/variables": ("test_variables",),
+    "sched/variables": ("test_variables", "test_lending"),
     "net/frames": ("test_frames",),
     "net/liveness": ("test_liveness",),
     "net/messages": ("test_messages",),
