@@ -201,7 +201,7 @@ def test_angles_are_within_the_bound(dtype: Any, wider: Any, bound: float) -> No
         check(fr.atan2(y, x), np.arctan2(y.astype(wider), x.astype(wider)), bound)
 
 
-@pytest.mark.parametrize("name", ["sin", "tan", "asin", "atan", "sinh"])
+@pytest.mark.parametrize("name", ["sin", "tan", "asin", "atan", "sinh", "tanh", "expm1", "log1p", "erf"])
 @FLOATS
 def test_zero_keeps_its_sign(name: str, dtype: Any) -> None:
     got = getattr(fr, name)(np.array([0.0, -0.0] * 9, dtype))

@@ -93,7 +93,7 @@ def tanh32(x: Any) -> Any:
     found = rest_less_one(twice, rounded - ROUNDER)
     scale = two_to(np.int32(bits32(rounded) - ROUNDER_BITS))
     found = found * scale + (scale - ONE)
-    return found / (found + TWO)
+    return x if x == ZERO else found / (found + TWO)  # the sign of zero, too
 
 
 @jitable
@@ -176,7 +176,7 @@ def tanh64(x: Any) -> Any:
     twos = whole_twos(twice)
     scale = two_to64(twos)
     found = rest_less_one64(twice, twos) * scale + (scale - 1.0)
-    return found / (found + 2.0)
+    return x if x == 0.0 else found / (found + 2.0)
 
 
 @jitable

@@ -85,7 +85,8 @@ def log1p32(x: Any) -> Any:
     found = log_of_normal(whole, ZERO) + (x - (whole - ONE)) / whole
     found = found if x < INFINITY else x
     found = found if whole > ZERO else NAN
-    return -INFINITY if whole == ZERO else found
+    found = -INFINITY if whole == ZERO else found
+    return x if x == ZERO else found  # the sign of zero, too
 
 
 @jitable
@@ -184,7 +185,8 @@ def log1p64(x: Any) -> Any:
     found = log_of_normal64(whole, 0.0) + (x - (whole - 1.0)) / whole
     found = found if x < np.inf else x
     found = found if whole > 0.0 else np.nan
-    return -np.inf if whole == 0.0 else found
+    found = -np.inf if whole == 0.0 else found
+    return x if x == 0.0 else found
 
 
 @jitable
