@@ -27,6 +27,7 @@ from flowrt.sched.iteration.messages import (
     Held,
     Lost,
     Order,
+    Pending,
     Ready,
     Report,
     Update,
@@ -65,6 +66,8 @@ class Coordination:
         self._told: dict[int, Sequence[Any]] = {}  # by replica: what its update of the open version tells the client
         self._came: dict[int, float] = {}  # by replica: when that came
         self.weights: Weights = None  # of the set that was ordered last
+        self._heard: dict[int, tuple[float, ...]] = {}  # by replica: what `Report.times` says of it
+        self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._opened, self._ordered = time.monotonic(), 0.0
         self._decided: float | None = None
         self._reports: list[Report] = []  # that the client may not have
@@ -93,7 +96,8 @@ class Coordination:
         match message:
             case Held(_, server, version, replica, finite):
                 if version <= value.version:
-                    self._value = value.held(server, version, replica, finite, time.monotonic())[0]
+                    now = self._whole[replica] = time.monotonic()
+                    self._value = value.held(server, version, replica, finite, now)[0]
             case Applied(_, server, version):
                 self._applied(server, version)
             case Ready(_, replica, total):
@@ -112,12 +116,26 @@ class Coordination:
         if not self._give_order() and not (isinstance(message, Held) and message.finite):  # which brings no end nearer
             self._end_if_stuck()
 
-    def came(self, update: Update) -> None:
-        """Take down what comes with an update, before it is looked at."""
-        self._value = self._value.ready(update.replica, update.ready)
-        if update.version == self._value.version and update.replica not in self._told:
-            self._told[update.replica] = update.told
-            self._came[update.replica] = time.monotonic()
+    def came(self, update: Update, told: float) -> None:
+        """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""
+        now, replica = time.monotonic(), update.replica
+        self._value = self._value.ready(replica, update.ready)
+        if update.version == self._value.version and replica not in self._told:
+            self._told[replica] = update.told
+            self._came[replica] = now
+        self._heard[replica] = (replica, update.version, told, 0, *update.times, now)
+
+    def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
+        """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""
+        version, phase, *times, _ = cut
+        self._heard[replica] = (replica, version, told, phase, *times, time.monotonic())
+
+    def tell_pending(self, told: Sequence[float]) -> None:
+        """Tell the client what is waited for; ``told`` is when replicas were told what they owe an answer to, or 0."""
+        now = time.monotonic()
+        stages = self._opened, self._decided or 0.0, self._ordered if self._ordered >= self._opened else 0.0
+        ago = [tuple([now - at if at > 0 else -1.0 for at in stamps]) for stamps in (stages, told)]
+        self._way.post(CLIENT, Pending(self._role.run, self.version, ago[0], ago[1], tuple(self._came)))
 
     def broken(self, peer: str) -> None:
         """Say again what ``peer`` may not have heard."""
@@ -195,8 +213,11 @@ class Coordination:
             ),
             tuple([_mean(column) for column in zip(*(self._told[replica] for replica in kept), strict=True)]),
             now - began - waited,
+            (began, self._decided or self._ordered, self._ordered, now),
+            tuple([(*heard, self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
         )
-        self._told, self._came, self._opened, self._decided = {}, {}, now, None
+        self._told, self._came, self._heard, self._whole = {}, {}, {}, {}
+        self._opened, self._decided = now, None
         self._reports.append(report)
         self._way.post(CLIENT, report)
         if self._end is not None:

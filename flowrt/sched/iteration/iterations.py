@@ -28,6 +28,7 @@ from flowrt.sched.iteration.messages import (
     Look,
     Lost,
     Order,
+    Probe,
     Ready,
     Rows,
     Seen,
@@ -74,7 +75,10 @@ class Iterations:
                 server = self._servers.get(message.run)
                 if server is not None:
                     self._told(server, message)
-            case Version() | Rows() | Batch():
+            case Probe(run, -1):
+                if run in self._servers:
+                    self._told(self._servers[run], message)
+            case Version() | Rows() | Batch() | Probe():
                 replica = self._replicas.get((message.run, message.replica))
                 if replica is not None:
                     self._told(replica, message)

@@ -160,6 +160,14 @@ class Lost:
     replica: int
 
 
+@valueclass
+class Probe:
+    """To a replica, or, where that is -1, to server 0: say what you are doing. Answered by `Doing` and `Pending`."""
+
+    run: int
+    replica: int
+
+
 # ── a replica to servers ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -168,7 +176,7 @@ class Update:
     """A replica's update of ``version``: this server's ``parts``, and for server 0, what is ``told`` to the client.
 
     ``ready`` is how many batches it has been given, as far as the next; ``wants`` are (number, values) of those that
-    `Wants` would tell of with no version.
+    `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.ended` says.
     """
 
     run: int
@@ -178,6 +186,7 @@ class Update:
     parts: tuple[Any, ...]
     told: tuple[Any, ...] = ()
     wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
+    times: tuple[float, ...] = ()
 
 
 @valueclass
@@ -191,11 +200,15 @@ class Ready:
 
 @valueclass
 class Seen:
-    """A replica has that version of the server and, for now, owes no update: it may be told of newer ones."""
+    """A replica has that version of the server and, for now, owes no update: it may be told of newer ones.
+
+    Where it cut off what it was doing for an older one, server 0 is told of that by what `Stopwatch.so_far` says.
+    """
 
     run: int
     replica: int
     version: int
+    cut: tuple[float, ...] = ()
 
 
 @valueclass
@@ -222,6 +235,15 @@ class Failed:
     server: int
     error: str
     text: str
+
+
+@valueclass
+class Doing:
+    """To the client, which asked: what a replica does now, as `Stopwatch.so_far` says."""
+
+    run: int
+    replica: int
+    times: tuple[float, ...]
 
 
 # ── a server to replicas ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -301,6 +323,11 @@ class Report:
 
     ``receipts`` holds, for each tower that began, (replica, batch, outcome, seconds): its outcome's place in `Outcome`,
     and how long its update took to come, -1 if it did not. ``told`` are means over the kept updates.
+
+    What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
+    its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
+    server 0 has heard since the report before, the newest of these: (replica, version, when it was told that version,
+    its `Phase`, four numbers of its `Stopwatch`, when its update came, when that was whole), 0 for what was not.
     """
 
     run: int
@@ -308,6 +335,24 @@ class Report:
     receipts: tuple[tuple[int, int, int, float], ...]
     told: tuple[Any, ...]
     seconds: float
+    stages: tuple[float, ...] = ()
+    times: tuple[tuple[float, ...], ...] = ()
+
+
+@valueclass
+class Pending:
+    """To the client, which asked: what server 0 waits for, in seconds, -1 for what is not.
+
+    ``stages`` are how long ago the open ``version`` was opened, its set fixed, and ordered; ``told`` says by replica
+    how long ago it was told the oldest of the versions to which it has not answered; ``came`` are the replicas whose
+    updates of the open version have come.
+    """
+
+    run: int
+    version: int
+    stages: tuple[float, ...]
+    told: tuple[float, ...]
+    came: tuple[int, ...]
 
 
 @valueclass
@@ -327,9 +372,9 @@ class Ended:
 
 KINDS: tuple[type[Any], ...] = (
     *(Look, Settle, BeginServer, BeginReplica, Stop),
-    *(Batch, Allow, Lost),
-    *(Update, Ready, Seen, Wants, Failed),
-    *(Version, Rows, Held, Order, Applied, Report, Ended),
+    *(Batch, Allow, Lost, Probe),
+    *(Update, Ready, Seen, Wants, Failed, Doing),
+    *(Version, Rows, Held, Order, Applied, Report, Pending, Ended),
 )
 
 

@@ -12,9 +12,22 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flowrt.device import CLIENT
 from flowrt.errors import name_error
 from flowrt.sched.iteration.asking import Asking
-from flowrt.sched.iteration.messages import Batch, BeginReplica, Failed, Ready, Rows, Seen, Update, Version
+from flowrt.sched.iteration.messages import (
+    Batch,
+    BeginReplica,
+    Doing,
+    Failed,
+    Probe,
+    Ready,
+    Rows,
+    Seen,
+    Update,
+    Version,
+)
+from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
 from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 
 if TYPE_CHECKING:
@@ -41,6 +54,7 @@ class Replica:
         self._on = role.version - 1  # the version that `task` computes
         self._claimed = role.version - 1  # the newest version that it told server 0 to begin without being told to
         self.task: asyncio.Task[None] | None = None
+        self.watch = Stopwatch()
         self._posted: Sequence[Update] = ()
         self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
 
@@ -55,8 +69,8 @@ class Replica:
         if self.task is not None:
             self.task.cancel()
 
-    def hear(self, message: Batch | Version | Rows) -> None:
-        """Take in a batch, a version, or rows."""
+    def hear(self, message: Batch | Version | Rows | Probe) -> None:
+        """Take in a batch, a version, or rows; or say what is done here."""
         match message:
             case Batch(_, _, number, values):
                 if number == self._given + 1:  # one beyond that is posted again, with those before it
@@ -72,6 +86,8 @@ class Replica:
                     self._take_rows(message)  # those that came with it before may be lost
             case Rows():
                 self._take_rows(message)
+            case Probe():
+                self.way.post(CLIENT, Doing(self.role.run, self.role.replica, self.watch.so_far()))
 
     def _take_rows(self, message: Version | Rows) -> None:
         if self._asking is not None:
@@ -107,12 +123,14 @@ class Replica:
             self._spent, self._booked = message.spent, message.begun
             for number in [n for n in self._batches if n < self._spent + (not self._booked)]:
                 del self._batches[number]
+        if all(at == message.version for at in self._at):
+            self.watch.arrive()
         self._pass_over()
         if self.task is None:
             self._go_on()
         elif self._on < message.version:
             self.task.cancel()
-            self._see(server, message.version)
+            self._see(server, message.version, () if server else self.watch.so_far())
 
     def _pass_over(self) -> None:
         """Acknowledge what another server has overtaken before it could be computed: no update will."""
@@ -121,8 +139,8 @@ class Replica:
             if self._done < version < newest:
                 self._see(server, version)
 
-    def _see(self, server: int, version: int) -> None:
-        self.way.post(self.role.servers[server], Seen(self.role.run, self.role.replica, version))
+    def _see(self, server: int, version: int, cut: tuple[float, ...] = ()) -> None:
+        self.way.post(self.role.servers[server], Seen(self.role.run, self.role.replica, version, cut))
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -134,9 +152,11 @@ class Replica:
         number = self._spent if self._booked else self._spent + 1
         if number not in self._batches:
             if self._on < version:  # say it once
+                cut = self.watch.so_far() if self.watch.phase is Phase.INPUT else ()
                 self._on = version
                 for server in range(len(self._at)):
-                    self._see(server, version)
+                    self._see(server, version, () if server else cut)
+            self.watch.wait(version, Phase.INPUT)
             return
         if not self._booked and self._claimed < version:  # which server 0 may have booked meanwhile
             self._claimed = version
@@ -144,6 +164,8 @@ class Replica:
         if self._asking is None or self._asking.has(version, number, self._batches[number]):
             self._on, self._used = version, number
             self._compute(version, self._batches[number])
+        else:
+            self.watch.wait(version, Phase.ROWS)
 
     def _compute(self, version: int, batch: Sequence[Any]) -> None:
         role, way = self.role, self.way
@@ -153,6 +175,7 @@ class Replica:
         except Exception as error:
             self._fail(version, error)
             return
+        self.watch.start(version)
         if way.host.delay is not None:
             self.task = way.tasks.start(self._compute_late(version, feeds))
             self.task.add_done_callback(self._ended)
@@ -197,6 +220,7 @@ class Replica:
         role = self.role
         told, parts = tuple(fetches[: role.told]), fetches[role.told :]
         self._done, ready = version, self._announce(self._used)
+        times = self.watch.post()
         wants = [()] * len(role.servers) if self._asking is None else self._asking.with_update()
         self._posted = [
             Update(
@@ -207,6 +231,7 @@ class Replica:
                 bundled([parts[i] for i in role.parts[server]]),
                 () if server else told,
                 wants[server],
+                () if server else times,
             )
             for server in range(len(role.servers))
         ]
@@ -226,5 +251,5 @@ class Replica:
 
     def _fail(self, version: int, error: BaseException) -> None:
         role = self.role
-        self._done = version
+        self._done, self.watch.phase = version, Phase.POSTED
         self.way.post(role.servers[0], Failed(role.run, version, role.replica, 0, *name_error(error)))

@@ -8,6 +8,7 @@ alone. An update that comes is looked at here before anybody hears that it is he
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,6 +27,7 @@ from flowrt.sched.iteration.messages import (
     Held,
     Lost,
     Order,
+    Probe,
     Ready,
     Seen,
     Update,
@@ -48,12 +50,12 @@ AHEAD = 2  # versions on their way to a replica
 
 @dataclass(slots=True)
 class _Told:
-    """What one replica was told: the newest version, and those that it has not acknowledged."""
+    """What one replica was told: the newest version, and those that it has not acknowledged, with when that was."""
 
     listens: bool = False
     lost: bool = False
     newest: int = -1
-    waiting: list[int] = field(default_factory=list)
+    waiting: dict[int, float] = field(default_factory=dict)
 
 
 class Server:
@@ -106,12 +108,15 @@ class Server:
             case Update():
                 if self._gathering is not None:
                     self._gathering.note(message)
+                when = self._told[message.replica].waiting.get(message.version, 0.0)
                 self._acknowledge(message.replica, message.version)
                 if coordination is not None:
-                    coordination.came(message)
+                    coordination.came(message, when)
                 self._look(message)
-            case Seen(_, replica, version):
+            case Seen(_, replica, version, cut):
                 self._told[replica].listens = True
+                if cut and coordination is not None:
+                    coordination.overtook(replica, cut, self._told[replica].waiting.get(int(cut[0]), 0.0))
                 self._acknowledge(replica, version)
                 self._tell(replica)
             case Wants():
@@ -125,6 +130,9 @@ class Server:
                 self._told[replica].lost = True
                 if coordination is not None:
                     coordination.hear(message)
+            case Probe():
+                if coordination is not None:
+                    coordination.tell_pending([min(told.waiting.values(), default=0.0) for told in self._told])
             case Allow() | Ready() | Held() | Applied() | Failed():
                 if coordination is None:
                     raise InternalError(f"server {self.role.server} does not coordinate")
@@ -299,7 +307,7 @@ class Server:
         if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
             return
         told.newest = self._at
-        told.waiting.append(self._at)
+        told.waiting[self._at] = time.monotonic()
         spent, begun = (0, False) if self.coordination is None else self.coordination.booked(replica)
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
         told_now = Version(role.run, self._at, role.server, replica, spent, begun, self._values, number, rows)
@@ -308,5 +316,5 @@ class Server:
     def _acknowledge(self, replica: int, version: int) -> None:
         told = self._told[replica]
         if told.waiting:
-            told.waiting = [other for other in told.waiting if other > version]
+            told.waiting = {other: when for other, when in told.waiting.items() if other > version}
             self._tell(replica)

@@ -1,0 +1,105 @@
+"""What a replica's stopwatch tells of a version, by a clock that the test moves; and what comes of it in a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iteration_world import RUN, World
+
+from flowrt.sched.iteration.messages import Doing, Pending, Probe, Report
+from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_version_is_divided_into_waiting_for_its_batch_and_computing() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    watch.arrive()
+    clock.now = 101.0
+    watch.wait(3, Phase.INPUT)
+    clock.now = 104.0
+    assert watch.so_far() == (3, Phase.INPUT, 100.0, 3.0, 0.0, 104.0, 3.0)
+    watch.start(3)
+    clock.now = 106.0
+    assert watch.so_far() == (3, Phase.COMPUTE, 100.0, 3.0, 2.0, 106.0, 2.0)
+    assert watch.post() == (100.0, 3.0, 2.0, 106.0)
+    clock.now = 107.0
+    assert watch.so_far() == (3, Phase.POSTED, 100.0, 3.0, 2.0, 106.0, 1.0)
+
+
+def test_rows_are_part_of_what_is_pulled() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    watch.arrive()
+    watch.wait(0, Phase.ROWS)
+    clock.now = 105.0
+    watch.start(0)
+    clock.now = 106.0
+    assert watch.post() == (105.0, 0.0, 1.0, 106.0)
+
+
+def test_a_batch_is_waited_for_though_its_version_is_overtaken() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    for version in range(3):
+        watch.arrive()
+        watch.wait(version, Phase.INPUT)
+        clock.now += 1.0
+    watch.start(2)
+    assert watch.post() == (102.0, 3.0, 0.0, 103.0)
+
+
+def test_what_is_computed_and_not_posted_yet_is_being_pushed() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    watch.start(0)
+    clock.now = 102.0
+    watch.stop()
+    clock.now = 105.0
+    assert watch.so_far()[1:] == (Phase.PUSH, 0.0, 0.0, 2.0, 102.0, 3.0)
+    assert watch.post() == (0.0, 0.0, 2.0, 102.0)
+
+
+async def test_a_report_holds_the_times_of_every_replica_in_order() -> None:
+    world = World(2)
+    await world.begin()
+    for replica in range(2):
+        world.give(replica, 1, 2)
+    world.allow(2)
+    world.settle()
+    first, second = (message for message in world.client if isinstance(message, Report))
+    for report in (first, second):
+        opened, fixed, ordered, applied = report.stages
+        assert opened <= fixed <= ordered <= applied
+        assert {row[0] for row in report.times} == {0, 1}
+        for _, version, told, phase, pulled, waited, computed, ended, came, whole in report.times:
+            assert (version, phase, waited) == (report.version, Phase.POSTED, 0.0)
+            assert told <= pulled <= ended - computed <= ended <= came <= whole <= fixed
+    assert second.stages[0] == first.stages[-1]
+    await world.aclose()
+
+
+async def test_who_is_asked_says_what_it_does() -> None:
+    world = World(2, take=1)
+    await world.begin()
+    world.give(0, 1)
+    world.settle()
+    for task, replica in ((world.workers[0], 0), (world.workers[1], 1), (world.servers[0], -1)):
+        world.tell(task, Probe(RUN, replica))
+    world.settle()
+    done, waits, pending = world.client[-3:]
+    assert [type(message) for message in (done, waits, pending)] == [Doing, Doing, Pending]
+    assert done.times[:2] == (0, Phase.POSTED)
+    assert waits.times[:2] == (0, Phase.INPUT)
+    assert waits.times[-1] > 0
+    assert pending.came == (0,)
+    opened, fixed, ordered = pending.stages
+    assert opened >= fixed >= 0 > ordered, "the set is fixed, and the client has not allowed it"
+    await world.aclose()
