@@ -22,6 +22,7 @@ from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.iteration.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
 from flowrt.sched.memory import Memory
+from flowrt.sched.policies import AllOf, FirstOf, policy_to_data
 from flowrt.sched.rendezvous import Rendezvous
 from flowrt.sched.variables import Variables
 from flowrt.spec import Spec
@@ -93,7 +94,7 @@ class World:
     ) -> None:
         self.servers = tuple(f"/job:ps/task:{i}" for i in range(servers))
         self.workers = tuple(f"/job:worker/task:{i}" for i in range(replicas))
-        self.policy: tuple[Any, ...] = ("all",) if take is None else ("first", take)
+        self.policy = AllOf() if take is None else FirstOf(take)
         self.version = version
         self.rows, self.combine = rows, combine
         self.ways: dict[tuple[str, str], deque[Any]] = {}
@@ -134,7 +135,7 @@ class World:
 
     async def begin_server(self, number: int, run: int = RUN, client: str = "somebody", epoch: str = "epoch") -> None:
         host = self.hosts[self.servers[number]]
-        members = 1 if self.combine else len(self.workers) if self.policy == ("all",) else self.policy[1]
+        members = 1 if self.combine else self.policy.size(len(self.workers)) or 0
 
         def apply(feeds: list[Any], _: int) -> list[Any]:
             *parts, version = feeds
@@ -154,7 +155,7 @@ class World:
             server=number,
             servers=self.servers,
             replicas=self.workers,
-            policy=self.policy,
+            policy=policy_to_data(self.policy),
             check=0,
             checked=(0,),
             apply=1,

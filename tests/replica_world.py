@@ -18,16 +18,17 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flowrt.errors import InternalError
+from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
-from flowrt.sched.coordinator import Coordinator, Outcome
+from flowrt.sched.coordinator import Coordinator
+from flowrt.sched.ledger import Outcome
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flowrt.sched.quorum import Policy
+    from flowrt.sched.policies import Policy
 
 SERVERS = (0, 1)
 
@@ -49,6 +50,7 @@ class State(NamedTuple):
     written: tuple  # (version, updates) of the newest version that a server has written
     told: tuple  # every (version, set) that servers were told to apply
     calm: bool  # nothing has failed yet
+    clock: float  # the newest time that the coordinator was woken at: no other passes
     joins: int  # replacements that may still come
     faults: int  # updates that may still be not finite
 
@@ -75,7 +77,7 @@ class Values:
         if key not in self.answers:
             try:
                 answer = getattr(self.values[number], method)(*arguments)
-            except InternalError as error:
+            except (InternalError, GraphError) as error:
                 raise Violation(f"{method}{arguments}: {error}") from error
             value, extra = answer if isinstance(answer, tuple) else (answer, None)
             self.answers[key] = (self.number(value), extra)
@@ -125,6 +127,7 @@ class World(Values):
             (),
             (),
             True,
+            0.0,
             joins,
             faults,
         )
@@ -142,12 +145,19 @@ class World(Values):
         for server in SERVERS:
             yield from self._applies(state, server)
             for version in range(state.applied[server]):
-                yield True, self._coordinate(state, "publish", server, version)[0]
+                yield True, self._coordinate(state, "publish", server, version, state.clock)[0]
         coordinator = self.values[state.coordinator]
         if coordinator.version < self.versions and coordinator.stuck() is not None:
             if state.calm:
                 raise Violation("a version was given up although nothing had failed")
-            yield True, self._coordinate(state, "abandon", 0.0)[0]
+            yield True, self._coordinate(state, "abandon", state.clock)[0]
+        if coordinator.version < self.versions and coordinator.due is not None:
+            yield True, self._wake(state, coordinator.due)
+
+    def _wake(self, state: State, due: float) -> State:
+        """The time comes that the policy waits for, sooner or later than anything else."""
+        woken = state._replace(clock=max(state.clock, due))
+        return self._coordinate(woken, "tick", woken.clock)[0]
 
     def _coordinate(self, state: State, method: str, *arguments: Any) -> tuple[State, Any]:
         number, answer = self.ask(state.coordinator, method, *arguments)
@@ -157,7 +167,7 @@ class World(Values):
         coordinator = self.values[number]
         if coordinator.version > before:
             self._account(state, before, coordinator)
-        number, chosen = self.ask(number, "order")
+        number, chosen = self.ask(number, "order", state.clock)
         if chosen is not None:
             if any(version == coordinator.version for version, _ in told):
                 raise Violation(f"version {coordinator.version} was ordered twice")
@@ -190,8 +200,12 @@ class World(Values):
         if [receipt.replica for receipt in receipts] != begun:
             raise Violation(f"towers of {begun} had begun, receipts are {receipts}")
         kept = tuple(receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT)
-        if kept != decided or len(kept) not in (0, coordinator.quorum.needed):
+        if kept != decided or (kept and not self._is_set(kept, coordinator.quorum.policy)):
             raise Violation(f"the set is {decided}, receipts are {receipts}")
+
+    def _is_set(self, kept: tuple[int, ...], policy: Policy) -> bool:
+        size = policy.size(len(self.replicas))
+        return len(kept) >= policy.least(len(self.replicas)) if size is None else len(kept) == size
 
     def _tower(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
         version = self.values[state.coordinator].version
@@ -199,7 +213,9 @@ class World(Values):
             return
         if self.values[state.coordinator].begun(replica):
             return
-        begun, _ = self._coordinate(state, "ready", replica, self.values[state.coordinator].spent[replica] + 1)
+        begun, _ = self._coordinate(
+            state, "ready", replica, self.values[state.coordinator].spent[replica] + 1, state.clock
+        )
         if not self.values[begun.coordinator].begun(replica):
             return
         for broken in ((), (0,), (1,), SERVERS) if state.faults else ((),):
@@ -243,18 +259,18 @@ class World(Values):
                     yield not orphan, put(shards, server, number), reports
 
     def _reports(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
-        key = (state.coordinator, replica, state.reports[replica])
+        key = (state.coordinator, replica, state.reports[replica], state.clock)
         if key not in self.news:
             self.news[key] = [said for said in self._said(*key[1:]) if self.ask(key[0], "held", *said)[0] != key[0]]
         for said in self.news[key]:
             yield True, self._coordinate(state, "held", *said)[0]
 
-    def _said(self, replica: int, reports: int) -> Iterator[tuple]:
+    def _said(self, replica: int, reports: int, clock: float) -> Iterator[tuple]:
         for version in range(self.versions):
             for server in SERVERS:
                 for finite in (False, True):
                     if reports & bit(version, finite, server):
-                        yield server, version, replica, finite, 0.0
+                        yield server, version, replica, finite, clock
 
     def _applies(self, state: State, server: int) -> Iterator[tuple[bool, State]]:
         hands = state.hands[server]
@@ -385,8 +401,10 @@ def view(value: Any, replica: int) -> tuple:
     """What a coordinator or a shard says of one replica, without its number."""
     if isinstance(value, Coordinator):
         receipts = tuple(r.outcome.value for ledger in value.history for r in ledger.receipts if r.replica == replica)
-        book = value.book.given[replica], value.book.spent[replica]
-        return value.standing[replica].value, value.holders[replica], value.alive[replica], receipts, book
+        book, began = (value.book.given[replica], value.book.spent[replica]), value.began[replica]
+        offered = [(i, offer.seconds) for i, offer in enumerate(value.quorum.offers) if offer.replica == replica]
+        standing = value.standing[replica].value, tuple(offered), replica in value.quorum.kept
+        return standing, value.holders[replica], value.alive[replica], receipts, book, began
     update = value.held[replica]
     return update and update[1:], replica in value.refused, value.taken is not None and replica in value.taken
 
@@ -403,13 +421,16 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
         receipts = sorted((replace(r, replica=name[r.replica]) for r in ledger.receipts), key=lambda r: r.replica)
         decided = tuple(sorted(name[r] for r in ledger.decided))
         history.append(replace(ledger, decided=decided, receipts=tuple(receipts)))
+    offers = tuple(replace(offer, replica=name[offer.replica]) for offer in value.quorum.offers)
     return replace(
         value,
-        quorum=replace(value.quorum, kept=tuple(sorted(name[r] for r in value.quorum.kept))),
+        quorum=replace(value.quorum, offers=offers, kept=tuple(sorted(name[r] for r in value.quorum.kept))),
         book=Book(pick(book.given, order), pick(book.spent, order), book.totals and pick(book.totals, order)),
         standing=pick(value.standing, order),
         holders=tuple(frozenset(servers[s] for s in holders) for holders in pick(value.holders, order)),
+        began=pick(value.began, order),
         alive=pick(value.alive, order),
+        squares=pick(value.squares, order),
         published=frozenset(servers[s] for s in value.published),
         history=tuple(history),
     )

@@ -16,7 +16,7 @@ from replica_world import Values, Violation, put
 
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.opening import Apply, End, Go, Left, Refuse, Said, decide
-from flowrt.sched.quorum import FirstOf
+from flowrt.sched.policies import FirstOf
 from flowrt.sched.shard import Shard
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class Runs(Values):
         if state.coordinator == NONE:
             return state
         number, _ = self.ask(state.coordinator, method, *arguments)
-        number, chosen = self.ask(number, "order")
+        number, chosen = self.ask(number, "order", 0.0)
         if number == state.coordinator:
             return state
         if chosen is not None:
@@ -332,7 +332,7 @@ class Runs(Values):
                 if shard.held[replica] is not None:
                     yield True, self._hear(state, "held", number, shard.version, replica, True, 0.0)
             if shard.version > coordinator.version:
-                yield True, self._hear(state, "publish", number, shard.version - 1)
+                yield True, self._hear(state, "publish", number, shard.version - 1, 0.0)
         gone = any(server.run != first.run for server in state.servers)
         if not coordinator.closing or first.hand:
             return
@@ -363,7 +363,7 @@ class Runs(Values):
         if server.hand:
             after = self._write(state, number, server)
             driven = number == 0 and not server.ended
-            yield True, self._hear(after, "publish", 0, server.hand[0]) if driven else after
+            yield True, self._hear(after, "publish", 0, server.hand[0], 0.0) if driven else after
 
     def _open(self, state: State, run: int) -> int:
         """The version that replicas compute in a run, which all servers have told them of; NONE if they do not."""

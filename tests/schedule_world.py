@@ -25,7 +25,7 @@ from flowrt.errors import NodeLost
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.iteration.messages import Allow, BeginReplica, BeginServer, Look
-from flowrt.sched.iteration.policies import policy_to_data
+from flowrt.sched.policies import policy_to_data
 from flowrt.spec import Spec
 from flowrt.train.statistics import Tally
 from flowrt.train.steps import Steps
@@ -33,7 +33,7 @@ from flowrt.train.steps import Steps
 if TYPE_CHECKING:
     import random
 
-    from flowrt.sched.quorum import Policy
+    from flowrt.sched.policies import Policy
 
 Array = np.ndarray[Any, Any]
 Computing = Generator[None, None, list[Array]]
@@ -105,7 +105,8 @@ class SimHost:
         self.variables = self.rendezvous = self
         self.server = server
         self.applied: list[frozenset[tuple[int, int]]] = []
-        self.iterations = Iterations(self, self.post, world.lives)  # type: ignore[arg-type]
+        clock = lambda: asyncio.get_running_loop().time()  # noqa: E731
+        self.iterations = Iterations(self, self.post, world.lives, clock)  # type: ignore[arg-type]
 
     def post(self, peer: str, epoch: str, message: Any) -> None:
         self._world.post(self.task, peer, epoch, message)
@@ -328,7 +329,7 @@ class World:
             host.applied.append(frozenset((int(u[0]), int(u[1])) for u in updates))
             return []
 
-        members = self.policy.take(len(self.replicas))
+        members = self.policy.size(len(self.replicas)) or 0
         applies = Kernel(self, [COUNT, *([UPDATE] * members)], apply)
         return {CHECK: Kernel(self, [UPDATE], check), APPLY: applies, GATHER: Kernel(self, [UPDATE], gather)}
 
@@ -346,7 +347,7 @@ class World:
     # ── clients ──
 
     def program(self) -> Any:
-        members, servers, count = self.policy.take(len(self.replicas)), len(self.servers), len(self.replicas)
+        members, servers, count = self.policy.size(len(self.replicas)) or 0, len(self.servers), len(self.replicas)
         common: dict[str, Any] = {"container": CONTAINER, "group": "trainer", "seed": 0}
         applied = ((-1, -1), *((member, 0) for member in range(members)))
         begin_servers = tuple(
@@ -361,6 +362,7 @@ class World:
                 checked=(0,),
                 apply=APPLY,
                 applied=applied,
+                combined=(),
                 versions=("step",),
                 values=() if self.rows else (("", "w"),),
                 gather=GATHER if self.rows else -1,

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replica_world import Values, Violation, pick, put
 
-from flowrt.sched.coordinator import Coordinator, Outcome, Standing
+from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.ledger import Outcome
 from flowrt.sched.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flowrt.sched.quorum import Policy
+    from flowrt.sched.policies import Policy
 
 NOTHING, FAILED = (-1, 0, False), (-1,)
 
@@ -119,7 +120,7 @@ class Streams(Values):
         before = self.values[state.coordinator].version
         if self.values[number].version > before:
             state = self._account(state, before, self.values[number])
-        number, chosen = self.ask(number, "order")
+        number, chosen = self.ask(number, "order", 0.0)
         if chosen is not None:
             version = self.values[number].version
             if len(state.told) != version:
@@ -162,7 +163,7 @@ class Streams(Values):
             one.left + one.given > one.receipted or coordinator.begun(replica) > 0
             for replica, one in enumerate(state.replicas)
         )
-        if able >= coordinator.quorum.needed:
+        if able >= coordinator.quorum.least:
             raise Violation(f"given up although {able} replicas have batches: {coordinator.stuck()}")
 
     def _client(self, state: State) -> Iterator[tuple[bool, State]]:
@@ -189,7 +190,7 @@ class Streams(Values):
         if heard > one.heard:  # the same version twice is luck: servers tell of each once
             fair = heard[0] > one.heard[0]
             yield fair, state._replace(replicas=put(state.replicas, replica, one._replace(heard=heard)))
-        yield True, self._tell(state, "ready", replica, one.given)
+        yield True, self._tell(state, "ready", replica, one.given, 0.0)
 
     def told(self, one: Replica, coordinator: Coordinator, replica: int) -> tuple[int, int, bool]:
         """What a replica is told of the open version."""
@@ -248,7 +249,7 @@ class Streams(Values):
                 finite = replica not in shard.refused
                 yield True, self._tell(state, "held", server, shard.version, replica, finite, 0.0)
         if state.variables[server]:
-            yield True, self._tell(state, "publish", server, len(state.variables[server]) - 1)
+            yield True, self._tell(state, "publish", server, len(state.variables[server]) - 1, 0.0)
 
     def _applies(self, state: State, server: int) -> Iterator[tuple[bool, State]]:
         for version, replicas in enumerate(state.told):

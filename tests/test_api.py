@@ -111,6 +111,7 @@ SIGNATURES = {
     "train.Replicated.statistics": "self",
     "train.AllOf": "",
     "train.FirstOf": "updates",
+    "train.Deadline": "seconds, at_least=1",
 }
 ELEMENTWISE = (
     "add subtract multiply divide floor_divide remainder pow maximum minimum negative abs sign exp log sqrt rsqrt "

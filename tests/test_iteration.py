@@ -13,10 +13,10 @@ from iteration_world import RUN, World
 
 from flowrt.device import CLIENT
 from flowrt.errors import RemoteError
-from flowrt.sched.coordinator import Outcome
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.iteration.iterations import left_from_data
 from flowrt.sched.iteration.messages import Ended, Look, Lost, Order, Settle, Stop, Update, Version
+from flowrt.sched.ledger import Outcome
 
 
 @asynccontextmanager

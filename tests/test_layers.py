@@ -104,6 +104,7 @@ PURE = [
             "quorum",
             "book",
             "coordinator",
+            "ledger",
             "shard",
             "opening",
             "arena",
@@ -114,6 +115,7 @@ PURE = [
             "cost",
         )
     ),
+    *(f"sched/policies/{path.stem}" for path in (ROOT / "sched" / "policies").glob("*.py")),
     "restoring",
     "building_order",
     "net/liveness",

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from replica_world import Violation, World, put, search
 
-from flowrt.sched.coordinator import Coordinator, Outcome, Standing
-from flowrt.sched.quorum import AllOf, FirstOf, Verdict
+from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.ledger import Outcome
+from flowrt.sched.policies import AllOf, FirstOf
+from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
 
 FEW = {"joins": 0, "faults": 0}
@@ -94,7 +96,7 @@ class Net:
             return
         before = self.coordinator.begun(replica)
         if not before and self.coordinator.decided(version) is None:
-            self.coordinator = self.coordinator.ready(replica, self.coordinator.spent[replica] + 1)
+            self.coordinator = self.coordinator.ready(replica, self.coordinator.spent[replica] + 1, 0.0)
         if self.coordinator.begun(replica) and (version, replica) not in self.tries:
             spoil = self.faults > 0 and self.rng.random() < 0.05
             self.faults -= spoil
@@ -109,7 +111,7 @@ class Net:
             self.flight.append(("publish", server, len(self.written[server]) - 1))
 
     def announce(self, server: int, version: int) -> None:
-        self.coordinator, _ = self.coordinator.order()
+        self.coordinator, _ = self.coordinator.order(0.0)
         chosen = self.coordinator.decided(version)
         if chosen is not None:
             self.flight.append(("apply", server, version, chosen))
@@ -134,7 +136,7 @@ class Net:
             self.shards[server] = shard.applied(version)
 
     def publish(self, server: int, version: int) -> None:
-        self.coordinator = self.coordinator.publish(server, version)
+        self.coordinator = self.coordinator.publish(server, version, 0.0)
 
 
 @pytest.mark.parametrize("seed", [20_160_404])
@@ -196,27 +198,29 @@ class ForgetsNothing(Shard):
 
 
 class CountsRepeats(Coordinator):
-    def _gather(self, server: int, replica: int, finite: bool, now: float) -> Any:
-        return super()._gather(1 - server if server in self.holders[replica] else server, replica, finite, now)
+    def _gather(self, server: int, replica: int, *said: Any) -> Any:
+        return super()._gather(1 - server if server in self.holders[replica] else server, replica, *said)
 
 
 class OffersEarly(Coordinator):
-    def _gather(self, server: int, replica: int, finite: bool, now: float) -> Any:
+    def _gather(self, server: int, replica: int, *said: Any) -> Any:
         early = replace(self, holders=put(self.holders, replica, frozenset({1 - server})))
-        return super(OffersEarly, early)._gather(server, replica, finite, now)
+        return super(OffersEarly, early)._gather(server, replica, *said)
 
 
 class FixesAgain(Coordinator):
-    def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> Any:
+    def held(self, server: int, version: int, replica: int, *said: Any) -> Any:
         if version == self.version and self.quorum.closed_at is not None and self.standing[replica] is Standing.RUNNING:
-            reopened = replace(self, quorum=replace(self.quorum, kept=self.quorum.kept[1:], closed_at=None))
-            return reopened._gather(server, replica, finite, now)
-        return super().held(server, version, replica, finite, now)
+            reopened = replace(
+                self, quorum=replace(self.quorum, offers=self.quorum.offers[1:], kept=(), closed_at=None)
+            )
+            return reopened._gather(server, replica, *said, 0.0)
+        return super().held(server, version, replica, *said)
 
 
 class IgnoresRefusals(Coordinator):
-    def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> Any:
-        return super().held(server, version, replica, True, now)
+    def held(self, server: int, version: int, replica: int, finite: bool, *said: Any) -> Any:
+        return super().held(server, version, replica, True, *said)
 
 
 class TriesAgain(Coordinator):
@@ -226,9 +230,9 @@ class TriesAgain(Coordinator):
 
 
 class OpensEarly(Coordinator):
-    def publish(self, server: int, version: int) -> Any:
-        first = super().publish(server, version)
-        return first if first.version > version else super(OpensEarly, first).publish(1 - server, version)
+    def publish(self, server: int, version: int, *said: Any) -> Any:
+        first = super().publish(server, version, *said)
+        return first if first.version > version else super(OpensEarly, first).publish(1 - server, version, *said)
 
 
 class ReceiptsOnlyTheKept(Coordinator):
@@ -243,8 +247,8 @@ class NeverGivesUp(Coordinator):
 
 
 class ForgetsTheDecision(Coordinator):
-    def _open_next(self) -> Any:
-        return replace(super()._open_next(), history=())
+    def _open_next(self, now: float) -> Any:
+        return replace(super()._open_next(now), history=())
 
 
 NOT_HELD = "is in the set, its update is not held here"

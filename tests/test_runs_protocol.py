@@ -106,7 +106,7 @@ class SaysItIsSettled(Coordinator):
 
 class DropsTheOrder(Coordinator):
     def close(self) -> Any:
-        return replace(self, closing=True, ordered=False)
+        return replace(self, closing=True, ordered_at=None)
 
 
 class RefusesAtTheFirstWord(Runs):

@@ -18,7 +18,7 @@ from sim_loop import simulate
 
 from flowrt.errors import NodeLost, RemoteError
 from flowrt.sched.iteration.messages import Report
-from flowrt.sched.quorum import AllOf, FirstOf
+from flowrt.sched.policies import AllOf, FirstOf
 
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
@@ -125,7 +125,7 @@ async def one_client(world: World, rng: random.Random, number: int) -> None:
 async def replicas_die(rng: random.Random) -> None:
     """Replicas are killed: training goes on as long as enough of them are left, or else names those that are lost."""
     world = drawn(rng)
-    needed, count = world.policy.take(len(world.replicas)), len(world.replicas)
+    needed, count = world.policy.least(len(world.replicas)), len(world.replicas)
     deaths = rng.sample(world.replicas, rng.randint(0, count))
     for task in deaths:
         asyncio.get_running_loop().call_later(rng.uniform(0.0, 0.3), world.kill, task)

@@ -15,13 +15,14 @@ import pytest
 from replica_world import Violation, put, search
 from stream_world import Replica, Streams
 
-from flowrt.sched.coordinator import Coordinator, Outcome, Standing
-from flowrt.sched.quorum import AllOf, FirstOf
+from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.ledger import Outcome
+from flowrt.sched.policies import AllOf, FirstOf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flowrt.sched.quorum import Policy
+    from flowrt.sched.policies import Policy
 
 ONE: dict[str, Any] = {"servers": 1}
 
@@ -67,24 +68,24 @@ class BeginsWithTheLast(Streams):
 
 
 class BeginsWithoutSpending(Coordinator):
-    def _open_next(self) -> Any:
-        return replace(super()._open_next(), book=self.book)
+    def _open_next(self, now: float) -> Any:
+        return replace(super()._open_next(now), book=self.book)
 
 
 class HoldsWithoutSpending(Coordinator):
-    def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> Any:
+    def held(self, server: int, version: int, replica: int, *said: Any) -> Any:
         if version == self.version and self.standing[replica] is Standing.IDLE and self.quorum.closed_at is None:
-            return self._stand(replica, Standing.RUNNING)._gather(server, replica, finite, now)
-        return super().held(server, version, replica, finite, now)
+            return self._stand(replica, Standing.RUNNING)._gather(server, replica, *said, 0.0)
+        return super().held(server, version, replica, *said)
 
 
 class GivesBackWhatIsLate(Coordinator):
-    def _open_next(self) -> Any:
+    def _open_next(self, now: float) -> Any:
         late = [receipt.replica for receipt in self._account().receipts if receipt.outcome is Outcome.LATE]
         book = self.book
         for replica in late:
             book = replace(book, spent=put(book.spent, replica, book.spent[replica] - 1))
-        return super(GivesBackWhatIsLate, replace(self, book=book))._open_next()
+        return super(GivesBackWhatIsLate, replace(self, book=book))._open_next(now)
 
 
 class ReceiptsTheNextBatch(Coordinator):
@@ -111,28 +112,25 @@ class EndsBeforeTheLastBatch(Coordinator):
 
 
 class OrdersUnasked(Coordinator):
-    def order(self) -> Any:
-        ordered, chosen = replace(self, allowed=self.version + 1).order_as_asked()
+    def order(self, now: float) -> Any:
+        ordered, chosen = super(OrdersUnasked, replace(self, allowed=self.version + 1)).order(now)
         return replace(ordered, allowed=self.allowed), chosen
-
-    def order_as_asked(self) -> Any:
-        return super().order()
 
 
 class OrdersForNobody(Coordinator):
-    def order(self) -> Any:
-        ordered, chosen = super(OrdersForNobody, replace(self, closing=False)).order()
+    def order(self, now: float) -> Any:
+        ordered, chosen = super(OrdersForNobody, replace(self, closing=False)).order(now)
         return replace(ordered, closing=self.closing), chosen
 
 
 class OrdersAgain(Coordinator):
-    def order(self) -> Any:
-        return super(OrdersAgain, replace(self, ordered=False)).order()
+    def order(self, now: float) -> Any:
+        return super(OrdersAgain, replace(self, ordered_at=None)).order(now)
 
 
 class DropsTheOrderAtTheEnd(Coordinator):
     def close(self) -> Any:
-        return replace(self, closing=True, ordered=False)
+        return replace(self, closing=True, ordered_at=None)
 
 
 class SaysItIsSettled(Coordinator):

@@ -21,21 +21,14 @@ here, if the version is still open. If it is not, the batch is not spent, and th
 from __future__ import annotations
 
 from enum import Enum
+from math import nan
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
-from flowrt.sched.quorum import Policy, Quorum, Verdict
+from flowrt.sched.ledger import Ledger, Outcome, Receipt, Stuck
+from flowrt.sched.policies.policy import Offer, Policy, Record
+from flowrt.sched.quorum import Quorum, Verdict
 from flowrt.valueclass import put, replace, valueclass
-
-
-class Outcome(Enum):
-    """How a tower ended. All but KEPT mean that its batch was dropped."""
-
-    KEPT = "kept"
-    LATE = "late"  # not whole on every server when the set was fixed
-    REFUSED = "refused"  # not finite
-    LOST = "lost"  # the replica was lost before its update was whole
-    ABANDONED = "abandoned"  # too few updates were left to make a set, so the version kept none
 
 
 class Standing(Enum):
@@ -49,14 +42,6 @@ class Standing(Enum):
     ABSENT = "absent"  # lost while IDLE
 
 
-class Cause(Enum):
-    """Why too few updates can come."""
-
-    REFUSED = "refused"  # updates that came were not finite
-    EXHAUSTED = "exhausted"  # the batches are at their end
-    LOST = "lost"  # replicas are gone
-
-
 _AT_LOSS = {Standing.IDLE: Standing.ABSENT, Standing.RUNNING: Standing.LOST}
 _AT_CLOSE = {
     Standing.WHOLE: Outcome.KEPT,
@@ -65,59 +50,6 @@ _AT_CLOSE = {
     Standing.LOST: Outcome.LOST,
 }
 _AT_ABANDON = {**_AT_CLOSE, Standing.WHOLE: Outcome.ABANDONED, Standing.RUNNING: Outcome.ABANDONED}
-
-
-@valueclass
-class Receipt:
-    """What became of ``batch`` of ``replica``, and of the tower that it was spent on."""
-
-    replica: int
-    batch: int
-    outcome: Outcome
-
-
-@valueclass
-class Ledger:
-    """A version that every server has applied: its set, in replica order, and a receipt per tower begun.
-
-    ``now`` is when the set was fixed, in the caller's seconds.
-    """
-
-    version: int
-    decided: tuple[int, ...]
-    receipts: tuple[Receipt, ...]
-    now: float
-
-
-@valueclass
-class Stuck:
-    """Why the open version cannot close: fewer than ``needed`` replicas are kept or may yet be.
-
-    ``able`` may; of the others ``lost`` are gone, the updates of ``refused`` were not finite, and ``exhausted`` have no
-    batch left.
-    """
-
-    version: int
-    needed: int
-    able: tuple[int, ...]
-    refused: tuple[int, ...]
-    lost: tuple[int, ...]
-    exhausted: tuple[int, ...]
-
-    @property
-    def cause(self) -> Cause:
-        """What was refused, if no more were needed than that; else the end of the batches; else who is lost."""
-        hopeful = len(self.able) + len(self.refused)
-        if hopeful >= self.needed:
-            return Cause.REFUSED
-        return Cause.EXHAUSTED if hopeful + len(self.exhausted) >= self.needed else Cause.LOST
-
-    def __str__(self) -> str:
-        spent = f", out of batches {list(self.exhausted)}" if self.exhausted else ""
-        return (
-            f"version {self.version} needs {self.needed} updates, only {len(self.able)} can come: "
-            f"replicas lost {list(self.lost)}, updates not finite {list(self.refused)}{spent}, left {list(self.able)}"
-        )
 
 
 @valueclass
@@ -133,9 +65,12 @@ class Coordinator:
         book: The batches of each replica.
         standing: By replica, where it stands in the open version.
         holders: By replica, the servers that hold its update of the open version.
+        began: By replica, when it began the open version; this and other times are the caller's seconds.
         alive: By replica, whether it may begin a tower.
         allowed: Versions before this one may be applied.
-        ordered: Whether the order to apply the open version's set was given.
+        ordered_at: When the order to apply the open version's set was given; None before.
+        squares: By replica, the sum of the squares of its update on the servers that hold it.
+        square: The sum of the squares of what the variables were moved by, on the servers that have applied the set.
         closing: Whether the run ends, so that no order is given any more.
         published: The servers that have applied the open version's set.
         history: The versions before the open one that stay readable, oldest first.
@@ -147,9 +82,12 @@ class Coordinator:
     book: Book
     standing: tuple[Standing, ...]
     holders: tuple[frozenset[int], ...]
+    began: tuple[float, ...]
     alive: tuple[bool, ...]
     allowed: int
-    ordered: bool = False
+    ordered_at: float | None = None
+    squares: tuple[float, ...] = ()
+    square: float = 0.0
     closing: bool = False
     published: frozenset[int] = frozenset()
     history: tuple[Ledger, ...] = ()
@@ -164,6 +102,7 @@ class Coordinator:
         version: int = 0,
         allowed: int | None = None,
         remember: int = 16,
+        now: float = 0.0,
     ) -> Coordinator:
         """Open ``version`` for ``replicas`` replicas, all alive and without batches.
 
@@ -172,14 +111,16 @@ class Coordinator:
         if servers < 1 or remember < 0:
             raise GraphError(f"expected at least 1 server and 0 versions to remember, got {servers} and {remember}")
         return cls(
-            Quorum(policy, replicas, version),
+            Quorum.start(policy, replicas, version, now),
             servers,
             remember,
             Book.start(replicas),
             standing=(Standing.IDLE,) * replicas,
             holders=(frozenset(),) * replicas,
+            began=(now,) * replicas,
             alive=(True,) * replicas,
             allowed=version if allowed is None else allowed,
+            squares=(0.0,) * replicas,
         )
 
     @property
@@ -189,7 +130,7 @@ class Coordinator:
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ready(self, replica: int, total: int) -> Coordinator:
+    def ready(self, replica: int, total: int, now: float) -> Coordinator:
         """Note that ``replica`` has been given its first ``total`` batches: if it waits for one, it begins.
 
         Saying it again, or fewer, changes nothing; nor does it for a replica that is lost.
@@ -200,11 +141,16 @@ class Coordinator:
         given = self.book.give(replica, total)
         if not self._may_begin(replica):
             return replace(self, book=given)
-        return replace(self, book=given.spend(replica), standing=put(self.standing, replica, Standing.RUNNING))
+        return replace(
+            self,
+            book=given.spend(replica),
+            standing=put(self.standing, replica, Standing.RUNNING),
+            began=put(self.began, replica, now),
+        )
 
     def exhausted(self, totals: tuple[int, ...]) -> Coordinator:
-        """Note how many batches each replica will ever be given. Ask `stuck` afterwards."""
-        return replace(self, book=self.book.exhausted(totals))
+        """Note how many batches each replica will ever be given. See to what is `due`, and ask `stuck` afterwards."""
+        return replace(self, book=self.book.exhausted(totals), quorum=self.quorum.stir())
 
     @property
     def spent(self) -> tuple[int, ...]:
@@ -219,13 +165,15 @@ class Coordinator:
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def held(self, server: int, version: int, replica: int, finite: bool, now: float) -> tuple[Coordinator, Verdict]:
+    def held(
+        self, server: int, version: int, replica: int, finite: bool, now: float, square: float = nan
+    ) -> tuple[Coordinator, Verdict]:
         """Note that ``server`` holds its part of an update, or refused it as not finite.
 
-        HELD: other servers have not reported it yet. KEEP, CLOSE: it was offered to the quorum; after CLOSE ask for the
-        `order`. REFUSED: some part is not finite, the replica does not count in this version. LATE: the update counts
-        nowhere. An update of a replica that had not begun says that it has, with its next batch. Raises `InternalError`
-        for a version to come.
+        HELD: other servers have not reported it yet. OFFERED, CLOSE: it was offered to the quorum; after CLOSE ask for
+        the `order`. REFUSED: some part is not finite, the replica does not count in this version. LATE: the update
+        counts nowhere. An update of a replica that had not begun says that it has, with its next batch. ``square`` is
+        the sum of the squares of that part. Raises `InternalError` for a version to come.
         """
         self._check(version, replica, server)
         if version < self.version:
@@ -237,13 +185,27 @@ class Coordinator:
                 return self, Verdict.REFUSED
             case Standing.LOST | Standing.ABSENT:
                 return self, Verdict.LATE
-            case _ if self.quorum.closed_at is not None:
+            case _ if self.quorum.closed_at is not None or self.closing:
                 return self, Verdict.LATE
             case Standing.RUNNING:
-                return self._gather(server, replica, finite, now)
+                return self._gather(server, replica, finite, now, square)
             case Standing.IDLE:
-                begun = self.ready(replica, self.spent[replica] + 1)
-                return begun._gather(server, replica, finite, now) if begun.begun(replica) else (self, Verdict.LATE)
+                begun = self.ready(replica, self.spent[replica] + 1, now)
+                if not begun.begun(replica):
+                    return self, Verdict.LATE
+                return begun._gather(server, replica, finite, now, square)
+
+    # ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def due(self) -> float | None:
+        """When `tick` is to be called, if no event comes before; it may be past. None for at no time."""
+        return None if self.closing else self.quorum.due
+
+    def tick(self, now: float) -> Coordinator:
+        """Ask the policy again, if it is time. Ask for the `order`, and whether it is `stuck`, afterwards."""
+        due = self.due
+        return self if due is None or now < due else replace(self, quorum=self.quorum.ask(self._may_offer(), now))
 
     # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -251,28 +213,41 @@ class Coordinator:
         """Let versions before ``version`` be applied; what was allowed stays so."""
         return self if version <= self.allowed else replace(self, allowed=version)
 
-    def order(self) -> tuple[Coordinator, tuple[int, ...] | None]:
+    def order(self, now: float) -> tuple[Coordinator, tuple[int, ...] | None]:
         """The set that every server is to apply now, in replica order; None where there is none, or not yet.
 
         Ask after every event that may close a version, allow it or open the next: it is answered once per version.
         """
-        if self.ordered or self.closing or self.quorum.closed_at is None or self.version >= self.allowed:
+        ordered = self.ordered_at is not None
+        if ordered or self.closing or self.quorum.closed_at is None or self.version >= self.allowed:
             return self, None
-        return replace(self, ordered=True), self.quorum.kept
+        return replace(self, ordered_at=now), self.quorum.kept
 
-    def publish(self, server: int, version: int) -> Coordinator:
+    @property
+    def why(self) -> str:
+        """What the policy said to the set that is fixed."""
+        return self.quorum.why
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """What the updates of the set that is fixed are multiplied by, in its order; None for their mean."""
+        return self.quorum.weights
+
+    def publish(self, server: int, version: int, now: float, square: float = nan) -> Coordinator:
         """Note that ``server`` has applied the set of ``version``; the next one opens when all have.
 
-        Every replica that has a batch begins it. Saying it again changes nothing. Raises `InternalError` where nothing
-        was ordered.
+        Every replica that has a batch begins it. ``square`` is the sum of the squares of what that moved the server's
+        variables by. Saying it again changes nothing. Raises `InternalError` where nothing was ordered.
         """
         self._check(version, 0, server)
         if version < self.version:
             return self
-        if not self.ordered:
+        if self.ordered_at is None:
             raise InternalError(f"server {server} published version {version}, which was not ordered")
-        published = self.published | {server}
-        return replace(self, published=published) if len(published) < self.servers else self._open_next()
+        if server in self.published:
+            return self
+        one = replace(self, published=self.published | {server}, square=self.square + square)
+        return one if len(one.published) < self.servers else one._open_next(now)
 
     def close(self) -> Coordinator:
         """The run ends, or its client is gone: what was ordered is still applied by all, nothing else ever is."""
@@ -281,7 +256,7 @@ class Coordinator:
     @property
     def settled(self) -> bool:
         """Whether every server stands at the open version: none is still to apply what was ordered."""
-        return not self.ordered
+        return self.ordered_at is None
 
     def decided(self, version: int) -> tuple[int, ...] | None:
         """The set that every server applies to ``version``, in replica order; None while it is open.
@@ -304,15 +279,15 @@ class Coordinator:
     def lost(self, replica: int) -> Coordinator:
         """Note that ``replica`` is gone. An update that is whole still counts; one that is not never will.
 
-        Ask `stuck` afterwards. Say this before a replacement `joined`, and also when a tower failed with its replica
-        alive: its parts that arrived must not be mixed with those of another try.
+        See to what is `due`, and ask `stuck` afterwards. Say this before a replacement `joined`, and also when a tower
+        failed with its replica alive: its parts that arrived must not be mixed with those of another try.
         """
         self._check(self.version, replica)
         gone = replace(self, alive=put(self.alive, replica, False), book=self.book.withdraw(replica))
         if self.quorum.closed_at is not None:
             return gone
         standing = self.standing[replica]
-        return gone._stand(replica, _AT_LOSS.get(standing, standing))
+        return gone._stand(replica, _AT_LOSS[standing]) if standing in _AT_LOSS else gone
 
     def joined(self, replica: int) -> Coordinator:
         """Note that ``replica`` is back; if it was lost in the open version, it may begin from the next one on."""
@@ -323,14 +298,17 @@ class Coordinator:
         """Why the open version can never close, or None. Then the run ends, or gives the version up by `abandon`."""
         if self.quorum.closed_at is not None:
             return None
-        replicas = range(self.quorum.replicas)
-        able = tuple(replica for replica in replicas if self._able(replica))
-        if len(able) >= self.quorum.needed:
+        may = self._may_offer()
+        able = tuple(sorted((*may, *(offer.replica for offer in self.quorum.offers))))
+        waits = bool(may) or self.due is not None  # for what may come, or for a time
+        needed = self.quorum.least if waits else max(self.quorum.least, len(able) + 1)
+        if len(able) >= needed:
             return None
+        replicas = range(self.quorum.replicas)
         refused = tuple(r for r, standing in enumerate(self.standing) if standing is Standing.REFUSED)
         exhausted = tuple(r for r in replicas if r not in able and self.alive[r] and self.standing[r] is Standing.IDLE)
         lost = tuple(r for r in replicas if r not in (*able, *refused, *exhausted))
-        return Stuck(self.version, self.quorum.needed, able, refused, lost, exhausted)
+        return Stuck(self.version, needed, able, refused, lost, exhausted)
 
     def abandon(self, now: float) -> Coordinator:
         """Close a stuck version with the empty set, so that the next one opens with the variables unchanged.
@@ -347,51 +325,83 @@ class Coordinator:
         """Whether ``replica``, which is alive, begins the open version as soon as it has a batch."""
         return self.standing[replica] is Standing.IDLE and self.quorum.closed_at is None and not self.closing
 
-    def _gather(self, server: int, replica: int, finite: bool, now: float) -> tuple[Coordinator, Verdict]:
+    def _gather(
+        self, server: int, replica: int, finite: bool, now: float, square: float
+    ) -> tuple[Coordinator, Verdict]:
         if not finite:
             return self._stand(replica, Standing.REFUSED), Verdict.REFUSED
         if server in self.holders[replica]:
             return self, Verdict.REPEAT
         holders = put(self.holders, replica, self.holders[replica] | {server})
+        measures = self.quorum.policy.measures
+        squares = put(self.squares, replica, self.squares[replica] + square) if measures else self.squares
         if len(holders[replica]) < self.servers:
-            return replace(self, holders=holders), Verdict.HELD
-        quorum, verdict = self.quorum.offer(replica, self.version, now)
+            return replace(self, holders=holders, squares=squares), Verdict.HELD
+        offer = Offer(replica, now - self.quorum.opened, square=squares[replica] if measures else nan)
+        quorum = self.quorum.offer(offer, lambda: tuple(other for other in self._may_offer() if other != replica))
         standing = put(self.standing, replica, Standing.WHOLE)
-        return replace(self, holders=holders, quorum=quorum, standing=standing), verdict
+        offered = replace(self, holders=holders, squares=squares, quorum=quorum, standing=standing)
+        return offered, Verdict.OFFERED if quorum.closed_at is None else Verdict.CLOSE
 
-    def _open_next(self) -> Coordinator:
+    def _open_next(self, now: float) -> Coordinator:
         """The version after the open one, which every server has applied: receipts for this, and all begin that."""
         replicas = range(self.quorum.replicas)
         begin = [not self.closing and self.alive[replica] and self.book.waits(replica) for replica in replicas]
         return replace(
             self,
-            quorum=self.quorum.next(),
+            quorum=self.quorum.next(now, None if self.closing else lambda: self._record(now)),
             book=self.book.spend(*(replica for replica in replicas if begin[replica])),
             standing=tuple(Standing.RUNNING if begun else Standing.IDLE for begun in begin),
             holders=(frozenset(),) * len(replicas),
-            ordered=False,
+            began=(now,) * len(replicas),
+            ordered_at=None,
+            squares=(0.0,) * len(replicas),
+            square=0.0,
             published=frozenset(),
             history=(*self.history, self._account())[-self.remember :] if self.remember else (),
+        )
+
+    def _record(self, now: float) -> Record:
+        """What the policy is told of the open version, which every server has applied."""
+        quorum, closed, ordered = self.quorum, self.quorum.closed_at, self.ordered_at
+        assert closed is not None
+        assert ordered is not None
+        missing = tuple(
+            (replica, closed - self.began[replica])
+            for replica, standing in enumerate(self.standing)
+            if standing is Standing.RUNNING and self.alive[replica]
+        )
+        waited = ordered - closed
+        return Record(
+            quorum.offers, quorum.kept, missing, now - quorum.opened - waited, closed - quorum.opened, self.square
         )
 
     def _account(self) -> Ledger:
         """The open version's ledger. Its set is fixed, and since then nobody's standing has changed."""
         assert self.quorum.closed_at is not None
-        outcomes = _AT_CLOSE if self.quorum.kept else _AT_ABANDON
         receipts = tuple(
-            Receipt(replica, self.spent[replica], outcomes[standing])
+            Receipt(replica, self.spent[replica], self._outcome(replica, standing))
             for replica, standing in enumerate(self.standing)
-            if standing in outcomes
+            if standing in _AT_CLOSE
         )
         return Ledger(self.version, self.quorum.kept, receipts, self.quorum.closed_at)
 
+    def _outcome(self, replica: int, standing: Standing) -> Outcome:
+        if not self.quorum.kept:
+            return _AT_ABANDON[standing]
+        chosen = standing is not Standing.WHOLE or replica in self.quorum.kept
+        return _AT_CLOSE[standing] if chosen else Outcome.LATE
+
     def _stand(self, replica: int, standing: Standing) -> Coordinator:
-        return replace(self, standing=put(self.standing, replica, standing))
+        """``replica``, which was able to offer, stands elsewhere now."""
+        return replace(self, standing=put(self.standing, replica, standing), quorum=self.quorum.stir())
+
+    def _may_offer(self) -> tuple[int, ...]:
+        """The replicas whose update of the open version may yet become whole."""
+        return tuple(replica for replica in range(self.quorum.replicas) if self._able(replica))
 
     def _able(self, replica: int) -> bool:
         match self.standing[replica]:
-            case Standing.WHOLE:
-                return True
             case Standing.RUNNING:
                 return self.alive[replica]
             case Standing.IDLE:

@@ -1,20 +1,25 @@
 """Replicated training: several copies of a model, one set of variables, and a policy for whose updates count."""
 
 from flowrt.familiar import answering
-from flowrt.sched.quorum import AllOf, FirstOf, Policy
+from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
 from flowrt.train.replicated import Predictor, Replicated
 from flowrt.train.statistics import ReplicaStatistics, Statistics
 from flowrt.train.steps import StepReport
 
 __all__ = [
     "AllOf",
+    "Close",
+    "Deadline",
     "FirstOf",
+    "Offer",
     "Policy",
     "Predictor",
+    "Record",
     "ReplicaStatistics",
     "Replicated",
     "Statistics",
     "StepReport",
+    "WaitUntil",
 ]
 
 

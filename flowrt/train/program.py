@@ -20,7 +20,7 @@ from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
 from flowrt.runners import Runner, compile_for
 from flowrt.sched.iteration.messages import BeginReplica, BeginServer, Look
-from flowrt.sched.iteration.policies import policy_to_data
+from flowrt.sched.policies import policy_to_data
 from flowrt.train.gathers import Asked, Gather, find_gathers
 from flowrt.train.updates import parts_of
 from flowrt.valueclass import valueclass

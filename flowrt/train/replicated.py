@@ -22,8 +22,7 @@ from flowrt.op import as_value, building
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
-from flowrt.sched.iteration.policies import fixed_size, policy_to_data
-from flowrt.sched.quorum import AllOf, Policy
+from flowrt.sched.policies import AllOf, Policy, fixed_size, policy_to_data
 from flowrt.spec import Spec
 from flowrt.structure import flatten
 from flowrt.tracebacks import brief
@@ -81,7 +80,7 @@ class Replicated:
         inputs: The spec of each input of ``loss_fn``, by name.
         optimizer: Moves the variables by the mean of the kept updates.
         replicas: How many copies train.
-        policy: Whose updates make a step: `AllOf` or `FirstOf`.
+        policy: Whose updates make a step, such as `AllOf`, `FirstOf` or `Deadline`, or a `Policy` of your own.
         servers: Over how many parameter servers the variables are spread, by bytes.
         name: Prefixes the names of what is built, and names the trainer on the nodes.
         server_device: Where server ``{}`` is, or a device for each; empty for anywhere.
@@ -134,7 +133,7 @@ class Replicated:
             if not isinstance(spec, Spec):
                 raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), but {name!r} to {spec!r}")
         policy_to_data(self.policy)
-        self.policy.take(replicas)
+        self.policy.least(replicas)
 
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flowrt.sched.coordinator import Outcome
+from flowrt.sched.ledger import Outcome
 from flowrt.valueclass import valueclass
 
 REMEMBERED = 1024  # latencies kept per replica: the quantiles are of the newest ones

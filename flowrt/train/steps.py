@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.errors import ClosedError, FlowrtError, GraphError, NodeLost, RemoteError, as_error, user_site
 from flowrt.finishing import to_the_end
-from flowrt.sched.coordinator import Outcome
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.iteration.messages import Allow, Batch, Ended, Lost, Report, Stop
+from flowrt.sched.ledger import Outcome
 from flowrt.tracebacks import shorten
 from flowrt.train.batches import Batches, Supply
 from flowrt.train.opening import agree
@@ -42,7 +42,7 @@ class StepReport:
 
     ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``loss``
     and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it
-    was ready and not asked for.
+    was ready and not asked for. ``why`` is the policy's reason to keep these.
     """
 
     step: int
@@ -53,6 +53,7 @@ class StepReport:
     lost: tuple[int, ...]
     refused: tuple[int, ...]
     seconds: float
+    why: str = ""
 
 
 class Reports(AsyncGenerator[StepReport, None]):
@@ -244,6 +245,7 @@ class Steps:
             _those(outcomes, Outcome.LOST),
             _those(outcomes, Outcome.REFUSED),
             report.seconds,
+            report.why,
         )
 
     # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -275,7 +277,7 @@ class Steps:
         trainer, lost = self._trainer, self._runner.lost
         self._check_servers(trainer.servers, "training cannot begin")
         gone = where_lost(trainer.nodes, lost)
-        if trainer.replicas - len(gone) < trainer.policy.take(trainer.replicas):
+        if trainer.replicas - len(gone) < trainer.policy.least(trainer.replicas):
             raise NodeLost(f"training cannot begin: {self._too_few(gone)}")
 
     def _check_servers(self, servers: Sequence[str], what: str) -> None:
@@ -306,7 +308,7 @@ class Steps:
     def _too_few(self, gone: Sequence[int]) -> str:
         trainer = self._trainer
         names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
-        needed = trainer.policy.take(trainer.replicas)
+        needed = trainer.policy.least(trainer.replicas)
         return f"{trainer.policy} needs {needed} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
 
     async def _stop(self) -> None:

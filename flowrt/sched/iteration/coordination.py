@@ -1,14 +1,15 @@
 """What server 0 does beside being a server: carries out what `Coordinator` decides, and reports to the client.
 
-Law: the coordinator decides; this file gives its orders, tells the client of each version that all servers have
-applied, and ends the run where it cannot go on or its client does not want it to. Everybody is told of that once
-nothing is left to apply that was ordered.
+Law: the coordinator decides; this file gives its orders, wakes it when it is due, tells the client of each version
+that all servers have applied, and ends the run where it cannot go on or its client does not want it to. Everybody is
+told of that once nothing is left to apply that was ordered. There is one timer at most, none while no policy waits for
+a time, and none once the run is over.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.device import CLIENT
-from flowrt.errors import FlowrtError, LinkBroken, NodeLost
-from flowrt.sched.coordinator import Cause, Coordinator, Outcome, Stuck
+from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, name_error
+from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.iteration.messages import (
     Allow,
     Applied,
@@ -32,7 +33,8 @@ from flowrt.sched.iteration.messages import (
     Report,
     Update,
 )
-from flowrt.sched.iteration.policies import policy_from_data
+from flowrt.sched.ledger import Cause, Outcome, Stuck
+from flowrt.sched.policies import policy_from_data
 
 if TYPE_CHECKING:
     from flowrt.sched.iteration.way import Way
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 OUTCOMES = tuple(Outcome)
 """What the codes of outcomes in a `Report` mean."""
 Weights: TypeAlias = "tuple[float, ...] | None"
+_log = logging.getLogger(__name__)
 PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
 
 
@@ -61,15 +64,18 @@ class Coordination:
         self._role, self._way = role, way
         self._obey, self._publish, self._tell_ended = obey, publish, ended
         self._value = Coordinator.start(
-            policy_from_data(role.policy), len(role.replicas), len(role.servers), version=role.version
+            policy_from_data(role.policy),
+            len(role.replicas),
+            len(role.servers),
+            version=role.version,
+            now=way.clock(),
         )
         self._told: dict[int, Sequence[Any]] = {}  # by replica: what its update of the open version tells the client
         self._came: dict[int, float] = {}  # by replica: when that came
-        self.weights: Weights = None  # of the set that was ordered last
         self._heard: dict[int, tuple[float, ...]] = {}  # by replica: what `Report.times` says of it
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
-        self._opened, self._ordered = time.monotonic(), 0.0
-        self._decided: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None  # when that wakes the coordinator
         self._reports: list[Report] = []  # that the client may not have
         self._end: Ended | None = None
         self.ended: Ended | None = None  # as everybody was told
@@ -86,22 +92,63 @@ class Coordination:
         decided = None if self._value.settled else self._value.decided(self._value.version)
         return None if decided is None else (self._value.version, decided)
 
+    @property
+    def weights(self) -> Weights:
+        """What the updates of the set that was ordered last are multiplied by."""
+        return self._value.weights
+
     def booked(self, replica: int) -> tuple[int, bool]:
         """How many batches of a replica are spent, and whether it begins the open version with the last of them."""
         return self._value.spent[replica], self._value.begun(replica) > 0
 
     def hear(self, message: Any) -> None:
         """Do as a message says."""
+        self._follow(message, self._way.clock())
+
+    def _wake(self) -> None:
+        """It is the time that the policy waited for."""
+        self._timer, due, self._due = None, self._due, None
+        assert due is not None
+        try:
+            self._follow(None, max(due, self._way.clock()))
+        except Exception as error:  # as of a message: see `Iterations.hear`
+            _log.exception("%s: a run of %r failed", self._way.host.task, self._role.group)
+            self.end(*name_error(error))
+            self.give_up()
+
+    def _follow(self, message: Any, now: float) -> None:
+        """Do as a message says, and what follows of it."""
+        try:
+            self._note(message, now)
+            self._value = self._value.tick(now)
+        except GraphError as error:  # the policy makes no sense: it is asked no more
+            self.end(*name_error(error))
+            self._note(message, now)
+        if not self._give_order(now) and not (isinstance(message, Held) and message.finite):
+            self._end_if_stuck()  # to which an update brings nobody nearer
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        due = None if self.over.is_set() else self._value.due
+        if due == self._due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, due
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(due - now, self._wake)
+
+    def _note(self, message: Any, now: float) -> None:
         value = self._value
         match message:
-            case Held(_, server, version, replica, finite):
+            case Held(_, server, version, replica, finite, square):
                 if version <= value.version:
-                    now = self._whole[replica] = time.monotonic()
-                    self._value = value.held(server, version, replica, finite, now)[0]
-            case Applied(_, server, version):
-                self._applied(server, version)
+                    self._whole[replica] = now
+                    self._value = value.held(server, version, replica, finite, now, square)[0]
+            case Applied(_, server, version, square):
+                self._applied(server, version, now, square)
             case Ready(_, replica, total):
-                self._value = value.ready(replica, total)
+                self._value = value.ready(replica, total, now)
             case Allow(_, version, seen, totals):
                 self._reports = [report for report in self._reports if report.version >= seen]
                 self._value = value.allow(version)
@@ -113,13 +160,11 @@ class Coordination:
                     self._way.post(task, message)
             case Failed():
                 self._failed(message)
-        if not self._give_order() and not (isinstance(message, Held) and message.finite):  # which brings no end nearer
-            self._end_if_stuck()
 
     def came(self, update: Update, told: float) -> None:
         """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""
-        now, replica = time.monotonic(), update.replica
-        self._value = self._value.ready(replica, update.ready)
+        now, replica = self._way.clock(), update.replica
+        self._value = self._value.ready(replica, update.ready, now)
         if update.version == self._value.version and replica not in self._told:
             self._told[replica] = update.told
             self._came[replica] = now
@@ -128,12 +173,12 @@ class Coordination:
     def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
         """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""
         version, phase, *times, _ = cut
-        self._heard[replica] = (replica, version, told, phase, *times, time.monotonic())
+        self._heard[replica] = (replica, version, told, phase, *times, self._way.clock())
 
     def tell_pending(self, told: Sequence[float]) -> None:
         """Tell the client what is waited for; ``told`` is when replicas were told what they owe an answer to, or 0."""
-        now = time.monotonic()
-        stages = self._opened, self._decided or 0.0, self._ordered if self._ordered >= self._opened else 0.0
+        now, value = self._way.clock(), self._value
+        stages = value.quorum.opened, value.quorum.closed_at or 0.0, value.ordered_at or 0.0
         ago = [tuple([now - at if at > 0 else -1.0 for at in stamps]) for stamps in (stages, told)]
         self._way.post(CLIENT, Pending(self._role.run, self.version, ago[0], ago[1], tuple(self._came)))
 
@@ -153,12 +198,18 @@ class Coordination:
         if self._end is None:
             self._value = self._value.close()
             self._end = Ended(self._role.run, self.version, error, text)
+            self._set_timer(self._way.clock())
         if self._value.settled:
             self._finish()
 
     def give_up(self) -> None:
         """End a run that was to end, whether or not all have applied what was ordered."""
         self._finish()
+
+    def close(self) -> None:
+        """Nothing is to happen any more."""
+        self._value = self._value.close()
+        self._set_timer(0.0)
 
     def _finish(self) -> None:
         if self.over.is_set() or self._end is None:
@@ -173,15 +224,12 @@ class Coordination:
 
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _give_order(self) -> bool:
+    def _give_order(self, now: float) -> bool:
         """Give the order that is due, if one is."""
-        if self._decided is None and self._value.quorum.closed_at is not None:
-            self._decided = time.monotonic()
-        self._value, replicas = self._value.order()
+        self._value, replicas = self._value.order(now)
         if replicas is None:
             return False
         version, role = self.version, self._role
-        self._ordered = time.monotonic()
         for task in role.servers[1:]:
             self._way.post(task, Order(role.run, version, replicas, self.weights))
         self._obey(version, replicas, self.weights)
@@ -191,19 +239,20 @@ class Coordination:
         if self._end is None and (stuck := self._value.stuck()) is not None:
             self.end(*_why(stuck))
 
-    def _applied(self, server: int, version: int) -> None:
-        before = self._value.version
-        self._value = self._value.publish(server, version)
-        if self._value.version > before:
+    def _applied(self, server: int, version: int, now: float, square: float) -> None:
+        before = self._value
+        self._value = before.publish(server, version, now, square)
+        if self._value.version > before.version:
             self._publish(self._value.version)
-            self._report(before)
+            self._report(before, now)
 
-    def _report(self, version: int) -> None:
+    def _report(self, before: Coordinator, now: float) -> None:
         """Tell the client of a version that all servers have applied."""
-        now, began = time.monotonic(), self._opened
+        version, quorum, ordered = before.version, before.quorum, before.ordered_at or now
+        began, decided = quorum.opened, ordered if quorum.closed_at is None else quorum.closed_at
         receipts = self._value.receipts(version) or ()
         kept = [receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT]
-        waited = self._ordered - (self._decided or self._ordered)  # for the client to ask for it
+        waited = ordered - decided  # for the client to ask for it
         report = Report(
             self._role.run,
             version,
@@ -213,11 +262,11 @@ class Coordination:
             ),
             tuple([_mean(column) for column in zip(*(self._told[replica] for replica in kept), strict=True)]),
             now - began - waited,
-            (began, self._decided or self._ordered, self._ordered, now),
+            (began, decided, ordered, now),
             tuple([(*heard, self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
+            before.why,
         )
         self._told, self._came, self._heard, self._whole = {}, {}, {}, {}
-        self._opened, self._decided = now, None
         self._reports.append(report)
         self._way.post(CLIENT, report)
         if self._end is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -55,9 +56,19 @@ SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply wha
 
 
 class Iterations:
-    """All runs on ``host``; ``send`` posts messages, ``lives`` says whether the client of an epoch is connected."""
+    """All runs on ``host``; ``send`` posts messages, ``lives`` says whether the client of an epoch is connected.
 
-    def __init__(self, host: Host, send: Send, lives: Callable[[str], bool] = lambda epoch: True) -> None:
+    ``clock`` tells the seconds by which policies decide.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        send: Send,
+        lives: Callable[[str], bool] = lambda epoch: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._host = host
         self._send = send
         self._lives = lives
@@ -166,7 +177,7 @@ class Iterations:
         at = {self._version(asked.container, name) for name in asked.versions}
         if at != {asked.version}:
             raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
-        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock)
         check, gather = (None if p < 0 else Closed(plans(p), asked.seed) for p in (asked.check, asked.gather))
         apply = Closed(plans(asked.apply), asked.seed)
         server = Server(asked, check, apply, gather, way, lambda whole: self._end(asked.run, whole))
@@ -177,7 +188,7 @@ class Iterations:
     def _begin_replica(self, asked: BeginReplica, epoch: str, plans: Plans) -> None:
         if (asked.run, asked.replica) in self._replicas:
             return  # as above
-        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send)
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock)
         ask = None if asked.ask < 0 else Closed(plans(asked.ask), asked.seed)
         replica = Replica(asked, Closed(plans(asked.plan), asked.seed), ask, way)
         self._replicas[asked.run, asked.replica] = replica

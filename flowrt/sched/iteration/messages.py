@@ -8,6 +8,7 @@ Batches of a replica are numbered 1, 2, … as they are handed to it.
 
 from __future__ import annotations
 
+from math import nan
 from typing import Any
 
 from flowrt.valueclass import valueclass
@@ -72,7 +73,7 @@ class BeginServer:
     server: int
     servers: tuple[str, ...]
     replicas: tuple[str, ...]
-    policy: tuple[Any, ...]
+    policy: dict[str, Any]
     check: int
     checked: tuple[int, ...]
     apply: int
@@ -286,13 +287,17 @@ class Rows:
 
 @valueclass
 class Held:
-    """To server 0: ``server`` holds its parts of a replica's update, or refused them as not ``finite``."""
+    """To server 0: ``server`` holds its parts of a replica's update, or refused them as not ``finite``.
+
+    ``square`` is the sum of the squares of their numbers, where the policy measures it.
+    """
 
     run: int
     server: int
     version: int
     replica: int
     finite: bool
+    square: float = nan
 
 
 @valueclass
@@ -307,11 +312,15 @@ class Order:
 
 @valueclass
 class Applied:
-    """To server 0: the variables of ``server`` are one version after ``version``."""
+    """To server 0: the variables of ``server`` are one version after ``version``.
+
+    ``square`` is the sum of the squares of what they were moved by, where the policy measures it.
+    """
 
     run: int
     server: int
     version: int
+    square: float = nan
 
 
 # ── server 0 to the client ───────────────────────────────────────────────────────────────────────────────────────────
@@ -322,7 +331,8 @@ class Report:
     """Version ``version`` was applied by all servers.
 
     ``receipts`` holds, for each tower that began, (replica, batch, outcome, seconds): its outcome's place in `Outcome`,
-    and how long its update took to come, -1 if it did not. ``told`` are means over the kept updates.
+    and how long its update took to come, -1 if it did not. ``told`` are means over the kept updates. ``why`` is what
+    the policy said to the set.
 
     What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
     its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
@@ -337,6 +347,7 @@ class Report:
     seconds: float
     stages: tuple[float, ...] = ()
     times: tuple[tuple[float, ...], ...] = ()
+    why: str = ""
 
 
 @valueclass

@@ -8,7 +8,6 @@ alone. An update that comes is looked at here before anybody hears that it is he
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -155,6 +154,8 @@ class Server:
     def close(self, whole: bool) -> None:
         """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole."""
         self.over = True
+        if self.coordination is not None:
+            self.coordination.close()
         self._told = [_Told() for _ in self._told]
         self._values = ()
         if self._combiner is not None:
@@ -307,7 +308,7 @@ class Server:
         if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
             return
         told.newest = self._at
-        told.waiting[self._at] = time.monotonic()
+        told.waiting[self._at] = self.way.clock()
         spent, begun = (0, False) if self.coordination is None else self.coordination.booked(replica)
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
         told_now = Version(role.run, self._at, role.server, replica, spent, begun, self._values, number, rows)

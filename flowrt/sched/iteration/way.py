@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,7 +64,10 @@ class Tasks:
 
 @dataclass(eq=False, slots=True)
 class Way:
-    """How the drivers of a run on one host reach the others, and compute. ``epoch`` is its client's master's."""
+    """How the drivers of a run on one host reach the others, compute, and know the time.
+
+    ``epoch`` is its client's master's.
+    """
 
     host: Host
     epoch: str
@@ -71,6 +75,7 @@ class Way:
     seed: int
     tasks: Tasks
     send: Send
+    clock: Callable[[], float] = time.monotonic
 
     def post(self, peer: str, message: Any) -> None:
         """Send a message, if there is a way to send it by: who is told that it broke posts again."""

@@ -1,0 +1,22 @@
+"""Policies: which updates of replicas make the next version of the variables, and when. See `policies.policy`."""
+
+from flowrt.sched.policies.all_of import AllOf
+from flowrt.sched.policies.asking import fixed_size
+from flowrt.sched.policies.deadline import Deadline
+from flowrt.sched.policies.first_of import FirstOf
+from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies.travel import policy_from_data, policy_to_data
+
+__all__ = [
+    "AllOf",
+    "Close",
+    "Deadline",
+    "FirstOf",
+    "Offer",
+    "Policy",
+    "Record",
+    "WaitUntil",
+    "fixed_size",
+    "policy_from_data",
+    "policy_to_data",
+]

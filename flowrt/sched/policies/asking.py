@@ -1,0 +1,107 @@
+"""Asks policies, and believes no answer that makes no sense: a user's mistake ends the run, and says where it is.
+
+Nothing else calls a policy's methods while it decides.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from math import isfinite, isnan
+from typing import Any, NoReturn, TypeVar
+
+from flowrt.errors import GraphError, Site
+from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, site_of
+
+Answer = TypeVar("Answer")
+
+
+def decide(
+    policy: Policy, replicas: int, offers: Sequence[Offer], able: Sequence[int], now: float
+) -> Close | WaitUntil:
+    """What ``policy`` decides; raises `GraphError` for what nobody can obey."""
+    answer = _called(policy, policy.decide, offers, able, now)
+    if isinstance(answer, Close):
+        _check_close(policy, answer, replicas, offers)
+    elif isinstance(answer, WaitUntil):
+        _check_wait(policy, answer)
+    else:
+        _refuse(policy, f"decide answered {answer!r}; answer Close(replicas) or WaitUntil(seconds)")
+    return answer
+
+
+def weights(policy: Policy, kept: Sequence[Offer]) -> tuple[float, ...] | None:
+    """What the kept updates are multiplied by, in their order; None for their mean. Raises `GraphError` as `decide`."""
+    answer = _called(policy, policy.weights, kept)
+    if answer is None:
+        return None
+    if not isinstance(answer, tuple) or len(answer) != len(kept) or not all(_is_finite(weight) for weight in answer):
+        _refuse(policy, f"weights of {len(kept)} updates answered {answer!r}; answer a finite number for each, or None")
+    return tuple(map(float, answer))
+
+
+def fixed_size(policy: Policy, replicas: int) -> int | None:
+    """How many updates every set has whose mean is taken; None where that differs, or updates are weighted."""
+    return None if type(policy).weights is not Policy.weights else policy.size(replicas)
+
+
+def learns(policy: Policy) -> bool:
+    """Whether a policy wants the records of versions."""
+    return type(policy).after is not Policy.after
+
+
+def after(policy: Policy, record: Record, replicas: int) -> Policy:
+    """The policy of the version after that of ``record``; raises `GraphError` as `decide`."""
+    answer = _called(policy, policy.after, record)
+    if not isinstance(answer, Policy):
+        _refuse(policy, f"after answered {answer!r}; answer the policy of the next version")
+    if answer.size(replicas) != policy.size(replicas):
+        _refuse(policy, f"after answered {answer!r}, whose sets are of another size; policies of one run have one size")
+    return answer
+
+
+def _check_close(policy: Policy, close: Close, replicas: int, offers: Sequence[Offer]) -> None:
+    chosen = close.replicas
+    if not isinstance(chosen, Collection) or not chosen or not isinstance(close.why, str):
+        _refuse(
+            policy,
+            f"decide answered {close!r}; a set has at least one update: answer Close((replica, ...), 'why'), "
+            "or wait by WaitUntil",
+        )
+    there = [offer.replica for offer in offers]
+    if strange := [replica for replica in chosen if replica not in there]:
+        _refuse(policy, f"decide closed with replica {strange[0]!r}, which has not offered; choose among {there}")
+    if len(set(chosen)) < len(chosen):
+        _refuse(policy, f"decide closed with {list(chosen)}; name each replica once")
+    size, least = policy.size(replicas), policy.least(replicas)
+    if len(chosen) < least or (size is not None and len(chosen) != size):
+        needed = f"least says {least} or more" if size is None else f"size says {size}"
+        _refuse(policy, f"decide closed with {len(chosen)} updates of {replicas} replicas, where {needed}")
+
+
+def _check_wait(policy: Policy, wait: WaitUntil) -> None:
+    seconds, offers = wait.seconds, wait.offers
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or isnan(seconds):
+        _refuse(policy, f"decide answered {wait!r}; seconds is a time since the version was opened, such as 0.5")
+    if isinstance(offers, bool) or not isinstance(offers, int):
+        _refuse(policy, f"decide answered {wait!r}; offers is a number of updates, an int")
+
+
+def _is_finite(weight: Any) -> bool:
+    return isinstance(weight, (int, float)) and isfinite(weight)
+
+
+def _called(policy: Policy, method: Callable[..., Answer], *arguments: Any) -> Answer:
+    """What a method answers; an error of its own becomes one that says where."""
+    try:
+        return method(*arguments)
+    except GraphError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = Site(at.filename, at.lineno or 0)
+        raise GraphError(f"{where}: {policy!r} failed in {method.__name__}: {type(error).__name__}: {error}") from error
+
+
+def _refuse(policy: Policy, what: str) -> NoReturn:
+    raise GraphError(f"{site_of(type(policy))}: {policy!r}: {what}")
