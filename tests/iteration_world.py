@@ -197,6 +197,10 @@ class World:
         for number in numbers:
             self.tell(self.workers[replica], Batch(RUN, replica, number, (np.array(float(number)),)))
 
+    def give_together(self, replica: int, first: int, *others: int) -> None:
+        values, *more = [(np.array(float(number)),) for number in (first, *others)]
+        self.tell(self.workers[replica], Batch(RUN, replica, first, values, tuple(more)))
+
     def allow(self, version: int, seen: int = 0, totals: tuple[int, ...] | None = None) -> None:
         self.tell(self.servers[0], Allow(RUN, version, seen, totals))
 

@@ -69,6 +69,21 @@ async def test_nodes_go_on_without_the_client_as_far_as_it_allowed_and_it_hears_
 
 
 @pytest.mark.parametrize("rows", [False, True])
+async def test_batches_of_one_message_are_used_in_order_and_each_once_however_often_they_come(rows: bool) -> None:
+    async with world(1, rows=rows) as made:
+        made.allow(9)
+        made.give_together(0, 1, 2, 3)
+        made.settle()
+        made.give_together(0, 2, 3, 4)  # posted again, with one more
+        made.give_together(0, 6, 7)  # the one before them is lost
+        made.settle()
+        assert made.used == [(0, 0, 1), (0, 1, 2), (0, 2, 3), (0, 3, 4)]
+        made.give_together(0, 5, 6, 7)
+        made.settle()
+        assert made.used[4:] == [(0, 4, 5), (0, 5, 6), (0, 6, 7)]
+
+
+@pytest.mark.parametrize("rows", [False, True])
 async def test_a_step_costs_an_update_and_a_version_for_each_replica_and_a_report(rows: bool) -> None:
     async with world(3, rows=rows) as made:
         for replica in range(3):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from flowrt.errors import FeedError, user_site
 from flowrt.feeds import as_feed
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from flowrt.graph import Tensor
 
-    Values = tuple[np.ndarray[Any, Any], ...]
+Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
+TOGETHER = 3  # batches that one message brings to a replica, where they are small
+SMALL, FEW = 20 << 10, 32  # bytes, and arrays, that such a batch has at most: together they are received in one go
 
 
 class Batches:
@@ -59,8 +61,10 @@ class Batches:
 class Supply:
     """Hands batches out to replicas, in turn, each ``depth`` more than are spent; those that are lost get no more.
 
-    ``inputs`` are the tensors that a replica's batch is for, ``give`` sends it. What goes wrong with a batch ends the
-    supply: it is the ``error`` that is to be raised once those before it are spent.
+    ``inputs`` are the tensors that a replica's batch is for, ``give`` sends some, of which the first has that number.
+    A message costs more than a small batch: so some of these are drawn ahead, and kept back until several go together.
+    What goes wrong with a batch ends the supply: it is the ``error`` that is to be raised once those before it are
+    spent.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class Supply:
         source: Batches,
         inputs: Sequence[Mapping[str, Tensor]],
         depth: int,
-        give: Callable[[int, int, Values], None],
+        give: Callable[[int, int, Sequence[Values]], None],
         copy: Callable[[Any], Any],
     ) -> None:
         self.given = [0] * len(inputs)
@@ -80,6 +84,8 @@ class Supply:
         self._give = give
         self._copy = copy
         self._spent = [0] * len(inputs)
+        self._sent = [0] * len(inputs)
+        self._together = 1
         self._lost: set[int] = set()
         self._held: list[dict[int, Values]] = [{} for _ in inputs]  # by replica and number: not known to be spent
         self._turn = 0
@@ -101,11 +107,13 @@ class Supply:
         """Give ``replica`` no more."""
         self._lost.add(replica)
         self._held[replica].clear()
+        self._sent[replica] = self.given[replica]
 
     def give_again(self, replica: int) -> None:
         """Send those again that may not have arrived."""
+        self._sent[replica] = self.given[replica]
         for number, values in self._held[replica].items():
-            self._give(replica, number, values)
+            self._give(replica, number, [values])
 
     def fill(self, told: Callable[[], None]) -> None:
         """Hand out what may be, now or as it comes; ``told`` is called when a source that waits is at its end."""
@@ -132,25 +140,41 @@ class Supply:
 
     def _next(self) -> int | None:
         """Whose turn it is, of those that may have a batch."""
-        count = len(self.given)
+        count, ahead = len(self.given), self._depth + self._together - 1
         for replica in (i % count for i in range(self._turn, self._turn + count)):
-            if replica not in self._lost and self.given[replica] - self._spent[replica] < self._depth:
+            if self.given[replica] - self._spent[replica] < ahead and replica not in self._lost:
                 return replica
         return None
 
     def _hand_out(self, replica: int, batch: Mapping[str, Any] | None) -> None:
         if batch is None:
-            self.over = True
+            self._end()
             return
         inputs = self._inputs[replica]
         values = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs.items()])
-        self._turn = replica + 1
+        self._turn, self._together = replica + 1, 1 if self._source.waits else _together(values)
         self.given[replica] += 1
         self._held[replica][self.given[replica]] = values
-        self._give(replica, self.given[replica], values)
+        sent = self._sent[replica]
+        if sent - self._spent[replica] < self._depth or self.given[replica] - sent >= self._together:
+            self._send(replica)
+
+    def _send(self, replica: int) -> None:
+        """Send a replica what it was not sent yet, together."""
+        first, self._sent[replica] = self._sent[replica] + 1, self.given[replica]
+        held = self._held[replica]
+        self._give(replica, first, [held[number] for number in range(first, self.given[replica] + 1)])
+
+    def _end(self) -> None:
+        """No more will be handed out."""
+        self.over = True
+        for replica, given in enumerate(self.given):
+            if given > self._sent[replica]:
+                self._send(replica)
 
     def _fail(self, error: BaseException) -> None:
-        self.over, self.error = True, error
+        self.error = error
+        self._end()
 
     async def aclose(self) -> None:
         """Draw nothing any more."""
@@ -158,6 +182,12 @@ class Supply:
             self._drawing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._drawing
+
+
+def _together(batch: Values) -> int:
+    """How many batches like this one a message may bring."""
+    small = len(batch) <= FEW and sum([value.nbytes for value in batch]) <= SMALL
+    return TOGETHER if small else 1
 
 
 def check_names(given: Any, expected: Iterable[str], who: str) -> None:

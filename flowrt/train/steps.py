@@ -23,7 +23,7 @@ from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.iteration.messages import Allow, Batch, Ended, Lost, Report, Stop
 from flowrt.sched.ledger import Outcome
 from flowrt.tracebacks import shorten
-from flowrt.train.batches import Batches, Supply
+from flowrt.train.batches import Batches, Supply, Values
 from flowrt.train.opening import agree
 from flowrt.train.program import where_lost
 from flowrt.valueclass import valueclass
@@ -194,8 +194,9 @@ class Steps:
     def _post(self, server: int, message: Any) -> None:
         self._runner.post(self._program.servers[server], message)
 
-    def _give(self, replica: int, number: int, values: tuple[Any, ...]) -> None:
-        self._runner.post(self._program.replicas[replica], Batch(self._run, replica, number, values))
+    def _give(self, replica: int, number: int, batches: Sequence[Values]) -> None:
+        first, *more = batches
+        self._runner.post(self._program.replicas[replica], Batch(self._run, replica, number, first, tuple(more)))
 
     def hear(self, peer: str, message: Any) -> None:
         """Take in what server 0 says of this run."""

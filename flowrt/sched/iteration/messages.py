@@ -132,12 +132,13 @@ class Stop:
 
 @valueclass
 class Batch:
-    """To a replica: its batch of that number."""
+    """To a replica: the ``values`` of its batch of that number, and of those after it, if there is ``more``."""
 
     run: int
     replica: int
     number: int
     values: tuple[Any, ...]
+    more: tuple[tuple[Any, ...], ...] = ()
 
 
 @valueclass

@@ -72,13 +72,14 @@ class Replica:
     def hear(self, message: Batch | Version | Rows | Probe) -> None:
         """Take in a batch, a version, or rows; or say what is done here."""
         match message:
-            case Batch(_, _, number, values):
-                if number == self._given + 1:  # one beyond that is posted again, with those before it
-                    self._given = number
-                    if self._asking is None:
-                        self._admit(number, values)
-                    else:
-                        self._asking.come(number, values)
+            case Batch():
+                for number, values in enumerate((message.values, *message.more), message.number):
+                    if number == self._given + 1:  # one beyond that is posted again, with those before it
+                        self._given = number
+                        if self._asking is None:
+                            self._admit(number, values)
+                        else:
+                            self._asking.come(number, values)
             case Version():
                 if message.version > self._at[message.server]:
                     self._take(message)

@@ -1,0 +1,100 @@
+"""Which batches a supply hands to which replicas, and when it sends them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from flowrt.spec import Spec
+from flowrt.train.batches import TOGETHER, Batches, Supply
+
+DEPTH = 3
+
+
+class Handing:
+    """A supply whose batches are their numbers, repeated ``size`` times; ``sent`` is (replica, number, batches)."""
+
+    def __init__(self, numbers: Iterable[int], replicas: int = 2, size: int = 1) -> None:
+        self.sent: list[tuple[int, int, list[int]]] = []
+        self.drawn = 0
+        tensor: Any = SimpleNamespace(spec=Spec("float32", (size,)))
+        source = Batches(self._drawn(numbers, size), ["x"])
+        self.supply = Supply(source, [{"x": tensor}] * replicas, DEPTH, self._give, np.ascontiguousarray)
+
+    def _drawn(self, numbers: Iterable[int], size: int) -> Iterable[dict[str, Any]]:
+        for number in numbers:
+            self.drawn += 1
+            yield {"x": np.full(size, number, "float32")}
+
+    def _give(self, replica: int, number: int, batches: Any) -> None:
+        self.sent.append((replica, number, [int(values[0][0]) for values in batches]))
+
+    def step(self, number: int) -> None:
+        """All replicas have spent their first batches, up to that one."""
+        for replica in range(len(self.supply.given)):
+            self.supply.spend(replica, number)
+        self.supply.fill(lambda: None)
+
+    def has(self, replica: int) -> int:
+        """How many batches the replica was sent; they came in order."""
+        numbers = [first + i for r, first, batches in self.sent if r == replica for i in range(len(batches))]
+        assert numbers == list(range(1, len(numbers) + 1))
+        return len(numbers)
+
+
+def test_small_batches_go_several_in_a_message_and_none_waits_for_one() -> None:
+    handing = Handing(itertools.count())
+    for step in range(30):
+        handing.step(step)
+        assert all(handing.has(replica) >= step + DEPTH for replica in (0, 1))
+    assert handing.drawn <= 2 * (30 + DEPTH + TOGETHER)
+    together = [len(batches) for _, _, batches in handing.sent[2 * DEPTH :]]
+    assert set(together) == {TOGETHER}
+    every = [number for _, _, batches in sorted(handing.sent, key=lambda sent: sent[1]) for number in batches]
+    assert sorted(every) == list(range(len(every)))
+
+
+def test_large_batches_go_one_by_one_and_none_is_drawn_beyond_those_that_are_sent() -> None:
+    handing = Handing(itertools.count(), size=1 << 14)
+    for step in range(5):
+        handing.step(step)
+        assert handing.has(0) == handing.has(1) == step + DEPTH
+        assert handing.drawn == 2 * (step + DEPTH)
+
+
+def test_batches_that_were_kept_back_go_at_the_end_of_all() -> None:
+    for count in range(1, 20):
+        handing = Handing(range(count))
+        for step in range(count):
+            handing.step(step)
+        assert handing.supply.over
+        assert handing.supply.given == [handing.has(0), handing.has(1)]
+        assert sum(handing.supply.given) == count
+
+
+def test_batches_that_were_kept_back_go_before_an_error_of_their_source_is_raised() -> None:
+    def failing() -> Iterable[int]:
+        yield from range(9)
+        raise ValueError("no more")
+
+    handing = Handing(failing())
+    handing.step(0)
+    handing.step(1)
+    assert isinstance(handing.supply.error, ValueError)
+    assert handing.supply.given == [handing.has(0), handing.has(1)] == [5, 4]
+
+
+def test_what_is_sent_again_counts_as_sent() -> None:
+    handing = Handing(itertools.count(), replicas=1)
+    handing.step(0)
+    before = handing.has(0)
+    assert before < handing.supply.given[0]
+    handing.sent.clear()
+    handing.supply.give_again(0)
+    assert [first for _, first, _ in handing.sent] == list(range(1, handing.supply.given[0] + 1))
+    handing.step(2)
+    assert handing.has(0) >= 2 + DEPTH
