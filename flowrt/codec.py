@@ -61,6 +61,7 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _PREFIX = struct.Struct("<I")
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]
 _CONTAINERS = (dict, list, tuple)
+_LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})  # what most values are
 SHORT = 1 << 10  # bytes of a header that may be decoded before it is surveyed
 # What `decode_whole` stays within: a value takes a byte at least, the description of an array six.
 WHOLE = Limits(header=SHORT, items=SHORT, arrays=SHORT // 6, array_bytes=1 << 16)
@@ -180,7 +181,8 @@ def _check_plain(message: Message, limits: Limits) -> int:
                 _check_keys(container)
                 values = container.values()
                 items += len(container)
-            inner += [value for value in values if isinstance(value, _CONTAINERS)]
+            if not _LEAVES.issuperset(map(type, values)):  # asked first: one call for all of them
+                inner += [value for value in values if isinstance(value, _CONTAINERS)]
         if depth > limits.depth or items > limits.items:
             raise SpecError(f"the message is beyond {limits.depth} levels or {limits.items} values")
         containers = inner

@@ -116,7 +116,8 @@ class _Stream(asyncio.BufferedProtocol):
         else:
             if self.reader.more:
                 self._breathe(0.0)
-        self.tell()
+        if self.inbox or self.closing or self.lost.is_set():
+            self.tell()
 
     def _breathe(self, seconds: float) -> None:
         if self.breath is None:
@@ -138,7 +139,8 @@ class _Stream(asyncio.BufferedProtocol):
         if not self.closing:
             self.inbox.append((message, size))
             self.inbox_bytes += size
-            self.wake_receiver()
+            if self.receiver is not None:
+                self.wake_receiver()
 
     def eof_received(self) -> None:
         if not (self.reader.ended or self.closing) and self.failure is None:

@@ -221,7 +221,7 @@ class FrameReader:
         else:
             self._end += count
         self._worked = 0
-        while self._worked < self._work and (self._take_whole() or self._advance()):
+        while self._worked < self._work and not self.idle and (self._take_whole() or self._advance()):
             pass
         self._make_room()
 

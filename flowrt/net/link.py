@@ -14,7 +14,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,14 +155,19 @@ class Link:
         finally:
             self._end()
 
-    def post(self, message: Any) -> None:
-        """Send a message that is not of a pull, behind all others; lost with the link, if that is or will be broken.
+    def post(self, message: Any) -> bool:
+        """Send a message that is not of a pull, behind all others; lost with the link, if that will be broken.
 
-        Its arrays stay as they are until it has arrived. Raises `SpecError` for what is not a legal message.
+        Its arrays stay as they are until it has arrived. False says that the link is broken, and the message not sent.
+        Raises `SpecError` for what is not a legal message.
         """
-        if not self.closed:
-            with suppress(RemoteError, ClosedError):
-                self._connection.post(to_data(message))
+        if self._ending is not None:
+            return False
+        try:
+            self._connection.post(to_data(message))
+        except (RemoteError, ClosedError):
+            return False
+        return True
 
     def push(self, key: StepKey, edge: int, value: Array | Dead) -> bool:
         """Send a value that nobody has asked for, if it is small, or else announce it; answers which."""
@@ -220,6 +225,9 @@ class Link:
             _log.info("%s", self._ending)
 
     def _hear(self, message: Any) -> None:
+        if is_posted(message):
+            self._store.posted(self.peer, message)
+            return
         match message:
             case Push(epoch, number, edge, value):
                 if value is not None and value.nbytes > SMALL:
@@ -227,8 +235,6 @@ class Link:
                         f"{self.peer} pushed {value.nbytes} bytes; more than {SMALL} are to be asked for"
                     )
                 self._store.arrived((epoch, number), edge, DEAD if value is None else value, self.peer)
-            case _ if is_posted(message):
-                self._store.posted(self.peer, message)
             case Value() | DeadValue() | Offer() | Fault():
                 self._settle(message)
             case Announce(nbytes=nbytes) | Offer(nbytes=nbytes) if nbytes < 0:

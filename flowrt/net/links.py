@@ -80,8 +80,8 @@ class Links:
             waiting.append(message)
             if len(waiting) > WAITING:
                 del waiting[0]
-        elif (link := self.standing(address)) is not None:
-            link.post(message)
+        elif (link := self._links.get(address)) is not None and link.post(message):
+            return
         elif not self._closed:
             self._posted[address] = [message]
             opener = self._tasks.create_task(self._open_and_post(peer, address))

@@ -114,7 +114,10 @@ class Memory:
 
     def received(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """`empty` for what comes from elsewhere, in memory that was there for what came before, if there is some."""
-        if self.rooms is not None and math.prod(shape) * dtype.itemsize >= LARGE:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < COUNTED:
+            return np.empty(shape, dtype)
+        if self.rooms is not None and nbytes >= LARGE:
             made = self.rooms.empty(shape, dtype)
             if made is not None:
                 return made

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 Plans: TypeAlias = "Callable[[int], Executor]"
 _log = logging.getLogger(__name__)
 _STEPS = Spec("int64", ())
+_TO_SERVERS = frozenset({Update, Seen, Wants, Order, Allow, Lost, Ready, Held, Applied, Failed})
+_TO_REPLICAS = frozenset({Version, Rows, Batch, Probe})
 SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
 
 
@@ -81,22 +83,16 @@ class Iterations:
 
     def hear(self, peer: str, message: Any) -> None:
         """Do as ``peer`` says, if it is about a run that goes on here."""
-        match message:
-            case Update() | Seen() | Wants() | Order() | Allow() | Lost() | Ready() | Held() | Applied() | Failed():
-                server = self._servers.get(message.run)
-                if server is not None:
-                    self._told(server, message)
-            case Probe(run, -1):
-                if run in self._servers:
-                    self._told(self._servers[run], message)
-            case Version() | Rows() | Batch() | Probe():
-                replica = self._replicas.get((message.run, message.replica))
-                if replica is not None:
-                    self._told(replica, message)
-            case Ended(run):
-                self._end(run, message.whole)
-
-    def _told(self, driver: Server | Replica, message: Any) -> None:
+        kind = type(message)
+        driver: Server | Replica | None = None
+        if kind in _TO_SERVERS or (kind is Probe and message.replica < 0):
+            driver = self._servers.get(message.run)
+        elif kind in _TO_REPLICAS:
+            driver = self._replicas.get((message.run, message.replica))
+        elif kind is Ended:
+            self._end(message.run, message.whole)
+        if driver is None:
+            return
         try:
             driver.hear(message)
         except Exception as error:
