@@ -12,7 +12,7 @@ import os
 import sys
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,7 +52,12 @@ class GraphFinalizedError(GraphError):
 
 
 class PlacementError(GraphError):
-    """A node cannot be put where it was asked to be, or nowhere at all."""
+    """A node cannot be put where it was asked to be, or nowhere at all.
+
+    ``missing`` is the device that it was asked to be on, where there is none such.
+    """
+
+    missing: Any = None
 
 
 class FeedError(FlowrtError):

@@ -12,7 +12,15 @@ import numpy as np
 
 from flowrt.device import CLIENT, Device
 from flowrt.eager import evaluate
-from flowrt.errors import GraphError, InternalError, NodeLost, ResourceError, user_site
+from flowrt.errors import (
+    FlowrtError,
+    GraphError,
+    InternalError,
+    NodeLost,
+    PlacementError,
+    ResourceError,
+    user_site,
+)
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.passes import Compiled, Ends, compile_step
 from flowrt.progress import Activity
@@ -59,7 +67,10 @@ class Runner(Protocol):
 
     @property
     def lost(self) -> frozenset[str]:
-        """The tasks that died or cannot be reached any more."""
+        """The tasks that died, cannot be reached any more, or are not up yet."""
+
+    def why_lost(self, task: str) -> FlowrtError:
+        """Why a task that is lost is not there."""
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -148,29 +159,38 @@ def compile_for(
     placement: Rules | None = None,
     ends: Ends | None = None,
 ) -> Compiled:
-    """The step as plans for the runner's devices; raises what `compile_step` raises, `NodeLost` if none is left.
+    """The step as plans for the runner's devices.
+
+    Raises what `compile_step` raises, and `NodeLost` where a task that is lost, or not up yet, is asked for.
 
     With ``ends`` it is one that the nodes feed and fetch from by themselves.
     """
     devices = runner.devices
     if not devices:
         raise NodeLost(f"no task is left to run on: lost are {', '.join(sorted(runner.lost))}")
-    return compile_step(
-        graph,
-        fetches,
-        targets,
-        feeds,
-        devices=devices,
-        default=devices[0],
-        supports=supports,
-        fusible=fusible,
-        regions=runner.tapes,
-        evaluate=evaluate,
-        optimize=optimize,
-        client=runner.client if ends is None else None,
-        rules=placement.devices if placement else {},
-        ends=ends or Ends.DEFAULT,
-    )
+    try:
+        return compile_step(
+            graph,
+            fetches,
+            targets,
+            feeds,
+            devices=devices,
+            default=devices[0],
+            supports=supports,
+            fusible=fusible,
+            regions=runner.tapes,
+            evaluate=evaluate,
+            optimize=optimize,
+            client=runner.client if ends is None else None,
+            rules=placement.devices if placement else {},
+            ends=ends or Ends.DEFAULT,
+        )
+    except PlacementError as error:
+        asked = error.missing
+        for task in sorted(runner.lost if asked is not None else ()):
+            if Device(asked.job, asked.task).matches(Device.parse(task)):
+                raise NodeLost(f"{error}: {runner.why_lost(task)}") from None
+        raise
 
 
 class LocalRunner:
@@ -192,6 +212,9 @@ class LocalRunner:
     @property
     def lost(self) -> frozenset[str]:
         return frozenset()
+
+    def why_lost(self, task: str) -> FlowrtError:
+        raise InternalError(f"{task} cannot be lost")
 
     async def register(self, compiled: Compiled) -> Executor:
         (plan,) = compiled.plans.values()
@@ -293,6 +316,9 @@ class ClusterRunner:
     @property
     def lost(self) -> frozenset[str]:
         return self._master.lost
+
+    def why_lost(self, task: str) -> FlowrtError:
+        return self._master.why_lost(task)
 
     async def register(self, compiled: Compiled) -> Registered:
         client = compiled.client

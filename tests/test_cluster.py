@@ -318,9 +318,9 @@ async def test_a_wrong_token_is_refused(cluster: LocalCluster) -> None:
         await Master(cluster.spec.tasks(), new_token()).open()
 
 
-async def test_a_node_that_is_not_up_is_named_in_time(cluster: LocalCluster, unused_tcp_port: int) -> None:
-    addresses = cluster.spec.tasks() | {"/job:worker/task:2": ("127.0.0.1", unused_tcp_port)}
-    with pytest.raises(NodeLost, match=f"/job:worker/task:2: .*127.0.0.1:{unused_tcp_port}: Connection refused"):
+async def test_a_job_of_which_no_node_is_up_is_named_in_time(cluster: LocalCluster, unused_tcp_port: int) -> None:
+    addresses = cluster.spec.tasks() | {"/job:chief/task:0": ("127.0.0.1", unused_tcp_port)}
+    with pytest.raises(NodeLost, match=f"/job:chief/task:0: .*127.0.0.1:{unused_tcp_port}: Connection refused"):
         async with asyncio.timeout(10):
             await Master(addresses, cluster.token, patience=0.5).open()
 

@@ -107,8 +107,10 @@ class Master:
             gone=self._settle_steps,
             excused=self._excuse,
             back=lambda peer: self.listeners.broken(peer.task, ""),
+            join=self._ship_all,
         )
         self._steps: dict[int, Step] = {}
+        self._plans: dict[int, Mapping[str, Plan]] = {}  # of each registered step, by task
         self._numbers = itertools.count()
         self._opened = self._closed = False
 
@@ -124,7 +126,10 @@ class Master:
     # ── opening and closing ──
 
     async def open(self) -> None:
-        """Connect to every task. Raises `RemoteError` within 10 s for one that is not up or refuses."""
+        """Connect to every task; one that is not up is awaited while this goes on, if another of its job is up.
+
+        Raises `RemoteError` within 10 s for one that refuses, and for a job of which none is up.
+        """
         if self._opened:
             raise ClosedError("a master is opened once; make another one")
         self._opened = True
@@ -162,8 +167,12 @@ class Master:
 
     @property
     def lost(self) -> frozenset[str]:
-        """The tasks that are lost."""
+        """The tasks that are lost, or not up yet."""
         return self._peers.lost
+
+    def why_lost(self, task: str) -> FlowrtError:
+        """Why a task that is lost is not there."""
+        return self._peers.why_lost(task)
 
     @property
     def absent(self) -> list[str]:
@@ -317,13 +326,24 @@ class Master:
             if task not in self._peers:
                 raise InternalError(f"a plan for {task}, which is not in the cluster")
         registered = describe(next(self._numbers), plans, feeds, fetches)
-        await self._ask_each(
-            {task: Register(next(self._numbers), registered.plan, _packed(plan)) for task, plan in plans.items()}
-        )
+        await self._ask_each({task: self._shipment(registered.plan, plan) for task, plan in plans.items()})
+        self._plans[registered.plan] = plans
         return registered
+
+    def _shipment(self, number: int, plan: Plan) -> Register:
+        return Register(
+            next(self._numbers), number, np.frombuffer(codec.pack_parts(plan_to_parts(plan), where=too_large), np.uint8)
+        )
+
+    async def _ship_all(self, peer: Peer) -> None:
+        """Give a task that was lost the plans that it is to have."""
+        for number, plans in list(self._plans.items()):
+            if peer.task in plans:
+                await self._ask(peer.task, self._shipment(number, plans[peer.task]))
 
     async def unregister(self, registered: Registered) -> None:
         """Let the nodes forget a step."""
+        self._plans.pop(registered.plan, None)
         for task in registered.tasks:
             await self._peers.say(self._peers[task], Unregister(registered.plan))
 
@@ -428,7 +448,3 @@ class Master:
         if isinstance(value, Dead):
             raise DeadTensorError(step.registered.names[fetch])
         return value
-
-
-def _packed(plan: Plan) -> Array:
-    return np.frombuffer(codec.pack_parts(plan_to_parts(plan), where=too_large), np.uint8)

@@ -37,11 +37,15 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @valueclass
 class Drive:
-    """A master's: ``epoch`` is its own, ``peers`` says where each task is: ``{task: (host, port)}``."""
+    """A master's: ``epoch`` is its own, ``peers`` says where each task is: ``{task: (host, port)}``.
+
+    ``turn`` counts how often it has given the node up and begins anew with it: what it had there is forgotten.
+    """
 
     session: str
     epoch: str
     peers: dict[str, Any]
+    turn: int = 0
 
 
 @valueclass
@@ -51,6 +55,7 @@ class Resume:
     session: str
     epoch: str
     peers: dict[str, Any]
+    turn: int = 0
 
 
 @valueclass

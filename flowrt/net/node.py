@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class Node:
         self.host = host
         self._token = token
         self._reigns: dict[str, _Reign] = {}  # by epoch
-        self._over: OrderedDict[str, bool] = OrderedDict()  # epochs that have ended: whether for another master
+        self._over: OrderedDict[str, float] = OrderedDict()  # the turn of epochs that have ended, `inf` for another's
         knows = self._reigns.__contains__
         self._local = Local(host.memory)
         self._store = Store(
@@ -265,15 +266,20 @@ class Node:
 
     async def _reign(self, drive: Drive, connection: Connection) -> None:
         reign = self._begin_reign(drive, connection)
-        if drive.epoch in self._over or drive.epoch in self._reigns:
+        before = self._reigns.get(drive.epoch)
+        if drive.turn <= (self._over.get(drive.epoch, -1) if before is None else before.drive.turn):
             await self._say(reign, _superseded(reign))
             return
+        if before is not None:  # which its master has given up
+            before.followed.set()
+            before.connection.cut()
+            await before.ended.wait()
         older = [other for other in self._reigns.values() if other.drive.session == drive.session]
         self._reigns[drive.epoch] = reign
         try:
             for other in older:
                 await self._depose(other)
-            if drive.epoch not in self._over:
+            if self._over.get(drive.epoch, -1) < drive.turn:
                 await self._rule_until_gone(reign)
         finally:
             self._end_reign(reign)
@@ -288,7 +294,7 @@ class Node:
         before = self._reigns.get(resume.epoch)
         if before is None or before.followed.is_set():
             anew = Refused(RemoteError.__name__, f"{self.host.task} does not know this session any more")
-            await self._say(reign, _superseded(reign) if self._over.get(resume.epoch) else anew)
+            await self._say(reign, _superseded(reign) if self._over.get(resume.epoch) == inf else anew)
             return
         reign.plans = before.plans
         self._reigns[resume.epoch] = reign
@@ -296,7 +302,7 @@ class Node:
             before.followed.set()
             before.connection.cut()
             await before.ended.wait()
-            if resume.epoch not in self._over:
+            if self._over.get(resume.epoch, -1) < resume.turn:
                 await self._rule_until_gone(reign)
         finally:
             self._end_reign(reign)
@@ -328,7 +334,7 @@ class Node:
             raise root_error(group) from None
 
     async def _depose(self, reign: _Reign) -> None:
-        self._over[reign.drive.epoch] = True
+        self._over[reign.drive.epoch] = inf
         reign.followed.set()
         try:
             async with asyncio.timeout(1.0):
@@ -345,7 +351,7 @@ class Node:
             del self._reigns[epoch]
             self._forget([*reign.plans.values()])
             reign.plans.clear()
-            self._over.setdefault(epoch, False)
+            self._over[epoch] = max(reign.drive.turn, self._over.get(epoch, -1))
             while len(self._over) > REMEMBERED_EPOCHS:
                 self._over.popitem(last=False)
             if self.host.iterations is not None:

@@ -3,7 +3,9 @@
 Law: a broken connection loses nobody by itself. The steps in progress there have failed, as the node has ended them;
 but the task is lost only if nobody listens at its address any more, if it does not know this master any more, or if it
 has been silent for as long as `liveness` says. Until then it is severed, and who wants to run something there waits.
-When another master took the session over, nobody is lost, and nothing can be done any more.
+A task that is lost, or was not up when the others were met, is awaited: from the moment that a node serves it and
+`join` is done with that, it is lost no more. When another master took the session over, nobody is lost, and nothing can
+be done any more.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
     from flowrt.net.link import Store
 
 REACH = 2.0  # seconds that one try to reach a severed task takes at most
+AWAIT = 0.5  # seconds between two tries to meet one that is lost
 _log = logging.getLogger(__name__)
 
 
 class Peers:
     """The tasks at ``addresses``. ``hear`` is told what each says beside signs of life; ``gone`` of each whose steps
     have ended, because its connection broke or it is lost; ``excused`` of each that became suspect; ``back`` of each
-    that was reached again."""
+    that was reached again; ``join`` makes one that was lost, and knows nothing, what it is to be."""
 
     def __init__(
         self,
@@ -53,15 +56,18 @@ class Peers:
         gone: Callable[[Peer], None],
         excused: Callable[[Peer], None],
         back: Callable[[Peer], None],
+        join: Callable[[Peer], Coroutine[Any, Any, None]],
     ) -> None:
         self._addresses = dict(addresses)
         self._token = token
         self._timing = timing
         self._store = store
-        self._hear, self._gone, self._excused, self._back = hear, gone, excused, back
+        self._hear, self._gone, self._excused, self._back, self._join = hear, gone, excused, back, join
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
         self._peers: dict[str, Peer] = {}
+        self._awaited: dict[str, FlowrtError] = {}  # tasks that are lost, or were not up yet, and why
+        self._turns: dict[str, int] = {}  # how often each was begun with anew
         self._changed = asyncio.Event()
         self._closed = False
         self.taken_over: FlowrtError | None = None  # by another master
@@ -75,17 +81,29 @@ class Peers:
     # ── opening and closing ──
 
     async def open(self, session: str, epoch: str, patience: float) -> None:
-        """Meet every task, and begin to listen. Raises `RemoteError` for one that is not up or refuses."""
+        """Meet every task, and begin to listen; one that is not up is awaited, if another of its job is.
+
+        Raises `RemoteError` for one that refuses, and for a job of which none is up within ``patience`` seconds.
+        """
         self._hello = session, epoch, self._addresses
         self._liveness = Liveness(self._timing, asyncio.get_running_loop().time())
         await self._group.__aenter__()
         try:
             async with asyncio.TaskGroup() as group:
-                for task, place in self._addresses.items():
-                    group.create_task(self._meet(task, place, patience))
+                meetings = {
+                    task: group.create_task(self._meet(task, place, patience))
+                    for task, place in self._addresses.items()
+                }
         except BaseExceptionGroup as errors:
             raise root_error(errors) from None
-        self._peers = {task: self._peers[task] for task in self._addresses}
+        absent = {task: error for task, meeting in meetings.items() if (error := meeting.result()) is not None}
+        present = {_job(task) for task in self._addresses if task not in absent}
+        for task, error in absent.items():
+            if _job(task) not in present:
+                raise error
+            _log.warning("the session opens without %s, which is awaited: %s", task, error)
+            self._await(task, error)
+        self._peers = {task: self._peers[task] for task in self._addresses if task in self._peers}
         self.spawn(self._watch())
 
     async def aclose(self) -> None:
@@ -109,8 +127,13 @@ class Peers:
         self._tasks.append(task)
         task.add_done_callback(self._tasks.remove)
 
-    async def _meet(self, task: str, place: tuple[str, int], patience: float) -> None:
-        self._attend(await meet(task, place, self._token, Drive(*self._hello), self._store, patience))
+    async def _meet(self, task: str, place: tuple[str, int], patience: float) -> NodeLost | None:
+        """Why a task is not up, if so."""
+        try:
+            self._attend(await meet(task, place, self._token, Drive(*self._hello), self._store, patience))
+        except NodeLost as error:
+            return error
+        return None
 
     def _attend(self, peer: Peer) -> None:
         """Begin to listen to a task."""
@@ -133,7 +156,11 @@ class Peers:
 
     @property
     def lost(self) -> frozenset[str]:
-        return self._liveness.having(Standing.LOST)
+        return frozenset(self._awaited)
+
+    def why_lost(self, task: str) -> FlowrtError:
+        """Why a task is lost, or was never there."""
+        return self._awaited[task]
 
     @property
     def absent(self) -> list[str]:
@@ -165,7 +192,9 @@ class Peers:
             peer = self._peers[change.task]
             _log.warning("%s (%s) is %s: %s", peer.task, peer.address, change.standing.value, change.cause)
             if change.standing is Standing.LOST:
-                self._give_up(peer, NodeLost(f"{peer.task} ({peer.address}) was lost: {change.cause}"))
+                error = NodeLost(f"{peer.task} ({peer.address}) was lost: {change.cause}")
+                self._await(peer.task, error)
+                self._give_up(peer, error)
             elif change.standing is Standing.SUSPECT:
                 self._excused(peer)
             self._notify()
@@ -261,7 +290,14 @@ class Peers:
         await peer.control.aclose()
         while peer.error is None:
             try:
-                found = await meet(peer.task, peer.place, self._token, Resume(*self._hello), self._store, REACH)
+                found = await meet(
+                    peer.task,
+                    peer.place,
+                    self._token,
+                    Resume(*self._hello, self._turns.get(peer.task, 0)),
+                    self._store,
+                    REACH,
+                )
             except TakenOver as error:
                 self._cede(error)
             except RemoteError as error:
@@ -286,6 +322,53 @@ class Peers:
         self._gone(peer)
         self._back(found)
         self._notify()
+
+    # ── meeting a task that was lost ──
+
+    def _await(self, task: str, why: FlowrtError) -> None:
+        if task not in self._awaited:
+            self._awaited[task] = why
+            self.spawn(self._wait_for(task))
+
+    async def _wait_for(self, task: str) -> None:
+        """Meet a task as soon as a node serves it, again."""
+        said = ""
+        while self.taken_over is None:
+            await asyncio.sleep(AWAIT)
+            self._turns[task] = turn = self._turns.get(task, 0) + 1
+            drive = Drive(*self._hello, turn)
+            try:
+                peer = await meet(task, self._addresses[task], self._token, drive, self._store, REACH)
+            except TakenOver as error:
+                self._cede(error)
+            except NodeLost:
+                pass  # it is not up yet
+            except RemoteError as error:
+                if str(error) != said:
+                    _log.warning("%s is awaited, and cannot be met: %s", task, error)
+                said = str(error)
+            else:
+                if await self._receive(peer):
+                    return
+
+    async def _receive(self, peer: Peer) -> bool:
+        """Have a task be one of ours; answers whether it still is there then."""
+        self._attend(peer)
+        try:
+            await self._join(peer)
+            peer.check()
+        except FlowrtError as error:
+            _log.warning("%s (%s) came, and cannot be used: %s", peer.task, peer.address, error)
+            self._give_up(peer, NodeLost(f"{peer.task} ({peer.address}) was lost: {error}"))
+            return False
+        del self._awaited[peer.task]
+        _log.warning("%s (%s) has come", peer.task, peer.address)
+        self._notify()
+        return True
+
+
+def _job(task: str) -> str:
+    return task.partition("/task:")[0]
 
 
 def _ended_step(peer: Peer, cause: str) -> LinkBroken:

@@ -282,9 +282,11 @@ class _Chooser:
             self._matching[family.constraint] = found
         if not found:
             asker = next(iter(family.askers.values()))
-            raise PlacementError(
+            error = PlacementError(
                 f"{asker}: there is no device {family.constraint}; there are {', '.join(map(str, self._devices))}"
             )
+            error.missing = family.constraint
+            raise error
         return found
 
     def _nodes(self, family: _Family) -> list[StepNode | Node]:
