@@ -43,7 +43,7 @@ def policy_from_data(data: Mapping[str, Any]) -> Policy:
         made: Policy = kind(**{field: _from_data(value) for field, value in data.items() if field != NAME})
     except TypeError as error:
         raise GraphError(
-            f"{site_of(kind)}: the policy {name} is another one here than where it was made: {error}"
+            f"{site_of(kind)}: {name} is another policy here than where it was made: {error}"
         ) from error
     return made
 
