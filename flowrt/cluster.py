@@ -13,12 +13,12 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError
+from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError, user_site
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.tokens import load_token, new_token, save_token
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
+_FAILED = "flowrt worker: "  # what a node's reason not to start begins with
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -189,6 +190,7 @@ class LocalCluster(AsyncOnly):
         threads: Kernel threads of each node; by default the usable cores are divided among the nodes.
         delays: For experiments with stragglers, how long a task waits between its gradient and its push, as text
             (``{"/job:worker/task:3": "0.2"}``; the forms are `Delay`'s).
+        imports: Modules that nodes import first, for the policies they define: found as this process would find them.
         warm: Awaited before the nodes start: a place to fill the kernel cache once.
         log_level: What the nodes write to this process's stderr.
         jobs: How many tasks of each job.
@@ -203,6 +205,7 @@ class LocalCluster(AsyncOnly):
         *,
         threads: int | None = None,
         delays: Mapping[str, str | Delay] | None = None,
+        imports: Sequence[str] = (),
         warm: Callable[[], Awaitable[None]] | None = None,
         log_level: str = "error",
         startup: float = 60.0,
@@ -219,6 +222,9 @@ class LocalCluster(AsyncOnly):
         self._delays = {task: _as_delay(delay) for task, delay in (delays or {}).items()}
         for task in self._delays.keys() - {f"/job:{job}/task:{number}" for job, number in self._names}:
             raise GraphError(f"a delay is given for {task}, which is not in the cluster")
+        if isinstance(imports, str) or not all(isinstance(module, str) and module for module in imports):
+            raise GraphError(f"{user_site()}: imports names modules, as in imports=['majority'], not {imports!r}")
+        self._imports = tuple(imports)
         self._threads = threads or max(1, usable_cores() // len(self._names))
         self._warm = warm
         self._log_level = log_level
@@ -279,10 +285,11 @@ class LocalCluster(AsyncOnly):
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
             *(f"--{name}={value}" for name, value in options.items()),
+            *(f"--import={module}" for module in self._imports),
             stdin=asyncio.subprocess.PIPE,  # held open: its end tells the node that we are gone
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # an interrupt at the terminal is for us alone: we end the nodes in order
-            env=_environment(self._threads),
+            env=_environment(self._threads, sys.path if self._imports else ()),
         )
 
     async def _reap(self) -> None:
@@ -308,11 +315,11 @@ def _as_delay(delay: str | Delay) -> Delay:
     return Delay.parse(delay) if isinstance(delay, str) else delay
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Ours, with the libraries' own threads bounded, and this very flowrt to be found first."""
+def _environment(threads: int, paths: Iterable[str]) -> dict[str, str]:
+    """Ours, with the libraries' own threads bounded, and this very flowrt to be found first, then ``paths``."""
     found = str(Path(__file__).resolve().parent.parent)
     rest = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([found, rest]) if rest else found
+    path = os.pathsep.join([found, *(os.path.abspath(path) for path in paths), *([rest] if rest else [])])
     return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}
 
 
@@ -325,10 +332,13 @@ def _signal(process: Process, how: str) -> None:
 
 
 async def _ready(task: str, process: Process) -> str:
-    """The address in the line that a node prints when it is ready."""
+    """The address in the line that a node prints when it is ready; what a user's modules print before is theirs."""
     assert process.stdout is not None
-    line = (await process.stdout.readline()).decode(errors="replace")
-    match = re.search(r" ready on (\S+)$", line.rstrip())
-    if match is None:
-        raise ResourceError(f"{task} did not start: its process ended, or said {line!r}; see its last words on stderr")
-    return match[1]
+    line = ""
+    async for said in process.stdout:
+        line = said.decode(errors="replace").rstrip()
+        if match := re.search(r" ready on (\S+)$", line):
+            return match[1]
+        if line.startswith(_FAILED):
+            raise ResourceError(f"{task} did not start: {line.removeprefix(_FAILED)}")
+    raise ResourceError(f"{task} did not start: its process ended, or said {line!r}; see its last words on stderr")

@@ -1,7 +1,7 @@
 """A node of a cluster: ``python -m flowrt.worker --job ps --task 0 --cluster cluster.toml``.
 
 Prints one line on stdout once it can be reached, serves until SIGTERM or SIGINT, and then exits with 0. What keeps it
-from starting is one line on stderr and exit code 2.
+from starting is one line on stderr, or on stdout where a parent reads that, and exit code 2.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
 from flowrt import progress
@@ -52,12 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress.draws = False  # the terminal is that of whoever started this node
     try:
         settings = read_settings(given)
+        for module in given.imports:
+            bring(module)
         if settings.die_with_parent:
             _die_with_parent()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings))
     except FlowrtError as error:
-        print(f"flowrt worker: {error}", file=sys.stderr)
+        print(f"flowrt worker: {error}", file=sys.stdout if given.die_with_parent else sys.stderr)
         return 2
     return 0
 
@@ -80,6 +83,14 @@ async def serve(settings: Settings) -> None:
             await stop.wait()
     finally:
         await host.aclose()
+
+
+def bring(module: str) -> None:
+    """Import a module of the user's, for what it defines, such as policies. Raises `GraphError` if that fails."""
+    try:
+        import_module(module)
+    except Exception as error:
+        raise GraphError(f"cannot import {module!r}, as --import asks: {type(error).__name__}: {error}") from error
 
 
 def read_settings(given: argparse.Namespace) -> Settings:
@@ -138,6 +149,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="holds the secret that masters and nodes share, readable by its owner alone; by default the cluster "
         "file's, FLOWRT_TOKEN_FILE's, or (on this machine only) this user's own, made at the first use",
+    )
+    add(
+        "--import",
+        dest="imports",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="import a module of yours first, for what it defines, such as policies; may be given again",
     )
     add("--threads", type=_positive, metavar="N", help="kernel threads; by default the cores it may use")
     add(

@@ -264,9 +264,7 @@ def test_two_policies_of_one_name_are_told_apart_where_the_second_is_made(monkey
     def define(name: str, module: str) -> type[Policy]:
         return type(name, (Policy,), {"decide": Answering.decide, "__module__": module, "__qualname__": name})
 
-    with pytest.raises(
-        GraphError, match=r"test_policies.py:\d+: there is a policy named AllOf already, at .*all_of"
-    ):
+    with pytest.raises(GraphError, match=r"test_policies.py:\d+: there is a policy named AllOf already, at .*all_of"):
         define("AllOf", "elsewhere")
     for module in ("again", __name__):  # the same file, read again, is the same policy
         assert policy.known["Answering"] is not define("Answering", module)

@@ -42,9 +42,7 @@ def policy_from_data(data: Mapping[str, Any]) -> Policy:
     try:
         made: Policy = kind(**{field: _from_data(value) for field, value in data.items() if field != NAME})
     except TypeError as error:
-        raise GraphError(
-            f"{site_of(kind)}: {name} is another policy here than where it was made: {error}"
-        ) from error
+        raise GraphError(f"{site_of(kind)}: {name} is another policy here than where it was made: {error}") from error
     return made
 
 
