@@ -85,6 +85,8 @@ async def test_parts_of_several_dtypes_and_layouts_are_combined_beside_rows(way:
     rows = [np.array(r, "int32") for r in ([4, 4, 1], [], [0])]
     values = [np.asarray(rng.normal(size=(len(r), 2)), "float32") for r in rows]
     combiner = Combiner([False, True, True, False], 3, way)
+    unaligned = bytearray(b"x" + matrices[0].tobytes())
+    matrices[0] = np.frombuffer(unaligned, "float64", 24, 1).reshape(8, 3)
     updates = list(zip(matrices, rows, values, scalars, strict=True))
     for weights in (None, (2.0, 3.0, 0.25)):
         matrix, indices, moved, scalar = await combined(combiner, updates, weights)

@@ -147,7 +147,7 @@ class _Sum:
             for place, size, shape in zip(places, sizes, shapes, strict=False)
         ]
         self._sources = np.zeros((replicas, len(sizes)), np.int64)
-        targets = np.array([_address(array) for array in self.made], np.int64)
+        targets = np.array([_place(array) for array in self.made], np.int64)
         self._count, self._weights = np.zeros(1, np.int64), np.ones(replicas + 1, dtype)
         words = (self._sources, targets, np.array(sizes, np.int64), np.array(starts, np.int64))
         self._operands = (*words, self._count, self._weights)
@@ -155,12 +155,12 @@ class _Sum:
         (step,) = application.steps
         (self._near,) = application.local
         self._entry = ENTRY_TYPE(step.address())
-        self._block = step.block([Operand(1 + slot) for slot in range(len(self._operands) + 1)])
+        self._block = step.block([Operand(1 + slot) for slot in range(2 + len(self._operands))])
 
     def begin(self, updates: Sequence[Parts], weights: Weights) -> None:
         """The updates to be summed next, which the caller keeps until they are."""
         count = self._count[0] = len(updates)
-        self._sources[:count] = [[_address(parts[part]) for part in self.parts] for parts in updates]
+        self._sources[:count] = [[_place(parts[part]) for part in self.parts] for parts in updates]
         self._weights[:count] = 1 if weights is None else weights
         self._weights[-1] = count if weights is None else 1
 
@@ -172,7 +172,10 @@ class _Sum:
     def compute(self, begin: int, end: int) -> None:
         """Sum some blocks, without the GIL."""
         near, words = np.empty(self._near.concrete, self._near.dtype), np.zeros(RUN_WORDS, np.int64)
-        bases = np.array([array.ctypes.data for array in (words, *self._operands, near)], np.int64)
+        memory = 0  # where it begins
+        bases = np.array(
+            [words.ctypes.data, memory, *(array.ctypes.data for array in (*self._operands, near))], np.int64
+        )
         self._entry(bases.ctypes.data, self._block.ctypes.data, begin, end)
 
 
@@ -192,11 +195,12 @@ def _behind_one_another(parts: Sequence[Array], weights: Weights) -> Array:
 
 
 def _in_order(part: Any) -> Array:
-    """The part, its numbers one behind another."""
+    """The part, its numbers one behind another, at a place that is counted in them."""
     array: Array = np.asarray(part)
-    return array if array.flags.c_contiguous else array.copy()
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
-def _address(array: Array) -> int:
+def _place(array: Array) -> int:
+    """Where it begins in memory, counted in its numbers."""
     address: int = array.__array_interface__["data"][0]
-    return address
+    return address // array.itemsize
