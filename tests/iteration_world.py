@@ -123,7 +123,7 @@ class World:
             assert all(value == -number for value in values), f"version {number} of {values}"
             self.used.append((replica, number, int(batch)))
             gradient = np.array(np.nan if replica in self.spoiled else 1.0)
-            return [np.array(float(batch)), *(gradient for _ in self.servers)]
+            return [np.array(float(batch)), *(gradient for _ in self.servers), np.isfinite(gradient)]
 
         return compute
 
@@ -143,9 +143,8 @@ class World:
             host.get("step", COUNT)[...] = version
             return []
 
-        check = FakePlan([NUMBER], lambda feeds, _: [np.isfinite(feeds[0])])
         gather = FakePlan([NUMBER], lambda feeds, _: [host.get("w", NUMBER).copy(), feeds[0]])
-        plans = [check, FakePlan([*[NUMBER] * members, COUNT], apply), gather]
+        plans = [FakePlan([*[NUMBER] * members, COUNT], apply), gather]
         role = BeginServer(
             run=run,
             container="",
@@ -156,14 +155,12 @@ class World:
             servers=self.servers,
             replicas=self.workers,
             policy=policy_to_data(self.policy),
-            check=0,
-            checked=(0,),
-            apply=1,
+            apply=0,
             applied=(*((member, 0) for member in range(members)), (-1, -1)),
             combined=(False,) if self.combine else (),
             versions=("step",),
             values=() if self.rows else (("", "w"),),
-            gather=2 if self.rows else -1,
+            gather=1 if self.rows else -1,
             seed=0,
         )
         await self.nodes[host.task].answer(role, epoch, plans.__getitem__)  # type: ignore[arg-type]
@@ -183,6 +180,7 @@ class World:
             wants=((0,) if self.rows else (),) * len(self.servers),
             told=1,
             parts=tuple((server,) for server in range(len(self.servers))),
+            finite=((len(self.servers),),) * len(self.servers),
             seed=0,
         )
         await self.nodes[self.workers[number]].answer(role, "epoch", self.towers.__getitem__)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ Computing = Generator[None, None, list[Array]]
 CONTAINER = ""
 COUNT, PAIR, UPDATE = Spec("int64", ()), Spec("int64", (2,)), Spec("int64", (3,))
 TORN = -1
-TOWER, CHECK, APPLY, GATHER, ASK = 1, 2, 3, 4, 5
+TOWER, APPLY, GATHER, ASK = 1, 2, 3, 4
 
 
 class Violation(AssertionError):
@@ -314,10 +314,6 @@ class World:
             yield
             return [np.array([first, w[1], batch[0]])]
 
-        def check(update: Array) -> Computing:
-            yield
-            return [np.asarray(True)]
-
         def apply(made: Array, *updates: Array) -> Computing:
             host, version = self.hosts[task], int(made) - 1
             self._check_apply(host, version, updates)
@@ -331,7 +327,7 @@ class World:
 
         members = self.policy.size(len(self.replicas)) or 0
         applies = Kernel(self, [COUNT, *([UPDATE] * members)], apply)
-        return {CHECK: Kernel(self, [UPDATE], check), APPLY: applies, GATHER: Kernel(self, [UPDATE], gather)}
+        return {APPLY: applies, GATHER: Kernel(self, [UPDATE], gather)}
 
     def _check_apply(self, host: SimHost, version: int, updates: tuple[Array, ...]) -> None:
         if version != len(host.applied):
@@ -358,8 +354,6 @@ class World:
                 servers=self.servers,
                 replicas=self.replicas,
                 policy=policy_to_data(self.policy),
-                check=CHECK,
-                checked=(0,),
                 apply=APPLY,
                 applied=applied,
                 combined=(),
@@ -384,6 +378,7 @@ class World:
                 wants=wants,
                 told=1,
                 parts=tuple((server,) for server in range(servers)),
+                finite=((),) * servers,
             )
             for replica in range(count)
         )

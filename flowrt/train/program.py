@@ -133,7 +133,6 @@ class _Maker:
                     versions=self._steps_on(task),
                     values=values[number],
                     gather=await self._make_gather(task, asked),
-                    **await self._make_check(task),
                     **self._common,
                 )
                 for number, task in enumerate(self._servers)
@@ -150,15 +149,6 @@ class _Maker:
         if foreign := [feed.name for feed in plan.feeds if feed.name not in known]:
             raise GraphError(f"{foreign[0]!r}, the mean of another server's gradients, is used on {task}")
         return tuple(known[feed.name] for feed in plan.feeds)
-
-    async def _make_check(self, task: str) -> dict[str, Any]:
-        shards = [self._shards[server] for server in self._on(task)]
-        finite = [shard.finite for shard in shards if shard.finite is not None]
-        if not finite:
-            return {"check": -1, "checked": ()}
-        parts = [part for shard in shards for part in shard.parts[0]]
-        compiled = self._compile(finite, [], parts, ends=Ends.FETCHED)
-        return {"check": await self._install(compiled), "checked": tuple(range(len(parts)))}
 
     async def _make_gather(self, task: str, asked: Asked) -> int:
         """What takes the rows of a task's tables that a tower asks for."""
@@ -214,7 +204,9 @@ class _Maker:
 
     async def _make_replica(self, tower: Tower, compiled: Compiled) -> Callable[..., BeginReplica]:
         trainer = self._trainer
-        order = {id(part): i for i, part in enumerate(_parts(tower))}
+        parts = _parts(tower)
+        order = {id(part): i for i, part in enumerate(parts)}
+        checks = [server for server, finite in enumerate(tower.finite) if finite is not None]  # behind the parts
         return partial(
             BeginReplica,
             replica=tower.replica,
@@ -230,12 +222,17 @@ class _Maker:
                 )
                 for task in self._servers
             ),
+            finite=tuple(
+                tuple(len(parts) + place for place, server in enumerate(checks) if server in self._on(task))
+                for task in self._servers
+            ),
             **self._common,
         )
 
 
 def _fetches(tower: Tower) -> list[Tensor]:
-    return [tower.loss, *tower.metrics.values(), *_parts(tower)]
+    checks = [finite for finite in tower.finite if finite is not None]
+    return [tower.loss, *tower.metrics.values(), *_parts(tower), *checks]
 
 
 def _parts(tower: Tower) -> list[Tensor]:

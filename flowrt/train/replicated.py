@@ -44,7 +44,10 @@ LossFn = Callable[[dict[str, Tensor]], Any]
 
 @valueclass
 class Tower:
-    """What one replica computes from ``inputs`` and variables. ``gradients`` are of those that the loss depends on."""
+    """What one replica computes from ``inputs`` and variables. ``gradients`` are of those that the loss depends on.
+
+    For each server, ``finite`` says whether all numbers of its part of the update are; None where it has none.
+    """
 
     replica: int
     node: str  # the task it was asked to be on; empty if it may be anywhere
@@ -52,21 +55,21 @@ class Tower:
     loss: Tensor
     metrics: dict[str, Tensor]
     gradients: list[tuple[Gradient, Variable]]
+    finite: list[Tensor | None]
 
 
 @valueclass
 class Shard:
     """What one server does with updates.
 
-    ``parts[i]`` are placeholders for its parts of the i-th update of a set; ``finite``, where it has any, says whether
-    those of the first one are; ``apply`` moves its variables by the mean over the set, and ``step`` to ``version``.
-    Where there is but one update, made of a set of any size, ``combined`` says which of its parts are of rows.
+    ``parts[i]`` are placeholders for its parts of the i-th update of a set; ``apply`` moves its variables by the mean
+    over the set, and ``step`` to ``version``. Where there is but one update, made of a set of any size, ``combined``
+    says which of its parts are of rows.
     """
 
     variables: list[Variable]
     parts: list[list[Tensor]]
     combined: list[bool]
-    finite: Tensor | None
     step: Variable
     apply: Node
 
@@ -163,8 +166,11 @@ class Replicated:
                 loss, metrics = _loss_and_metrics(loss_fn(dict(inputs)), who)
             if isinstance(source, LaterCopy):
                 source.check_all_given()
-            pairs = optimizer.compute_gradients(loss, self._trainable(who))
-        return Tower(replica, self.nodes[replica], inputs, loss, metrics, [(g, v) for g, v in pairs if g is not None])
+            found = optimizer.compute_gradients(loss, self._trainable(who))
+            pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
+            parts = [self._of_server(pairs, server) for server in range(len(self._servers))]
+            finite = [all_finite(part) if part else None for part in parts]
+        return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite)
 
     def _trainable(self, who: str) -> list[Variable]:
         found = [variable for variable in self.variables if variable.trainable]
@@ -186,8 +192,11 @@ class Replicated:
 
     def gradients_of(self, tower: Tower, server: int) -> list[tuple[Gradient, Variable]]:
         """The gradients of ``tower`` that move variables of ``server``, with these."""
+        return self._of_server(tower.gradients, server)
+
+    def _of_server(self, pairs: Sequence[tuple[Gradient, Variable]], server: int) -> list[tuple[Gradient, Variable]]:
         home = {shared.variable.name: shared.server for shared in self._shared}
-        return [(gradient, v) for gradient, v in tower.gradients if home[v.name] == server]
+        return [(gradient, v) for gradient, v in pairs if home[v.name] == server]
 
     def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> Shard:
         pairs = self.gradients_of(self.towers[0], server)
@@ -195,7 +204,6 @@ class Replicated:
         size = fixed_size(self.policy, self.replicas)
         with name_scope(f"server_{server}"), device(where):
             fed = [fed_like([gradient for gradient, _ in pairs]) for _ in range(size or 1)]
-            finite = all_finite(zip(fed[0], variables, strict=True)) if pairs else None
             means = [mean_of(member) for member in zip(*fed, strict=True)]
             moved = [optimizer.apply_gradients(zip(means, variables, strict=True))] if pairs else []
         with device(where), variables_from(None):
@@ -203,7 +211,7 @@ class Replicated:
         with name_scope(f"server_{server}"), device(where), control_dependencies(moved):
             apply: Node = group_ops(step.assign(self.version), *moved)
         combined = [] if size else of_rows(gradient for gradient, _ in pairs)
-        return Shard(variables, [parts_of(member) for member in fed], combined, finite, step, apply)
+        return Shard(variables, [parts_of(member) for member in fed], combined, step, apply)
 
     # ── using it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

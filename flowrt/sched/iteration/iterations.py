@@ -174,9 +174,9 @@ class Iterations:
         if at != {asked.version}:
             raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
         way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock)
-        check, gather = (None if p < 0 else Closed(plans(p), asked.seed) for p in (asked.check, asked.gather))
+        gather = None if asked.gather < 0 else Closed(plans(asked.gather), asked.seed)
         apply = Closed(plans(asked.apply), asked.seed)
-        server = Server(asked, check, apply, gather, way, lambda whole: self._end(asked.run, whole))
+        server = Server(asked, apply, gather, way, lambda whole: self._end(asked.run, whole))
         if before is not None:
             self._servers.pop(before.role.run, None)
         self._newest[trainer] = self._servers[asked.run] = server

@@ -52,17 +52,15 @@ class BeginServer:
         servers: The tasks of the servers.
         replicas: The task of each replica.
         policy: Whose updates make a version: see `policy_to_data`.
-        check: The plan that says of an update's parts whether they are finite, by scalars that are all true.
-        checked: For each feed of that plan, which of the parts it is.
         apply: The plan that moves the variables by the mean of a set of updates.
         applied: For each feed of that plan, (i, j) for part j of the i-th update of the set in replica order; (-1, -1)
             for the version that this makes.
-        combined: Where sets may be of any size, or weighted, that plan is fed one update, which the server makes of the
-            set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
         versions: The names of the variables, in ``container``, that hold the version here.
         values: The names (container, name) of the variables that replicas are told, in order.
         gather: The plan that takes rows of tables, fed what a replica wants; -1 where replicas want none.
         seed: Of what random ops draw.
+        combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
+            set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
     """
 
     run: int
@@ -74,15 +72,13 @@ class BeginServer:
     servers: tuple[str, ...]
     replicas: tuple[str, ...]
     policy: dict[str, Any]
-    check: int
-    checked: tuple[int, ...]
     apply: int
     applied: tuple[tuple[int, int], ...]
-    combined: tuple[bool, ...]
     versions: tuple[str, ...]
     values: tuple[tuple[str, str], ...]
     gather: int
     seed: int
+    combined: tuple[bool, ...] = ()
 
 
 @valueclass
@@ -102,6 +98,7 @@ class BeginReplica:
         wants: For each server, which values of a batch it is to be told, as they tell the rows that are wanted of it.
         told: How many fetches are for the client.
         parts: For each server, which of the other fetches are its parts of an update.
+        finite: For each server, which of the other fetches say whether all numbers of those are finite.
     """
 
     run: int
@@ -117,6 +114,7 @@ class BeginReplica:
     wants: tuple[tuple[int, ...], ...]
     told: int
     parts: tuple[tuple[int, ...], ...]
+    finite: tuple[tuple[int, ...], ...]
     seed: int
 
 
@@ -177,6 +175,8 @@ class Probe:
 class Update:
     """A replica's update of ``version``: this server's ``parts``, and for server 0, what is ``told`` to the client.
 
+    Parts that are not all ``finite`` count nowhere, and need not come.
+
     ``ready`` is how many batches it has been given, as far as the next; ``wants`` are (number, values) of those that
     `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.ended` says.
     """
@@ -189,6 +189,7 @@ class Update:
     told: tuple[Any, ...] = ()
     wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
     times: tuple[float, ...] = ()
+    finite: bool = True
 
 
 @valueclass

@@ -219,23 +219,18 @@ class Replica:
     def _finish(self, version: int, fetches: Sequence[Array]) -> None:
         """Post the update, each server's parts to it."""
         role = self.role
-        told, parts = tuple(fetches[: role.told]), fetches[role.told :]
+        told, made = tuple(fetches[: role.told]), fetches[role.told :]
         self._done, ready = version, self._announce(self._used)
         times = self.watch.post()
         wants = [()] * len(role.servers) if self._asking is None else self._asking.with_update()
-        self._posted = [
-            Update(
-                role.run,
-                version,
-                role.replica,
-                ready,
-                bundled([parts[i] for i in role.parts[server]]),
-                () if server else told,
-                wants[server],
-                () if server else times,
+        self._posted = []
+        for server in range(len(role.servers)):
+            finite = all(bool(made[i]) for i in role.finite[server])
+            parts = bundled([made[i] for i in role.parts[server]]) if finite else ()
+            mine = ((), ()) if server else (told, times)
+            self._posted.append(
+                Update(role.run, version, role.replica, ready, parts, mine[0], wants[server], mine[1], finite)
             )
-            for server in range(len(role.servers))
-        ]
         for task, update in zip(role.servers, self._posted, strict=True):
             self.way.post(task, update)
 

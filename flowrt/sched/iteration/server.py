@@ -2,7 +2,7 @@
 
 Law: what is kept and applied is `Shard`'s to say, which set it is server 0's. A version is told to each replica once,
 as the values are then; while two of them are on their way to a replica, it is told no more, and then of the newest
-alone. An update that comes is looked at here before anybody hears that it is held.
+alone. Whether its numbers are finite says an update itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class Server:
     def __init__(
         self,
         role: BeginServer,
-        check: Closed | None,
         apply: Closed,
         gather: Closed | None,
         way: Way,
@@ -73,13 +72,14 @@ class Server:
         self.way = way
         self.broke = False  # an update was begun to be applied, and is not
         self.over = False
-        self._check, self._apply = check, apply
+        self._apply = apply
+        fed = zip(role.applied, apply.plan.feeds, strict=True)
+        self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail)
         self._combiner = Combiner(role.combined, len(role.replicas), way) if role.combined else None
         self._applying: asyncio.Task[None] | None = None
         self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version)
         self._told = [_Told() for _ in role.replicas]
-        self._looking: set[tuple[int, int]] = set()  # (version, replica) of updates that are being looked at
         self._values: tuple[Any, ...] = ()
         self._at = role.version  # what replicas are told
         self._specs = self._find_specs()
@@ -171,37 +171,20 @@ class Server:
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _look(self, update: Update) -> None:
-        """Keep an update, if its numbers are finite."""
+        """Keep an update, if its numbers are finite and it is what the variables are moved by."""
         replica, shard = update.replica, self._shard
         known = shard.held[replica] is not None or replica in shard.refused
-        if update.version != shard.version or known or shard.taken is not None:
-            self._hold(update, (), True)
+        if update.version != shard.version or known or shard.taken is not None or not update.finite:
+            self._hold(update, (), update.finite)
             return
-        role, looking = self.role, (update.version, replica)
-        if looking in self._looking:
-            return
-        who = f"replica {replica} of {role.group!r}"
-        if self._check is None:
-            self._hold(update, (), True)
-            return
-        self._looking.add(looking)
-
-        def found(finite: Sequence[Array]) -> None:
-            self._looking.discard(looking)
-            self._hold(update, tuple(parts), all(bool(part) for part in finite))
-
-        def failed(error: BaseException) -> None:
-            self._looking.discard(looking)
-            self._fail(update.version, replica, error)
-
         try:
             parts = unbundled(update.parts)
-            feeds = checked([parts[i] for i in role.checked], self._check.plan.feeds, who)
+            whose = f"replica {replica} of {self.role.group!r}"
+            checked([parts[part] for part in self._expected], self._expected.values(), whose)
         except Exception as error:
-            failed(error)
-            return
-        context = self.way.context(update.version, replica, len(role.replicas))
-        self.way.compute(self._check, feeds, context, found, failed)
+            self._fail(update.version, replica, error)
+        else:
+            self._hold(update, tuple(parts), True)
 
     def _hold(self, update: Update, parts: Parts, finite: bool) -> None:
         version, replica = update.version, update.replica

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -140,7 +140,7 @@ def unbundled(values: Sequence[Any]) -> Sequence[Any]:
     return found
 
 
-def checked(values: Sequence[Any], feeds: Sequence[PlanFeed], whose: str) -> list[Array]:
+def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> list[Array]:
     """``values``, if they are what a plan is fed; kernels trust them from here on.
 
     Raises `ResourceError` where there was no memory to receive one, and `SpecError` for what does not fit.
