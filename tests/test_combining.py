@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flowrt as fr
 from flowrt.errors import SpecError
 from flowrt.kernels.combining import BLOCK
 from flowrt.sched.host import Host
 from flowrt.sched.iteration.combining import INLINE_BYTES, Combiner
 from flowrt.sched.iteration.way import Tasks, Way
+from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
+from flowrt.valueclass import valueclass
 
 Array = np.ndarray[Any, Any]
 SHAPES: list[tuple[int, ...]] = [(), (0, 3), (1,), (7, 5), (2 * BLOCK,), (BLOCK + 1,)]
@@ -149,3 +152,56 @@ async def test_what_is_forgotten_gives_its_memory_back(way: Way) -> None:
     del made
     combiner.forget()
     assert memory.statistics().held == before
+
+
+# ── in training ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Everybody(Policy):
+    """Waits for all, and says of no set how large it is; with ``thirds``, weights are said."""
+
+    thirds: bool = False
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+        return WaitUntil() if able else Close(tuple(offer.replica for offer in offers))
+
+    def weights(self, kept: Sequence[Offer]) -> tuple[float, ...] | None:
+        return (1 / len(kept),) * len(kept) if self.thirds else None
+
+
+async def trained(policy: Any, *, servers: int = 2, dtype: str = "float32") -> list[Array]:
+    """The variables, a table among them, after some steps."""
+
+    def loss_fn(given: dict[str, fr.Tensor]) -> fr.Tensor:
+        table = fr.Variable(np.linspace(-1, 1, 60).reshape(20, 3).astype(dtype), name="table")
+        w, b = fr.Variable(np.ones((3, 4), dtype), name="w"), fr.Variable(np.zeros((), dtype), name="b")
+        return fr.mean(fr.square(fr.nn.embedding_lookup(table, given["ids"]) @ w + b))
+
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(
+            loss_fn,
+            {"ids": fr.Spec("int32", (5,))},
+            fr.optim.Adam(0.1),
+            3,
+            policy,
+            servers=servers,
+            server_device="",
+            worker_device="",
+        )
+    rng = np.random.default_rng(3)
+    batches = [{"ids": rng.integers(0, 20, 5).astype(np.int32)} for _ in range(12)]
+    async with asyncio.timeout(120), fr.Session(graph) as session:
+        kept = [report.kept async for report in trainer.steps(session, batches)]
+        assert kept == [(0, 1, 2)] * 4
+        return list(await session.run(trainer.variables))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+async def test_a_set_whose_size_is_not_known_trains_to_the_bits_of_one_whose_size_is(dtype: str) -> None:
+    expected = await trained(fr.train.AllOf(), dtype=dtype)
+    for one, other in zip(expected, await trained(Everybody(), dtype=dtype), strict=True):
+        assert one.tobytes() == other.tobytes()
+    weighted = await trained(Everybody(thirds=True), dtype=dtype)
+    for one, other in zip(expected, weighted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)

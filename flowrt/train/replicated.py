@@ -203,7 +203,7 @@ class Replicated:
         variables = [variable for _, variable in pairs]
         size = fixed_size(self.policy, self.replicas)
         with name_scope(f"server_{server}"), device(where):
-            fed = [fed_like([gradient for gradient, _ in pairs]) for _ in range(size or 1)]
+            fed = [fed_like([gradient for gradient, _ in pairs], any_rows=not size) for _ in range(size or 1)]
             means = [mean_of(member) for member in zip(*fed, strict=True)]
             moved = [optimizer.apply_gradients(zip(means, variables, strict=True))] if pairs else []
         with device(where), variables_from(None):

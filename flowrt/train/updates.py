@@ -51,15 +51,23 @@ def _once(slices: IndexedSlices) -> tuple[Tensor, int]:
     return (slices.values, 1) if times is None else (values, times)
 
 
-def fed_like(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Gradients of the same kinds and specs whose parts are placeholders, to be fed in the order of `parts_of`."""
-    return [_fed_like(gradient) for gradient in gradients]
+def fed_like(gradients: Sequence[Gradient], *, any_rows: bool = False) -> list[Gradient]:
+    """Gradients of the same kinds and specs whose parts are placeholders, to be fed in the order of `parts_of`.
+
+    With ``any_rows`` there may be any number of rows, as there are in what is made of several updates.
+    """
+    return [_fed_like(gradient, any_rows) for gradient in gradients]
 
 
-def _fed_like(gradient: Gradient) -> Gradient:
-    parts: list[Tensor] = [placeholder(part.dtype, part.spec.dims, name="part") for part in _parts(gradient)]
+def _fed_like(gradient: Gradient, any_rows: bool) -> Gradient:
     if not isinstance(gradient, IndexedSlices):
-        return parts[0]
+        return cast("Tensor", placeholder(gradient.dtype, gradient.spec.dims, name="part"))
+    parts: list[Tensor] = [
+        placeholder(
+            part.dtype, (None, *part.spec.dims[1:]) if any_rows and part.spec.dims else part.spec.dims, name="part"
+        )
+        for part in _parts(gradient)
+    ]
     return IndexedSlices(repeated(parts[1], _once(gradient)[1]), parts[0], gradient.shape)
 
 
