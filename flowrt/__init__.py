@@ -63,7 +63,7 @@ from flowrt.session import Session
 from flowrt.spec import Spec
 
 if _TYPE_CHECKING:
-    from flowrt import train
+    from flowrt import delays, train
     from flowrt.checkpoint import Checkpoints
     from flowrt.cluster import ClusterSpec, LocalCluster
 
@@ -72,6 +72,7 @@ _LATER = {
     "Checkpoints": "flowrt.checkpoint",
     "ClusterSpec": "flowrt.cluster",
     "LocalCluster": "flowrt.cluster",
+    "delays": "flowrt.delays",
     "train": "flowrt.train",
 }
 
@@ -127,6 +128,7 @@ __all__ = [
     "colocate_with",
     "container",
     "control_dependencies",
+    "delays",
     "device",
     "gradients",
     "kernel",

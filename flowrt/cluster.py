@@ -22,13 +22,14 @@ from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphEr
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.tokens import load_token, new_token, save_token
-from flowrt.sched.delay import Delay
 from flowrt.sched.lanes import usable_cores
 from flowrt.tracebacks import brief, without_marks
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from types import TracebackType
+
+    from flowrt.delays import Delay
 
 _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
@@ -188,8 +189,8 @@ class LocalCluster(AsyncOnly):
 
     Args:
         threads: Kernel threads of each node; by default the usable cores are divided among the nodes.
-        delays: For experiments with stragglers, how long a task waits between its gradient and its push, as text
-            (``{"/job:worker/task:3": "0.2"}``; the forms are `Delay`'s).
+        delays: For experiments with stragglers, by how much a task is slower: ``{"/job:worker/task:3": 0.2}`` in
+            seconds, or one of `flowrt.delays`, itself or as text.
         imports: Modules that nodes import first, for the policies they define: found as this process would find them.
         warm: Awaited before the nodes start: a place to fill the kernel cache once.
         log_level: What the nodes write to this process's stderr.
@@ -204,7 +205,7 @@ class LocalCluster(AsyncOnly):
         self,
         *,
         threads: int | None = None,
-        delays: Mapping[str, str | Delay] | None = None,
+        delays: Mapping[str, str | float | Delay] | None = None,
         imports: Sequence[str] = (),
         warm: Callable[[], Awaitable[None]] | None = None,
         log_level: str = "error",
@@ -219,7 +220,7 @@ class LocalCluster(AsyncOnly):
         self._names = [(job, number) for job, count in jobs.items() for number in range(count)]
         if not self._names:
             raise GraphError("a cluster needs a task; worker=1 would be one")
-        self._delays = {task: _as_delay(delay) for task, delay in (delays or {}).items()}
+        self._delays = _parsed(delays or {})
         for task in self._delays.keys() - {f"/job:{job}/task:{number}" for job, number in self._names}:
             raise GraphError(f"a delay is given for {task}, which is not in the cluster")
         if isinstance(imports, str) or not all(isinstance(module, str) and module for module in imports):
@@ -247,10 +248,9 @@ class LocalCluster(AsyncOnly):
             if self._warm is not None:
                 await self._warm()
             with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
-                token_file = os.path.join(folder, "token")
-                save_token(token_file, self.token)
+                save_token(os.path.join(folder, "token"), self.token)
                 async with asyncio.timeout(self._startup):
-                    await self._start(token_file)
+                    await self._start(Path(folder))
         except BaseException as error:
             await to_the_end(self._reap())
             if isinstance(error, TimeoutError):
@@ -266,22 +266,27 @@ class LocalCluster(AsyncOnly):
         self._spec = None
         await to_the_end(self._reap())
 
-    async def _start(self, token_file: str) -> None:
-        """Start all nodes, each on a port of its own choice, and wait until all have said theirs."""
+    async def _start(self, folder: Path) -> None:
+        """Start all nodes, each on a port of its own choice, and wait until all have said theirs.
+
+        ``folder`` holds their secret, and lasts until then.
+        """
         for job, number in self._names:
-            self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, token_file)
+            self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, folder)
         addresses = {task: await _ready(task, process) for task, process in self.processes.items()}
         jobs: dict[str, list[str]] = {}
         for job, number in self._names:
             jobs.setdefault(job, []).append(addresses[f"/job:{job}/task:{number}"])
         self._spec = ClusterSpec(jobs)
 
-    async def _spawn(self, job: str, number: int, token_file: str) -> Process:
-        options = {"job": job, "task": number, "bind": "127.0.0.1:0", "token-file": token_file}
+    async def _spawn(self, job: str, number: int, folder: Path) -> Process:
+        options = {"job": job, "task": number, "bind": "127.0.0.1:0", "token-file": folder / "token"}
         options |= {"threads": self._threads, "log-level": self._log_level}
         delay = self._delays.get(f"/job:{job}/task:{number}")
         if delay is not None:
-            options["delay"] = str(delay)
+            file = folder / f"{job}-{number}.delay"  # a trace may be longer than an argument
+            file.write_text(str(delay), encoding="utf-8")
+            options["delay"] = f"@{file}"
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
             *(f"--{name}={value}" for name, value in options.items()),
@@ -311,8 +316,12 @@ class LocalCluster(AsyncOnly):
             await process.wait()
 
 
-def _as_delay(delay: str | Delay) -> Delay:
-    return Delay.parse(delay) if isinstance(delay, str) else delay
+def _parsed(delays: Mapping[str, str | float | Delay]) -> dict[str, Delay]:
+    if not delays:
+        return {}
+    from flowrt.delays import parse  # for experiments alone
+
+    return {task: parse(delay) for task, delay in delays.items()}
 
 
 def _environment(threads: int, paths: Iterable[str]) -> dict[str, str]:

@@ -16,6 +16,8 @@ import stat
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
 from flowrt import progress
@@ -25,9 +27,11 @@ from flowrt.errors import AuthenticationError, FlowrtError, GraphError
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.net.node import Node
 from flowrt.net.tokens import load_token
-from flowrt.sched.delay import Delay
 from flowrt.sched.host import Host
 from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.delays import Delay
 
 LAST_SECONDS = 5  # for the end of a node whose parent is gone
 _PR_SET_PDEATHSIG = 1
@@ -110,9 +114,23 @@ def read_settings(given: argparse.Namespace) -> Settings:
         port,
         _token(given, cluster, host),
         given.threads,
-        Delay.parse(given.delay) if given.delay else None,
+        _delay(given.delay),
         given.die_with_parent,
     )
+
+
+def _delay(text: str | None) -> Delay | None:
+    """The delay that is given: as text, or in a file."""
+    if not text:
+        return None
+    from flowrt import delays  # for experiments alone
+
+    try:
+        return delays.parse(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+    except OSError as error:
+        raise GraphError(f"--delay {text}: {error}") from error
+    except GraphError as error:
+        raise GraphError(f"--delay: {str(error).partition(': ')[2]}") from error  # the line is not the user's
 
 
 def _cluster(given: argparse.Namespace) -> ClusterSpec | None:
@@ -161,9 +179,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_positive, metavar="N", help="kernel threads; by default the cores it may use")
     add(
         "--delay",
-        metavar="SECONDS",
-        help="for experiments: be a straggler, by so long between gradient and push. 0.2, exponential:MEAN, "
-        "uniform:LOWEST,HIGHEST or lognormal:MEDIAN,SIGMA",
+        metavar="TEXT",
+        help="for experiments: be slow, by so many seconds a step: 0.2, exponential:MEAN, lognormal:MEDIAN,SIGMA, "
+        "link:BYTES_PER_SECOND, … and sums of them, each perhaps with `at input` (push, server, frozen), `on REPLICA` "
+        "or `during 100:200`; or @FILE that holds it. See flowrt.delays",
     )
     levels = ("debug", "info", "warning", "error")
     add("--log-level", default="warning", choices=levels, help="what to write to stderr (default: %(default)s)")

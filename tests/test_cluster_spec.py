@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import statistics
 from typing import TYPE_CHECKING
 
 import pytest
 
 from flowrt.cluster import ClusterSpec, LocalCluster, own_token, parse_address
 from flowrt.errors import AuthenticationError, GraphError
-from flowrt.sched.delay import Delay
 from flowrt.worker import main
 
 if TYPE_CHECKING:
@@ -108,41 +105,12 @@ def test_a_users_own_token_is_made_once_and_kept_private(tmp_path: Path, monkeyp
 def test_a_local_cluster_knows_its_tasks_before_it_starts() -> None:
     with pytest.raises(GraphError, match="worker/task:1, which is not in the cluster"):
         LocalCluster(worker=1, delays={"/job:worker/task:1": "0.2"})
+    with pytest.raises(GraphError, match=r"test_cluster_spec.py:\d+: 'slow' is not a delay"):
+        LocalCluster(worker=1, delays={"/job:worker/task:0": "slow"})
     with pytest.raises(GraphError, match="needs a task"):
         LocalCluster()
     with pytest.raises(GraphError, match="'client' cannot name a job"):
         LocalCluster(client=1)
-
-
-# ── delays ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_delay_reads_as_it_is_written() -> None:
-    for text in ("0.2", "exponential:0.05", "uniform:0.1,0.3", "lognormal:0.05,0.5"):
-        assert str(Delay.parse(text)) == text
-    assert Delay.parse("constant:1") == Delay.parse("1.0")
-
-
-@pytest.mark.parametrize("text", ["", "fast", "-1", "nan", "inf", "uniform:0.1", "uniform:3,1", "gamma:1", "1,2"])
-def test_what_is_no_delay_is_refused(text: str) -> None:
-    with pytest.raises(GraphError, match="is not a delay; write seconds"):
-        Delay.parse(text)
-
-
-def test_delays_are_drawn_from_their_distributions() -> None:
-    rng = random.Random(0)
-
-    def draws(text: str) -> list[float]:
-        delay = Delay.parse(text)
-        return [delay.sample(rng) for _ in range(4000)]
-
-    assert set(draws("0.2")) == {0.2}
-    assert set(draws("exponential:0")) == {0.0}
-    assert statistics.mean(draws("exponential:0.05")) == pytest.approx(0.05, rel=0.1)
-    uniform = draws("uniform:0.1,0.3")
-    assert 0.1 <= min(uniform) < 0.11
-    assert 0.29 < max(uniform) <= 0.3
-    assert statistics.median(draws("lognormal:0.05,0.5")) == pytest.approx(0.05, rel=0.1)
 
 
 # ── refusals of the worker ───────────────────────────────────────────────────────────────────────────────────────────
@@ -181,4 +149,7 @@ def test_a_worker_refuses_a_token_it_cannot_keep(tmp_path: Path, capsys: pytest.
 def test_a_worker_refuses_a_bad_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "token", "secret")
     os.chmod(file, 0o600)
-    assert "is not a delay" in refusal(capsys, "--bind=127.0.0.1:0", f"--token-file={file}", "--delay=slow")
+    given = "--bind=127.0.0.1:0", f"--token-file={file}"
+    assert "worker: --delay: 'slow' is not a delay: it has 'slow'" in refusal(capsys, *given, "--delay=slow")
+    assert "worker: --delay: a delay, Constant: seconds" in refusal(capsys, *given, "--delay=nan")
+    assert "No such file" in refusal(capsys, *given, f"--delay=@{tmp_path / 'none'}")

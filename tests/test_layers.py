@@ -62,8 +62,9 @@ MAY_IMPORT = {
     "gradients": [*FLOOR, "op", "graph", "ops"],
     "passes": [*FLOOR, "op", "graph", "ops", "gradients", "passes"],
     "progress": FLOOR,
+    "delays": [*FLOOR, "delays"],
     "kernels": [*FLOOR, "progress", "kernels"],
-    "sched": [*FLOOR, "op", "kernels", "sched"],
+    "sched": [*FLOOR, "op", "delays", "kernels", "sched"],
     "net": [*FLOOR, "sched", "net"],
 }
 HEAD = {"kernels/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
@@ -75,6 +76,7 @@ OWNERS = {
     "scipy": [],
     "aiohttp": ["net/transport"],
     "msgpack": ["codec"],
+    "pyarrow": ["delays/parquet"],
     "threading": [
         "sched/lanes",
         "sched/memory",
@@ -120,6 +122,7 @@ PURE = [
     "building_order",
     "net/liveness",
     "net/frames",
+    "delays",
 ]
 IMPURE = {"asyncio", "time", "random", "socket", "threading", "concurrent", "subprocess", "secrets"}
 

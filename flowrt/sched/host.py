@@ -5,7 +5,6 @@ Who makes a `Host` closes it. In-process sessions own a private one; ``python -m
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 from flowrt.errors import ClosedError, GraphError
@@ -20,7 +19,7 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowrt.sched.delay import Delay
+    from flowrt.delays import Delay
     from flowrt.spec import Spec
 
 
@@ -37,8 +36,7 @@ class Host:
     """A task's lanes, variables, queues and rendezvous.
 
     ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their
-    way here, ``memory_limit`` what it holds; replicas wait for ``delay`` with each update, for experiments with
-    stragglers.
+    way here, ``memory_limit`` what it holds; ``delay`` makes it slow, for experiments with stragglers.
     """
 
     def __init__(
@@ -49,7 +47,6 @@ class Host:
         transfer_budget: int = 256 << 20,
         memory_limit: int | None = None,
         delay: Delay | None = None,
-        seed: int | None = None,
     ) -> None:
         self.task = task
         self.devices = ("cpu:0",)
@@ -61,7 +58,6 @@ class Host:
         self.remote: Remote | None = None
         self.iterations: Resident | None = None  # who hears what other tasks post
         self.delay = delay
-        self.random = random.Random(seed)
         self.closed = False
         pools.limit()
         self._queues: dict[Name, Queue] = {}

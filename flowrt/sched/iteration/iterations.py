@@ -48,6 +48,7 @@ from flowrt.spec import Spec
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor
     from flowrt.sched.host import Host
+    from flowrt.sched.iteration.striking import Slowness
 
 Plans: TypeAlias = "Callable[[int], Executor]"
 _log = logging.getLogger(__name__)
@@ -75,6 +76,11 @@ class Iterations:
         self._send = send
         self._lives = lives
         self._tasks = Tasks()
+        self._slowness: Slowness | None = None
+        if host.delay is not None:
+            from flowrt.sched.iteration.striking import Slowness  # which other nodes need not import
+
+            self._slowness = Slowness(host.delay, host.task, self._tasks)
         self._servers: dict[int, Server] = {}  # by run
         self._newest: dict[tuple[str, str], Server] = {}  # by trainer
         self._replicas: dict[tuple[int, int], Replica] = {}  # by run and number
@@ -83,6 +89,12 @@ class Iterations:
 
     def hear(self, peer: str, message: Any) -> None:
         """Do as ``peer`` says, if it is about a run that goes on here."""
+        if self._slowness is None:
+            self._hear(message)
+        else:
+            self._slowness.receive(peer, message, lambda: self._hear(message))
+
+    def _hear(self, message: Any) -> None:
         kind = type(message)
         driver: Server | Replica | None = None
         if kind in _TO_SERVERS or (kind is Probe and message.replica < 0):
@@ -173,7 +185,7 @@ class Iterations:
         at = {self._version(asked.container, name) for name in asked.versions}
         if at != {asked.version}:
             raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
-        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock)
+        way = self._way(asked, epoch, asked.server, len(asked.servers))
         gather = None if asked.gather < 0 else Closed(plans(asked.gather), asked.seed)
         apply = Closed(plans(asked.apply), asked.seed)
         server = Server(asked, apply, gather, way, lambda whole: self._end(asked.run, whole))
@@ -184,11 +196,22 @@ class Iterations:
     def _begin_replica(self, asked: BeginReplica, epoch: str, plans: Plans) -> None:
         if (asked.run, asked.replica) in self._replicas:
             return  # as above
-        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock)
+        way = self._way(asked, epoch, asked.replica, asked.replicas)
         ask = None if asked.ask < 0 else Closed(plans(asked.ask), asked.seed)
         replica = Replica(asked, Closed(plans(asked.plan), asked.seed), ask, way)
         self._replicas[asked.run, asked.replica] = replica
         replica.start()
+
+    def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
+        """The way of driver ``number`` of ``count``."""
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock)
+        if self._slowness is None:
+            return way
+        return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
+
+    def _send_late(self, peer: str, epoch: str, message: Any) -> None:
+        assert self._slowness is not None
+        self._slowness.send(peer, message, lambda: self._send(peer, epoch, message))
 
     def _server(self, run: int) -> Server:
         if run not in self._servers:

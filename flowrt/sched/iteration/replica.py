@@ -8,8 +8,8 @@ updates count is nothing to it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrt.device import CLIENT
@@ -31,6 +31,8 @@ from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
 from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 
 if TYPE_CHECKING:
+    import asyncio
+
     from flowrt.sched.closed import Closed
     from flowrt.sched.rendezvous import Array
 
@@ -73,13 +75,11 @@ class Replica:
         """Take in a batch, a version, or rows; or say what is done here."""
         match message:
             case Batch():
+                admit = self._admit if self._asking is None else self._asking.come
                 for number, values in enumerate((message.values, *message.more), message.number):
                     if number == self._given + 1:  # one beyond that is posted again, with those before it
                         self._given = number
-                        if self._asking is None:
-                            self._admit(number, values)
-                        else:
-                            self._asking.come(number, values)
+                        self.way.read(max(self._at), partial(admit, number, values))
             case Version():
                 if message.version > self._at[message.server]:
                     self._take(message)
@@ -177,34 +177,18 @@ class Replica:
             self._fail(version, error)
             return
         self.watch.start(version)
-        if way.host.delay is not None:
-            self.task = way.tasks.start(self._compute_late(version, feeds))
-            self.task.add_done_callback(self._ended)
-            return
         self.task = way.compute(
             self._tower,
             feeds,
             context,
             lambda fetches: self._finish(version, fetches),
             lambda error: self._fail(version, error),
+            at="compute",
         )
         if self.task is not None:
             self.task.add_done_callback(self._ended)
             if self._asking is not None:
                 self._asking.say()
-
-    async def _compute_late(self, version: int, feeds: Sequence[Array]) -> None:
-        """As `Way.compute`, but that the update is posted after the delay that the node was started with."""
-        role, host = self.role, self.way.host
-        assert host.delay is not None
-        try:
-            context = self.way.context(version, role.replica, role.replicas)
-            fetches = await self.way.run_plan(self._tower, feeds, context)
-            await asyncio.sleep(host.delay.sample(host.random))
-        except Exception as error:
-            self._fail(version, error)
-        else:
-            self._finish(version, fetches)
 
     def _feeds(self, batch: Sequence[Any]) -> list[Any]:
         told = self._values

@@ -251,7 +251,7 @@ class Server:
         except Exception as error:
             self._give_back(version, error)
             return
-        self._applying = self.way.compute(self._apply, feeds, context, applied, failed)
+        self._applying = self.way.compute(self._apply, feeds, context, applied, failed, at="server")
 
     def _give_back(self, version: int, error: BaseException) -> None:
         """What was ordered of ``version`` is not applied; unless it `broke`, nothing of it is written."""

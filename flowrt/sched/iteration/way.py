@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flowrt.plan import PlanFeed
     from flowrt.sched.closed import Closed
     from flowrt.sched.host import Host
+    from flowrt.sched.iteration.striking import Striking
     from flowrt.sched.rendezvous import Array
 
 Send: TypeAlias = Callable[[str, str, Any], None]
@@ -64,9 +65,9 @@ class Tasks:
 
 @dataclass(eq=False, slots=True)
 class Way:
-    """How the drivers of a run on one host reach the others, compute, and know the time.
+    """How a driver of a run reaches the others, computes, and knows the time.
 
-    ``epoch`` is its client's master's.
+    ``epoch`` is its client's master's. Where the host is to be slow, ``striking`` says by how much.
     """
 
     host: Host
@@ -76,10 +77,21 @@ class Way:
     tasks: Tasks
     send: Send
     clock: Callable[[], float] = time.monotonic
+    striking: Striking | None = None
 
     def post(self, peer: str, message: Any) -> None:
         """Send a message, if there is a way to send it by: who is told that it broke posts again."""
-        self.send(peer, self.epoch, message)
+        if self.striking is None:
+            self.send(peer, self.epoch, message)
+        else:
+            self.striking.push(message, lambda: self.send(peer, self.epoch, message))
+
+    def read(self, version: int, then: Callable[[], None]) -> None:
+        """Call ``then`` when a batch that came is read: before this returns, unless that is to be slow."""
+        if self.striking is None:
+            then()
+        else:
+            self.striking.read(version, then)
 
     def context(self, version: int, replica: int, replicas: int) -> RunContext:
         """The step in which a replica computes ``version``, or, as one replica more, a server applies it.
@@ -89,12 +101,17 @@ class Way:
         return RunContext((self.epoch, step_number(self.run, version, replica, replicas)), version, self.seed)
 
     def compute(
-        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
+        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, at: str = ""
     ) -> asyncio.Task[None] | None:
         """Call ``then`` with the plan's fetches, or ``failed``: before this returns, if the plan is short.
 
-        Answers the task that it runs in otherwise; cancelled, that calls neither.
+        Answers the task that it runs in otherwise; cancelled, that calls neither. Delays of the host that strike ``at``
+        that place, if it is one, strike here.
         """
+        if at and self.striking is not None:
+            self.striking.freeze(context.number)
+            if late := self.striking.seconds(context.number, at):
+                return self.tasks.start(self._compute(plan, feeds, context, then, failed, late))
         try:
             fetches = plan.run_now(feeds, context.number)
         except Exception as error:
@@ -106,10 +123,12 @@ class Way:
         return None
 
     async def _compute(
-        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed
+        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, late: float = 0.0
     ) -> None:
         try:
             fetches = await self.run_plan(plan, feeds, context)
+            if late:
+                await asyncio.sleep(late)
         except Exception as error:
             failed(error)
         else:
