@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import os
 import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +37,9 @@ _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
 _FAILED = "flowrt worker: "  # what a node's reason not to start begins with
+SOON, LATE = 0.1, 5.0  # seconds after its end that a node is started again, at first and at last
+LASTS = 10.0  # seconds after which the end of a node is not blamed on its start
+_log = logging.getLogger(__name__)
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -194,6 +199,7 @@ class LocalCluster(AsyncOnly):
         imports: Modules that nodes import first, for the policies they define: found as this process would find them.
         warm: Awaited before the nodes start: a place to fill the kernel cache once.
         log_level: What the nodes write to this process's stderr.
+        restart: Whether a node whose process ends is started again at its address, and how soon depends on how often.
         jobs: How many tasks of each job.
 
     Raises `GraphError` for tasks that make no sense and `ResourceError` if a node does not come up.
@@ -211,6 +217,7 @@ class LocalCluster(AsyncOnly):
         log_level: str = "error",
         startup: float = 60.0,
         grace: float = 5.0,
+        restart: bool = False,
         **jobs: int,
     ) -> None:
         for job, count in jobs.items():
@@ -231,6 +238,8 @@ class LocalCluster(AsyncOnly):
         self._log_level = log_level
         self._startup = startup
         self._grace = grace
+        self._restart = restart
+        self._keeping: list[asyncio.Task[None]] = []
         self._spec: ClusterSpec | None = None
         self.token = new_token()
         self.processes: dict[str, Process] = {}
@@ -247,10 +256,8 @@ class LocalCluster(AsyncOnly):
         try:
             if self._warm is not None:
                 await self._warm()
-            with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
-                save_token(os.path.join(folder, "token"), self.token)
-                async with asyncio.timeout(self._startup):
-                    await self._start(Path(folder))
+            async with asyncio.timeout(self._startup):
+                await self._start()
         except BaseException as error:
             await to_the_end(self._reap())
             if isinstance(error, TimeoutError):
@@ -266,21 +273,60 @@ class LocalCluster(AsyncOnly):
         self._spec = None
         await to_the_end(self._reap())
 
-    async def _start(self, folder: Path) -> None:
-        """Start all nodes, each on a port of its own choice, and wait until all have said theirs.
+    async def respawn(self, task: str) -> None:
+        """Start a node again whose process has ended, at its address, and wait until it serves.
 
-        ``folder`` holds their secret, and lasts until then.
+        It has nothing of what the old one had. Raises `GraphError` for a node that runs, `ResourceError` for one that
+        does not come up.
         """
-        for job, number in self._names:
-            self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, folder)
-        addresses = {task: await _ready(task, process) for task, process in self.processes.items()}
+        address = self.spec.tasks()[task]
+        if self.processes[task].returncode is None:
+            raise GraphError(f"{task} runs; kill its process before it is started again")
+        job, number = task.removeprefix("/job:").split("/task:")
+        _close_stdin(self.processes[task])
+        with self._folder() as folder:
+            process = await self._spawn(job, int(number), folder, address[1])
+            self.processes[task] = process
+            async with asyncio.timeout(self._startup):
+                await _ready(task, process)
+
+    async def _keep(self, task: str) -> None:
+        """Start a node again whenever its process ends: at once, and each time later where it does not last."""
+        pause = SOON
+        while True:
+            began = asyncio.get_running_loop().time()
+            ended = await self.processes[task].wait()
+            lasted = asyncio.get_running_loop().time() - began
+            pause = SOON if lasted > LASTS else min(2 * pause, LATE)
+            _log.warning("%s ended with %d after %.1f s; it is started again in %.1f s", task, ended, lasted, pause)
+            await asyncio.sleep(pause)
+            try:
+                await self.respawn(task)
+            except (FlowrtError, TimeoutError) as error:
+                _log.warning("%s was not started again: %s", task, error)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """What nodes are told by files: their secret. It lasts until they are ready."""
+        with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
+            save_token(os.path.join(folder, "token"), self.token)
+            yield Path(folder)
+
+    async def _start(self) -> None:
+        """Start all nodes, each on a port of its own choice, and wait until all have said theirs."""
+        with self._folder() as folder:
+            for job, number in self._names:
+                self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, folder)
+            addresses = {task: await _ready(task, process) for task, process in self.processes.items()}
         jobs: dict[str, list[str]] = {}
         for job, number in self._names:
             jobs.setdefault(job, []).append(addresses[f"/job:{job}/task:{number}"])
         self._spec = ClusterSpec(jobs)
+        if self._restart:
+            self._keeping = [asyncio.create_task(self._keep(task)) for task in self.processes]
 
-    async def _spawn(self, job: str, number: int, folder: Path) -> Process:
-        options = {"job": job, "task": number, "bind": "127.0.0.1:0", "token-file": folder / "token"}
+    async def _spawn(self, job: str, number: int, folder: Path, port: int = 0) -> Process:
+        options = {"job": job, "task": number, "bind": f"127.0.0.1:{port}", "token-file": folder / "token"}
         options |= {"threads": self._threads, "log-level": self._log_level}
         delay = self._delays.get(f"/job:{job}/task:{number}")
         if delay is not None:
@@ -299,10 +345,13 @@ class LocalCluster(AsyncOnly):
 
     async def _reap(self) -> None:
         """End every process: asked first, then forced."""
+        for task in self._keeping:
+            task.cancel()
+        if self._keeping:
+            await asyncio.wait(self._keeping)
         for process in self.processes.values():
             _signal(process, "terminate")
-            if process.stdin is not None:
-                process.stdin.close()
+            _close_stdin(process)
         try:
             async with asyncio.timeout(self._grace):
                 await self._wait()
@@ -338,6 +387,11 @@ def _signal(process: Process, how: str) -> None:
             getattr(process, how)()
         except ProcessLookupError:
             return  # it ended meanwhile
+
+
+def _close_stdin(process: Process) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 async def _ready(task: str, process: Process) -> str:

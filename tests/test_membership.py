@@ -1,0 +1,73 @@
+"""Nodes that come late, end and come again, freeze and thaw: they serve as soon as they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+from cluster_plans import PS, WORKERS, relay
+from test_cluster import SCALAR, Numbers, driving
+
+from flowrt.cluster import LocalCluster
+from flowrt.errors import GraphError, NodeLost
+from flowrt.net.liveness import Timing
+
+
+async def test_a_node_that_comes_late_or_again_is_used_for_what_was_registered_before() -> None:
+    async with LocalCluster(ps=1, worker=2) as cluster:
+        cluster.processes[WORKERS[1]].kill()
+        await cluster.processes[WORKERS[1]].wait()
+        async with driving(cluster, patience=0.2) as master:
+            assert master.lost == {WORKERS[1]}
+            assert [d.host for d in master.devices] == [PS, WORKERS[0]]
+            run = Numbers(master)
+            for turn in range(2):
+                await cluster.respawn(WORKERS[1])
+                async with asyncio.timeout(10):
+                    await master.wait_changed(frozenset({WORKERS[1]}))
+                assert master.lost == frozenset()
+                if turn == 0:
+                    step = await master.register(**relay(WORKERS[0], WORKERS[1], SCALAR))
+                assert (await run(step, np.asarray(1.0)))[0] == 4.0
+                cluster.processes[WORKERS[1]].kill()
+                async with asyncio.timeout(10):
+                    await cluster.processes[WORKERS[1]].wait()
+                    await master.wait_changed(frozenset())
+                with pytest.raises(NodeLost, match=rf"{WORKERS[1]} \(.*\) was lost: "):
+                    await run(step, np.asarray(1.0))
+
+
+async def test_a_node_that_was_silent_for_too_long_is_begun_with_anew() -> None:
+    async with (
+        LocalCluster(ps=1, worker=2) as cluster,
+        driving(cluster, timing=Timing(beat=0.1, suspect=0.3, lost=0.6)) as master,
+    ):
+        step = await master.register(**relay(WORKERS[0], WORKERS[1], SCALAR))
+        run = Numbers(master)
+        for _ in range(2):
+            assert (await run(step, np.asarray(1.0)))[0] == 4.0
+            os.kill(cluster.processes[WORKERS[1]].pid, signal.SIGSTOP)
+            async with asyncio.timeout(10):
+                while not master.lost:
+                    await master.wait_changed(master.lost, master.suspects)
+            os.kill(cluster.processes[WORKERS[1]].pid, signal.SIGCONT)
+            async with asyncio.timeout(10):
+                while master.lost:
+                    await master.wait_changed(master.lost, master.suspects)
+
+
+async def test_a_node_that_ends_is_started_again_where_that_is_wanted() -> None:
+    async with LocalCluster(worker=2, restart=True) as cluster, driving(cluster) as master:
+        step = await master.register(**relay(WORKERS[0], WORKERS[1], SCALAR))
+        first = cluster.processes[WORKERS[1]]
+        first.kill()
+        async with asyncio.timeout(20):
+            await master.wait_changed(frozenset())
+            await master.wait_changed(frozenset({WORKERS[1]}))
+        assert cluster.processes[WORKERS[1]] is not first
+        assert (await Numbers(master)(step, np.asarray(1.0)))[0] == 4.0
+        with pytest.raises(GraphError, match=f"{WORKERS[0]} runs"):
+            await cluster.respawn(WORKERS[0])
