@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
+from types import MemberDescriptorType
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -19,7 +20,17 @@ Item = TypeVar("Item")
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def valueclass(described: type[T]) -> type[T]:
     """What ``dataclass(frozen=True, slots=True)`` makes of a class."""
-    made = dataclass(frozen=True, slots=True, eq=False, repr=False)(described)
+    return _valued(described, slots=True)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def stateclass(described: type[T]) -> type[T]:
+    """A `valueclass` without slots, for values that follow one another: `replace` takes a third of the time."""
+    return _valued(described, slots=False)
+
+
+def _valued(described: type[T], slots: bool) -> type[T]:
+    made = dataclass(frozen=True, slots=slots, eq=False, repr=False)(described)
     compared = _getter([f.name for f in fields(made) if f.compare])  # type: ignore[arg-type]
     shown = [f.name for f in fields(made) if f.repr]  # type: ignore[arg-type]
 
@@ -45,17 +56,27 @@ def replace(value: T, **changes: Any) -> T:
     """
     kind: Any = type(value)
     made: T = object.__new__(kind)
-    setters, values = _access(kind)
-    for put_in, kept in zip(setters, values(value), strict=True):
-        put_in(made, kept)
+    access = _access(kind)
+    if access is None:
+        kept = value.__dict__
+        object.__setattr__(made, "__dict__", {**kept, **changes})
+        if len(made.__dict__) != len(kept):
+            raise AttributeError(f"{kind.__qualname__} has no fields {', '.join(changes.keys() - kept.keys())}")
+        return made
+    setters, values = access
+    for put_in, item in zip(setters, values(value), strict=True):
+        put_in(made, item)
     for name, changed in changes.items():
         getattr(kind, name).__set__(made, changed)
     return made
 
 
 @cache
-def _access(kind: Any) -> tuple[tuple[Callable[..., None], ...], Callable[[Any], tuple[Any, ...]]]:
+def _access(kind: Any) -> tuple[tuple[Callable[..., None], ...], Callable[[Any], tuple[Any, ...]]] | None:
+    """What sets the fields of a value that has slots for them, and what gets them all; None where a dict has them."""
     names = [f.name for f in fields(kind)]
+    if not all(isinstance(getattr(kind, name, None), MemberDescriptorType) for name in names):
+        return None
     return tuple(getattr(kind, name).__set__ for name in names), _getter(names)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from flowrt.valueclass import valueclass
+from flowrt.valueclass import replace as made_anew
+from flowrt.valueclass import stateclass, valueclass
 
 
 def made_by(decorator: Any) -> tuple[type, type, type]:
@@ -41,10 +42,11 @@ def made_by(decorator: Any) -> tuple[type, type, type]:
     return Point, Nothing, Named
 
 
-BOTH = (made_by(valueclass), made_by(dataclass(frozen=True, slots=True)))
+STATES = made_by(stateclass)
+ALL = (made_by(valueclass), STATES, made_by(dataclass(frozen=True, slots=True)))
 
 
-@pytest.mark.parametrize("classes", BOTH, ids=["valueclass", "dataclass"])
+@pytest.mark.parametrize("classes", ALL, ids=["valueclass", "stateclass", "dataclass"])
 def test_a_value_compares_hashes_and_shows_its_fields(classes: tuple[Any, Any, Any]) -> None:
     point, nothing, named = classes
     nan = float("nan")
@@ -63,7 +65,7 @@ def test_a_value_compares_hashes_and_shows_its_fields(classes: tuple[Any, Any, A
     ]
 
 
-@pytest.mark.parametrize("classes", BOTH, ids=["valueclass", "dataclass"])
+@pytest.mark.parametrize("classes", ALL, ids=["valueclass", "stateclass", "dataclass"])
 def test_a_value_cannot_be_changed_but_copied_and_replaced(classes: tuple[Any, Any, Any]) -> None:
     point, *_ = classes
     made = point(1, 2.0, secret=(3,))
@@ -73,10 +75,26 @@ def test_a_value_cannot_be_changed_but_copied_and_replaced(classes: tuple[Any, A
         del made.x
     with pytest.raises((AttributeError, TypeError)):
         made.other = 2
-    assert not hasattr(made, "__dict__")
+    assert hasattr(made, "__dict__") is (classes is STATES)
     assert copy.deepcopy(made) == copy.copy(made) == replace(made) == made
     assert replace(made, x=3).sum() == 5.0
     assert [f.name for f in fields(point)] == ["x", "y", "seen", "secret"]
     match made:
         case point(x, y):
             assert (x, y) == (1, 2.0)
+
+
+@pytest.mark.parametrize("classes", ALL[:2], ids=["valueclass", "stateclass"])
+def test_a_value_made_anew_has_other_values_in_some_fields_and_leaves_the_old_one(
+    classes: tuple[Any, Any, Any],
+) -> None:
+    point, nothing, _ = classes
+    old = point(1, 2.0, secret=(3,))
+    new = made_anew(old, x=4, seen=5)
+    assert (new.x, new.y, new.seen, new.secret) == (4, 2.0, 5, (3,))
+    assert old == point(1, 2.0, secret=(3,))
+    assert made_anew(nothing()) == nothing()
+    with pytest.raises(AttributeError, match="z"):
+        made_anew(old, z=1)
+    with pytest.raises(FrozenInstanceError):
+        new.x = 1

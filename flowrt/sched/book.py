@@ -10,10 +10,10 @@ The book must not know versions or who is alive: that is the coordinator's.
 from __future__ import annotations
 
 from flowrt.errors import InternalError
-from flowrt.valueclass import put, replace, valueclass
+from flowrt.valueclass import put, replace, stateclass
 
 
-@valueclass
+@stateclass
 class Book:
     """How far each replica is in its batches.
 

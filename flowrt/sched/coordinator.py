@@ -28,7 +28,7 @@ from flowrt.sched.book import Book
 from flowrt.sched.ledger import Ledger, Outcome, Receipt, Stuck
 from flowrt.sched.policies.policy import Offer, Policy, Record
 from flowrt.sched.quorum import Quorum, Verdict
-from flowrt.valueclass import put, replace, valueclass
+from flowrt.valueclass import put, replace, stateclass
 
 
 class Standing(Enum):
@@ -52,7 +52,7 @@ _AT_CLOSE = {
 _AT_ABANDON = {**_AT_CLOSE, Standing.WHOLE: Outcome.ABANDONED, Standing.RUNNING: Outcome.ABANDONED}
 
 
-@valueclass
+@stateclass
 class Coordinator:
     """The one place that decides what every parameter server applies.
 

@@ -17,7 +17,7 @@ from math import inf
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.policies import asking
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record
-from flowrt.valueclass import replace, valueclass
+from flowrt.valueclass import replace, stateclass
 
 
 class Verdict(Enum):
@@ -31,7 +31,7 @@ class Verdict(Enum):
     REFUSED = "refused"  # it is not finite
 
 
-@valueclass
+@stateclass
 class Quorum:
     """The set of replicas that one version keeps: open, until the policy closes it.
 

@@ -17,12 +17,12 @@ from typing import Generic, TypeVar
 
 from flowrt.errors import InternalError
 from flowrt.sched.quorum import Verdict
-from flowrt.valueclass import put, replace, valueclass
+from flowrt.valueclass import put, replace, stateclass
 
 Update = TypeVar("Update")
 
 
-@valueclass
+@stateclass
 class ShardStatistics:
     """What one server has seen since it started: ``refused`` per replica, the others in messages or versions."""
 
@@ -34,7 +34,7 @@ class ShardStatistics:
     refused: tuple[int, ...]
 
 
-@valueclass
+@stateclass
 class Shard(Generic[Update]):
     """What one parameter server holds of the current version's updates.
 
