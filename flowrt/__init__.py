@@ -66,6 +66,7 @@ if _TYPE_CHECKING:
     from flowrt import delays, train
     from flowrt.checkpoint import Checkpoints
     from flowrt.cluster import ClusterSpec, LocalCluster
+    from flowrt.simulation import simulate
 
 # What not every program needs is imported where it is first used, so that `import flowrt` stays short.
 _LATER = {
@@ -73,6 +74,7 @@ _LATER = {
     "ClusterSpec": "flowrt.cluster",
     "LocalCluster": "flowrt.cluster",
     "delays": "flowrt.delays",
+    "simulate": "flowrt.simulation",
     "train": "flowrt.train",
 }
 
@@ -139,6 +141,7 @@ __all__ = [
     "optim",
     "placement",
     "random",
+    "simulate",
     "train",
 ]
 __all__ += ops.__all__

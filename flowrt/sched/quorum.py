@@ -13,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
+from operator import attrgetter
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.policies import asking
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record
 from flowrt.valueclass import replace, stateclass
+
+_replica_of = attrgetter("replica")
 
 
 class Verdict(Enum):
@@ -113,12 +116,11 @@ class Quorum:
         return replace(self, wakes=wakes, enough=max(answer.offers, len(self.offers) + 1))
 
     def _close(self, answer: Close, now: float) -> Quorum:
-        kept = sorted(
-            (offer for offer in self.offers if offer.replica in answer.replicas), key=lambda offer: offer.replica
-        )
+        chosen = frozenset(answer.replicas)
+        kept = sorted((offer for offer in self.offers if offer.replica in chosen), key=_replica_of)
         return replace(
             self,
-            kept=tuple(offer.replica for offer in kept),
+            kept=tuple(map(_replica_of, kept)),
             why=answer.why,
             weights=asking.weights(self.policy, kept),
             closed_at=now,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from math import isfinite, isnan
+from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
 from flowrt.errors import GraphError, Site
@@ -68,9 +69,9 @@ def _check_close(policy: Policy, close: Close, replicas: int, offers: Sequence[O
             f"decide answered {close!r}; a set has at least one update: answer Close((replica, ...), 'why'), "
             "or wait by WaitUntil",
         )
-    there = [offer.replica for offer in offers]
-    if strange := [replica for replica in chosen if replica not in there]:
-        _refuse(policy, f"decide closed with replica {strange[0]!r}, which has not offered; choose among {there}")
+    there = dict.fromkeys(offer.replica for offer in offers)
+    if strange := [replica for replica in chosen if not isinstance(replica, Integral) or replica not in there]:
+        _refuse(policy, f"decide closed with replica {strange[0]!r}, which has not offered; choose among {[*there]}")
     if len(set(chosen)) < len(chosen):
         _refuse(policy, f"decide closed with {list(chosen)}; name each replica once")
     size, least = policy.size(replicas), policy.least(replicas)

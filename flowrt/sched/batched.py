@@ -1,0 +1,68 @@
+"""Many updates that become whole one after another, as one event: what a simulation of a thousand replicas needs.
+
+Law: the coordinator is the very value that the single events answer, offer by offer, with the clock's between them;
+only that nothing is made for an event at which nobody is asked. `tests/test_simulation.py` holds one against the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import nan
+from typing import TypeVar
+
+from flowrt.errors import InternalError
+from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.policies.policy import Offer
+from flowrt.valueclass import replace
+
+Item = TypeVar("Item")
+
+
+def hold_all(
+    coordinator: Coordinator, replicas: Sequence[int], times: Sequence[float], square: float = nan
+) -> Coordinator:
+    """The updates of ``replicas`` become whole at ``times``, which ascend, until the set of the open version is fixed.
+
+    As `Coordinator.held` of each server for each replica in turn, each part's numbers having the sum of squares
+    ``square``, and `Coordinator.tick` whenever it is due, before what comes at the same time. All have begun the open
+    version and no server holds anything of theirs, and the policy takes no stale updates: else `InternalError`.
+    """
+    quorum = coordinator.quorum
+    if quorum.policy.staleness or quorum.closed_at is not None or coordinator.closing:
+        raise InternalError(f"version {quorum.version}: updates are offered all at once to a set that may be open yet")
+    able = dict.fromkeys(coordinator._may_offer())  # in replica order, and quick to take from
+    total = sum([square] * coordinator.servers) if quorum.policy.measures else nan
+    at, count = 0, len(replicas)
+    while at < count and quorum.closed_at is None:
+        due = quorum.due
+        before = count if due is None else bisect_left(times, due, at)
+        stop = min(before, at + quorum.enough - len(quorum.offers))
+        asks = stop > at and len(quorum.offers) + stop - at >= quorum.enough
+        fresh = [Offer(replicas[i], times[i] - quorum.opened, square=total) for i in range(at, stop)]
+        for offer in fresh:
+            if offer.replica not in able:
+                raise InternalError(f"version {quorum.version}: replica {offer.replica} cannot offer")
+            del able[offer.replica]
+        quorum = replace(quorum, offers=(*quorum.offers, *fresh))
+        if asks:
+            quorum = quorum.ask(tuple(able), quorum.opened + fresh[-1].seconds)
+        elif due is not None and stop == before < count:
+            quorum = quorum.ask(tuple(able), due)
+        at = stop
+    whole, everywhere = replicas[:at], frozenset(range(coordinator.servers))
+    return replace(
+        coordinator,
+        quorum=quorum,
+        standing=_put_all(coordinator.standing, whole, Standing.WHOLE),
+        holders=_put_all(coordinator.holders, whole, everywhere),
+        squares=_put_all(coordinator.squares, whole, total) if quorum.policy.measures else coordinator.squares,
+    )
+
+
+def _put_all(items: tuple[Item, ...], places: Sequence[int], item: Item) -> tuple[Item, ...]:
+    """``items`` with another one at each of ``places``."""
+    made = list(items)
+    for place in places:
+        made[place] = item
+    return tuple(made)
