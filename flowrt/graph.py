@@ -165,7 +165,7 @@ class Tensor(Operators):
 class Resource:
     """A variable or queue that nodes share by (container, name).
 
-    ``initial`` is the tensor a variable starts from; ``detail`` holds what else describes it (a queue's capacity).
+    A variable starts from ``initial``, by a session but for a "local variable"; ``detail`` tells a queue's capacity.
     """
 
     kind: str

@@ -206,9 +206,9 @@ def _read_resource(graph: Graph, data: Any) -> Resource:
         None if initialize is None else _node(graph, initialize, where),
         {key: _attr(value, where) for key, value in _item(data, "detail", dict).items()},
     )
-    if kind not in ("variable", "queue"):
+    if kind not in ("variable", "local variable", "queue"):
         raise BrokenStream(f"{where}: a resource is a variable or a queue")
-    if kind == "variable":
+    if kind != "queue":
         _check_variable(found, where)
     return found
 

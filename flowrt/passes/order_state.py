@@ -47,7 +47,7 @@ def _accesses(step: Step) -> dict[tuple[str, str], _Accesses]:
     for node in step.nodes.values():
         for key in node.resources:
             resource = step.graph.resources.get(key)
-            if node.op.effect or (resource is not None and resource.kind != "variable"):
+            if node.op.effect or (resource is not None and resource.kind == "queue"):
                 continue
             found = out.setdefault(key, _Accesses())
             if node.op.name != READ:
