@@ -9,7 +9,7 @@ from typing import Any
 from flowrt.errors import GraphError, user_site
 from flowrt.sched.policies.policy import Policy, known, site_of
 
-NAME = "policy"  # what the name of the class stands under, beside the fields
+NAME = "class"  # what the name of the class stands under, beside the fields, of which none can be called that
 PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -22,10 +22,10 @@ def policy_to_data(policy: Any) -> dict[str, Any]:
         made = f"{policy.__name__}()" if isinstance(policy, type) and issubclass(policy, Policy) else "AllOf()"
         raise GraphError(f"{user_site()}: {policy!r} is not a policy; use one such as fr.train.{made}")
     kind = type(policy)
-    if not is_dataclass(policy) or not policy.__dataclass_params__.frozen or NAME in _names(policy):
+    if not is_dataclass(policy) or not policy.__dataclass_params__.frozen:
         raise GraphError(
             f"{site_of(kind)}: {kind.__qualname__} cannot travel to a node; make it a frozen dataclass, by "
-            f"@dataclass(frozen=True), without a field named {NAME}"
+            "@dataclass(frozen=True)"
         )
     return {NAME: kind.__qualname__, **{name: _to_data(policy, name, getattr(policy, name)) for name in _names(policy)}}
 
@@ -47,8 +47,8 @@ def policy_from_data(data: Mapping[str, Any]) -> Policy:
 
 
 def _names(policy: Any) -> list[str]:
-    """The fields that make a policy."""
-    return [field.name for field in fields(policy) if field.init]
+    """The fields that make a policy: all but what the client alone needs, by ``metadata={"travels": False}``."""
+    return [field.name for field in fields(policy) if field.init and field.metadata.get("travels", True)]
 
 
 def _to_data(policy: Policy, name: str, value: Any) -> Any:
