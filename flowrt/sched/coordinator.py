@@ -166,14 +166,21 @@ class Coordinator:
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def held(
-        self, server: int, version: int, replica: int, finite: bool, now: float, square: float = nan
+        self,
+        server: int,
+        version: int,
+        replica: int,
+        finite: bool,
+        now: float,
+        square: float = nan,
+        samples: int = 0,
     ) -> tuple[Coordinator, Verdict]:
         """Note that ``server`` holds its part of an update, or refused it as not finite.
 
         HELD: other servers have not reported it yet. OFFERED, CLOSE: it was offered to the quorum; after CLOSE ask for
         the `order`. REFUSED: some part is not finite, the replica does not count in this version. LATE: the update
         counts nowhere. An update of a replica that had not begun says that it has, with its next batch. ``square`` is
-        the sum of the squares of that part. Raises `InternalError` for a version to come.
+        the sum of the squares of that part, ``samples`` as in `Offer`. Raises `InternalError` for a version to come.
         """
         self._check(version, replica, server)
         if version < self.version:
@@ -188,12 +195,12 @@ class Coordinator:
             case _ if self.quorum.closed_at is not None or self.closing:
                 return self, Verdict.LATE
             case Standing.RUNNING:
-                return self._gather(server, replica, finite, now, square)
+                return self._gather(server, replica, finite, now, square, samples)
             case Standing.IDLE:
                 begun = self.ready(replica, self.spent[replica] + 1, now)
                 if not begun.begun(replica):
                     return self, Verdict.LATE
-                return begun._gather(server, replica, finite, now, square)
+                return begun._gather(server, replica, finite, now, square, samples)
 
     # ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -326,7 +333,7 @@ class Coordinator:
         return self.standing[replica] is Standing.IDLE and self.quorum.closed_at is None and not self.closing
 
     def _gather(
-        self, server: int, replica: int, finite: bool, now: float, square: float
+        self, server: int, replica: int, finite: bool, now: float, square: float, samples: int = 0
     ) -> tuple[Coordinator, Verdict]:
         if not finite:
             return self._stand(replica, Standing.REFUSED), Verdict.REFUSED
@@ -337,7 +344,8 @@ class Coordinator:
         squares = put(self.squares, replica, self.squares[replica] + square) if measures else self.squares
         if len(holders[replica]) < self.servers:
             return replace(self, holders=holders, squares=squares), Verdict.HELD
-        offer = Offer(replica, now - self.quorum.opened, square=squares[replica] if measures else nan)
+        square = squares[replica] if measures else nan
+        offer = Offer(replica, now - self.quorum.opened, square=square, samples=samples)
         quorum = self.quorum.offer(offer, lambda: tuple(other for other in self._may_offer() if other != replica))
         standing = put(self.standing, replica, Standing.WHOLE)
         offered = replace(self, holders=holders, squares=squares, quorum=quorum, standing=standing)

@@ -1,7 +1,7 @@
 """Replicated training: several copies of a model, one set of variables, and a policy for whose updates count."""
 
 from flowrt.familiar import answering
-from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, LocalSteps, Offer, Policy, Record, WaitUntil
 from flowrt.train.replicated import Predictor, Replicated
 from flowrt.train.statistics import ReplicaStatistics, Statistics
 from flowrt.train.steps import StepReport
@@ -11,6 +11,7 @@ __all__ = [
     "Close",
     "Deadline",
     "FirstOf",
+    "LocalSteps",
     "Offer",
     "Policy",
     "Predictor",

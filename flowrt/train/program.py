@@ -7,7 +7,7 @@ but rows of, which its batch tells, these are gathered on the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -83,17 +83,16 @@ class _Maker:
             tuple(dict.fromkeys(name for reads in read.values() for name in reads if self._home[name] == task))
             for task in self._servers
         ]
-        towers = {
-            r: self._compile(_fetches(trainer.towers[r]), [], [*asked[r].feeds, *reads.values()], ends=Ends.FETCHED)
-            for r, reads in read.items()
-        }
+        towers = {r: self._compile_tower(trainer.towers[r], asked[r], list(read[r].values())) for r in read}
         replicas = tuple(towers[t.replica].home if t.replica in towers else t.node for t in trainer.towers)
         begin_servers = await self._make_servers(values, replicas, next(iter(asked.values())))
         begin_replicas: list[Callable[..., BeginReplica] | None] = [None] * trainer.replicas
         for replica, tower in towers.items():
+            built, reads = trainer.towers[replica], read[replica]
             begin_replicas[replica] = partial(
-                await self._make_replica(trainer.towers[replica], tower),
-                **await self._make_feeds(asked[replica], list(read[replica]), values, tower.home),
+                await self._make_replica(built, tower),
+                **await self._make_feeds(asked[replica], reads if built.local is None else (), values, tower.home),
+                **await self._make_local(built, reads, values, tower.home),
             )
         looks = tuple(Look(trainer.container, trainer.name, self._steps_on(task)) for task in self._servers)
         return Program(self._servers, looks, begin_servers, replicas, tuple(begin_replicas))
@@ -162,7 +161,7 @@ class _Maker:
         return [gather for gather in asked.gathers if self._home[_name(gather.table)] == task]
 
     async def _install(self, compiled: Compiled, task: str = "") -> int:
-        if len(compiled.plans) > 1 or (task and compiled.home != task):
+        if len(compiled.plans) > 1 or (task and task not in compiled.plans):
             raise GraphError(
                 f"a replica or server of {self._trainer.name!r} needs what lies on another task: "
                 f"{', '.join(compiled.plans)}"
@@ -173,19 +172,30 @@ class _Maker:
 
     def _asked(self, tower: Tower) -> Asked:
         """What a tower has servers gather; nothing where its plans are to be as the program says."""
-        inputs, tables = tuple(tower.inputs.values()), self._trainer.variables if self._optimize else []
+        inputs = tuple(tower.inputs.values())
+        if tower.local is not None:
+            return Asked.of(inputs, ())  # it takes rows of its own copies
+        tables = self._trainer.variables if self._optimize else []
         on_servers = [table for table in tables if self._home[_name(table)] in self._servers]
         return Asked.of(inputs, find_gathers(_fetches(tower), inputs, on_servers))
 
     def _reads(self, tower: Tower, asked: Asked) -> dict[Name, Tensor]:
         """What a tower reads of variables that lie on servers, by their names."""
-        step = prune(self._trainer.graph, _fetches(tower), (), asked.feeds)
+        local = tower.local
+        fetches, targets = (_fetches(tower), ()) if local is None else (_parts(tower), local.load)
+        step = prune(self._trainer.graph, fetches, targets, asked.feeds)
         reads = reads_of(fold_constants(step, evaluate) if self._optimize else step)
         found = {read.op.resources[0]: read for read in reads}
         return {name: read for name, read in found.items() if self._home.get(name) in self._servers}
 
+    def _compile_tower(self, tower: Tower, asked: Asked, reads: Sequence[Tensor]) -> Compiled:
+        """What computes with one batch: an update, or one local step, which reads nothing of servers."""
+        if tower.local is None:
+            return self._compile(_fetches(tower), [], [*asked.feeds, *reads], ends=Ends.FETCHED)
+        return self._compile(_fetches(tower), [tower.local.step], asked.feeds, ends=Ends.FETCHED)
+
     async def _make_feeds(
-        self, asked: Asked, reads: Sequence[Name], values: Sequence[tuple[Name, ...]], task: str
+        self, asked: Asked, reads: Iterable[Name], values: Sequence[tuple[Name, ...]], task: str
     ) -> dict[str, Any]:
         """What a tower on a task is fed, and what it asks for."""
         feeds, rows = [(-1, i) for i in range(len(asked.values))], [len(told) for told in values]
@@ -193,14 +203,37 @@ class _Maker:
             server = self._servers.index(self._home[name])
             feeds.append((server, rows[server]))
             rows[server] += 1
-        for name in reads:
-            server = self._servers.index(self._home[name])
-            feeds.append((server, values[server].index(name)))
+        feeds += [self._told(name, values) for name in reads]
         ask = -1
         if asked.computed:
             ask = await self._install(self._compile(asked.computed, [], asked.inputs, ends=Ends.FETCHED), task)
         wants = tuple(asked.wants(self._gathers_on(server, asked)) for server in self._servers)
         return {"feeds": tuple(feeds), "ask": ask, "wants": wants}
+
+    def _told(self, name: Name, values: Sequence[tuple[Name, ...]]) -> tuple[int, int]:
+        """Which server tells a variable's value, and where among its values."""
+        server = self._servers.index(self._home[name])
+        return server, values[server].index(name)
+
+    async def _make_local(
+        self, tower: Tower, reads: Mapping[Name, Tensor], values: Sequence[tuple[Name, ...]], task: str
+    ) -> dict[str, Any]:
+        """The plans around local steps, and what they are fed."""
+        local = tower.local
+        if local is None:
+            return {}
+        told = {read.op.name: self._told(name, values) for name, read in reads.items()}
+        load = self._compile([], local.load, list(reads.values()), ends=Ends.USED)
+        differ = self._compile([*_update(tower), local.finite], [], list(reads.values()), ends=Ends.FETCHED)
+        start = self._compile([], local.start, [], ends=Ends.USED) if local.start else None
+        return {
+            "steps": self._trainer.local_steps,
+            "start": -1 if start is None else await self._install(start, task),
+            "load": await self._install(load, task),
+            "loaded": tuple([told[feed.name] for feed in load.plans[task].feeds]),
+            "differ": await self._install(differ, task),
+            "differed": tuple(told.values()),
+        }
 
     async def _make_replica(self, tower: Tower, compiled: Compiled) -> Callable[..., BeginReplica]:
         trainer = self._trainer
@@ -231,8 +264,13 @@ class _Maker:
 
 
 def _fetches(tower: Tower) -> list[Tensor]:
-    checks = [finite for finite in tower.finite if finite is not None]
-    return [tower.loss, *tower.metrics.values(), *_parts(tower), *checks]
+    """What is fetched of what computes with one batch."""
+    return [tower.loss, *tower.metrics.values(), *(_update(tower) if tower.local is None else ())]
+
+
+def _update(tower: Tower) -> list[Tensor]:
+    """Its update: the parts, and whether those of each server that has any are finite."""
+    return [*_parts(tower), *(finite for finite in tower.finite if finite is not None)]
 
 
 def _parts(tower: Tower) -> list[Tensor]:

@@ -22,11 +22,12 @@ from flowrt.op import as_value, building
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
-from flowrt.sched.policies import AllOf, Policy, fixed_size, policy_to_data
+from flowrt.sched.policies import AllOf, LocalSteps, Policy, fixed_size, policy_to_data
 from flowrt.spec import Spec
 from flowrt.structure import flatten
 from flowrt.tracebacks import brief
 from flowrt.train.batches import check_names
+from flowrt.train.local import Copies, LocalTower, apply_differences, build_local, outer_of
 from flowrt.train.program import Program, make_program
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
@@ -46,7 +47,8 @@ LossFn = Callable[[dict[str, Tensor]], Any]
 class Tower:
     """What one replica computes from ``inputs`` and variables. ``gradients`` are of those that the loss depends on.
 
-    For each server, ``finite`` says whether all numbers of its part of the update are; None where it has none.
+    For each server, ``finite`` says whether all numbers of its part of the update are; None where it has none. With
+    ``local`` steps the gradients are what these come to, and the loss is that of each.
     """
 
     replica: int
@@ -56,6 +58,7 @@ class Tower:
     metrics: dict[str, Tensor]
     gradients: list[tuple[Gradient, Variable]]
     finite: list[Tensor | None]
+    local: LocalTower | None = None
 
 
 @valueclass
@@ -109,6 +112,9 @@ class Replicated:
     ) -> None:
         self.graph: Graph = current_graph("replicated training")
         self.policy: Policy = AllOf() if policy is None else policy
+        local = self.policy if isinstance(self.policy, LocalSteps) else None
+        self.local_steps: int = 1 if local is None else local.k  # batches that a replica makes an update of
+        self.outer: Optimizer | None = None if local is None else outer_of(local)
         self.inputs = dict(inputs)
         self.replicas = replicas
         self._check(replicas, servers, optimizer)
@@ -162,15 +168,20 @@ class Replicated:
         with name_scope(f"replica_{replica}"), device(self._workers[replica]):
             source = first or LaterCopy(self._shared, who, current_scope().prefix)
             inputs = {name: placeholder(s.dtype, s.dims, name=name) for name, s in self.inputs.items()}
-            with variables_from(source):
+            copies = Copies(source) if self.outer is not None else None
+            with variables_from(copies or source):
                 loss, metrics = _loss_and_metrics(loss_fn(dict(inputs)), who)
             if isinstance(source, LaterCopy):
                 source.check_all_given()
-            found = optimizer.compute_gradients(loss, self._trainable(who))
-            pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
+            local, trainable = None, self._trainable(who)
+            if copies is None:
+                found = optimizer.compute_gradients(loss, trainable)
+                pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
+            else:
+                local, pairs = build_local(optimizer, loss, trainable, copies, who)
             parts = [self._of_server(pairs, server) for server in range(len(self._servers))]
             finite = [all_finite(part) if part else None for part in parts]
-        return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite)
+        return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite, local)
 
     def _trainable(self, who: str) -> list[Variable]:
         found = [variable for variable in self.variables if variable.trainable]
@@ -205,13 +216,17 @@ class Replicated:
         with name_scope(f"server_{server}"), device(where):
             fed = [fed_like([gradient for gradient, _ in pairs], any_rows=not size) for _ in range(size or 1)]
             means = [mean_of(member) for member in zip(*fed, strict=True)]
-            moved = [optimizer.apply_gradients(zip(means, variables, strict=True))] if pairs else []
+            moved = self._moves(optimizer, list(zip(means, variables, strict=True))) if pairs else []
         with device(where), variables_from(None):
             step = Variable(np.zeros((), np.int64), name=f"step_{server}" if server else "step", trainable=False)
         with name_scope(f"server_{server}"), device(where), control_dependencies(moved):
             apply: Node = group_ops(step.assign(self.version), *moved)
         combined = [] if size else of_rows(gradient for gradient, _ in pairs)
         return Shard(variables, [parts_of(member) for member in fed], combined, step, apply)
+
+    def _moves(self, optimizer: Optimizer, pairs: list[tuple[Gradient, Variable]]) -> list[Node]:
+        """What moves variables by the mean of updates."""
+        return [optimizer.apply_gradients(pairs)] if self.outer is None else apply_differences(self.outer, pairs)
 
     # ── using it ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flowrt.session import Session
     from flowrt.train.replicated import Replicated
 
-DEPTH = 3  # batches of a replica, beside those for steps ahead: one in use, one that waits, one on its way
+BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
 
 
@@ -87,6 +87,7 @@ class Steps:
     def __init__(self, trainer: Replicated, session: Session, ahead: int) -> None:
         self._trainer = trainer
         self._session = session
+        self._each = trainer.local_steps  # batches of a replica that make one update
         self._ahead = 0 if session.checkpoints is not None and session.checkpoints.saves_by_itself else ahead
         self._run = secrets.randbits(62)
         self._began: list[str] = []  # the tasks that were told to take part
@@ -107,7 +108,7 @@ class Steps:
         session, trainer = self._session, self._trainer
         try:
             runner = self._runner = session._open_here()
-            inputs, depth = [tower.inputs for tower in trainer.towers], DEPTH + self._ahead
+            inputs, depth = [tower.inputs for tower in trainer.towers], (1 + self._ahead) * self._each + BEYOND
             self._supply = Supply(Batches(batches, trainer.inputs), inputs, depth, self._give, runner.copy)
             while trainer in session._iterating:
                 await session._iterating[trainer]()
@@ -187,7 +188,7 @@ class Steps:
     def _allow(self) -> None:
         """Let the variables move to what was asked for, and beyond."""
         self._counted = self._supply.over
-        totals = tuple(self._supply.given) if self._counted else None
+        totals = tuple([given // self._each for given in self._supply.given]) if self._counted else None
         came = self._seen + len(self._reports)
         self._post(0, Allow(self._run, self._seen + 1 + self._ahead, came, totals))
 
@@ -230,7 +231,7 @@ class Steps:
         self._seen = report.version + 1
         outcomes = {replica: OUTCOMES[code] for replica, _, code, _ in report.receipts}
         for replica, batch, _, seconds in report.receipts:
-            self._supply.spend(replica, batch)
+            self._supply.spend(replica, batch * self._each)
             if seconds >= 0:
                 self._trainer.tally.took(replica, seconds)
         self._trainer.tally.count(outcomes)
@@ -330,7 +331,7 @@ class Steps:
                 if tasks:
                     await self._runner.command(tasks[0], Stop(self._run))  # it has the others apply what it ordered
                 await together(self._runner.command(task, Stop(self._run)) for task in tasks[1:])
-        self._trainer.tally.drop(self._supply.total - self._kept)
+        self._trainer.tally.drop(self._supply.total - self._kept * self._each)
         if self._session._iterating.get(self._trainer) == self.end:
             del self._session._iterating[self._trainer]
 

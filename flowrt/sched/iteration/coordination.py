@@ -72,6 +72,7 @@ class Coordination:
         )
         self._told: dict[int, Sequence[Any]] = {}  # by replica: what its update of the open version tells the client
         self._came: dict[int, float] = {}  # by replica: when that came
+        self._samples: dict[int, int] = {}  # by replica: of how many it was made
         self._heard: dict[int, tuple[float, ...]] = {}  # by replica: what `Report.times` says of it
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._timer: asyncio.TimerHandle | None = None
@@ -144,7 +145,8 @@ class Coordination:
             case Held(_, server, version, replica, finite, square):
                 if version <= value.version:
                     self._whole[replica] = now
-                    self._value = value.held(server, version, replica, finite, now, square)[0]
+                    samples = self._samples.get(replica, 0)
+                    self._value = value.held(server, version, replica, finite, now, square, samples)[0]
             case Applied(_, server, version, square):
                 self._applied(server, version, now, square)
             case Ready(_, replica, total):
@@ -167,7 +169,7 @@ class Coordination:
         self._value = self._value.ready(replica, update.ready, now)
         if update.version == self._value.version and replica not in self._told:
             self._told[replica] = update.told
-            self._came[replica] = now
+            self._came[replica], self._samples[replica] = now, update.samples
         self._heard[replica] = (replica, update.version, told, 0, *update.times, now)
 
     def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
@@ -266,7 +268,7 @@ class Coordination:
             tuple([(*heard, self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
             before.why,
         )
-        self._told, self._came, self._heard, self._whole = {}, {}, {}, {}
+        self._told, self._came, self._samples, self._heard, self._whole = {}, {}, {}, {}, {}
         self._reports.append(report)
         self._way.post(CLIENT, report)
         if self._end is not None:

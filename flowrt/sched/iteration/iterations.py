@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from flowrt.device import CLIENT
 from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.sched.closed import Closed
+from flowrt.sched.iteration.local import Rounds
 from flowrt.sched.iteration.messages import (
     Allow,
     Applied,
@@ -197,8 +198,15 @@ class Iterations:
         if (asked.run, asked.replica) in self._replicas:
             return  # as above
         way = self._way(asked, epoch, asked.replica, asked.replicas)
-        ask = None if asked.ask < 0 else Closed(plans(asked.ask), asked.seed)
-        replica = Replica(asked, Closed(plans(asked.plan), asked.seed), ask, way)
+
+        def closed(plan: int) -> Closed | None:
+            return None if plan < 0 else Closed(plans(plan), asked.seed)
+
+        tower, load, differ = Closed(plans(asked.plan), asked.seed), closed(asked.load), closed(asked.differ)
+        rounds = None
+        if load is not None and differ is not None:
+            rounds = Rounds(asked, tower, closed(asked.start), load, differ, way)
+        replica = Replica(asked, tower, closed(asked.ask), way, rounds)
         self._replicas[asked.run, asked.replica] = replica
         replica.start()
 
@@ -255,7 +263,7 @@ class Iterations:
 
     async def aclose(self) -> None:
         """Cancel what is being computed, and wait for it."""
-        for run in list(self._servers):
+        for run in {*self._servers, *(run for run, _ in self._replicas)}:
             self._end(run, False)
         self._servers.clear()
         self._newest.clear()

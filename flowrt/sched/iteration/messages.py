@@ -3,7 +3,8 @@
 Law: every message names its run; of a run that its receiver does not know, it changes nothing. All may be posted again,
 whole: to hear one twice is to hear it once. Servers and replicas are numbered; server 0 coordinates. Versions count
 the updates of the variables: an update of version v is computed from values of version v, and makes version v + 1.
-Batches of a replica are numbered 1, 2, … as they are handed to it.
+Batches of a replica are numbered 1, 2, … as they are handed to it. Where a replica makes an update of several, the
+client and the replicas count what they send each other one by one, everybody else counts whole groups of so many.
 """
 
 from __future__ import annotations
@@ -99,6 +100,15 @@ class BeginReplica:
         told: How many fetches are for the client.
         parts: For each server, which of the other fetches are its parts of an update.
         finite: For each server, which of the other fetches say whether all numbers of those are finite.
+        steps: How many batches make one of those that are counted and booked: see `local.Rounds`. Where these are used
+            one by one, in local steps, ``plan`` is what one of them runs, its fetches being the told values.
+        start: The plan that gives what local steps keep from version to version its first values; -1 where that is
+            nothing.
+        load: The plan that begins local steps at a version; -1 where there are none.
+        loaded: What that plan is fed: as ``feeds``.
+        differ: The plan that ends local steps. Its fetches are those that ``parts`` and ``finite`` are of, then whether
+            what is kept is finite.
+        differed: What that plan is fed: as ``feeds``.
     """
 
     run: int
@@ -116,6 +126,12 @@ class BeginReplica:
     parts: tuple[tuple[int, ...], ...]
     finite: tuple[tuple[int, ...], ...]
     seed: int
+    steps: int = 1
+    start: int = -1
+    load: int = -1
+    loaded: tuple[tuple[int, int], ...] = ()
+    differ: int = -1
+    differed: tuple[tuple[int, int], ...] = ()
 
 
 @valueclass
@@ -178,7 +194,8 @@ class Update:
     Parts that are not all ``finite`` count nowhere, and need not come.
 
     ``ready`` is how many batches it has been given, as far as the next; ``wants`` are (number, values) of those that
-    `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.ended` says.
+    `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.ended` says. After local steps
+    ``samples`` is how many entries along the first axis the first values of their batches have.
     """
 
     run: int
@@ -190,6 +207,7 @@ class Update:
     wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
     times: tuple[float, ...] = ()
     finite: bool = True
+    samples: int = 0
 
 
 @valueclass

@@ -4,10 +4,14 @@ Law: it computes the newest version that every server has told it of, from the b
 most once, and posts its update; what a newer version overtakes is cut off. A batch that comes to a replica that waits
 for one is used at once and announced, and is booked by that. Rows that it takes of tables are waited for. Which
 updates count is nothing to it.
+
+Where it takes local steps, what is booked is a group of as many batches. It begins with the first of them, uses each as
+it comes, and announces the group once it is whole.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,26 +35,31 @@ from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
 from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 
 if TYPE_CHECKING:
-    import asyncio
-
     from flowrt.sched.closed import Closed
+    from flowrt.sched.iteration.local import Rounds
     from flowrt.sched.rendezvous import Array
 
 
 class Replica:
-    """One replica of a run. It computes ``tower``, and by ``ask``, if there is that, what tells which rows it takes."""
+    """One replica of a run. It computes ``tower``, and by ``ask``, if there is that, what tells which rows it takes.
 
-    def __init__(self, role: BeginReplica, tower: Closed, ask: Closed | None, way: Way) -> None:
+    With ``rounds`` it takes local steps, and these compute its updates.
+    """
+
+    def __init__(
+        self, role: BeginReplica, tower: Closed, ask: Closed | None, way: Way, rounds: Rounds | None = None
+    ) -> None:
         self.role = role
         self._tower = tower
         self.way = way
         self._at = [role.version - 1] * len(role.servers)  # the version of each server's values
         self._values: list[Sequence[Any]] = [()] * len(role.servers)
         self._batches: dict[int, Sequence[Any]] = {}
+        self._came = asyncio.Event()  # one more has come
         self._given = 0  # batches that have come
-        self._used = 0  # the last of them that was computed with
-        self._announced = 0  # of them, those that server 0 was told of
-        self._spent = 0
+        self._used = 0  # the last group of them that was computed with
+        self._announced = 0  # of the groups that have come whole, those that server 0 was told of
+        self._spent = 0  # groups
         self._booked = False  # server 0 has booked the last of the spent ones for the newest version
         self._done = role.version - 1  # the newest version that was computed, or failed
         self._on = role.version - 1  # the version that `task` computes
@@ -58,6 +67,7 @@ class Replica:
         self.task: asyncio.Task[None] | None = None
         self.watch = Stopwatch()
         self._posted: Sequence[Update] = ()
+        self._rounds = rounds
         self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
 
     def start(self) -> None:
@@ -97,6 +107,9 @@ class Replica:
 
     def _admit(self, number: int, values: Sequence[Any]) -> None:
         self._batches[number] = values
+        self._came.set()
+        if self._rounds is not None and self.task is not None and self._on == self._at[0]:
+            self._claim(self._on, self._used)
         self._go_on()
         if self._asking is not None and (self.task is not None or number <= self._used + 1):
             self._asking.say()  # no update is to be posted soon
@@ -122,7 +135,7 @@ class Replica:
             self._asking.hear(message)
         if server == 0:
             self._spent, self._booked = message.spent, message.begun
-            for number in [n for n in self._batches if n < self._spent + (not self._booked)]:
+            for number in [n for n in self._batches if n <= (self._spent - self._booked) * self.role.steps]:
                 del self._batches[number]
         if all(at == message.version for at in self._at):
             self.watch.arrive()
@@ -151,7 +164,8 @@ class Replica:
         if self.task is not None or version <= self._done or any(at != version for at in self._at):
             return
         number = self._spent if self._booked else self._spent + 1
-        if number not in self._batches:
+        first = (number - 1) * self.role.steps + 1
+        if first not in self._batches:
             if self._on < version:  # say it once
                 cut = self.watch.so_far() if self.watch.phase is Phase.INPUT else ()
                 self._on = version
@@ -159,14 +173,42 @@ class Replica:
                     self._see(server, version, () if server else cut)
             self.watch.wait(version, Phase.INPUT)
             return
-        if not self._booked and self._claimed < version:  # which server 0 may have booked meanwhile
-            self._claimed = version
-            self.way.post(self.role.servers[0], Ready(self.role.run, self.role.replica, self._announce(number)))
-        if self._asking is None or self._asking.has(version, number, self._batches[number]):
+        self._claim(version, number)
+        if self._rounds is not None:
+            self._on, self._used = version, number
+            self.task = self.way.tasks.start(self._take_steps(self._rounds, version, first))
+            self.task.add_done_callback(self._ended)
+        elif self._asking is None or self._asking.has(version, number, self._batches[number]):
             self._on, self._used = version, number
             self._compute(version, self._batches[number])
         else:
             self.watch.wait(version, Phase.ROWS)
+
+    def _claim(self, version: int, number: int) -> None:
+        """Say that this begins with a group that is whole, if server 0 has not booked it."""
+        if not self._booked and self._claimed < version and self._given >= number * self.role.steps:
+            self._claimed = version  # which server 0 may have booked meanwhile
+            self.way.post(self.role.servers[0], Ready(self.role.run, self.role.replica, self._announce(number)))
+
+    async def _take_steps(self, rounds: Rounds, version: int, first: int) -> None:
+        """Compute an update by local steps, with the batches from ``first`` on."""
+        self.watch.start(version)
+        try:
+            fetches, samples = await rounds.run(version, tuple(self._values), first, self._coming)
+        except Exception as error:
+            self._fail(version, error)
+        else:
+            self._finish(version, fetches, samples)
+
+    async def _coming(self, number: int) -> Sequence[Any]:
+        """A batch, once it is there."""
+        if number not in self._batches:
+            self.watch.wait(self._on, Phase.INPUT)
+            while number not in self._batches:
+                self._came.clear()
+                await self._came.wait()
+            self.watch.start(self._on)
+        return self._batches[number]
 
     def _compute(self, version: int, batch: Sequence[Any]) -> None:
         role, way = self.role, self.way
@@ -200,7 +242,7 @@ class Replica:
         self.task = None
         self._go_on()
 
-    def _finish(self, version: int, fetches: Sequence[Array]) -> None:
+    def _finish(self, version: int, fetches: Sequence[Array], samples: int = 0) -> None:
         """Post the update, each server's parts to it."""
         role = self.role
         told, made = tuple(fetches[: role.told]), fetches[role.told :]
@@ -213,17 +255,17 @@ class Replica:
             parts = bundled([made[i] for i in role.parts[server]]) if finite else ()
             mine = ((), ()) if server else (told, times)
             self._posted.append(
-                Update(role.run, version, role.replica, ready, parts, mine[0], wants[server], mine[1], finite)
+                Update(role.run, version, role.replica, ready, parts, mine[0], wants[server], mine[1], finite, samples)
             )
         for task, update in zip(role.servers, self._posted, strict=True):
             self.way.post(task, update)
 
     def _announce(self, used: int) -> int:
-        """How many batches server 0 is told that it has been given: up to the next one, of those that wait.
+        """How many groups server 0 is told that it has been given: up to the next one, of those that wait.
 
         More would be booked for one version after another, should nothing be heard of this replica any more.
         """
-        self._announced = min(self._given, used + 1)
+        self._announced = min(self._given // self.role.steps, used + 1)
         return self._announced
 
     def _fail_batch(self, error: BaseException) -> None:

@@ -42,7 +42,7 @@ class Stopwatch:
     def wait(self, version: int, phase: Phase) -> None:
         """``version`` waits for its batch, for which an older one may have waited already, or for its rows."""
         if phase is self.phase is Phase.INPUT:
-            self.version, self.pulled = version, self.arrived
+            self.version, self.pulled, self.input, self.compute = version, self.arrived, 0.0, 0.0
         elif phase is not self.phase or version != self.version:
             self.since = self._begin(version)
             self.phase = phase
@@ -55,9 +55,11 @@ class Stopwatch:
     def _begin(self, version: int) -> float:
         now = self.clock()
         if version != self.version:
-            self.version, self.pulled, self.input = version, self.arrived, 0.0
+            self.version, self.pulled, self.input, self.compute = version, self.arrived, 0.0, 0.0
         elif self.phase is Phase.INPUT:
-            self.input = now - self.since
+            self.input += now - self.since
+        elif self.phase is Phase.COMPUTE:  # a local step is done, and the next one's batch is not there
+            self.compute += now - self.since
         elif self.phase is Phase.ROWS:
             self.pulled += now - self.since
         return now
@@ -65,7 +67,7 @@ class Stopwatch:
     def stop(self) -> None:
         """The update is computed."""
         now = self.clock()
-        self.phase, self.compute, self.since = Phase.PUSH, now - self.since, now
+        self.phase, self.compute, self.since = Phase.PUSH, self.compute + now - self.since, now
 
     def post(self) -> tuple[float, ...]:
         """The update is posted: when its version was there, the seconds it waited for a batch and was computed, and
@@ -82,10 +84,10 @@ class Stopwatch:
         head = (self.version, int(self.phase), self.pulled)
         match self.phase:
             case Phase.INPUT:
-                return *head, spent, 0.0, now, spent
+                return *head, self.input + spent, self.compute, now, spent
             case Phase.ROWS:
                 return *head, self.input, 0.0, now, spent
             case Phase.COMPUTE:
-                return *head, self.input, spent, now, spent
+                return *head, self.input, self.compute + spent, now, spent
             case _:
                 return *head, self.input, self.compute, self.since, spent

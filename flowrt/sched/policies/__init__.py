@@ -4,6 +4,7 @@ from flowrt.sched.policies.all_of import AllOf
 from flowrt.sched.policies.asking import fixed_size
 from flowrt.sched.policies.deadline import Deadline
 from flowrt.sched.policies.first_of import FirstOf
+from flowrt.sched.policies.local_steps import LocalSteps
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
 from flowrt.sched.policies.travel import policy_from_data, policy_to_data
 
@@ -12,6 +13,7 @@ __all__ = [
     "Close",
     "Deadline",
     "FirstOf",
+    "LocalSteps",
     "Offer",
     "Policy",
     "Record",

@@ -27,12 +27,14 @@ class Offer:
         seconds: When it was whole, since the version was opened; 0 for one that was there before.
         staleness: How many versions older than the open one the values are that it was computed from.
         square: The sum of the squares of its numbers over all servers; NaN unless the policy ``measures``.
+        samples: Of how many samples it was made in local steps, by the first axis of each batch's first input; else 0.
     """
 
     replica: int
     seconds: float
     staleness: int = 0
     square: float = nan
+    samples: int = 0
 
 
 @valueclass

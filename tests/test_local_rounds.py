@@ -1,0 +1,225 @@
+"""The drivers of a run whose replicas take local steps: every round is whole, whatever is lost or cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration_world import NUMBER, RUN, FakePlan, World
+
+from flowrt.device import CLIENT
+from flowrt.sched.coordinator import Outcome
+from flowrt.sched.iteration.coordination import OUTCOMES
+from flowrt.sched.iteration.messages import BeginReplica, Ended
+from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
+
+K = 4
+
+
+class LocalWorld(World):
+    """A `World` in which a replica's local steps take 1/K from its copy of the variable: `K` of them make an update."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        replicas, servers = len(self.workers), len(self.servers)
+        self.copies = [0.0] * replicas
+        self.steps = [FakePlan([NUMBER], self._step(r)) for r in range(replicas)]
+        self.numbers: list[tuple[int, int]] = []  # (replica, number that random ops draw by) of each local step
+        self.plans = [
+            *self.steps,
+            *(FakePlan([NUMBER] * servers, self._load(r)) for r in range(replicas)),
+            *(FakePlan([NUMBER] * servers, self._differ(r)) for r in range(replicas)),
+        ]
+
+    def _load(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
+        def compute(values: list[Any], number: int) -> list[Any]:
+            assert all(value == -(number // K) for value in values), f"version {number // K} of {values}"
+            self.copies[replica] = float(values[0])
+            return []
+
+        return compute
+
+    def _step(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
+        def compute(feeds: list[Any], number: int) -> list[Any]:
+            self.copies[replica] -= 1 / K
+            self.used.append((replica, number // K, int(feeds[0])))
+            self.numbers.append((replica, number))
+            return [np.array(float(feeds[0]))]
+
+        return compute
+
+    def _differ(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
+        def compute(values: list[Any], number: int) -> list[Any]:
+            finite = [np.array(True)] * (len(values) + 1)  # each server's part, and what is kept
+            return [*(value - self.copies[replica] for value in values), *finite]
+
+        return compute
+
+    async def begin_replica(self, number: int) -> None:
+        begun: list[BeginReplica] = []
+
+        class Asked:
+            async def answer(self, role: BeginReplica, *_: Any) -> None:
+                begun.append(role)
+
+        node, self.nodes[self.workers[number]] = self.nodes[self.workers[number]], Asked()  # type: ignore[assignment]
+        await super().begin_replica(number)
+        self.nodes[self.workers[number]] = node
+        replicas, told = len(self.workers), tuple((server, 0) for server in range(len(self.servers)))
+        role = replace(
+            *begun,
+            feeds=((-1, 0),),
+            steps=K,
+            load=replicas + number,
+            loaded=told,
+            differ=2 * replicas + number,
+            differed=told,
+        )
+        await node.answer(role, "epoch", self.plans.__getitem__)  # type: ignore[arg-type]
+
+    async def go_on(self) -> None:
+        """Let all happen that can."""
+        for _ in range(200):
+            self.settle()
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def world(*args: Any, **kwargs: Any) -> AsyncIterator[LocalWorld]:
+    made = LocalWorld(*args, **kwargs)
+    async with asyncio.timeout(30):
+        await made.begin()
+        try:
+            yield made
+        finally:
+            await made.aclose()
+
+
+def receipts(made: World) -> list[list[tuple[int, int, Outcome]]]:
+    """By version: (replica, group of batches, outcome)."""
+    return [[(r, group, OUTCOMES[code]) for r, group, code, _ in report.receipts] for report in made.reports()]
+
+
+async def test_a_round_uses_its_batches_as_they_come_and_is_announced_when_it_has_all() -> None:
+    async with world(2) as made:
+        made.allow(9)
+        made.give(0, 1, 2, 3)
+        await made.go_on()
+        assert made.used == [(0, 0, 1), (0, 0, 2), (0, 0, 3)]
+        made.give(0, 4, 5)
+        made.give(1, 1, 2, 3, 4)
+        await made.go_on()
+        assert made.state() == [(-1, 1)]
+        assert receipts(made) == [[(0, 1, Outcome.KEPT), (1, 1, Outcome.KEPT)]]
+        assert made.reports()[0].told == (2.5,)
+        assert made.used[-1] == (0, 1, 5)
+        assert [number for replica, number in made.numbers if replica == 0] == [0, 1, 2, 3, 4]
+
+
+async def test_a_round_that_a_newer_version_cuts_off_before_it_had_its_batches_uses_them_in_the_next() -> None:
+    async with world(2, take=1) as made:
+        made.allow(1)
+        made.give(1, 1, 2)
+        made.give(0, 1, 2, 3, 4)
+        await made.go_on()
+        assert made.state() == [(-1, 1)]
+        assert receipts(made) == [[(0, 1, Outcome.KEPT)]]
+        made.allow(2)
+        made.give(1, 3, 4)
+        await made.go_on()
+        assert made.state() == [(-2, 2)]
+        assert receipts(made)[1] == [(1, 1, Outcome.KEPT)]
+        assert [used for used in made.used if used[0] == 1] == [(1, 0, 1), (1, 0, 2)] + [(1, 1, i) for i in range(1, 5)]
+
+
+async def test_a_round_that_is_cut_off_with_all_its_batches_is_late_and_they_are_spent() -> None:
+    async with world(2, take=1) as made:
+        made.steps[1].slow = True
+        made.allow(1)
+        made.give(0, *range(1, 9))
+        made.give(1, *range(1, 13))
+        await made.go_on()
+        assert receipts(made) == [[(0, 1, Outcome.KEPT), (1, 1, Outcome.LATE)]]
+        made.steps[1].slow = False
+        made.steps[1].go.set()
+        made.allow(2)
+        await made.go_on()
+        assert made.state() == [(-2, 2)]
+        assert receipts(made)[1] == [(0, 2, Outcome.KEPT), (1, 2, Outcome.LATE)]
+        assert [used for used in made.used if used[0] == 1] == [(1, 2, i) for i in range(9, 13)]
+
+
+async def test_a_run_ends_with_the_last_whole_round() -> None:
+    async with world(2) as made:
+        made.allow(99, totals=(2, 2))
+        made.give(0, *range(1, 11))
+        made.give(1, *range(1, 9))
+        await made.go_on()
+        assert made.ended() == Ended(RUN, 2)
+        assert made.state() == [(-2, 2)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whatever_is_lost_or_reordered_every_round_that_counts_is_whole_and_used_once(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    replicas, servers = rng.randint(1, 3), rng.randint(1, 2)
+    given, allowed = [0] * replicas, 0
+    async with world(replicas, servers, take=rng.randint(1, replicas)) as made:
+        for _ in range(1500):
+            ways = [way for way, left in made.ways.items() if left]
+            replica, chance = rng.randrange(replicas), rng.random()
+            if chance < 0.6 and ways:
+                way = rng.choice(ways)
+                if rng.random() < 0.02:
+                    made.break_way(*way)
+                    if CLIENT not in way:
+                        made.break_way(*reversed(way))
+                else:
+                    made.deliver(*way)
+            elif chance < 0.8 and given[replica] < 60:
+                given[replica] += 1
+                made.give(replica, given[replica])
+            elif chance < 0.85:
+                allowed = min(allowed + 1, 8)
+                made.allow(allowed)
+            else:
+                await asyncio.sleep(0)
+        for replica in range(replicas):
+            made.give(replica, *range(given[replica] + 1, 61))
+        made.allow(8)
+        for task in made.servers:
+            for peer in (*made.servers, *made.workers):
+                made.break_way(task, peer)
+                made.break_way(peer, task)
+        made.break_way(made.servers[0], CLIENT)
+        await made.go_on()
+        assert made.state() == [(-8, 8)] * servers
+        spent = [(replica, group) for version in receipts(made) for replica, group, _ in version]
+        assert len(spent) == len(set(spent))
+        for version, each in enumerate(receipts(made)):
+            for replica, group, outcome in each:
+                used = [batch for r, v, batch in made.used if (r, v) == (replica, version)]
+                if outcome is Outcome.KEPT:
+                    assert used == list(range((group - 1) * K + 1, group * K + 1))
+
+
+def test_a_stopwatch_adds_up_what_local_steps_wait_for_and_compute() -> None:
+    now = 100.0
+    watch = Stopwatch(lambda: now)
+    watch.arrive()
+    watch.start(3)
+    for waited in (1.0, 2.0):
+        now += 10.0
+        watch.wait(3, Phase.INPUT)
+        now += waited
+        watch.start(3)
+    now += 5.0
+    assert watch.so_far() == (3, Phase.COMPUTE, 100.0, 3.0, 25.0, now, 5.0)
+    assert watch.post() == (100.0, 3.0, 25.0, now)
