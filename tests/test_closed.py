@@ -9,6 +9,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import FlowrtError
+from flowrt.kernels.direct import available
 from flowrt.sched.closed import Closed
 
 if TYPE_CHECKING:
@@ -52,6 +53,29 @@ async def test_runs_are_those_of_the_executor_with_the_numbers_that_are_told() -
             found = closed.run_now([np.int32(other)], 9)
             if found is not None:
                 np.testing.assert_array_equal(found[0], np.arange(12).reshape(6, 2)[other])
+
+
+@pytest.mark.skipif(not available(), reason="no step is run by a direct call here")
+async def test_what_is_fetched_of_the_feeds_is_they_and_costs_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fr.Graph() as graph:
+        x, y = fr.placeholder("float32", (None,), name="rows"), fr.placeholder("float32", (), name="y")
+        fetches = [x + y, x, fr.sum(x), y]
+    async with fr.Session(graph) as session:
+        given = [np.float32([1, 2]), np.float32(3)]
+        await session.run(fetches, {x: given[0], y: given[1]})
+        closed = Closed(session._step(fetches, (x, y)).registered, SEED)
+        given = [np.asarray(value) for value in given]
+        for number in range(40):
+            found = closed.run_now(given, number)
+            if found is None:
+                continue  # kernels were not there yet
+            for one, expected in zip(found, ([4, 5], [1, 2], 3, 3), strict=True):
+                np.testing.assert_array_equal(one, expected)
+        assert found is not None
+        assert found[1] is given[0]
+        assert found[3] is given[1]
+        monkeypatch.setattr(closed.executor, "run_now", lambda *how: pytest.fail("it was run plainly"))
+        assert closed.run_now(given, 41) is not None
 
 
 async def test_two_callers_of_one_plan_have_numbers_of_their_own() -> None:

@@ -44,9 +44,11 @@ class Closed:
         self.seed = seed
         self._numbers, self._number = Told(), 0
         # where a value is fetched twice, each has memory of its own, which is more than one call does
-        fetches = executor.plan.fetches
+        fetches, fed = executor.plan.fetches, len(executor.plan.feeds)
+        self._passed = [(place, feed) for place, feed in enumerate(fetches) if feed < fed]
+        self._made = [place for place, value in enumerate(fetches) if value >= fed]
         twice = len(set(fetches)) < len(fetches)
-        self._direct = None if twice else Direct(self._run_plainly, range(len(fetches)), list)
+        self._direct = None if twice else Direct(self._run_plainly, range(len(self._made)), list)
 
     @property
     def plan(self) -> Plan:
@@ -54,21 +56,30 @@ class Closed:
         return self.executor.plan
 
     def run_now(self, feeds: Sequence[Array], number: int) -> list[Array] | None:
-        """As `Executor.run_now`: the fetches of a short tape that was made before, if its variables are free."""
+        """As `Executor.run_now`: the fetches of a short tape that was made before, if its variables are free.
+
+        What is fetched of the feeds is they, which nobody may change.
+        """
         self._number = number
         if self._direct is None:
             return self.executor.run_now(feeds, number, self.seed)
         self._numbers.tell(number)
         found: list[Any] | None = self._direct.call(*feeds)
-        return None if found is None else [np.asarray(value) for value in found]  # one number comes as a scalar
+        if found is None:
+            return None
+        fetches = [np.asarray(value) for value in found]  # one number comes as a scalar
+        for place, feed in self._passed:
+            fetches.insert(place, feeds[feed])
+        return fetches
 
     def _run_plainly(self, *feeds: Array) -> list[Array] | None:
         fetches = self.executor.run_now(feeds, self._number, self.seed)
         if fetches is not None and self._direct is not None:
-            plan = self.executor.direct_plan(feeds, self._numbers, self.seed, INLINE_SECONDS)
+            made = [self.plan.fetches[place] for place in self._made]
+            plan = self.executor.direct_plan(feeds, self._numbers, self.seed, INLINE_SECONDS, made)
             if plan is not None:
                 self._direct.choose(plan)
-        return fetches
+        return fetches if fetches is None or not self._passed else [fetches[place] for place in self._made]
 
     async def run(self, feeds: Sequence[Array], context: RunContext) -> list[Array]:
         """As `Executor.run`."""

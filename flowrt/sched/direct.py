@@ -58,12 +58,18 @@ class Numbers:
 
 
 def direct_plan(
-    executor: Executor, unit: Unit, tape: Tape, inputs: Sequence[Array], numbers: Numbers, seed: int
+    executor: Executor,
+    unit: Unit,
+    tape: Tape,
+    inputs: Sequence[Array],
+    fetches: Sequence[int],
+    numbers: Numbers,
+    seed: int,
 ) -> tuple[Any, ...] | None:
     """The plan of a direct call for feeds like those of a run that just ended; None where there can be none.
 
-    ``inputs`` are the feeds. The plan is kept with the tape for as long as the variables lie where they lay, and runs
-    are numbered and drawn for as they were.
+    ``inputs`` are the feeds, ``fetches`` outputs of the tape. The plan is kept with the tape for as long as the
+    variables lie where they lay, and runs are numbered and drawn for as they were.
     """
     variables, crew = executor.host.variables, executor.host.lanes.crew
     made = tape.direct
@@ -86,7 +92,7 @@ def direct_plan(
     after = first + 8 * len(unit.inputs)
     specs = [output.spec for output in tape.recording.outputs]
     made_at = dict(zip(unit.outputs, [(spec, after + 8 * number) for number, spec in enumerate(specs)], strict=True))
-    wanted = [made_at[value] for value in dict.fromkeys(executor.plan.fetches)]
+    wanted = [made_at[value] for value in dict.fromkeys(fetches)]
     outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in wanted]
 
     def fail(reached: int, status: int) -> None:

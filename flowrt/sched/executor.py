@@ -192,17 +192,27 @@ class Executor:
         made = dict(zip(unit.outputs, outputs, strict=True))
         return own([made[v] if v in made else feeds[v] for v in self.plan.fetches], feeds, self.memory.copy)
 
-    def direct_plan(self, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float) -> tuple[Any, ...] | None:
-        """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none."""
-        unit = self._alone
-        if unit is None or unit.region is None or set(unit.outputs) != set(self.plan.fetches):
+    def direct_plan(
+        self,
+        feeds: Sequence[Array],
+        numbers: Numbers,
+        seed: int,
+        within: float,
+        fetches: Sequence[int] | None = None,
+    ) -> tuple[Any, ...] | None:
+        """The plan of a direct call for feeds like these, which `run_now` has just run; None where there is none.
+
+        It answers ``fetches``, by default all of the plan's.
+        """
+        unit, wanted = self._alone, self.plan.fetches if fetches is None else fetches
+        if unit is None or unit.region is None or set(unit.outputs) != set(wanted):
             return None
         tape = self.tapes.made(unit.region, feeds if self._straight else [feeds[v] for v in unit.inputs])
         if tape is None or tape.expected_seconds > within:
             return None
         if tape.recording.orders or not tape.is_settled:
             return None  # one that waits for better kernels, or knows not its speed yet, is asked for anew every time
-        return direct_plan(self, unit, tape, feeds, numbers, seed)
+        return direct_plan(self, unit, tape, feeds, wanted, numbers, seed)
 
     def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:
         """Whether a unit that need not wait is better carried out on the loop's own thread than in a lane."""
