@@ -292,12 +292,11 @@ class Coordination:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of equal shapes in float64: a number where they are scalars."""
+    """The mean in float64, of numbers or of arrays of one shape."""
     total: Any = 0.0
     for value in values:
-        total = total + np.asarray(value, np.float64)
-    mean = total / len(values)
-    return mean if mean.ndim else float(mean)
+        total = total + (value if isinstance(value, float) else np.asarray(value, np.float64))
+    return total / len(values)
 
 
 def _why(stuck: Stuck) -> tuple[str, str]:
