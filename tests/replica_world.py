@@ -14,6 +14,7 @@ initial state is the same under all renamings.
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Outcome
+from flowrt.sched.policies import Close
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowrt.sched.policies import Policy
+    from flowrt.sched.quorum import Quorum
 
 SERVERS = (0, 1)
 
@@ -148,8 +151,8 @@ class World(Values):
                 yield True, self._coordinate(state, "publish", server, version, state.clock)[0]
         coordinator = self.values[state.coordinator]
         if coordinator.version < self.versions and coordinator.stuck() is not None:
-            if state.calm:
-                raise Violation("a version was given up although nothing had failed")
+            if state.calm or self._would_close(coordinator.quorum):
+                raise Violation(f"a version was given up although it could close: {coordinator}")
             yield True, self._coordinate(state, "abandon", state.clock)[0]
         if coordinator.version < self.versions and coordinator.due is not None:
             yield True, self._wake(state, coordinator.due)
@@ -167,8 +170,12 @@ class World(Values):
         coordinator = self.values[number]
         if coordinator.version > before:
             self._account(state, before, coordinator)
+        elif coordinator.decided(before) != self.values[state.coordinator].decided(before) is not None:
+            raise Violation(f"the set of version {before} was fixed again: {coordinator.decided(before)}")
         number, chosen = self.ask(number, "order", state.clock)
         if chosen is not None:
+            if chosen != coordinator.decided(coordinator.version):
+                raise Violation(f"{chosen} was ordered, the set is {coordinator.decided(coordinator.version)}")
             if any(version == coordinator.version for version, _ in told):
                 raise Violation(f"version {coordinator.version} was ordered twice")
             told = (*told, (coordinator.version, chosen))
@@ -202,6 +209,11 @@ class World(Values):
         kept = tuple(receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT)
         if kept != decided or (kept and not self._is_set(kept, coordinator.quorum.policy)):
             raise Violation(f"the set is {decided}, receipts are {receipts}")
+
+    def _would_close(self, quorum: Quorum) -> bool:
+        """Whether the policy, told that nobody can come any more, makes do with what is there."""
+        enough = len(quorum.offers) >= quorum.least
+        return enough and isinstance(quorum.policy.decide(quorum.offers, (), math.inf), Close)
 
     def _is_set(self, kept: tuple[int, ...], policy: Policy) -> bool:
         size = policy.size(len(self.replicas))

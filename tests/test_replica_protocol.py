@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from policy_world import POLICIES, AllOfThoseLeft, Alternating, Patient
 from replica_world import Violation, World, put, search
 
 from flowrt.sched.coordinator import Coordinator, Standing
 from flowrt.sched.ledger import Outcome
-from flowrt.sched.policies import AllOf, FirstOf
+from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Policy
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
 
@@ -45,26 +46,35 @@ def test_no_reachable_state_breaks_the_protocol_when_every_replica_is_needed() -
     assert search(World(AllOf(), replicas=3, least=3, versions=2, faults=1)).complete > 0
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_no_reachable_state_breaks_the_protocol_whatever_decides_and_whenever_it_is_woken(policy: Policy) -> None:
+    least = 3 if policy == AllOf() else 2
+    assert search(World(policy, replicas=3, least=least, **BROKEN)).complete > 0
+    assert search(World(policy, replicas=3, versions=2, **CALM)).complete > 0
+
+
 @dataclass
 class Net:
     """Two servers, a coordinator and replicas, joined by a network that loses, repeats and reorders."""
 
     rng: random.Random
+    policy: Policy
     replicas: int = 4
     servers: int = 2
-    needed: int = 2
     versions: int = 3
     flight: list[tuple] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator.start(
-            FirstOf(self.needed), self.replicas, self.servers, allowed=self.versions, remember=self.versions
+            self.policy, self.replicas, self.servers, allowed=self.versions, remember=self.versions
         )
         self.shards: list[Shard[Any]] = [Shard.start(self.replicas) for _ in range(self.servers)]
         self.alive = [True] * self.replicas
         self.tries: dict[tuple[int, int], frozenset[int]] = {}
         self.written: list[list[tuple]] = [[] for _ in range(self.servers)]
-        self.faults = self.replicas - self.needed  # crashes and broken updates per run: enough can always count
+        self.clock = 0.0
+        self.faults = self.replicas - 2  # crashes and broken updates per run: enough can always count
 
     def run(self) -> None:
         for _ in range(20_000):
@@ -87,6 +97,8 @@ class Net:
 
     def send(self) -> None:
         """A replica fails, begins or pushes, perhaps again; a set is announced or a publication told, perhaps again."""
+        self.clock += self.rng.random()
+        self.coordinator = self.coordinator.tick(self.clock)
         replica, version = self.rng.randrange(self.replicas), self.coordinator.version
         if not self.alive[replica]:
             self.coordinator = self.coordinator.lost(replica)
@@ -96,7 +108,7 @@ class Net:
             return
         before = self.coordinator.begun(replica)
         if not before and self.coordinator.decided(version) is None:
-            self.coordinator = self.coordinator.ready(replica, self.coordinator.spent[replica] + 1, 0.0)
+            self.coordinator = self.coordinator.ready(replica, self.coordinator.spent[replica] + 1, self.clock)
         if self.coordinator.begun(replica) and (version, replica) not in self.tries:
             spoil = self.faults > 0 and self.rng.random() < 0.05
             self.faults -= spoil
@@ -111,7 +123,7 @@ class Net:
             self.flight.append(("publish", server, len(self.written[server]) - 1))
 
     def announce(self, server: int, version: int) -> None:
-        self.coordinator, _ = self.coordinator.order(0.0)
+        self.coordinator, _ = self.coordinator.order(self.clock)
         chosen = self.coordinator.decided(version)
         if chosen is not None:
             self.flight.append(("apply", server, version, chosen))
@@ -125,7 +137,7 @@ class Net:
             self.flight.append(("report", server, version, replica, verdict is not Verdict.REFUSED))
 
     def report(self, server: int, version: int, replica: int, finite: bool) -> None:
-        self.coordinator, _ = self.coordinator.held(server, version, replica, finite, 0.0)
+        self.coordinator, _ = self.coordinator.held(server, version, replica, finite, self.clock)
 
     def apply(self, server: int, version: int, chosen: tuple[int, ...]) -> None:
         shard, updates = self.shards[server].take(version, chosen)
@@ -136,14 +148,15 @@ class Net:
             self.shards[server] = shard.applied(version)
 
     def publish(self, server: int, version: int) -> None:
-        self.coordinator = self.coordinator.publish(server, version, 0.0)
+        self.coordinator = self.coordinator.publish(server, version, self.clock)
 
 
 @pytest.mark.parametrize("seed", [20_160_404])
 def test_random_interleavings_with_loss_repeats_and_crashes_keep_the_servers_equal(seed: int) -> None:
     print(f"seeds {seed} to {seed + 1_199}")
+    spared = [policy for policy in POLICIES if policy != AllOf()]
     for run in range(seed, seed + 1_200):
-        net = Net(random.Random(run))
+        net = Net(random.Random(run), spared[run % len(spared)])
         net.run()
         for version in range(net.versions):
             assert_one_set_everywhere(net, version, run)
@@ -154,7 +167,7 @@ def assert_one_set_everywhere(net: Net, version: int, run: int) -> None:
     chosen, receipts = net.coordinator.decided(version), net.coordinator.receipts(version)
     assert chosen is not None, run
     assert receipts is not None, run
-    assert len(chosen) == net.needed, run
+    assert net.policy.least(net.replicas) <= len(chosen) <= (net.policy.size(net.replicas) or net.replicas), run
     assert not any(net.tries[version, replica] for replica in chosen), run
     assert all(log[version] == tuple((version, replica) for replica in chosen) for log in net.written), run
     assert [receipt.replica for receipt in receipts] == sorted(r for v, r in net.tries if v == version), run
@@ -235,6 +248,67 @@ class OpensEarly(Coordinator):
         return first if first.version > version else super(OpensEarly, first).publish(1 - server, version, *said)
 
 
+class WakesAgain(Coordinator):
+    """A timer that fired fires again."""
+
+    @property
+    def due(self) -> Any:
+        return self.quorum.opened + self.quorum.wakes if self.quorum.wakes < 9 else None
+
+
+class AsksAfterTheClose(Coordinator):
+    def held(self, server: int, version: int, replica: int, *said: Any) -> Any:
+        late = version == self.version and self.quorum.closed_at is not None
+        if late and self.standing[replica] is Standing.RUNNING:
+            return self._gather(server, replica, *said, 0.0)
+        return super().held(server, version, replica, *said)
+
+
+class NeverWakes(Coordinator):
+    @property
+    def due(self) -> Any:
+        return None
+
+
+class KeepsTheTimer(Coordinator):
+    def _open_next(self, now: float) -> Any:
+        following = super()._open_next(now)
+        return replace(following, quorum=replace(following.quorum, wakes=self.quorum.wakes))
+
+
+class ForgetsToSayWhoIsLost(Coordinator):
+    def _stand(self, replica: int, standing: Standing) -> Any:
+        return replace(self, standing=put(self.standing, replica, standing))
+
+
+class HopesForTheLost(Coordinator):
+    def _able(self, replica: int) -> bool:
+        return super()._able(replica) or self.standing[replica] in (Standing.LOST, Standing.ABSENT)
+
+
+class OrdersAllThatIsThere(Coordinator):
+    def order(self, now: float) -> Any:
+        ordered, chosen = super().order(now)
+        return ordered, chosen and tuple(sorted(offer.replica for offer in self.quorum.offers))
+
+
+class ReceiptsAllThatIsThere(Coordinator):
+    def _outcome(self, replica: int, standing: Standing) -> Any:
+        return Outcome.KEPT if standing is Standing.WHOLE else super()._outcome(replica, standing)
+
+
+class MissesWhoIsThere(Coordinator):
+    def _record(self, now: float) -> Any:
+        return replace(super()._record(now), missing=tuple((r, 0.0) for r in range(self.quorum.replicas)))
+
+
+class NamesAnother(Deadline):
+    """A policy that closes with a replica that has not offered."""
+
+    def decide(self, offers: Any, able: Any, now: float) -> Any:
+        return Close((offers[0].replica, *able))
+
+
 class ReceiptsOnlyTheKept(Coordinator):
     def _account(self) -> Any:
         ledger = super()._account()
@@ -261,13 +335,24 @@ MUTANTS = [
     (ForgetsNothing, FEW, r"version 1 applied \(0, "),
     (CountsRepeats, FEW, NOT_HELD),
     (OffersEarly, FEW, NOT_HELD),
-    (FixesAgain, FEW, "version 0 is not decided"),
+    (FixesAgain, FEW, "the set of version 0 was fixed again"),
     (IgnoresRefusals, BROKEN, NOT_HELD),
     (TriesAgain, {"versions": 1, "faults": 0}, "version 0 is torn"),
     (OpensEarly, FEW, "pushed version 1, this server is at 0"),
     (ReceiptsOnlyTheKept, FEW, r"towers of \[0, 1, 2\] had begun"),
     (NeverGivesUp, BROKEN, "no way on"),
     (ForgetsTheDecision, FEW, "version 0 is forgotten"),
+]
+DECIDING: list[tuple[type, Policy, dict[str, int], str]] = [
+    (WakesAgain, Patient(), CALM, r"version 0 is decided: its set .* is fixed"),
+    (AsksAfterTheClose, FirstOf(1), CALM, r"version 0 is decided: its set .* is fixed"),
+    (NeverWakes, Patient(), CALM, "given up although it could close"),
+    (KeepsTheTimer, Patient(), CALM, "failed in decide: IndexError"),
+    (ForgetsToSayWhoIsLost, AllOfThoseLeft(), FEW, "given up although it could close"),
+    (HopesForTheLost, AllOfThoseLeft(), FEW, "no way on"),
+    (OrdersAllThatIsThere, Patient(), CALM, r"\(0, 1, 2\) was ordered, the set is"),
+    (ReceiptsAllThatIsThere, Patient(), CALM, "the set is .*, receipts are"),
+    (MissesWhoIsThere, Alternating(), CALM, "a record that cannot be"),
 ]
 
 
@@ -276,3 +361,14 @@ def test_the_search_catches(mutant: type, world: dict[str, int], symptom: str) -
     part = "shard" if issubclass(mutant, Shard) else "coordinator"
     with pytest.raises(Violation, match=symptom):
         search(World(FirstOf(2), **world, **{part: mutant}))
+
+
+@pytest.mark.parametrize(("mutant", "policy", "world", "symptom"), DECIDING, ids=[m.__name__ for m, *_ in DECIDING])
+def test_the_search_catches_of_deciding(mutant: Any, policy: Policy, world: dict[str, int], symptom: str) -> None:
+    with pytest.raises(Violation, match=symptom):
+        search(World(policy, **world, coordinator=mutant))
+
+
+def test_the_search_catches_a_policy_that_names_who_has_not_offered() -> None:
+    with pytest.raises(Violation, match="which has not offered; choose among"):
+        search(World(NamesAnother(1.0), **CALM))

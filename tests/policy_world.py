@@ -1,0 +1,52 @@
+"""The policies that the protocol is searched with: the shipped ones, and some that are as odd as a policy may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowrt.errors import GraphError
+from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
+
+
+@dataclass(frozen=True)
+class Patient(Policy):
+    """Waits a second after whatever comes, then keeps the newest two: not all that are there, nor the first."""
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+        ends = offers[-1].seconds + 1.0
+        return WaitUntil(ends) if now < ends else Close(tuple(offer.replica for offer in offers[-2:]))
+
+
+@dataclass(frozen=True)
+class AllOfThoseLeft(Policy):
+    """Waits for everybody who is not lost, so it depends on being told of who is."""
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+        if able:
+            return WaitUntil(offers=len(offers) + len(able))
+        return Close(tuple(offer.replica for offer in offers))
+
+
+@dataclass(frozen=True)
+class Alternating(Policy):
+    """Keeps one update of a version and two of the next, and looks at what it is told of them."""
+
+    keeps: int = 1
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+        if len(offers) < self.keeps:
+            return WaitUntil(offers=self.keeps)
+        return Close(tuple(offer.replica for offer in offers[: self.keeps]))
+
+    def after(self, record: Record) -> Policy:
+        there, missing = {offer.replica for offer in record.offers}, {replica for replica, _ in record.missing}
+        if len(record.kept) != self.keeps or not there.issuperset(record.kept) or there & missing:
+            raise GraphError(f"a record that cannot be: {record}")
+        return Alternating(3 - self.keeps)
+
+
+POLICIES: tuple[Policy, ...] = (
+    *(AllOf(), FirstOf(2), Deadline(1.0), Deadline(1.0, at_least=2)),
+    *(Patient(), AllOfThoseLeft(), Alternating()),
+)
