@@ -25,7 +25,7 @@ from flowrt.errors import NodeLost
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.iteration.messages import Allow, BeginReplica, BeginServer, Look
-from flowrt.sched.policies import policy_to_data
+from flowrt.sched.policies import fixed_size, policy_to_data
 from flowrt.spec import Spec
 from flowrt.train.statistics import Tally
 from flowrt.train.steps import Steps
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Computing = Generator[None, None, list[Array]]
 CONTAINER = ""
-COUNT, PAIR, UPDATE = Spec("int64", ()), Spec("int64", (2,)), Spec("int64", (3,))
+COUNT, PAIR, UPDATE, SEVERAL = Spec("int64", ()), Spec("int64", (2,)), Spec("int64", (3,)), Spec("int64", (None,))
 TORN = -1
 TOWER, APPLY, GATHER, ASK = 1, 2, 3, 4
 
@@ -314,7 +314,8 @@ class World:
             yield
             return [np.array([first, w[1], batch[0]])]
 
-        def apply(made: Array, *updates: Array) -> Computing:
+        def apply(made: Array, *given: Array) -> Computing:
+            updates = tuple(update for each in given for update in each.reshape(-1, 3))
             host, version = self.hosts[task], int(made) - 1
             self._check_apply(host, version, updates)
             w, step = host.held["", "w"], host.held[CONTAINER, "step"]
@@ -325,8 +326,8 @@ class World:
             host.applied.append(frozenset((int(u[0]), int(u[1])) for u in updates))
             return []
 
-        members = self.policy.size(len(self.replicas)) or 0
-        applies = Kernel(self, [COUNT, *([UPDATE] * members)], apply)
+        size = fixed_size(self.policy, len(self.replicas))
+        applies = Kernel(self, [COUNT, *([SEVERAL] if size is None else [UPDATE] * size)], apply)
         return {APPLY: applies, GATHER: Kernel(self, [UPDATE], gather)}
 
     def _check_apply(self, host: SimHost, version: int, updates: tuple[Array, ...]) -> None:
@@ -343,9 +344,10 @@ class World:
     # ── clients ──
 
     def program(self) -> Any:
-        members, servers, count = self.policy.size(len(self.replicas)) or 0, len(self.servers), len(self.replicas)
+        servers, count = len(self.servers), len(self.replicas)
+        size = fixed_size(self.policy, count)
         common: dict[str, Any] = {"container": CONTAINER, "group": "trainer", "seed": 0}
-        applied = ((-1, -1), *((member, 0) for member in range(members)))
+        applied = ((-1, -1), *((member, 0) for member in range(size or 1)))
         begin_servers = tuple(
             partial(
                 BeginServer,
@@ -356,7 +358,7 @@ class World:
                 policy=policy_to_data(self.policy),
                 apply=APPLY,
                 applied=applied,
-                combined=(),
+                combined=(True,) if size is None else (),  # of rows: one update behind another
                 versions=("step",),
                 values=() if self.rows else (("", "w"),),
                 gather=GATHER if self.rows else -1,
@@ -411,6 +413,7 @@ class World:
             servers=self.servers,
             nodes=self.replicas,
             policy=self.policy,
+            local_steps=1,
             tally=Tally(len(self.replicas)),
             program=make,
         )

@@ -10,15 +10,17 @@ import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from policy_world import AllOfThoseLeft, Patient
 from schedule_world import Faults, Violation, World, batches
 from sim_loop import simulate
 
-from flowrt.errors import NodeLost, RemoteError
-from flowrt.sched.iteration.messages import Report
-from flowrt.sched.policies import AllOf, FirstOf
+from flowrt.errors import GraphError, NodeLost, RemoteError
+from flowrt.sched.iteration.messages import Report, Update
+from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Policy, WaitUntil
 
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
@@ -29,7 +31,8 @@ SEEDS = 60  # of each test
 def drawn(rng: random.Random, most: int = 4) -> World:
     """A world of its own kind."""
     replicas, servers = rng.randint(1, most), rng.randint(1, 3)
-    policy = rng.choice([AllOf(), FirstOf(rng.randint(1, replicas))])
+    deadline = Deadline(10 ** rng.uniform(-3, 0), rng.randint(1, replicas))
+    policy = rng.choice([AllOf(), FirstOf(rng.randint(1, replicas)), deadline, Patient(), AllOfThoseLeft()])
     faults = Faults(breaks=rng.choice([0.0, 0.01, 0.1]), slow=rng.choice([0.0, 0.05]))
     return World(rng, policy, replicas=replicas, servers=servers, faults=faults, rows=rng.random() < 0.4)
 
@@ -166,3 +169,69 @@ def test_a_report_that_is_lost_with_the_clients_link_is_had_before_the_end() -> 
 
     assert simulate(random.Random(0), train) == [1, 2, 3]
     assert lost
+
+
+def timers() -> list[asyncio.TimerHandle]:
+    """Those by which policies are asked again."""
+    scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    return [timer for timer in scheduled if not timer.cancelled() and timer._callback.__name__ == "_wake"]
+
+
+async def train_with(policy: Policy, steps: int, **faults: Any) -> list[tuple[float, StepReport, int]]:
+    """When each report came, what it said, and how many timers there were; then one more step is begun and left."""
+    world, seen = World(random.Random(3), policy, replicas=3, servers=2, faults=Faults(**faults)), []
+    async with left_in_order(world):
+        training = world.client("one").run(batches())
+        while len(seen) < steps:
+            report = await anext(training)
+            seen.append((asyncio.get_running_loop().time(), report, len(timers())))
+        await asyncio.sleep(0.02)
+        assert len(timers()) <= 1
+        await training.aclose()
+        assert not timers()
+    return seen
+
+
+def test_there_is_no_timer_where_no_policy_waits_for_a_time() -> None:
+    for policy in (AllOf(), FirstOf(2)):
+        assert all(count == 0 for _, _, count in simulate(random.Random(0), lambda p=policy: train_with(p, 9)))
+
+
+def test_a_step_ends_at_its_deadline_with_what_is_there() -> None:
+    async def hindered() -> list[Any]:
+        return await train_with(Deadline(50.0), 4, at=lambda m: isinstance(m, Update) and m.replica == 1)
+
+    seen = simulate(random.Random(0), hindered)
+    for _, report, _ in seen:
+        assert report.kept == (0, 2)
+        assert report.why == "2 are there after 50 s"
+        assert report.seconds == pytest.approx(50.0, abs=0.1)
+
+
+def test_a_deadline_costs_no_time_where_all_are_there() -> None:
+    seen = simulate(random.Random(0), lambda: train_with(Deadline(50.0), 9))
+    assert seen[-1][0] < 5.0
+    assert all(report.kept == (0, 1, 2) for _, report, _ in seen)
+
+
+def test_a_policy_that_makes_no_sense_ends_the_run_at_its_line_whenever_it_is_asked() -> None:
+    for policy in (Senseless(woken=False), Senseless(woken=True)):
+
+        async def ends(policy: Policy = policy) -> None:
+            world = World(random.Random(3), policy, replicas=2, servers=2)
+            async with left_in_order(world):
+                with pytest.raises(GraphError, match=r"test_schedules.py:\d+: Senseless\(.*replica 5, which has not"):
+                    await anext(world.client("one").run(batches()))
+                assert not timers()
+
+        simulate(random.Random(0), ends)
+
+
+@dataclass(frozen=True)
+class Senseless(Policy):
+    """Names a replica that there is not: with the first offer, or when it is woken after that."""
+
+    woken: bool
+
+    def decide(self, offers: Any, able: Any, now: float) -> Any:
+        return WaitUntil(7.0) if self.woken and now < 7.0 else Close((5,))
