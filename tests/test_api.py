@@ -111,6 +111,7 @@ SIGNATURES = {
     "train.Replicated.statistics": "self",
     "train.AllOf": "",
     "train.FirstOf": "updates",
+    "train.Adaptive": "at_least=1",
     "train.Deadline": "seconds, at_least=1",
 }
 ELEMENTWISE = (

@@ -116,6 +116,7 @@ PURE = [
             "schedule",
             "sharing",
             "cost",
+            "noise",
         )
     ),
     *(f"sched/policies/{path.stem}" for path in (ROOT / "sched" / "policies").glob("*.py")),

@@ -1,12 +1,24 @@
 """Replicated training: several copies of a model, one set of variables, and a policy for whose updates count."""
 
 from flowrt.familiar import answering
-from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, LocalSteps, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies import (
+    Adaptive,
+    AllOf,
+    Close,
+    Deadline,
+    FirstOf,
+    LocalSteps,
+    Offer,
+    Policy,
+    Record,
+    WaitUntil,
+)
 from flowrt.train.replicated import Predictor, Replicated
 from flowrt.train.statistics import ReplicaStatistics, Statistics
 from flowrt.train.steps import StepReport
 
 __all__ = [
+    "Adaptive",
     "AllOf",
     "Close",
     "Deadline",

@@ -86,7 +86,7 @@ class Replicated:
         inputs: The spec of each input of ``loss_fn``, by name.
         optimizer: Moves the variables by the mean of the kept updates.
         replicas: How many copies train.
-        policy: Whose updates make a step, such as `AllOf`, `FirstOf` or `Deadline`, or a `Policy` of your own.
+        policy: Whose updates make a step, such as `AllOf`, `FirstOf` or `Adaptive`, or a `Policy` of your own.
         servers: Over how many parameter servers the variables are spread, by bytes.
         name: Prefixes the names of what is built, and names the trainer on the nodes.
         server_device: Where server ``{}`` is, or a device for each; empty for anywhere.

@@ -1,5 +1,6 @@
 """Policies: which updates of replicas make the next version of the variables, and when. See `policies.policy`."""
 
+from flowrt.sched.policies.adaptive import Adaptive
 from flowrt.sched.policies.all_of import AllOf
 from flowrt.sched.policies.asking import fixed_size
 from flowrt.sched.policies.deadline import Deadline
@@ -9,6 +10,7 @@ from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
 from flowrt.sched.policies.travel import policy_from_data, policy_to_data
 
 __all__ = [
+    "Adaptive",
     "AllOf",
     "Close",
     "Deadline",

@@ -1,0 +1,198 @@
+"""As many as are worth waiting for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+
+from flowrt.errors import GraphError, user_site
+from flowrt.sched.noise import NoiseScale
+from flowrt.sched.policies.arrivals import Arrivals
+from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
+from flowrt.valueclass import replace, valueclass
+
+KEEP = 0.95  # what the worth per second keeps of itself with each version: it goes back some 20
+BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer pays
+APART = 8  # versions between two such tries, at least
+PATIENCE = 2.0  # times as long as half of the first version's updates took, its others are waited for
+
+
+@valueclass
+class History:
+    """What a run has shown so far.
+
+    Args:
+        arrivals: When updates come.
+        noise: How noisy they are.
+        worths: The worth of versions, older ones less and less.
+        seconds: How long they took, likewise.
+        spare: The worth that may be spent on trying out; below zero, too much was.
+        since: Versions since something was tried out.
+        tries: Whether that is due.
+    """
+
+    arrivals: Arrivals
+    noise: NoiseScale
+    worths: float
+    seconds: float
+    spare: float
+    since: int
+    tries: bool
+
+    @property
+    def rate(self) -> float:
+        """Worth per second, of late."""
+        return self.worths / max(self.seconds, 1e-12)
+
+    def worth(self, updates: Any) -> Any:
+        """What a step with so many ``updates`` is worth; as if all replicas' were needed until noise was measured."""
+        scale = self.noise.value
+        return updates / (updates + (max(scale, 1e-6) if scale == scale else float(self.arrivals.replicas)))
+
+
+@valueclass
+class Adaptive(Policy):
+    """Keep as many updates as are worth waiting for, ``at_least`` so many, by what the run has shown: no number needed.
+
+    A step with k updates is worth k / (k + B), where B is the gradient noise scale, measured on the servers, in
+    replicas' updates (McCandlish et al., arXiv 1812.06162). What counts is worth per second over the run, so a step is
+    ended when no longer wait for more updates would gain as much as the same time usually does: optimal stopping of a
+    renewal reward (Ross, "Applied Probability Models with Optimization Applications", 1970, ch. 7). How long each
+    replica may take yet follows from what was seen of it, see `Arrivals`; what was not waited for is only known to take
+    longer, so now and then a step waits as long as the most that may come would pay for, at 1 % of the worth in all.
+
+    The kept updates are averaged. It follows replicas that become slow, recover, come and go, within some ten steps.
+    The wrong choice where every example must count as often as any other, since slow replicas' are dropped more often;
+    where results are to be the same bits every time, since time decides; and for runs of a dozen steps, which it has
+    spent before it knows much. Raises `GraphError` unless ``at_least`` is 1 or more.
+    """
+
+    at_least: int = 1
+    _history: History | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.at_least, bool) or not isinstance(self.at_least, int) or self.at_least < 1:
+            raise GraphError(
+                f"{user_site()}: Adaptive(at_least={self.at_least!r}): a step needs at least one update; use "
+                "at_least=1 or more"
+            )
+
+    @property
+    def measures(self) -> bool:
+        """It weighs updates by their noise."""
+        return True
+
+    def least(self, replicas: int) -> int:
+        """As many as it says; raises `GraphError` when there are fewer replicas than that."""
+        if self.at_least > replicas:
+            raise GraphError(
+                f"{self} of {replicas} replicas can never be met; "
+                f"use at_least={replicas} or fewer, or replicas={self.at_least} or more"
+            )
+        return self.at_least
+
+    # ── now ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+        """All that is there, or when it may be worth more to have waited."""
+        if len(offers) < self.at_least:
+            return WaitUntil(offers=self.at_least)
+        if not able:
+            return _close(offers, "nobody else can come")
+        if self._history is None:
+            return _decide_first(offers, able, now)
+        if self._history.tries:
+            return _try_out(self._history, offers, able, now)
+        return _decide(self._history, offers, able, now)
+
+    # ── after it ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def after(self, record: Record) -> Adaptive:
+        """The policy that knows of that version, too."""
+        history = self._history or _start(record)
+        missing = [replica for replica, _ in record.missing]
+        came, seconds = _split(record.offers)
+        noise = history.noise.learn([offer.square for offer in record.offers], record.square)
+        gained = float(replace(history, noise=noise).worth(len(record.kept)))
+        lost = max(0.0, history.rate * record.seconds - gained) if history.tries else 0.0
+        spare = min(history.spare - lost + BUDGET * gained, 0.2)
+        since = 1 if history.tries else history.since + 1
+        fade = min(KEEP, 1 - 2 / (history.arrivals.versions + 3))  # the first versions, of which little was known, soon
+        known = History(
+            arrivals=history.arrivals.learn(came, seconds, missing, record.closed),
+            noise=noise,
+            worths=history.worths * fade + gained,
+            seconds=history.seconds * fade + record.seconds,
+            spare=spare,
+            since=since,
+            tries=spare >= 0 and since >= APART,
+        )
+        return replace(self, _history=known)
+
+
+def _decide_first(offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+    """Nothing is known yet: wait for all, but not much longer than for half of them."""
+    replicas = len(offers) + len(able)
+    half = (replicas + 1) // 2
+    if len(offers) < half:
+        return WaitUntil(offers=half)
+    until = PATIENCE * offers[half - 1].seconds
+    if now < until:
+        return WaitUntil(until, replicas)
+    return _close(offers, f"kept {len(offers)} of {replicas}: {PATIENCE:g} times as long as half of them took")
+
+
+def _try_out(history: History, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+    """Wait for the next as long as it would be worth if all came with it."""
+    count, replicas = len(offers), len(offers) + len(able)
+    until = offers[-1].seconds + (history.worth(replicas) - history.worth(count)) / history.rate
+    if now < until:
+        return WaitUntil(until, count + 1)
+    return _close(offers, f"kept {count} of {replicas}: tried out who else comes")
+
+
+def _decide(history: History, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+    """Wait until the time at which most is gained, if that is more than waiting costs."""
+    count = len(offers)
+    times, more = history.arrivals.expected(*_split(offers), able, now)
+    worth = history.worth(np.arange(count, count + len(able) + 1))
+    gains = np.interp(more, np.arange(len(worth)), worth) - worth[0]
+    costs = history.rate * (times - now)
+    best = int((gains - costs).argmax())
+    if gains[best] > costs[best] and times[best] > now:
+        return WaitUntil(float(times[best]), count + max(1, int(more[best])))
+    best = int((gains / np.maximum(costs, 1e-300)).argmax())
+    return _close(
+        offers,
+        f"kept {count} of {count + len(able)}: waiting {_brief(times[best] - now)} s more for {_brief(more[best])} "
+        f"was worth {_brief(gains[best])} of {_brief(costs[best])}",
+    )
+
+
+def _start(record: Record) -> History:
+    replicas = 1 + max([*(offer.replica for offer in record.offers), *(replica for replica, _ in record.missing)])
+    times = [offer.seconds for offer in record.offers]
+    return History(
+        arrivals=Arrivals.start(replicas, times[len(times) // 2]),
+        noise=NoiseScale(),
+        worths=0.0,
+        seconds=0.0,
+        spare=0.0,
+        since=0,
+        tries=False,
+    )
+
+
+def _split(offers: Sequence[Offer]) -> tuple[list[int], list[float]]:
+    return [offer.replica for offer in offers], [offer.seconds for offer in offers]
+
+
+def _close(offers: Sequence[Offer], why: str) -> Close:
+    return Close(tuple([offer.replica for offer in offers]), why)
+
+
+def _brief(number: float) -> str:
+    return f"{number:.2g}"

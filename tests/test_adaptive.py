@@ -1,0 +1,270 @@
+"""Adaptive: what it decides by what it has seen, and that it needs no number."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.errors import GraphError
+from flowrt.sched.noise import LARGEST, NoiseScale
+from flowrt.sched.policies import asking, policy_from_data, policy_to_data
+from flowrt.sched.policies.arrivals import Arrivals
+from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
+
+
+def offers(seconds: dict[int, float], square: float = 9.0) -> tuple[Offer, ...]:
+    """Who offered when, by arrival."""
+    return tuple(Offer(replica, when, square=square) for replica, when in sorted(seconds.items(), key=lambda o: o[1]))
+
+
+def play(policy: Policy, seconds: dict[int, float], scale: float = 8.0) -> tuple[tuple[int, ...], float, Policy, str]:
+    """A version in which these replicas take so long: whom it kept, when it closed, what it learned, and why."""
+    waits, now = WaitUntil(offers=policy.least(len(seconds))), -inf
+    by_time = sorted(seconds, key=lambda replica: seconds[replica])
+    while True:
+        enough = by_time[max(waits.offers, sum(seconds[r] <= now for r in by_time) + 1) - 1 : len(by_time)]
+        comes = seconds[enough[0]] if enough else inf
+        now = min(comes, waits.seconds if waits.seconds > now else inf)
+        assert now < inf, "it waits for nothing"
+        there = offers({r: seconds[r] for r in by_time if seconds[r] <= now}, 1 + scale)
+        able = tuple(r for r in seconds if seconds[r] > now)
+        answer = asking.decide(policy, len(seconds), there, able, now)
+        if isinstance(answer, Close):
+            kept = tuple(sorted(answer.replicas))
+            missing = tuple((replica, now) for replica in able)
+            record = Record(there, kept, missing, now + 0.01, now, 1 + scale / len(kept))
+            return kept, now, asking.after(policy, record, len(seconds)), answer.why
+        waits = answer
+
+
+def trained(steps: int, seconds: Any, scale: float = 8.0, policy: Policy | None = None) -> Policy:
+    """The policy after some versions; ``seconds`` answers the times of one."""
+    policy = policy or Adaptive()
+    for step in range(steps):
+        _, _, policy, _ = play(policy, seconds(step), scale)
+    return policy
+
+
+def jittered(base: list[float], seed: int, spread: float = 0.03) -> Any:
+    """Times around these, another each step."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    return lambda step: {i: float(t * (1 + spread * rng.uniform(-1, 1))) for i, t in enumerate(base)}
+
+
+# ── what it decides ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_it_waits_for_all_that_take_the_usual_time() -> None:
+    usual = jittered([1.0] * 4, seed=1)
+    policy = trained(30, usual)
+    kept = [len(play(policy, usual(step))[0]) for step in range(20)]
+    assert np.mean(kept) > 3.7
+
+
+def test_it_does_not_wait_for_who_is_always_slow_and_says_why() -> None:
+    slow = jittered([1.0, 1.0, 1.0, 4.0], seed=2)
+    kept, closed, _, why = play(trained(30, slow), slow(0))
+    assert (kept, closed < 1.1) == ((0, 1, 2), True)
+    assert why.startswith("kept 3 of 4: waiting ")
+
+
+def test_who_recovers_counts_again_and_who_becomes_slow_no_longer() -> None:
+    slow, well = jittered([1.0, 1.0, 1.0, 4.0], seed=3), jittered([1.0, 1.0, 4.0, 1.0], seed=4)
+    policy = trained(10, well, policy=trained(30, slow))
+    closed = []
+    for step in range(20):
+        kept, when, policy, _ = play(policy, well(step))
+        assert kept == (0, 1, 3)
+        closed.append(when)
+    assert np.mean(closed) < 1.15
+
+
+def test_a_replica_that_never_comes_is_waited_for_twice_the_usual_time_at_first_and_then_hardly_at_all() -> None:
+    frozen = {0: 1.0, 1: 1.01, 2: 1.02, 3: 1e9}
+    policy: Policy = Adaptive()
+    closed = []
+    for _ in range(50):
+        _, when, policy, _ = play(policy, frozen)
+        closed.append(when)
+    assert closed[0] == pytest.approx(2.02)
+    assert max(closed[1:]) < 1.3
+    assert np.mean(closed[1:]) < 1.06
+
+
+def test_when_all_are_slow_together_nobody_is_a_straggler() -> None:
+    rng = np.random.default_rng(5)
+    usual = jittered([1.0] * 8, seed=5)
+
+    def sometimes(step: int) -> dict[int, float]:
+        common = 1.5 if rng.random() < 0.2 else 1.0
+        return {replica: seconds * common for replica, seconds in usual(step).items()}
+
+    policy = trained(80, sometimes)
+    slow = {replica: 1.5 * seconds for replica, seconds in usual(0).items()}
+    assert len(play(policy, slow)[0]) >= 7
+
+
+def test_little_noise_makes_it_wait_for_few_and_much_noise_for_many() -> None:
+    rng = np.random.default_rng(6)
+
+    def heavy(step: int) -> dict[int, float]:
+        return dict(enumerate((0.5 + rng.exponential(1.0, 12)).tolist()))
+
+    kept = {}
+    for scale in (0.5, 64.0):
+        policy = trained(60, heavy, scale)
+        kept[scale] = np.mean([len(play(policy, heavy(0), scale)[0]) for _ in range(30)])
+    assert kept[0.5] + 2 < kept[64.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_never_closes_below_at_least_nor_waits_for_nobody(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    replicas = int(rng.integers(1, 7))
+    policy: Policy = Adaptive(at_least=int(rng.integers(1, replicas + 1)))
+    least = policy.least(replicas)
+    for _ in range(60):
+        some = rng.choice(replicas, int(rng.integers(least, replicas + 1)), replace=False)
+        seconds = dict(zip(some.tolist(), rng.pareto(1.1, len(some)).tolist(), strict=True))
+        kept, _, policy, _ = play(policy, seconds)
+        assert least <= len(kept) <= len(some)
+        assert set(kept) <= set(seconds)
+
+
+def test_the_same_history_has_the_same_decisions() -> None:
+    def run() -> list[Any]:
+        rng = np.random.default_rng(7)
+        policy, seen = Adaptive(), []
+        for _ in range(60):
+            kept, closed, policy, why = play(policy, dict(enumerate(rng.lognormal(0, 0.6, 5).tolist())))  # type: ignore[assignment]
+            seen.append((kept, closed, why))
+        return seen
+
+    assert run() == run()
+
+
+def test_what_it_has_seen_changes_no_value_that_was_there() -> None:
+    policy = trained(5, jittered([1.0] * 3, seed=8))
+    before = play(policy, {0: 1.0, 1: 1.1, 2: 1.6})[:2]
+    trained(20, jittered([5.0] * 3, seed=9), policy=policy)
+    assert play(policy, {0: 1.0, 1: 1.1, 2: 1.6})[:2] == before
+
+
+def test_a_replica_that_was_never_seen_is_hoped_for_as_the_others_are() -> None:
+    policy = trained(30, jittered([1.0] * 3, seed=10))
+    answer = policy.decide(offers({0: 0.98, 1: 1.0}), (2, 5), 1.0)
+    assert isinstance(answer, WaitUntil)
+    kept, _, after, _ = play(policy, {0: 1.0, 1: 1.01, 2: 1.0, 5: 1.0})
+    assert set(kept) >= {0, 2, 5}
+    assert len(play(after, dict.fromkeys(range(9), 1.0))[0]) == 9
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-12, 1e5])
+def test_times_of_any_size_will_do(seconds: float) -> None:
+    policy = trained(20, lambda _: {0: seconds, 1: seconds, 2: 3 * seconds})
+    assert play(policy, {0: seconds, 1: seconds, 2: seconds})[0] == (0, 1, 2)
+
+
+def test_updates_that_nobody_measured_are_weighed_too() -> None:
+    policy: Policy = Adaptive()
+    for _ in range(20):
+        policy = policy.after(Record(offers({0: 1.0, 1: 1.0}, nan), (0, 1), ((2, 1.0),), 1.1, 1.0))
+    assert isinstance(policy.decide(offers({0: 1.0, 1: 1.0}, nan), (2,), 1.0), Close)
+
+
+@pytest.mark.parametrize("least", [0, -1, True, 1.5, "1"])
+def test_at_least_one_update_is_kept(least: Any) -> None:
+    with pytest.raises(GraphError, match=r"test_adaptive.py:\d+: Adaptive\(at_least=.*use at_least=1 or more"):
+        Adaptive(at_least=least)
+
+
+def test_more_than_there_are_replicas_can_never_be_met() -> None:
+    with pytest.raises(GraphError, match=r"Adaptive\(at_least=3\) of 2 replicas can never be met; use at_least=2"):
+        Adaptive(3).least(2)
+
+
+def test_what_it_has_seen_does_not_travel() -> None:
+    policy = trained(3, jittered([1.0] * 3, seed=11), policy=Adaptive(2))
+    assert policy_to_data(policy) == {"policy": "Adaptive", "at_least": 2}
+    assert policy_from_data(policy_to_data(policy)) == Adaptive(2)
+
+
+# ── against every fixed number ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def ratio(seconds: Any, replicas: int, scale: float, steps: int = 300) -> float:
+    """Its time to half the worth of all updates, over that of the best fixed number."""
+    run = {"replicas": replicas, "steps": steps, "overhead": 0.05, "noise_scale": scale}
+    worth = steps * 0.5 * replicas / (replicas + scale)
+    fixed = [
+        fr.simulate(fr.train.FirstOf(m), seconds, **run).seconds_to(worth)  # type: ignore[arg-type]
+        for m in range(1, replicas + 1)
+    ]
+    return fr.simulate(Adaptive(), seconds, **run).seconds_to(worth) / min(fixed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0, 64.0])
+def test_it_is_as_good_as_the_best_number_or_better(scale: float) -> None:
+    rng, steps, n = np.random.default_rng(12), 300, 8
+    base = 1 + 0.05 * rng.uniform(-1, 1, (steps, n))
+    changes = base.copy()
+    changes[: steps // 2, 0] *= 3
+    changes[steps // 2 :, 3:5] *= 2.5
+    found = {
+        "alike": ratio(base, n, scale),
+        "tail": ratio(0.7 + rng.exponential(0.3, (steps, n)), n, scale),
+        "pauses": ratio(base + 4 * (rng.random((steps, n)) < 0.03), n, scale),
+        "changes": ratio(changes, n, scale),
+    }
+    print(found)
+    assert max(found.values()) < 1.06
+    assert found["changes"] < 1.02
+
+
+# ── what it is made of ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_times_that_were_cut_off_count_as_longer() -> None:
+    """Half take 1 s and half 2 s; whoever is cut off at 1.5 s every other time does not seem to take 1.5 s."""
+    known = Arrivals.start(2, 1.0)
+    for step in range(40):
+        known = known.learn([0, 1], [1.0, 2.0], [], 2.0) if step % 2 else known.learn([0], [1.0], [1], 1.5)
+    times, more = known.expected([0], [1.0], [1], 1.5)
+    assert more[np.searchsorted(times, 1.9)] < 0.2
+    assert more[np.searchsorted(times, 2.1)] > 0.7
+
+
+def test_bins_that_move_with_the_times_change_nothing() -> None:
+    known = Arrivals.start(3, 1.0)
+    for seconds in (1.0, 1.1, 0.9, 30.0, 30.0, 31.0, 29.0, 30.0, 30.0, 30.5, 30.2, *[30.0] * 20):
+        known = known.learn([0, 1, 2], [seconds, seconds * 1.01, seconds * 1.02], [], seconds * 1.02)
+    times, more = known.expected([0], [30.0], [1, 2], 30.0)
+    assert more[np.searchsorted(times, 33.0)] > 1.6
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_the_noise_scale_is_that_of_the_gradients(seed: int) -> None:
+    """Gradients g + noise of known variance in 50 dimensions: B is the variance over the square of g."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    true = rng.normal(0, 0.3, 50)
+    known = NoiseScale()
+    for _ in range(400):
+        updates = true + rng.normal(0, 1.0, (int(rng.integers(2, 9)), 50))
+        known = known.learn((updates**2).sum(axis=1).tolist(), float((updates.mean(axis=0) ** 2).sum()))
+    assert known.value == pytest.approx(50 / (true**2).sum(), rel=0.3)
+
+
+def test_a_noise_scale_is_never_negative_nor_infinite() -> None:
+    assert np.isnan(NoiseScale().value)
+    assert NoiseScale().learn([1.0], 1.0) == NoiseScale() == NoiseScale().learn([1.0, inf], 1.0)
+    assert NoiseScale().learn([1.0, nan], 1.0) == NoiseScale() == NoiseScale().learn([1.0, 1.0], nan)
+    assert NoiseScale().learn([1.0, 1.0], 1.0).value == 0.0
+    assert NoiseScale().learn([1.0, 1.0], 2.0).value == 0.0  # more alike than the same
+    assert NoiseScale().learn([1.0, 1.0], 0.4).value == LARGEST  # the mean of opposites
