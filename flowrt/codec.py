@@ -13,6 +13,7 @@ reader would refuse, `encode` refuses first, as `SpecError`. Pure; the only file
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -63,6 +64,7 @@ _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]
 _CONTAINERS = (dict, list, tuple)
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})  # what most values are
 SHORT = 1 << 10  # bytes of a header that may be decoded before it is surveyed
+MOST_CONTAINERS = 128  # bytes of it that may begin one, as bytes of floats may: each may claim as many values as bytes
 # What `decode_whole` stays within: a value takes a byte at least, the description of an array six.
 WHOLE = Limits(header=SHORT, items=SHORT, arrays=SHORT // 6, array_bytes=1 << 16)
 
@@ -169,23 +171,21 @@ def _check_plain(message: Message, limits: Limits) -> int:
 
     How many values there are.
     """
-    containers = [message] if isinstance(message, _CONTAINERS) else []
-    depth = items = 0
-    while containers:
-        depth += 1
-        inner: list[Any] = []
-        for container in containers:
-            values: Iterable[Any] = container
-            items += len(container)
-            if isinstance(container, dict):
-                _check_keys(container)
-                values = container.values()
-                items += len(container)
-            if not _LEAVES.issuperset(map(type, values)):  # asked first: one call for all of them
-                inner += [value for value in values if isinstance(value, _CONTAINERS)]
-        if depth > limits.depth or items > limits.items:
-            raise SpecError(f"the message is beyond {limits.depth} levels or {limits.items} values")
-        containers = inner
+    return _count(message, limits, limits.depth) if isinstance(message, _CONTAINERS) else 0
+
+
+def _count(container: Any, limits: Limits, depth: int) -> int:
+    """How many values there are in a container, which is to be no deeper than that."""
+    items, values = len(container), container
+    if isinstance(container, dict):
+        _check_keys(container)
+        items, values = 2 * items, container.values()
+    if not _LEAVES.issuperset(map(type, values)):  # one call for all of them, which is all of it for most
+        for value in values:
+            if type(value) not in _LEAVES and isinstance(value, _CONTAINERS) and depth > 0 and items <= limits.items:
+                items += _count(value, limits, depth - 1)
+    if depth < 1 or items > limits.items:
+        raise SpecError(f"the message is beyond {limits.depth} levels or {limits.items} values")
     return items
 
 
@@ -315,14 +315,15 @@ def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Mes
     """The message at the start of ``data``, a header of ``length`` bytes and its arrays, and how many bytes it is.
 
     The arrays are copied to memory from ``allocate``. One pass, for a header of at most `SHORT` bytes that is within
-    `WHOLE` beyond doubt: it holds no more values or arrays than it has bytes, and is no deeper than it has bytes that
-    may begin a container. (0xff is the code of msgpack's own timestamps, which are not ours.) None for all else, to be
-    surveyed: it may be illegal, or merely deep, or not yet all there.
+    `WHOLE`: it holds no more values or arrays than it has bytes, and is no deeper than it has bytes that may begin a
+    container, which are few. None for all else, to be surveyed: illegal, or merely deep, or not yet all there.
     """
-    header = bytes(data[:length])
-    if length > SHORT or len(header.translate(None, _BEGIN_NO_CONTAINER)) > WHOLE.depth or b"\xff" in header:
+    if length > SHORT:
         return None
-    at = length
+    header, at = bytes(data[:length]), length
+    containers = len(header.translate(None, _BEGIN_NO_CONTAINER))
+    if containers > MOST_CONTAINERS or (b"\xff" in header and _MAYBE_TIMESTAMP.search(header)):
+        return None
 
     def place(code: int, description: bytes) -> Array:
         nonlocal at
@@ -335,7 +336,10 @@ def decode_whole(data: memoryview, length: int, allocate: Allocate) -> tuple[Mes
         return array
 
     try:
-        return msgpack.unpackb(header, use_list=False, object_pairs_hook=_mapping, ext_hook=place), at
+        message = msgpack.unpackb(header, use_list=False, object_pairs_hook=_mapping, ext_hook=place)
+        if containers > WHOLE.depth:
+            _check_plain(message, WHOLE)
+        return message, at
     except Exception:  # whatever it is, the survey says it by name
         return None
 
@@ -370,6 +374,8 @@ def _view(layout: Layout, buffer: Bytes) -> Array:
     return np.frombuffer(view, dtype).reshape(shape)
 
 
+# An extension of code -1 and of 4, 8 or 12 bytes: msgpack's own timestamps, which are not ours.
+_MAYBE_TIMESTAMP = re.compile(rb"(?:[\xd6\xd7]|(?:\xc7|\xc8\x00|\xc9\x00\x00\x00)[\x04\x08\x0c])\xff")
 _BEGIN_NO_CONTAINER = bytes(code for code in range(256) if not (0x80 <= code < 0xA0 or 0xDC <= code < 0xE0))
 
 # How many bytes a token takes, by its first byte; 0: a container, a length, an extension, or nothing legal.

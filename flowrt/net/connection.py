@@ -216,8 +216,9 @@ class _Stream(asyncio.BufferedProtocol):
             self._read_on()
 
     def wake_receiver(self) -> None:
-        if self.receiver is not None and not self.receiver.done():
-            self.receiver.set_result(None)
+        receiver, self.receiver = self.receiver, None
+        if receiver is not None and not receiver.done():
+            receiver.set_result(None)
         if self.closing or self.lost.is_set():
             self.tell()
 

@@ -219,12 +219,13 @@ class Link:
 
     async def _read(self) -> None:
         try:
-            await self._connection.listen(lambda data: self._hear(from_data(data)))
+            await self._connection.listen(self._hear)
         except (RemoteError, ClosedError, MemoryError) as error:
             self._ending = LinkBroken(f"the link to {self.peer} broke: {error}")
             _log.info("%s", self._ending)
 
-    def _hear(self, message: Any) -> None:
+    def _hear(self, data: Any) -> None:
+        message = from_data(data)
         if is_posted(message):
             self._store.posted(self.peer, message)
             return
