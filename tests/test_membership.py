@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from cluster_plans import PS, WORKERS, relay
 from test_cluster import SCALAR, Numbers, driving
 
+import flowrt as fr
 from flowrt.cluster import LocalCluster
 from flowrt.errors import GraphError, NodeLost
 from flowrt.net.liveness import Timing
@@ -71,3 +75,68 @@ async def test_a_node_that_ends_is_started_again_where_that_is_wanted() -> None:
         assert (await Numbers(master)(step, np.asarray(1.0)))[0] == 4.0
         with pytest.raises(GraphError, match=f"{WORKERS[0]} runs"):
             await cluster.respawn(WORKERS[0])
+
+
+INPUTS = {"x": fr.Spec("float32", (None, 3))}
+
+
+def loss_fn(inputs: dict[str, fr.Tensor]) -> Any:
+    """One whose gradient is what it is fed, for each of two variables: updates are counted by what they leave."""
+    a = fr.Variable(np.zeros((3,), np.float32), name="a")
+    b = fr.Variable(np.zeros((3,), np.float32), name="b")
+    return fr.sum((a + b) * fr.mean(inputs["x"], axis=0))
+
+
+def batches() -> Iterator[dict[str, np.ndarray]]:
+    while True:
+        yield {"x": np.ones((2, 3), np.float32)}
+
+
+async def test_replicas_whose_nodes_end_again_and_again_take_part_again() -> None:
+    rng = random.Random(7)
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(
+            loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=3, policy=fr.train.FirstOf(2), servers=2
+        )
+    async with (
+        LocalCluster(ps=2, worker=3, restart=True) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+        asyncio.timeout(60),
+    ):
+        steps, count = trainer.steps(session, batches()), 0
+
+        async def until(sign: Callable[[fr.train.StepReport], bool]) -> None:
+            nonlocal count
+            async for report in steps:
+                count += 1
+                assert len(report.kept) == 2
+                if sign(report):
+                    return
+
+        for _ in range(3):
+            victim = rng.randrange(3)
+            cluster.processes[f"/job:worker/task:{victim}"].kill()
+            await until(lambda _: bool(trainer.statistics().lost))
+            assert trainer.statistics().lost == (f"/job:worker/task:{victim}",)
+            await until(lambda _: not trainer.statistics().lost)
+            await until(lambda report, victim=victim: victim in report.kept)  # type: ignore[misc]
+        await steps.aclose()
+        step, (a, b) = await session.run([trainer.step, trainer.variables])
+        assert step == count
+        assert (a == -count).all()
+        assert (b == -count).all()
+
+
+async def test_a_replica_whose_node_comes_late_takes_part_from_then_on() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, policy=fr.train.FirstOf(1))
+    async with LocalCluster(ps=1, worker=2) as cluster, asyncio.timeout(60):
+        cluster.processes[WORKERS[1]].kill()
+        await cluster.processes[WORKERS[1]].wait()
+        async with fr.Session(graph, cluster=cluster) as session:
+            steps = trainer.steps(session, batches())
+            assert [(await anext(steps)).kept for _ in range(3)] == [(0,)] * 3
+            await cluster.respawn(WORKERS[1])
+            async for report in steps:
+                if 1 in report.kept:
+                    break

@@ -74,6 +74,10 @@ class Tally:
         """``replica``, on ``node`` if that is known, is gone."""
         self._lost[replica] = node or f"replica {replica}"
 
+    def join(self, replica: int) -> None:
+        """``replica`` is there again."""
+        self._lost.pop(replica, None)
+
     def count(self, outcomes: Mapping[int, Outcome]) -> None:
         """A step ended with these outcomes, by replica."""
         self._steps += 1

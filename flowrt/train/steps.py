@@ -8,6 +8,7 @@ for that; what the servers had begun to apply, all apply.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -20,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from flowrt.errors import ClosedError, FlowrtError, GraphError, NodeLost, RemoteError, as_error, user_site
 from flowrt.finishing import to_the_end
 from flowrt.sched.iteration.coordination import OUTCOMES
-from flowrt.sched.iteration.messages import Allow, Batch, Ended, Lost, Report, Stop
+from flowrt.sched.iteration.messages import Allow, Batch, Ended, Join, Lost, Report, Stop
 from flowrt.sched.ledger import Outcome
 from flowrt.tracebacks import shorten
 from flowrt.train.batches import Batches, Supply, Values
 from flowrt.train.opening import agree
-from flowrt.train.program import where_lost
+from flowrt.train.program import Program, where_lost
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from flowrt.train.replicated import Replicated
 
 BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
+_log = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
 
 
@@ -98,6 +100,8 @@ class Steps:
         self._stopping: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._lost: set[int] = set()
+        self._turns = [0] * trainer.replicas  # how often each was begun again
+        self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
         self._kept = 0
 
@@ -134,8 +138,7 @@ class Steps:
     async def _begin(self) -> None:
         """Have the nodes begin the run, at the version that all servers are at."""
         trainer, runner = self._trainer, self._runner
-        self._check_nodes()
-        program = self._program = await trainer.program(self._session)
+        program = self._program = await self._make_program()
         self._check_servers(program.servers, "training cannot begin")
         version = self._first = self._seen = await agree(runner, program, trainer.name)
         who = f"{self._client()}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
@@ -143,6 +146,17 @@ class Steps:
             await self._command(task, begin(run=self._run, version=version, client=who))
         await together(self._begin_replica(replica) for replica in range(trainer.replicas))
         self._watching = asyncio.ensure_future(self._watch())
+
+    async def _make_program(self) -> Program:
+        """The trainer on the nodes that are there; begun anew where one is lost meanwhile."""
+        while True:
+            self._check_nodes()
+            lost = self._runner.lost
+            try:
+                return await self._trainer.program(self._session)
+            except NodeLost:
+                if self._runner.lost == lost:
+                    raise
 
     def _client(self) -> str:
         name = self._session._name
@@ -218,7 +232,7 @@ class Steps:
         if peer == self._program.servers[0]:
             self._allow()
             for replica in self._lost:
-                self._post(0, Lost(self._run, replica))
+                self._post(0, Lost(self._run, replica, self._turns[replica]))
         for replica, task in enumerate(self._program.replicas):
             if task == peer and replica not in self._lost:
                 self._supply.give_again(replica)
@@ -253,11 +267,14 @@ class Steps:
     # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """Tell server 0 of replicas whose nodes are lost; end with a server."""
+        """Tell server 0 of replicas whose nodes are lost, begin those again whose nodes are back; end with a server."""
         while self._error is None:
             lost = self._runner.lost
-            for replica in where_lost(self._program.replicas, lost):
+            gone = where_lost(self._program.replicas, lost)
+            for replica in gone:
                 self._lose(replica)
+            for replica in self._lost.difference(gone, self._joining):
+                self._joining[replica] = asyncio.ensure_future(self._join(replica))
             try:
                 stopped = f"training stopped at step {self._seen + len(self._reports) + 1}"
                 self._check_servers(self._program.servers, stopped)
@@ -271,8 +288,29 @@ class Steps:
         self._lost.add(replica)
         self._supply.lose(replica)
         self._trainer.tally.lose(replica, self._trainer.nodes[replica])
-        self._post(0, Lost(self._run, replica))
+        self._post(0, Lost(self._run, replica, self._turns[replica]))
         self._news.set()
+
+    async def _join(self, replica: int) -> None:
+        """Have a replica take part again whose node is back; where that fails, it is for another time."""
+        try:
+            begin = self._program.begin_replicas[replica]
+            if begin is None:  # its node was not there when the run began
+                begin = (await self._trainer.program(self._session)).begin_replicas[replica]
+            if begin is None or self._supply.over:
+                return
+            turn = self._turns[replica] = self._turns[replica] + 1
+            server, task = self._program.servers[0], self._program.replicas[replica]
+            version, spent = await self._runner.command(server, Join(self._run, replica, turn))
+            await self._command(task, begin(run=self._run, version=version, turn=turn, given=spent))
+            self._lost.discard(replica)
+            self._supply.join(replica, spent * self._each)
+            self._trainer.tally.join(replica)
+            self._supply.fill(self._news.set)
+        except FlowrtError as error:
+            _log.warning("replica %d of %s could not be begun again: %s", replica, self._trainer.name, error)
+        finally:
+            del self._joining[replica]
 
     def _check_nodes(self) -> None:
         """Raise `NodeLost` where a server is lost already, or too few replicas are left: nothing could be compiled."""
@@ -320,9 +358,11 @@ class Steps:
         await self._stopping
 
     async def _end_run(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+        working = [task for task in (self._watching, *self._joining.values()) if task is not None]
+        for task in working:
+            task.cancel()
+        if working:
+            await asyncio.wait(working)
         await self._supply.aclose()
         lost = self._runner.lost
         tasks = [task for task in dict.fromkeys(self._began) if task not in lost]

@@ -75,6 +75,7 @@ class Coordination:
         self._samples: dict[int, int] = {}  # by replica: of how many it was made
         self._heard: dict[int, tuple[float, ...]] = {}  # by replica: what `Report.times` says of it
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
+        self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # when that wakes the coordinator
         self._reports: list[Report] = []  # that the client may not have
@@ -156,12 +157,24 @@ class Coordination:
                 self._value = value.allow(version)
                 if totals is not None:
                     self._value = self._value.exhausted(totals)
-            case Lost(_, replica):
-                self._value = value.lost(replica)
-                for task in self._role.servers[1:]:
-                    self._way.post(task, message)
+            case Lost(_, replica, turn):
+                if turn >= self._turns[replica]:  # else it was begun again meanwhile
+                    self._lose(replica, turn)
             case Failed():
                 self._failed(message)
+
+    def join(self, replica: int, turn: int) -> tuple[int, int]:
+        """Have a replica that was lost take part from the next version on: see `Join`."""
+        if turn > self._turns[replica]:
+            self._lose(replica, turn - 1)
+            self._turns[replica] = turn
+            self._value = self._value.joined(replica)
+        return self.version, self._value.spent[replica]
+
+    def _lose(self, replica: int, turn: int) -> None:
+        self._value = self._value.lost(replica)
+        for task in self._role.servers[1:]:
+            self._way.post(task, Lost(self._role.run, replica, turn))
 
     def came(self, update: Update, told: float) -> None:
         """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""

@@ -27,6 +27,7 @@ from flowrt.sched.iteration.messages import (
     Ended,
     Failed,
     Held,
+    Join,
     Look,
     Lost,
     Order,
@@ -49,6 +50,7 @@ from flowrt.spec import Spec
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor
     from flowrt.sched.host import Host
+    from flowrt.sched.iteration.coordination import Coordination
     from flowrt.sched.iteration.striking import Slowness
 
 Plans: TypeAlias = "Callable[[int], Executor]"
@@ -153,6 +155,8 @@ class Iterations:
                 return self._begin_server(asked, epoch, plans)
             case BeginReplica():
                 return self._begin_replica(asked, epoch, plans)
+            case Join(run, replica, turn):
+                return self._coordination(run).join(replica, turn)
             case Stop(run):
                 return await self._stop(run)
             case _:
@@ -225,6 +229,12 @@ class Iterations:
         if run not in self._servers:
             raise RemoteError(f"{self._host.task} knows nothing of that run any more")
         return self._servers[run]
+
+    def _coordination(self, run: int) -> Coordination:
+        found = self._server(run).coordination
+        if found is None or found.over.is_set():
+            raise RemoteError(f"{self._host.task} does not coordinate that run, or not any more")
+        return found
 
     async def _stop(self, run: int) -> int:
         server = self._servers.get(run)

@@ -109,6 +109,8 @@ class BeginReplica:
         differ: The plan that ends local steps. Its fetches are those that ``parts`` and ``finite`` are of, then whether
             what is kept is finite.
         differed: What that plan is fed: as ``feeds``.
+        turn: How often the replica was lost, and is begun again.
+        given: How many of the counted batches were spent before that: it is given those after them.
     """
 
     run: int
@@ -132,6 +134,8 @@ class BeginReplica:
     loaded: tuple[tuple[int, int], ...] = ()
     differ: int = -1
     differed: tuple[tuple[int, int], ...] = ()
+    turn: int = 0
+    given: int = 0
 
 
 @valueclass
@@ -139,6 +143,18 @@ class Stop:
     """End the run here, once what was ordered is applied; answers the version that server 0 is at."""
 
     run: int
+
+
+@valueclass
+class Join:
+    """To server 0: a replica that was lost is to be begun again, for the ``turn``-th time.
+
+    Answers the version that is open, and how many of its batches are spent.
+    """
+
+    run: int
+    replica: int
+    turn: int
 
 
 # ── the client, on the way ───────────────────────────────────────────────────────────────────────────────────────────
@@ -170,10 +186,11 @@ class Allow:
 
 @valueclass
 class Lost:
-    """To server 0, which tells the others: a replica's task is lost."""
+    """To server 0, which tells the others: a replica's task is lost, as it was begun for the ``turn``-th time."""
 
     run: int
     replica: int
+    turn: int = 0
 
 
 @valueclass
@@ -230,6 +247,7 @@ class Seen:
     replica: int
     version: int
     cut: tuple[float, ...] = ()
+    turn: int = 0
 
 
 @valueclass
@@ -402,7 +420,7 @@ class Ended:
 
 
 KINDS: tuple[type[Any], ...] = (
-    *(Look, Settle, BeginServer, BeginReplica, Stop),
+    *(Look, Settle, BeginServer, BeginReplica, Join, Stop),
     *(Batch, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),
     *(Version, Rows, Held, Order, Applied, Report, Pending, Ended),

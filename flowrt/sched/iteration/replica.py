@@ -56,10 +56,10 @@ class Replica:
         self._values: list[Sequence[Any]] = [()] * len(role.servers)
         self._batches: dict[int, Sequence[Any]] = {}
         self._came = asyncio.Event()  # one more has come
-        self._given = 0  # batches that have come
-        self._used = 0  # the last group of them that was computed with
-        self._announced = 0  # of the groups that have come whole, those that server 0 was told of
-        self._spent = 0  # groups
+        self._given = role.given * role.steps  # batches that have come
+        self._used = role.given  # the last group of them that was computed with
+        self._announced = role.given  # of the groups that have come whole, those that server 0 was told of
+        self._spent = role.given  # groups
         self._booked = False  # server 0 has booked the last of the spent ones for the newest version
         self._done = role.version - 1  # the newest version that was computed, or failed
         self._on = role.version - 1  # the version that `task` computes
@@ -154,7 +154,8 @@ class Replica:
                 self._see(server, version)
 
     def _see(self, server: int, version: int, cut: tuple[float, ...] = ()) -> None:
-        self.way.post(self.role.servers[server], Seen(self.role.run, self.role.replica, version, cut))
+        role = self.role
+        self.way.post(role.servers[server], Seen(role.run, role.replica, version, cut, role.turn))
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
 

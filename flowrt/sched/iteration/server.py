@@ -53,6 +53,7 @@ class _Told:
 
     listens: bool = False
     lost: bool = False
+    turn: int = 0  # how often it was begun again
     newest: int = -1
     waiting: dict[int, float] = field(default_factory=dict)
 
@@ -112,7 +113,9 @@ class Server:
                 if coordination is not None:
                     coordination.came(message, when)
                 self._look(message)
-            case Seen(_, replica, version, cut):
+            case Seen(_, replica, version, cut, turn):
+                if turn > self._told[replica].turn:
+                    self._told[replica] = _Told(turn=turn)
                 self._told[replica].listens = True
                 if cut and coordination is not None:
                     coordination.overtook(replica, cut, self._told[replica].waiting.get(int(cut[0]), 0.0))
@@ -125,8 +128,9 @@ class Server:
             case Order(_, version, replicas, weights):
                 if not self.over:  # else the opening of the next run decides
                     self.obey(version, replicas, weights)
-            case Lost(_, replica):
-                self._told[replica].lost = True
+            case Lost(_, replica, turn):
+                if turn >= self._told[replica].turn:  # else it was begun again meanwhile
+                    self._told[replica].lost = True
                 if coordination is not None:
                     coordination.hear(message)
             case Probe():
@@ -144,7 +148,8 @@ class Server:
         role = self.role
         for replica, task in enumerate(role.replicas):
             if task == peer and self._told[replica].listens:
-                self._told[replica] = _Told(listens=True, lost=self._told[replica].lost)
+                told = self._told[replica]
+                self._told[replica] = _Told(True, told.lost, told.turn)
                 self._tell(replica)
         if self.coordination is not None:
             self.coordination.broken(peer)
