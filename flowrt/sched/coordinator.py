@@ -34,6 +34,7 @@ from flowrt.valueclass import put, replace, stateclass
 class Standing(Enum):
     """Where a replica stands in the open version."""
 
+    __hash__ = object.__hash__  # an Enum hashes its name anew each time
     IDLE = "idle"  # no tower begun
     RUNNING = "running"  # begun, not yet held by every server
     WHOLE = "whole"  # held and finite on every server, offered to the quorum
@@ -427,9 +428,12 @@ class Coordinator:
         raise InternalError(f"version {version} is forgotten: {self.remember} before {self.version} are remembered")
 
     def _check(self, version: int, replica: int, server: int = 0) -> None:
-        if version > self.version:
+        quorum = self.quorum
+        if version <= quorum.version and 0 <= replica < quorum.replicas and 0 <= server < self.servers:
+            return
+        if version > quorum.version:
             raise InternalError(f"version {version} is not open yet, the newest is {self.version}")
-        if not 0 <= replica < self.quorum.replicas:
+        if not 0 <= replica < quorum.replicas:
             raise InternalError(f"replica {replica} does not exist, expected 0 to {self.quorum.replicas - 1}")
         if not 0 <= server < self.servers:
             raise InternalError(f"server {server} does not exist, expected 0 to {self.servers - 1}")

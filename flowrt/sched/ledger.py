@@ -13,6 +13,7 @@ from flowrt.valueclass import valueclass
 class Outcome(Enum):
     """How a tower ended. All but KEPT mean that its batch was dropped."""
 
+    __hash__ = object.__hash__  # an Enum hashes its name anew each time
     KEPT = "kept"
     LATE = "late"  # not in the set, or not whole on every server when it was fixed
     REFUSED = "refused"  # not finite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,33 +28,38 @@ class Batches:
     ) -> None:
         self.empty = False
         self._names = frozenset(names)
-        self._batches = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
+        self._coming: AsyncIterator[Mapping[str, Any]] | None = None
+        self._there: Iterator[Mapping[str, Any]] = iter(())
+        if isinstance(source, AsyncIterable):
+            self._coming = aiter(source)
+        else:
+            self._there = iter(source)
 
     @property
     def waits(self) -> bool:
         """Whether the next batch has to be awaited."""
-        return isinstance(self._batches, AsyncIterator)
+        return self._coming is not None
 
     def next(self) -> Mapping[str, Any] | None:
         """The next batch, or None if there is none; raises `FeedError` if it has other names than expected."""
-        assert not isinstance(self._batches, AsyncIterator)
         try:
-            return self._checked(next(self._batches))
+            return self._checked(next(self._there))
         except StopIteration:
             self.empty = True
             return None
 
     async def wait_next(self) -> Mapping[str, Any] | None:
         """As `next`, of an asynchronous source."""
-        assert isinstance(self._batches, AsyncIterator)
+        assert self._coming is not None
         try:
-            return self._checked(await anext(self._batches))
+            return self._checked(await anext(self._coming))
         except StopAsyncIteration:
             self.empty = True
             return None
 
     def _checked(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        check_names(batch, self._names, "a batch")
+        if type(batch) is not dict or batch.keys() != self._names:
+            check_names(batch, self._names, "a batch")
         return batch
 
 
