@@ -146,9 +146,9 @@ class Iterations:
         match asked:
             case Look():
                 return self._look(asked)
-            case Settle(run, version, replicas, weights):
+            case Settle(run, version, replicas, weights, versions):
                 server = self._server(run)
-                server.obey(version, replicas, weights)
+                server.obey(version, replicas, weights, versions)
                 await server.wait_applied()
                 return None
             case BeginServer():
@@ -283,7 +283,17 @@ class Iterations:
 def left_to_data(left: Left) -> tuple[Any, ...]:
     """``left`` as it travels."""
     order = () if left.order is None else left.order
-    return left.run, left.version, tuple(left.held), order, left.ended, left.client, left.broke, left.weights
+    return (
+        left.run,
+        left.version,
+        tuple(left.held),
+        order,
+        left.ended,
+        left.client,
+        left.broke,
+        left.weights,
+        left.versions,
+    )
 
 
 def left_from_data(data: tuple[Any, ...]) -> Left | None:
