@@ -30,6 +30,7 @@ from sides import null_data
 SIDES = {
     "flowrt": ("flowrt", ""),
     "flowrt-ahead": ("flowrt", "ahead"),
+    "flowrt-tcp": ("flowrt", "tcp"),
     "sockets": ("sockets", ""),
     "gloo-ps": ("torch", "ps"),
     "gloo-allreduce": ("torch", "allreduce"),
