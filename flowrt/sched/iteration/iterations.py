@@ -247,7 +247,9 @@ class Iterations:
             server.coordination.give_up()
         else:
             if server is not None:
-                await server.wait_applied()
+                with suppress(TimeoutError):  # what it waits for of another server may be lost with that
+                    async with asyncio.timeout(SETTLE_SECONDS):
+                        await server.wait_applied()
             self._end(run, False)  # whether all servers are at one version, server 0 says
         if tasks := [task for task in ending if task is not None]:
             await asyncio.wait(tasks)
