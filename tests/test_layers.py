@@ -108,7 +108,6 @@ PURE = [
             "coordinator",
             "batched",
             "ledger",
-            "standing",
             "shard",
             "opening",
             "arena",

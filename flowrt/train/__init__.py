@@ -4,8 +4,6 @@ from flowrt.familiar import answering
 from flowrt.sched.policies import (
     Adaptive,
     AllOf,
-    Async,
-    BoundedStaleness,
     Close,
     Deadline,
     FirstOf,
@@ -22,8 +20,6 @@ from flowrt.train.steps import StepReport
 __all__ = [
     "Adaptive",
     "AllOf",
-    "Async",
-    "BoundedStaleness",
     "Close",
     "Deadline",
     "FirstOf",

@@ -44,8 +44,7 @@ class StepReport:
 
     ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``loss``
     and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it
-    was ready and not asked for. ``why`` is the policy's reason to keep these. ``staleness`` says of each of ``kept``
-    how many versions older than the one that it moved were the values that it was computed from.
+    was ready and not asked for. ``why`` is the policy's reason to keep these.
     """
 
     step: int
@@ -57,7 +56,6 @@ class StepReport:
     refused: tuple[int, ...]
     seconds: float
     why: str = ""
-    staleness: tuple[int, ...] = ()
 
 
 class Reports(AsyncGenerator[StepReport, None]):
@@ -245,15 +243,14 @@ class Steps:
 
     def _report(self, report: Report) -> StepReport:
         self._seen = report.version + 1
-        outcomes = {replica: OUTCOMES[code] for replica, _, code, _, _ in report.receipts}
-        stale = {replica: staleness for replica, *_, staleness in report.receipts}
-        for replica, batch, _, seconds, _ in report.receipts:
+        outcomes = {replica: OUTCOMES[code] for replica, _, code, _ in report.receipts}
+        for replica, batch, _, seconds in report.receipts:
             self._supply.spend(replica, batch * self._each)
             if seconds >= 0:
                 self._trainer.tally.took(replica, seconds)
-        kept = _those(outcomes, Outcome.KEPT)
-        self._trainer.tally.count(outcomes, {replica: stale[replica] for replica in kept})
+        self._trainer.tally.count(outcomes)
         loss, *metrics = report.told
+        kept = _those(outcomes, Outcome.KEPT)
         self._kept += len(kept)
         return StepReport(
             report.version + 1,
@@ -265,7 +262,6 @@ class Steps:
             _those(outcomes, Outcome.REFUSED),
             report.seconds,
             report.why,
-            tuple(stale[replica] for replica in kept),
         )
 
     # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
