@@ -37,6 +37,7 @@ TESTS = {
     "sched/coordinator": PROTOCOL,
     "sched/shard": PROTOCOL,
     "sched/opening": ("test_opening",),
+    "sched/policies/local_steps": ("test_local_policy",),
     "sched/arena": ("test_arena",),
     "sched/regions": ("test_regions",),
     "sched/lives": ("test_lives", "test_sharing", "test_tape"),

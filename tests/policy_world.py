@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowrt.errors import GraphError
-from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, LocalSteps, Offer, Policy, Record, WaitUntil
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,6 @@ class Alternating(Policy):
 
 
 POLICIES: tuple[Policy, ...] = (
-    *(AllOf(), FirstOf(2), Deadline(1.0), Deadline(1.0, at_least=2)),
+    *(AllOf(), FirstOf(2), Deadline(1.0), Deadline(1.0, at_least=2), LocalSteps(4, FirstOf(2), grace=1.0)),
     *(Patient(), AllOfThoseLeft(), Alternating()),
 )

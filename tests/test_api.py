@@ -113,6 +113,7 @@ SIGNATURES = {
     "train.FirstOf": "updates",
     "train.Adaptive": "at_least=1",
     "train.Deadline": "seconds, at_least=1",
+    "train.LocalSteps": "k, policy",
 }
 ELEMENTWISE = (
     "add subtract multiply divide floor_divide remainder pow maximum minimum negative abs sign exp log sqrt rsqrt "
