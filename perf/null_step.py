@@ -24,12 +24,13 @@ from collections.abc import Iterator, Sequence
 import machine as this_machine
 import section
 from compare import versions
-from several import Side, memcpy_seconds, run, spending, table
+from several import Side, memcpy_seconds, remembering, run, spending, table
 from sides import null_data
 
 SIDES = {
     "flowrt": ("flowrt", ""),
     "flowrt-ahead": ("flowrt", "ahead"),
+    "flowrt-tcp": ("flowrt", "tcp"),
     "sockets": ("sockets", ""),
     "gloo-ps": ("torch", "ps"),
     "gloo-allreduce": ("torch", "allreduce"),
@@ -64,6 +65,7 @@ def where(workload: str, sides: Sequence[Side]) -> Iterator[str]:
     for side in sides:
         if side.name.startswith("flowrt"):
             yield f"- {spending(side)}"
+            yield f"- {remembering(side)}"
     floor = next((side for side in sides if side.name == "sockets"), None)
     if floor is not None:
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from several import Side, memcpy_seconds, run, spending, table
@@ -9,6 +10,7 @@ from sides import transport_data as data
 
 SIDES = {
     "flowrt": ("flowrt", ""),
+    "flowrt-tcp": ("flowrt", "tcp"),
     "sockets": ("sockets", ""),
     "unix-sockets": ("sockets", "unix"),
     "gloo": ("torch", ""),
@@ -33,7 +35,12 @@ def measure(workload: str, names: Sequence[str], rounds: int, seconds: float) ->
 
     yield from table(sides, failed, rate, "GiB/s" if large else "a step")
     for side in sides:
-        if side.name == "flowrt":
+        if side.name.startswith("flowrt"):
             yield f"- {spending(side)}; {1 / side.median:,.0f} steps a second"
+    raw, ours = (next((side for side in sides if side.name == name), None) for name in ("sockets", "flowrt-tcp"))
+    if raw is not None and ours is not None:
+        rounds = [theirs / mine for theirs, mine in zip(raw.medians, ours.medians, strict=True)]
+        spread = f"({min(rounds):.2f} to {max(rounds):.2f})"
+        yield f"- Over TCP, of what bare sockets pass in the same round: {statistics.median(rounds):.2f} {spread}"
     if large:
         yield f"- A copy in memory: {size / memcpy_seconds(size) / (1 << 30):.2f} GiB/s"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from compare import PAUSE_SECONDS, READY_SECONDS, Case, Failed, Process
-from spending import Counts, Spent
+from spending import Counts, Spent, most_memory
 
 Names = Mapping[str, tuple[str, str]]  # of a side: its peer and variant
 
@@ -28,12 +28,14 @@ class Side:
     rounds: list[list[float]] = field(default_factory=list)
     spent: list[dict[str, Spent]] = field(default_factory=list)
     segments: list[float] = field(default_factory=list)
+    memory: dict[str, int] = field(default_factory=dict)  # role: bytes at most
 
     def measure(self, seconds: float) -> None:
         self.process.measure(0.0)  # a few steps: the kernel may have taken pages of who waited for the others
         before = Counts.now(self.roles)
         times = self.process.measure(seconds)
         after = Counts.now(self.roles)
+        self.memory = {role: most_memory(pid) for role, pid in self.roles.items()}
         self.rounds.append(times)
         self.spent.append({role: (after.roles[role] - before.roles[role]).each(len(times)) for role in self.roles})
         self.segments.append((after.segments - before.segments) / len(times))
@@ -129,6 +131,12 @@ def spending(side: Side) -> str:
         cost = side.of(role)
         parts.append(f"{role} {1e3 * cost.cpu:.3f} ms ({cost.switches:.1f} switches, {cost.faults:.0f} faults)")
     return f"{side.name}'s {1e3 * side.median:.3f} ms, CPU by process: {', '.join(parts)}"
+
+
+def remembering(side: Side) -> str:
+    """What each process of a side had in memory at most."""
+    parts = [f"{role} {nbytes / (1 << 20):.0f} MiB" for role, nbytes in side.memory.items()]
+    return f"{side.name}'s memory at most, what is shared counted in each process: {', '.join(parts)}"
 
 
 def memcpy_seconds(count: int) -> float:

@@ -46,6 +46,23 @@ class Alternating(Policy):
         return Alternating(3 - self.keeps)
 
 
+@dataclass(frozen=True)
+class Hasty(Policy):
+    """Keeps the first update, however stale, and cuts off whoever falls further behind than ``bound`` versions."""
+
+    bound: int
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
+        return Close((offers[0].replica,))
+
+    def size(self, replicas: int) -> int:
+        return 1
+
+    @property
+    def staleness(self) -> int:
+        return self.bound
+
+
 POLICIES: tuple[Policy, ...] = (
     *(AllOf(), FirstOf(2), Deadline(1.0), Deadline(1.0, at_least=2), LocalSteps(4, FirstOf(2), grace=1.0)),
     *(Patient(), AllOfThoseLeft(), Alternating()),

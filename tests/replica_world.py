@@ -416,7 +416,8 @@ def view(value: Any, replica: int) -> tuple:
         book, began = (value.book.given[replica], value.book.spent[replica]), value.began[replica]
         offered = [(i, offer.seconds) for i, offer in enumerate(value.quorum.offers) if offer.replica == replica]
         standing = value.standing[replica].value, tuple(offered), replica in value.quorum.kept
-        return standing, value.holders[replica], value.alive[replica], receipts, book, began
+        tower = value.since[replica], value.computed[replica], value.holders[replica]
+        return standing, tower, value.alive[replica], receipts, book, began
     update = value.held[replica]
     return update and update[1:], replica in value.refused, value.taken is not None and replica in value.taken
 
@@ -427,7 +428,8 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
     if isinstance(value, Shard):
         held = tuple(update and (name[update[0]], *update[1:]) for update in pick(value.held, order))
         taken = value.taken and tuple(sorted(name[r] for r in value.taken))
-        return replace(value, held=held, refused=frozenset(name[r] for r in value.refused), taken=taken)
+        refused = frozenset(name[r] for r in value.refused)
+        return replace(value, held=held, computed=pick(value.computed, order), refused=refused, taken=taken)
     book, history = value.book, []
     for ledger in value.history:
         receipts = sorted((replace(r, replica=name[r.replica]) for r in ledger.receipts), key=lambda r: r.replica)
@@ -440,6 +442,8 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
         book=Book(pick(book.given, order), pick(book.spent, order), book.totals and pick(book.totals, order)),
         standing=pick(value.standing, order),
         holders=tuple(frozenset(servers[s] for s in holders) for holders in pick(value.holders, order)),
+        since=pick(value.since, order),
+        computed=pick(value.computed, order),
         began=pick(value.began, order),
         alive=pick(value.alive, order),
         squares=pick(value.squares, order),

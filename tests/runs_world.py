@@ -193,7 +193,7 @@ class Runs(Values):
             coordinator = self.values[state.coordinator]
             order = None if coordinator.settled else (coordinator.version, coordinator.decided(coordinator.version))
             driver = "" if state.clients[server.run].noticed else "somebody"
-        held = frozenset(replica for replica, update in enumerate(shard.held) if update is not None)
+        held = frozenset((replica, shard.version) for replica, update in enumerate(shard.held) if update is not None)
         left = Left(server.run, shard.version, held, order, server.ended, driver)
         return Said(f"ps:{number}", version, left)
 

@@ -25,6 +25,7 @@ from flowrt.errors import NodeLost
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.iteration.messages import Allow, BeginReplica, BeginServer, Look
+from flowrt.sched.memory import Memory
 from flowrt.sched.policies import fixed_size, policy_to_data
 from flowrt.spec import Spec
 from flowrt.train.statistics import Tally
@@ -105,6 +106,8 @@ class SimHost:
         self.variables = self.rendezvous = self
         self.server = server
         self.applied: list[frozenset[tuple[int, int]]] = []
+        self.stale: list[tuple[int, ...]] = []  # of each update of a set, in replica order
+        self.memory = Memory()
         clock = lambda: asyncio.get_running_loop().time()  # noqa: E731
         self.iterations = Iterations(self, self.post, world.lives, clock)  # type: ignore[arg-type]
 
@@ -324,6 +327,7 @@ class World:
                 yield
             step[...] = made
             host.applied.append(frozenset((int(u[0]), int(u[1])) for u in updates))
+            host.stale.append(tuple(version - int(u[2]) for u in updates))
             return []
 
         size = fixed_size(self.policy, len(self.replicas))
@@ -335,7 +339,7 @@ class World:
             raise Violation(f"{host.task} applies version {version} after {len(host.applied)}")
         if version >= self.allowed:
             raise Violation(f"{host.task} applies version {version}, the client asked for {self.allowed}")
-        if any(int(update[2]) != version for update in updates):
+        if any(update[2] == TORN or not 0 <= version - update[2] <= self.policy.staleness for update in updates):
             raise Violation(f"{host.task} applies updates computed from other values to {version}: {updates}")
         replicas = [int(update[0]) for update in updates]
         if replicas != sorted(set(replicas)):
@@ -347,6 +351,7 @@ class World:
         servers, count = len(self.servers), len(self.replicas)
         size = fixed_size(self.policy, count)
         common: dict[str, Any] = {"container": CONTAINER, "group": "trainer", "seed": 0}
+        common["staleness"] = self.policy.staleness
         applied = ((-1, -1), *((member, 0) for member in range(size or 1)))
         begin_servers = tuple(
             partial(

@@ -1,13 +1,15 @@
 """Every state that one run of a trainer can reach, with batches, pushed versions and permission; no message is kept.
 
 The coordinator and the shards are the shipped ones. The world owns the rest of the rules, which drivers obey: a replica
-begins the newest version that it has heard of, with the batch that it was told or the one after those spent; what is
-held, applied, ordered and announced is said from what its sender is at, so that all of it can be said again after a
-connection broke. Nothing here needs what was said before: each step hears what another *would* say now, or does not.
+begins the newest version that it has heard of, with the batch that it was told or the one after those spent, unless
+what it has begun may still count; what is held, applied, ordered and announced is said from what its sender is at, so
+that all of it can be said again after a connection broke. Nothing here needs what was said before: each step hears what
+another *would* say now, or does not.
 
 That covers a network which loses, repeats and delays. What a replica hears late it could have heard at once and acted
 upon late, an older version than it knows means nothing to it, and one that it never hears of it skips. What servers and
-the coordinator hear late is of a version that is closed, or of one whose sender would say the same again.
+the coordinator hear late is of a version that is closed, or of one whose sender would say the same again. But where
+updates may be stale, what was applied may be heard of again, while it would not be too old: that is kept, and said.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replica_world import Values, Violation, pick, put
 
-from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Outcome
 from flowrt.sched.shard import Shard
+from flowrt.sched.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowrt.sched.policies import Policy
 
-NOTHING, FAILED = (-1, 0, False), (-1,)
+NOTHING, FAILED = (-1, 0, False, 0), (-1,)
 
 
 class Replica(NamedTuple):
@@ -33,8 +36,9 @@ class Replica(NamedTuple):
 
     left: int  # batches that it will yet be given
     given: int
-    heard: tuple[int, int, bool]  # the newest version it knows, batches spent then, whether it begins with the last
+    heard: tuple[int, int, bool, int]  # the newest version it knows, batches spent, whether it begins, since when
     sent: tuple  # (version, batch, servers whose part is not finite) of its newest update; FAILED if there is none
+    before: tuple  # the update before that, if it is not too old
     alive: bool
     receipted: int  # batches that have their receipt
 
@@ -47,7 +51,8 @@ class State(NamedTuple):
     hands: tuple[tuple, ...]  # by server: the (version, updates) that are being written
     replicas: tuple[Replica, ...]
     variables: tuple[tuple, ...]  # by server: the updates written, version after version
-    told: tuple  # the sets that were ordered, version after version
+    told: tuple  # the sets that were ordered, version after version, with what they were computed from
+    said: tuple  # (server, version, replica) of updates that are held no more, and not too old
     asked: int  # the client asked for so many versions
     client: bool
     calm: bool  # nothing has failed yet
@@ -73,15 +78,16 @@ class Streams(Values):
         shard: type[Shard] = Shard,
     ) -> None:
         super().__init__()
-        self.versions, self.depth, self.deaths = versions, depth, deaths
+        self.versions, self.depth, self.deaths, self.staleness = versions, depth, deaths, policy.staleness
         self.servers, self.replicas = range(servers), range(len(batches))
         first = coordinator.start(policy, len(batches), servers, remember=1).exhausted(batches)
         self.start = State(
             self.number(first),
-            (self.number(shard.start(len(batches))),) * servers,
+            (self.number(shard.start(len(batches), 0, policy.staleness)),) * servers,
             ((),) * servers,
-            tuple(Replica(left, 0, NOTHING, (), True, 0) for left in batches),
+            tuple(Replica(left, 0, NOTHING, (), (), True, 0) for left in batches),
             ((),) * servers,
+            (),
             (),
             asked=0,
             client=True,
@@ -129,7 +135,7 @@ class Streams(Values):
                 raise Violation(f"version {version} was ordered, the client asked for {state.asked}")
             if self.values[number].closing:
                 raise Violation(f"version {version} was ordered although the run ends")
-            state = state._replace(told=(*state.told, chosen))
+            state = state._replace(told=(*state.told, (chosen, self.values[number].versions)))
         return state._replace(coordinator=number)
 
     def _account(self, state: State, version: int, coordinator: Coordinator) -> State:
@@ -137,7 +143,7 @@ class Streams(Values):
         if any(len(written) <= version for written in state.variables):
             raise Violation(f"version {version + 1} opened, the servers have written {state.variables}")
         receipts = coordinator.receipts(version) or ()
-        kept = tuple((r.replica, version, r.batch) for r in receipts if r.outcome is Outcome.KEPT)
+        kept = tuple((r.replica, version - r.staleness, r.batch) for r in receipts if r.outcome is Outcome.KEPT)
         if kept != state.variables[0][version]:
             raise Violation(f"version {version} is made of {state.variables[0][version]}, receipts are {receipts}")
         replicas = state.replicas
@@ -151,13 +157,16 @@ class Streams(Values):
                 raise Violation(
                     f"batches spent are {coordinator.spent}, replica {replica} has {one.receipted} receipts"
                 )
-        return state._replace(replicas=replicas)
+        oldest = coordinator.version - self.staleness
+        replicas = tuple(one if one.before and one.before[0] >= oldest else one._replace(before=()) for one in replicas)
+        said = tuple(held for held in state.said if held[1] >= oldest)
+        return state._replace(replicas=replicas, said=said)
 
     def _check_end(self, state: State) -> None:
         coordinator = self.values[state.coordinator]
         if coordinator.settled and any(len(written) < len(state.told) for written in state.variables):
             raise Violation(f"settled although {state.told} are ordered, written are {state.variables}")
-        if not state.calm or coordinator.stuck() is None:
+        if not state.calm or coordinator.closing or coordinator.stuck() is None:
             return
         able = sum(
             one.left + one.given > one.receipted or coordinator.begun(replica) > 0
@@ -192,13 +201,14 @@ class Streams(Values):
             yield fair, state._replace(replicas=put(state.replicas, replica, one._replace(heard=heard)))
         yield True, self._tell(state, "ready", replica, one.given, 0.0)
 
-    def told(self, one: Replica, coordinator: Coordinator, replica: int) -> tuple[int, int, bool]:
+    def told(self, one: Replica, coordinator: Coordinator, replica: int) -> tuple[int, int, bool, int]:
         """What a replica is told of the open version."""
-        return coordinator.version, coordinator.spent[replica], coordinator.begun(replica) > 0
+        begun = coordinator.begun(replica) > 0
+        return coordinator.version, coordinator.spent[replica], begun, coordinator.oldest(replica)
 
     def batch(self, one: Replica) -> int:
         """The batch that a replica computes the version it has heard of from."""
-        _, spent, begun = one.heard
+        _, spent, begun, _ = one.heard
         return spent if begun else spent + 1
 
     def _computes(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
@@ -206,8 +216,10 @@ class Streams(Values):
         version, batch = one.heard[0], self.batch(one)
         if not one.alive or version < 0 or version == self.versions or batch > one.given:
             return
-        if one.sent and one.sent[0] >= version:
+        if one.sent and self.is_under_way(one):
             return
+        before = one.sent if one.sent and one.sent[2] != FAILED and version - one.sent[0] <= self.staleness else ()
+        one = one._replace(before=before)
         for broken in ((), *(((server,) for server in self.servers) if state.faults else ())):
             after = put(state.replicas, replica, one._replace(sent=(version, batch, broken)))
             calm, faults = state.calm and not broken, state.faults - bool(broken)
@@ -216,16 +228,22 @@ class Streams(Values):
             after = put(state.replicas, replica, one._replace(sent=(version, batch, FAILED)))
             yield False, state._replace(replicas=after, calm=False, losses=state.losses - 1)
 
+    def is_under_way(self, one: Replica) -> bool:
+        """Whether what a replica has begun last may count, as far as it knows."""
+        return one.sent[0] >= one.heard[3]
+
     def _pushes(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
         one = state.replicas[replica]
-        if not one.sent or one.sent[2] == FAILED:
-            return
-        version, batch, broken = one.sent
-        for server in self.servers:
-            finite = server not in broken
-            number, _ = self.ask(state.shards[server], "hold", version, replica, (replica, version, batch), finite)
-            if number != state.shards[server]:
-                yield one.alive, state._replace(shards=put(state.shards, server, number))
+        for sent in (one.sent, one.before):
+            if not sent or sent[2] == FAILED:
+                continue
+            version, batch, broken = sent
+            fair = one.alive and sent is one.sent
+            for server in self.servers:
+                finite = server not in broken
+                number, _ = self.ask(state.shards[server], "hold", version, replica, (replica, version, batch), finite)
+                if number != state.shards[server]:
+                    yield fair, state._replace(shards=put(state.shards, server, number))
 
     def _fails(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
         """A replica is lost, or only believed to be; or its tower failed, and it goes on with the next version."""
@@ -236,7 +254,7 @@ class Streams(Values):
             gone, left = put(state.replicas, replica, one._replace(alive=False)), state.losses - 1
             yield False, state._replace(replicas=gone, calm=False, losses=left)
             yield False, self._tell(state._replace(calm=False, losses=left), "lost", replica)
-        failed = one.sent and one.sent[2] == FAILED and one.sent[0] == coordinator.version
+        failed = one.sent and one.sent[2] == FAILED and coordinator.may_count(replica, one.sent[0])
         if failed and one.alive and coordinator.standing[replica] in (Standing.IDLE, Standing.RUNNING):
             yield True, self._tell(self._tell(state, "lost", replica), "joined", replica)
 
@@ -247,13 +265,16 @@ class Streams(Values):
         for replica in self.replicas:
             if shard.held[replica] is not None or replica in shard.refused:
                 finite = replica not in shard.refused
-                yield True, self._tell(state, "held", server, shard.version, replica, finite, 0.0)
+                yield True, self._tell(state, "held", server, shard.computed[replica], replica, finite, 0.0)
+        for other, version, replica in state.said:
+            if other == server:
+                yield False, self._tell(state, "held", server, version, replica, True, 0.0)
         if state.variables[server]:
             yield True, self._tell(state, "publish", server, len(state.variables[server]) - 1, 0.0)
 
     def _applies(self, state: State, server: int) -> Iterator[tuple[bool, State]]:
-        for version, replicas in enumerate(state.told):
-            number, updates = self.ask(state.shards[server], "take", version, replicas)
+        for version, (replicas, versions) in enumerate(state.told):
+            number, updates = self.ask(state.shards[server], "take", version, replicas, versions)
             if updates is not None:
                 shards, hands = put(state.shards, server, number), put(state.hands, server, (version, updates))
                 yield True, state._replace(shards=shards, hands=hands)
@@ -267,7 +288,7 @@ class Streams(Values):
 
     def _write(self, state: State, server: int, version: int, updates: tuple) -> State:
         written = state.variables[server]
-        if len(written) != version or any(computed != version for _, computed, _ in updates):
+        if len(written) != version or any(not 0 <= version - computed <= self.staleness for _, computed, _ in updates):
             raise Violation(f"version {version} applied {updates} after {len(written)} versions")
         if len({(replica, batch) for one in (*written, updates) for replica, _, batch in one}) != sum(
             len(one) for one in (*written, updates)
@@ -276,13 +297,15 @@ class Streams(Values):
         for other in state.variables:
             if other[: version + 1] != (*written, updates)[: len(other)]:
                 raise Violation(f"version {version} is torn: {updates} here, {other} there")
-        return state._replace(variables=put(state.variables, server, (*written, updates)))
+        said = {(server, computed, replica) for replica, computed, _ in updates if self.staleness}
+        variables = put(state.variables, server, (*written, updates))
+        return state._replace(variables=variables, said=tuple(sorted({*state.said, *said})))
 
     # ── renaming ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def canonical(self, state: State) -> State:
         """The representative of all states that are ``state`` up to a renaming of two replicas."""
-        if len(self.replicas) != 2 or state.replicas[0] < state.replicas[1]:
+        if self.staleness or len(self.replicas) != 2 or state.replicas[0] < state.replicas[1]:
             return state
         other = self._exchanged(state)
         return other if state.replicas[0] > state.replicas[1] else min(state, other)
@@ -299,5 +322,5 @@ class Streams(Values):
             hands=tuple(hand and (hand[0], called(hand[1])) for hand in state.hands),
             replicas=pick(state.replicas, order),
             variables=tuple(tuple(called(updates) for updates in written) for written in state.variables),
-            told=tuple(tuple(sorted(1 - replica for replica in chosen)) for chosen in state.told),
+            told=tuple((tuple(sorted(1 - replica for replica in chosen)), ()) for chosen, _ in state.told),
         )

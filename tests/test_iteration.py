@@ -32,7 +32,7 @@ async def world(*args: Any, **kwargs: Any) -> AsyncIterator[World]:
 
 def outcomes(made: World, version: int) -> dict[int, tuple[int, Outcome]]:
     """By replica: the batch and the outcome of its tower of ``version``."""
-    return {replica: (batch, OUTCOMES[code]) for replica, batch, code, _ in made.reports()[version].receipts}
+    return {replica: (batch, OUTCOMES[code]) for replica, batch, code, *_ in made.reports()[version].receipts}
 
 
 # ── permission ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -340,7 +340,7 @@ async def test_a_server_that_missed_its_order_still_has_what_it_needs_to_catch_u
         assert lefts[0] is not None
         assert lefts[1] is not None
         assert lefts[0].order == (0, (0, 1))
-        assert lefts[1].held == {0, 1}
+        assert lefts[1].held == {(0, 0), (1, 0)}
         await made.nodes[made.servers[1]].answer(Settle(RUN, 0, (0, 1)), "other", none)
         assert made.state() == [(-1, 1)] * 2
 

@@ -108,6 +108,7 @@ PURE = [
             "coordinator",
             "batched",
             "ledger",
+            "standing",
             "shard",
             "opening",
             "arena",

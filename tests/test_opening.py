@@ -8,7 +8,7 @@ import pytest
 
 from flowrt.sched.opening import Apply, End, Go, Left, Refuse, Said, decide
 
-HERE, BACK, NONE = Left(7, 57, frozenset({0, 1, 2})), Left(7, 58), None
+HERE, BACK, NONE = Left(7, 57, frozenset({(0, 57), (1, 57), (2, 57)})), Left(7, 58), None
 ORDER = replace(HERE, order=(57, (0, 2)))
 FIX = "go back to a checkpoint by session.restore(), or, to begin anew, forget all variables by session.reset()"
 

@@ -9,11 +9,12 @@ import pytest
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
-from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Cause, Ledger, Outcome, Receipt, Stuck
 from flowrt.sched.policies import AllOf, FirstOf, Offer, Policy
 from flowrt.sched.quorum import Quorum, Verdict
 from flowrt.sched.shard import Shard
+from flowrt.sched.standing import Standing
 
 HELD, OFFERED, CLOSE = Verdict.HELD, Verdict.OFFERED, Verdict.CLOSE
 TWO = FirstOf(2)
@@ -102,7 +103,8 @@ def test_every_order_of_offers_closes_with_exactly_the_needed_updates(seed: int)
 
 
 def shard_with(*held: str | None, version: int = 0) -> Shard[str]:
-    return replace(Shard[str].start(len(held), version), held=held)
+    computed = tuple(version - (update is None) for update in held)
+    return replace(Shard[str].start(len(held), version), held=held, computed=computed)
 
 
 def test_a_server_hands_out_the_set_once_in_replica_order() -> None:

@@ -15,11 +15,12 @@ import pytest
 from policy_world import POLICIES, AllOfThoseLeft, Alternating, Patient
 from replica_world import Violation, World, put, search
 
-from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Outcome
 from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Policy
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
+from flowrt.sched.standing import Standing
 
 FEW = {"joins": 0, "faults": 0}
 CALM = {**FEW, "least": 3}
@@ -207,7 +208,8 @@ class AcceptsNotFinite(Shard):
 
 class ForgetsNothing(Shard):
     def applied(self, version: int) -> Any:
-        return replace(super().applied(version), held=self.held)
+        newer = tuple(version + 1 if update else version for update in self.held)
+        return replace(super().applied(version), held=self.held, computed=newer)
 
 
 class CountsRepeats(Coordinator):
@@ -227,7 +229,7 @@ class FixesAgain(Coordinator):
             reopened = replace(
                 self, quorum=replace(self.quorum, offers=self.quorum.offers[1:], kept=(), closed_at=None)
             )
-            return reopened._gather(server, replica, *said, 0.0)
+            return reopened._gather(server, replica, version, *said, 0.0)
         return super().held(server, version, replica, *said)
 
 
@@ -260,7 +262,7 @@ class AsksAfterTheClose(Coordinator):
     def held(self, server: int, version: int, replica: int, *said: Any) -> Any:
         late = version == self.version and self.quorum.closed_at is not None
         if late and self.standing[replica] is Standing.RUNNING:
-            return self._gather(server, replica, *said, 0.0)
+            return replace(self, quorum=self.quorum.ask(self._may_offer(), 0.0)), Verdict.LATE
         return super().held(server, version, replica, *said)
 
 
@@ -293,8 +295,10 @@ class OrdersAllThatIsThere(Coordinator):
 
 
 class ReceiptsAllThatIsThere(Coordinator):
-    def _outcome(self, replica: int, standing: Standing) -> Any:
-        return Outcome.KEPT if standing is Standing.WHOLE else super()._outcome(replica, standing)
+    def _account(self) -> Any:
+        ledger, whole = super()._account(), Standing.WHOLE
+        kept = (replace(r, outcome=Outcome.KEPT) if self.standing[r.replica] is whole else r for r in ledger.receipts)
+        return replace(ledger, receipts=tuple(kept))
 
 
 class MissesWhoIsThere(Coordinator):

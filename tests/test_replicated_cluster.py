@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -263,3 +264,24 @@ async def test_who_is_taken_over_while_training_is_told_so() -> None:
         async with fr.Session(other, cluster=cluster, name="me"):
             with pytest.raises(fr.FlowrtError, match="another one took its nodes over"):
                 await some(steps, 100)
+
+
+async def test_a_server_waits_for_what_it_needs_of_another_to_move_its_variables() -> None:
+    with fr.Graph() as graph:
+        with fr.device("/job:ps/task:0"):
+            rate = fr.Variable(np.float32(0.1), name="rate", trainable=False)
+            lower = rate.assign(rate * 0.5)
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(rate), replicas=2, servers=2)
+    given, w, b = list(itertools.islice(batches(), 24)), np.zeros((3, 1)), np.zeros(1)
+    async with fr.LocalCluster(ps=2, worker=2) as cluster, fr.Session(graph, cluster=cluster) as session:
+        steps = trainer.steps(session, given)
+        for step in range(12):
+            assert (await anext(steps)).step == step + 1
+            if step == 5:
+                await session.run(lower)
+            x, y = (np.concatenate([one[name] for one in given[2 * step : 2 * step + 2]]) for name in "xy")
+            error, by = x @ w + b - y, 0.1 if step <= 5 else 0.05
+            w, b = w - by * 2 * x.T @ error / len(x), b - by * 2 * error.mean(0)
+        found = await session.run(trainer.variables)
+    np.testing.assert_allclose(found[0], w, rtol=1e-4)
+    np.testing.assert_allclose(found[1], b, rtol=1e-4)

@@ -264,7 +264,7 @@ class Asker:
         return self.asking.has(version, number, self.batches[number])
 
     def told(self, version: int, number: int, *rows: Any) -> None:
-        self.asking.hear(Version(1, version, 0, 1, 0, False, (), number, rows))
+        self.asking.hear(Version(1, version, 0, 1, 0, False, version, (), number, rows))
 
 
 def test_a_replica_asks_again_for_rows_that_its_server_did_not_foresee_once() -> None:

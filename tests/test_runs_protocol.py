@@ -58,7 +58,7 @@ def applies_what_it_finds(trainer: str, said: Sequence[Said]) -> Any:
     decided = decide(trainer, said)
     left = said[-1].left
     if isinstance(decided, Apply) and left is not None:
-        return replace(decided, replicas=tuple(sorted(left.held))[-1:])
+        return replace(decided, replicas=tuple(replica for replica, _ in sorted(left.held))[-1:])
     return decided
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from policy_world import AllOfThoseLeft, Patient
+from policy_world import AllOfThoseLeft, Hasty, Patient
 from schedule_world import Faults, Violation, World, batches
 from sim_loop import simulate
 
 from flowrt.errors import GraphError, NodeLost, RemoteError
 from flowrt.sched.iteration.messages import Report, Update
-from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Policy, WaitUntil
+from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil
 
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
@@ -32,7 +32,9 @@ def drawn(rng: random.Random, most: int = 4) -> World:
     """A world of its own kind."""
     replicas, servers = rng.randint(1, most), rng.randint(1, 3)
     deadline = Deadline(10 ** rng.uniform(-3, 0), rng.randint(1, replicas))
-    policy = rng.choice([AllOf(), FirstOf(rng.randint(1, replicas)), deadline, Patient(), AllOfThoseLeft()])
+    fresh = [AllOf(), FirstOf(rng.randint(1, replicas)), deadline, Patient(), AllOfThoseLeft()]
+    stale = [Async(), BoundedStaleness(rng.choice([0, 1, 2, 5])), Hasty(rng.choice([1, 2]))]
+    policy = rng.choice([*fresh, *stale])
     faults = Faults(breaks=rng.choice([0.0, 0.01, 0.1]), slow=rng.choice([0.0, 0.05]))
     return World(rng, policy, replicas=replicas, servers=servers, faults=faults, rows=rng.random() < 0.4)
 
@@ -50,7 +52,8 @@ async def left_in_order(world: World) -> AsyncIterator[World]:
 
 def check_reports(world: World, reports: list[StepReport]) -> None:
     """The reports are of each step, and name whose updates were applied."""
-    applied = world.hosts[world.servers[0]].applied
+    applied, stale = world.hosts[world.servers[0]].applied, world.hosts[world.servers[0]].stale
+    assert [report.staleness for report in reports] == stale[: len(reports)]
     assert [report.step for report in reports] == list(range(1, len(reports) + 1))
     for report, updates in zip(reports, applied, strict=False):
         assert tuple(sorted(replica for replica, _ in updates)) == report.kept
@@ -72,6 +75,8 @@ async def trains_undisturbed(rng: random.Random) -> None:
             count = len(world.replicas)
             for version, updates in enumerate(world.hosts[world.servers[0]].applied):
                 assert updates == {(replica, version * count + replica) for replica in range(count)}
+        if isinstance(world.policy, (Async, BoundedStaleness)):
+            assert not any(report.late or report.lost for report in reports)
 
 
 async def clients_die(rng: random.Random) -> None:

@@ -15,9 +15,10 @@ import pytest
 from replica_world import Violation, put, search
 from stream_world import Replica, Streams
 
-from flowrt.sched.coordinator import Coordinator, Standing
+from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Outcome
 from flowrt.sched.policies import AllOf, FirstOf
+from flowrt.sched.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +49,9 @@ def test_no_reachable_state_of_a_run_breaks_the_protocol(policy: Policy, world: 
 class TellsOnlyOfTheBatch(Streams):
     """A replica that does not begin learns nothing of the batches that were spent without it."""
 
-    def told(self, one: Replica, coordinator: Coordinator, replica: int) -> tuple[int, int, bool]:
-        version, _, begun = super().told(one, coordinator, replica)
-        return version, coordinator.begun(replica) or one.heard[1], begun
+    def told(self, one: Replica, coordinator: Coordinator, replica: int) -> tuple[int, int, bool, int]:
+        version, _, begun, since = super().told(one, coordinator, replica)
+        return version, coordinator.begun(replica) or one.heard[1], begun, since
 
 
 class WaitsToBeTold(Streams):
@@ -75,7 +76,7 @@ class BeginsWithoutSpending(Coordinator):
 class HoldsWithoutSpending(Coordinator):
     def held(self, server: int, version: int, replica: int, *said: Any) -> Any:
         if version == self.version and self.standing[replica] is Standing.IDLE and self.quorum.closed_at is None:
-            return self._stand(replica, Standing.RUNNING)._gather(server, replica, *said, 0.0)
+            return self._stand(replica, Standing.RUNNING)._gather(server, replica, version, *said, 0.0)
         return super().held(server, version, replica, *said)
 
 

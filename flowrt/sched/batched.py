@@ -9,12 +9,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import nan
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from flowrt.errors import InternalError
-from flowrt.sched.coordinator import Coordinator, Standing
 from flowrt.sched.policies.policy import Offer
+from flowrt.sched.standing import Standing
 from flowrt.valueclass import replace
+
+if TYPE_CHECKING:
+    from flowrt.sched.coordinator import Coordinator
 
 Item = TypeVar("Item")
 

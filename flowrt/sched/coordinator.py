@@ -12,45 +12,33 @@ It must not know updates, clocks, sockets or who waits for it. A replica has one
 to push again, a server might keep the old part and another the new one. So a replica lost before its update is whole
 takes no part in that version any more, even if it joins again, and an update that is not finite is not replaced.
 
+Where the policy lets updates be stale, a tower may outlive the version that it was begun in: it goes on, and its update
+is offered to the version that is open when it is whole, unless it is too old for that. Its one receipt is given with
+the version that keeps it, or ends it.
+
 How a replica and the coordinator agree on batches without a message for each: with every version a replica is told how
 many of its batches are spent and whether it begins with the last of them. If it does not, it begins by itself as soon
 as it has the batch after those, and announces it; the announcement, or its update where that comes first, begins it
 here, if the version is still open. If it is not, the batch is not spent, and the replica begins a later one with it.
+It is also told the oldest version that an update from that batch may be computed from: what it has under way from one
+since then it goes on with, and no update of an earlier batch is taken for one of this.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Sequence
 from math import nan
+from typing import TypeVar
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
-from flowrt.sched.ledger import Ledger, Outcome, Receipt, Stuck
+from flowrt.sched.ledger import Ledger, Receipt, Stuck
 from flowrt.sched.policies.policy import Offer, Policy, Record
 from flowrt.sched.quorum import Quorum, Verdict
+from flowrt.sched.standing import AT_LOSS, ENDED, Standing, outcome
 from flowrt.valueclass import put, replace, stateclass
 
-
-class Standing(Enum):
-    """Where a replica stands in the open version."""
-
-    __hash__ = object.__hash__  # an Enum hashes its name anew each time
-    IDLE = "idle"  # no tower begun
-    RUNNING = "running"  # begun, not yet held by every server
-    WHOLE = "whole"  # held and finite on every server, offered to the quorum
-    REFUSED = "refused"
-    LOST = "lost"  # lost while RUNNING
-    ABSENT = "absent"  # lost while IDLE
-
-
-_AT_LOSS = {Standing.IDLE: Standing.ABSENT, Standing.RUNNING: Standing.LOST}
-_AT_CLOSE = {
-    Standing.WHOLE: Outcome.KEPT,
-    Standing.RUNNING: Outcome.LATE,
-    Standing.REFUSED: Outcome.REFUSED,
-    Standing.LOST: Outcome.LOST,
-}
-_AT_ABANDON = {**_AT_CLOSE, Standing.WHOLE: Outcome.ABANDONED, Standing.RUNNING: Outcome.ABANDONED}
+T = TypeVar("T")
 
 
 @stateclass
@@ -65,8 +53,10 @@ class Coordinator:
         remember: How many versions stay readable after every server has applied them.
         book: The batches of each replica.
         standing: By replica, where it stands in the open version.
-        holders: By replica, the servers that hold its update of the open version.
-        began: By replica, when it began the open version; this and other times are the caller's seconds.
+        holders: By replica, the servers that hold its update.
+        since: By replica, the oldest version that an update from its batch may be computed from, or from its next one.
+        computed: By replica, the version that it computes its update from, as far as that is known.
+        began: By replica, when it began; this and other times are the caller's seconds.
         alive: By replica, whether it may begin a tower.
         allowed: Versions before this one may be applied.
         ordered_at: When the order to apply the open version's set was given; None before.
@@ -74,6 +64,7 @@ class Coordinator:
         square: The sum of the squares of what the variables were moved by, on the servers that have applied the set.
         closing: Whether the run ends, so that no order is given any more.
         published: The servers that have applied the open version's set.
+        waiting: What became whole since the set was fixed, and may count in the next version, by arrival.
         history: The versions before the open one that stay readable, oldest first.
     """
 
@@ -83,6 +74,8 @@ class Coordinator:
     book: Book
     standing: tuple[Standing, ...]
     holders: tuple[frozenset[int], ...]
+    since: tuple[int, ...]
+    computed: tuple[int, ...]
     began: tuple[float, ...]
     alive: tuple[bool, ...]
     allowed: int
@@ -91,6 +84,7 @@ class Coordinator:
     square: float = 0.0
     closing: bool = False
     published: frozenset[int] = frozenset()
+    waiting: tuple[Offer, ...] = ()
     history: tuple[Ledger, ...] = ()
 
     @classmethod
@@ -118,6 +112,8 @@ class Coordinator:
             Book.start(replicas),
             standing=(Standing.IDLE,) * replicas,
             holders=(frozenset(),) * replicas,
+            since=(version,) * replicas,
+            computed=(version,) * replicas,
             began=(now,) * replicas,
             alive=(True,) * replicas,
             allowed=version if allowed is None else allowed,
@@ -146,6 +142,7 @@ class Coordinator:
             self,
             book=given.spend(replica),
             standing=put(self.standing, replica, Standing.RUNNING),
+            computed=put(self.computed, replica, self.version),
             began=put(self.began, replica, now),
         )
 
@@ -159,10 +156,18 @@ class Coordinator:
         return self.book.spent
 
     def begun(self, replica: int) -> int:
-        """The batch with which ``replica`` begins the open version; 0 if it has not begun, or was lost in it."""
+        """The batch with which ``replica`` has begun; 0 if it has not, or was lost in the open version."""
         self._check(self.version, replica)
         began = self.standing[replica] in (Standing.RUNNING, Standing.WHOLE, Standing.REFUSED)
         return self.book.spent[replica] if began else 0
+
+    def oldest(self, replica: int) -> int:
+        """The oldest version that an update of ``replica``, begun or to be begun, may be computed from to count now."""
+        return max(self.since[replica], self.version - self.quorum.policy.staleness)
+
+    def may_count(self, replica: int, version: int) -> bool:
+        """Whether an update of ``replica``, computed from ``version`` and not whole yet, may still count."""
+        return version >= self.oldest(replica) and not self._is_late(version)
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,11 +185,12 @@ class Coordinator:
 
         HELD: other servers have not reported it yet. OFFERED, CLOSE: it was offered to the quorum; after CLOSE ask for
         the `order`. REFUSED: some part is not finite, the replica does not count in this version. LATE: the update
-        counts nowhere. An update of a replica that had not begun says that it has, with its next batch. ``square`` is
-        the sum of the squares of that part, ``samples`` as in `Offer`. Raises `InternalError` for a version to come.
+        counts nowhere. One that may but count in the next version is HELD until that opens. An update of a replica that
+        had not begun says that it has, with its next batch. ``square`` is the sum of the squares of that part,
+        ``samples`` as in `Offer`. Raises `InternalError` for a version to come.
         """
         self._check(version, replica, server)
-        if version < self.version:
+        if version < self.oldest(replica):
             return self, Verdict.LATE
         match self.standing[replica]:
             case Standing.WHOLE:
@@ -193,15 +199,15 @@ class Coordinator:
                 return self, Verdict.REFUSED
             case Standing.LOST | Standing.ABSENT:
                 return self, Verdict.LATE
-            case _ if self.quorum.closed_at is not None or self.closing:
+            case _ if self._is_late(version) or self.closing:
                 return self, Verdict.LATE
             case Standing.RUNNING:
-                return self._gather(server, replica, finite, now, square, samples)
+                return self._gather(server, replica, version, finite, now, square, samples)
             case Standing.IDLE:
                 begun = self.ready(replica, self.spent[replica] + 1, now)
                 if not begun.begun(replica):
                     return self, Verdict.LATE
-                return begun._gather(server, replica, finite, now, square, samples)
+                return begun._gather(server, replica, version, finite, now, square, samples)
 
     # ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -230,6 +236,12 @@ class Coordinator:
         if ordered or self.closing or self.quorum.closed_at is None or self.version >= self.allowed:
             return self, None
         return replace(self, ordered_at=now), self.quorum.kept
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """What the updates of the fixed set were computed from, in its order; empty if all from the open version."""
+        computed = tuple(self.computed[replica] for replica in self.quorum.kept)
+        return () if all(version == self.version for version in computed) else computed
 
     @property
     def why(self) -> str:
@@ -292,10 +304,10 @@ class Coordinator:
         """
         self._check(self.version, replica)
         gone = replace(self, alive=put(self.alive, replica, False), book=self.book.withdraw(replica))
-        if self.quorum.closed_at is not None:
+        if self._is_late(self.computed[replica]):
             return gone
         standing = self.standing[replica]
-        return gone._stand(replica, _AT_LOSS[standing]) if standing in _AT_LOSS else gone
+        return gone._stand(replica, AT_LOSS[standing]) if standing in AT_LOSS else gone
 
     def joined(self, replica: int) -> Coordinator:
         """Note that ``replica`` is back; if it was lost in the open version, it may begin from the next one on."""
@@ -331,10 +343,21 @@ class Coordinator:
 
     def _may_begin(self, replica: int) -> bool:
         """Whether ``replica``, which is alive, begins the open version as soon as it has a batch."""
-        return self.standing[replica] is Standing.IDLE and self.quorum.closed_at is None and not self.closing
+        return self.standing[replica] is Standing.IDLE and not self._is_late(self.version) and not self.closing
+
+    def _is_late(self, version: int) -> bool:
+        """Whether an update computed from ``version`` cannot count any more, if it is not whole yet."""
+        return self.quorum.closed_at is not None and self.version + 1 - version > self.quorum.policy.staleness
+
+    def _going(self) -> frozenset[int]:
+        """Of whom what they have begun may count in the next version. The set of the open one is fixed."""
+        if not self.quorum.policy.staleness:
+            return frozenset()
+        begun = (r for r, standing in enumerate(self.standing) if standing in (Standing.RUNNING, Standing.WHOLE))
+        return frozenset(r for r in begun if r not in self.quorum.kept and not self._is_late(self.computed[r]))
 
     def _gather(
-        self, server: int, replica: int, finite: bool, now: float, square: float, samples: int = 0
+        self, server: int, replica: int, version: int, finite: bool, now: float, square: float, samples: int = 0
     ) -> tuple[Coordinator, Verdict]:
         if not finite:
             return self._stand(replica, Standing.REFUSED), Verdict.REFUSED
@@ -343,32 +366,62 @@ class Coordinator:
         holders = put(self.holders, replica, self.holders[replica] | {server})
         measures = self.quorum.policy.measures
         squares = put(self.squares, replica, self.squares[replica] + square) if measures else self.squares
+        computed = self.computed if version == self.computed[replica] else put(self.computed, replica, version)
         if len(holders[replica]) < self.servers:
-            return replace(self, holders=holders, squares=squares), Verdict.HELD
+            return replace(self, holders=holders, squares=squares, computed=computed), Verdict.HELD
         square = squares[replica] if measures else nan
-        offer = Offer(replica, now - self.quorum.opened, square=square, samples=samples)
-        quorum = self.quorum.offer(offer, lambda: tuple(other for other in self._may_offer() if other != replica))
+        offer = Offer(replica, now - self.quorum.opened, self.version - version, square, samples)
+        quorum, waiting = self.quorum, self.waiting
+        if quorum.closed_at is None:
+            quorum = quorum.offer(offer, lambda: tuple(other for other in self._may_offer() if other != replica))
+            verdict = Verdict.OFFERED if quorum.closed_at is None else Verdict.CLOSE
+        else:
+            waiting, verdict = (*waiting, offer), Verdict.HELD
         standing = put(self.standing, replica, Standing.WHOLE)
-        offered = replace(self, holders=holders, squares=squares, quorum=quorum, standing=standing)
-        return offered, Verdict.OFFERED if quorum.closed_at is None else Verdict.CLOSE
+        whole = {"holders": holders, "squares": squares, "computed": computed, "standing": standing}
+        return replace(self, quorum=quorum, waiting=waiting, **whole), verdict
 
     def _open_next(self, now: float) -> Coordinator:
-        """The version after the open one, which every server has applied: receipts for this, and all begin that."""
-        replicas = range(self.quorum.replicas)
-        begin = [not self.closing and self.alive[replica] and self.book.waits(replica) for replica in replicas]
-        return replace(
+        """The version after the open one, which every server has applied: receipts for this, and all begin that.
+
+        But for those who go on with what they have begun; of them, what is whole is offered again.
+        """
+        version, replicas = self.version + 1, range(self.quorum.replicas)
+        going, oldest = self._going(), version - self.quorum.policy.staleness
+        idle = [replica for replica in replicas if self.standing[replica] is Standing.IDLE]
+        begin = frozenset(
+            replica
+            for replica in replicas
+            if replica not in going and not self.closing and self.alive[replica] and self.book.waits(replica)
+        )
+        standing = (Standing.RUNNING if replica in begin else Standing.IDLE for replica in replicas)
+        opened = replace(
             self,
             quorum=self.quorum.next(now, None if self.closing else lambda: self._record(now)),
-            book=self.book.spend(*(replica for replica in replicas if begin[replica])),
-            standing=tuple(Standing.RUNNING if begun else Standing.IDLE for begun in begin),
-            holders=(frozenset(),) * len(replicas),
-            began=(now,) * len(replicas),
+            book=self.book.spend(*begin),
+            standing=_among(going, self.standing, tuple(standing)),
+            holders=_among(going, self.holders, (frozenset(),) * len(replicas)),
+            since=_among(
+                going.union(idle), tuple(max(since, oldest) for since in self.since), (version,) * len(replicas)
+            ),
+            computed=_among(going, self.computed, (version,) * len(replicas)),
+            began=_among(going, self.began, (now,) * len(replicas)),
             ordered_at=None,
-            squares=(0.0,) * len(replicas),
+            squares=_among(going, self.squares, (0.0,) * len(replicas)),
             square=0.0,
             published=frozenset(),
+            waiting=(),
             history=(*self.history, self._account())[-self.remember :] if self.remember else (),
         )
+        offers = [offer for offer in (*self.quorum.offers, *self.waiting) if offer.replica in going]
+        return opened._offer_again(offers) if offers else opened
+
+    def _offer_again(self, offers: Sequence[Offer]) -> Coordinator:
+        """What was whole before the open version was is offered to it, all at once."""
+        older = tuple(replace(offer, seconds=0.0, staleness=offer.staleness + 1) for offer in offers)
+        quorum = replace(self.quorum, offers=older)
+        ask = len(older) >= quorum.enough and not self.closing
+        return replace(self, quorum=quorum.ask(self._may_offer(), quorum.opened) if ask else quorum)
 
     def _record(self, now: float) -> Record:
         """What the policy is told of the open version, which every server has applied."""
@@ -386,20 +439,15 @@ class Coordinator:
         )
 
     def _account(self) -> Ledger:
-        """The open version's ledger. Its set is fixed, and since then nobody's standing has changed."""
+        """The open version's ledger. Its set is fixed; who does not go on stands as then."""
         assert self.quorum.closed_at is not None
+        kept, going = self.quorum.kept, self._going()
         receipts = tuple(
-            Receipt(replica, self.spent[replica], self._outcome(replica, standing))
-            for replica, standing in enumerate(self.standing)
-            if standing in _AT_CLOSE
+            Receipt(replica, self.spent[replica], outcome(standing, replica, kept), self.version - computed)
+            for replica, (standing, computed) in enumerate(zip(self.standing, self.computed, strict=True))
+            if standing in ENDED and replica not in going
         )
         return Ledger(self.version, self.quorum.kept, receipts, self.quorum.closed_at)
-
-    def _outcome(self, replica: int, standing: Standing) -> Outcome:
-        if not self.quorum.kept:
-            return _AT_ABANDON[standing]
-        chosen = standing is not Standing.WHOLE or replica in self.quorum.kept
-        return _AT_CLOSE[standing] if chosen else Outcome.LATE
 
     def _stand(self, replica: int, standing: Standing) -> Coordinator:
         """``replica``, which was able to offer, stands elsewhere now."""
@@ -437,3 +485,10 @@ class Coordinator:
             raise InternalError(f"replica {replica} does not exist, expected 0 to {self.quorum.replicas - 1}")
         if not 0 <= server < self.servers:
             raise InternalError(f"server {server} does not exist, expected 0 to {self.servers - 1}")
+
+
+def _among(chosen: frozenset[int], values: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
+    """By replica, its one of ``values`` if it is ``chosen``, else of ``others``."""
+    if not chosen:
+        return others
+    return tuple(value if r in chosen else others[r] for r, value in enumerate(values))

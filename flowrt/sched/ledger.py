@@ -31,11 +31,15 @@ class Cause(Enum):
 
 @valueclass
 class Receipt:
-    """What became of ``batch`` of ``replica``, and of the tower that it was spent on."""
+    """What became of ``batch`` of ``replica``, and of the tower that it was spent on.
+
+    ``staleness`` is how many versions older than the one that its receipt is of it was computed from.
+    """
 
     replica: int
     batch: int
     outcome: Outcome
+    staleness: int = 0
 
 
 @valueclass

@@ -33,9 +33,10 @@ class Left:
     Args:
         run: Its number.
         version: The version that the server's shard is at.
-        held: The replicas whose updates of that version it holds.
+        held: The updates that it holds: (replica, the version that it was computed from).
         order: On server 0, the set that was ordered and that some server may not have applied, with its version.
-        weights: Those of its updates in that order, where it is no mean.
+        weights: Those of the updates in that order, where it is no mean.
+        versions: Those that they were computed from, where not all from the one that they are applied to.
         ended: Whether it goes on no more: nothing is being applied, and nothing will be.
         client: Who drives it, for people; empty once that client is gone. Only what server 0 says of it counts.
         broke: Whether it began to apply that version and could not end it.
@@ -43,12 +44,13 @@ class Left:
 
     run: int
     version: int
-    held: frozenset[int] = frozenset()
+    held: frozenset[tuple[int, int]] = frozenset()
     order: tuple[int, tuple[int, ...]] | None = None
     ended: bool = True
     client: str = ""
     broke: bool = False
     weights: tuple[float, ...] | None = None
+    versions: tuple[int, ...] = ()
 
 
 @valueclass
@@ -91,6 +93,7 @@ class Apply:
     replicas: tuple[int, ...]
     servers: tuple[int, ...]
     weights: tuple[float, ...] | None = None
+    versions: tuple[int, ...] = ()
 
 
 @valueclass
@@ -129,13 +132,14 @@ def _missing(said: Sequence[Said], versions: list[int]) -> Apply | None:
     if first is None or first.order is None or first.order[0] != least or max(versions) != least + 1:
         return None
     replicas = first.order[1]
+    updates = list(zip(replicas, first.versions or (least,) * len(replicas), strict=True))
     for one, version in zip(said, versions, strict=True):
         if one.left is None or one.left.run != first.run or one.left.version != version:
             return None
-        if version == least and not one.left.held.issuperset(replicas):
+        if version == least and not one.left.held.issuperset(updates):
             return None
     behind = tuple(i for i, version in enumerate(versions) if version == least)
-    return Apply(first.run, least, replicas, behind, first.weights)
+    return Apply(first.run, least, replicas, behind, first.weights, first.versions)
 
 
 _FIX = "go back to a checkpoint by session.restore(), or, to begin anew, forget all variables by session.reset()"

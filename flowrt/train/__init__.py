@@ -4,6 +4,8 @@ from flowrt.familiar import answering
 from flowrt.sched.policies import (
     Adaptive,
     AllOf,
+    Async,
+    BoundedStaleness,
     Close,
     Deadline,
     FirstOf,
@@ -20,6 +22,8 @@ from flowrt.train.steps import StepReport
 __all__ = [
     "Adaptive",
     "AllOf",
+    "Async",
+    "BoundedStaleness",
     "Close",
     "Deadline",
     "FirstOf",

@@ -34,8 +34,8 @@ async def agree(runner: Runner, program: Program, trainer: str) -> int:
                 refused = text
             case End(run, server):
                 await runner.command(program.servers[server], Stop(run))
-            case Apply(run, version, replicas, servers, weights):
-                settle = Settle(run, version, replicas, weights)
+            case Apply(run, version, replicas, servers, weights, versions):
+                settle = Settle(run, version, replicas, weights, versions)
                 await _each(runner, {program.servers[s]: settle for s in servers})
     raise RemoteError(f"the servers of {trainer!r} did not come to rest; try again")
 

@@ -64,7 +64,12 @@ class _Maker:
         self._runner = runner
         self._compile = compiler
         self._optimize = optimize
-        self._common: dict[str, Any] = {"container": trainer.container, "group": trainer.name, "seed": seed}
+        self._common: dict[str, Any] = {
+            "container": trainer.container,
+            "group": trainer.name,
+            "staleness": trainer.policy.staleness,
+            "seed": seed,
+        }
         self._shards = trainer.shards
         self._home = self._places([as_value(v) for v in (*trainer.variables, *(s.step for s in self._shards))])
         self._task_of = [self._home[_name(shard.step)] for shard in self._shards]

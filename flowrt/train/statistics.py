@@ -19,7 +19,8 @@ class ReplicaStatistics:
     """How many updates of one replica ended how, and how long its finished ones took, in seconds (None: none did).
 
     The latency is from the moment that all servers are at a version to that at which an update of it has come. Those
-    that were cut off because they came too late have none.
+    that were cut off because they came too late have none. The staleness is of those that were kept, in versions: see
+    `StepReport`.
     """
 
     kept: int
@@ -28,6 +29,8 @@ class ReplicaStatistics:
     lost: int
     median_seconds: float | None
     p95_seconds: float | None
+    mean_staleness: float | None = None
+    max_staleness: int | None = None
 
 
 @valueclass
@@ -44,16 +47,21 @@ class Statistics:
 class _Counts:
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    staleness: int = 0  # of all that were kept, together
+    stalest: int = 0
 
     def statistics(self) -> ReplicaStatistics:
         median, p95 = np.quantile(self.seconds, [0.5, 0.95]) if self.seconds else (None, None)
+        kept = self.outcomes[Outcome.KEPT]
         return ReplicaStatistics(
-            self.outcomes[Outcome.KEPT],
+            kept,
             self.outcomes[Outcome.LATE],
             self.outcomes[Outcome.REFUSED],
             self.outcomes[Outcome.LOST],
             None if median is None else float(median),
             None if p95 is None else float(p95),
+            self.staleness / kept if kept else None,
+            self.stalest if kept else None,
         )
 
 
@@ -78,11 +86,15 @@ class Tally:
         """``replica`` is there again."""
         self._lost.pop(replica, None)
 
-    def count(self, outcomes: Mapping[int, Outcome]) -> None:
-        """A step ended with these outcomes, by replica."""
+    def count(self, outcomes: Mapping[int, Outcome], stale: Mapping[int, int]) -> None:
+        """A step ended with these outcomes, by replica; ``stale`` says how many versions old those kept were."""
         self._steps += 1
         for replica, outcome in outcomes.items():
             self._replicas[replica].outcomes[outcome] += 1
+        for replica, staleness in stale.items():
+            counts = self._replicas[replica]
+            counts.staleness += staleness
+            counts.stalest = max(counts.stalest, staleness)
 
     def drop(self, batches: int) -> None:
         """So many batches were handed out and not kept in any step."""

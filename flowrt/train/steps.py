@@ -44,7 +44,8 @@ class StepReport:
 
     ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``loss``
     and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it
-    was ready and not asked for. ``why`` is the policy's reason to keep these.
+    was ready and not asked for. ``why`` is the policy's reason to keep these. ``staleness`` says of each of ``kept``
+    how many versions older than the one that it moved were the values that it was computed from.
     """
 
     step: int
@@ -56,6 +57,7 @@ class StepReport:
     refused: tuple[int, ...]
     seconds: float
     why: str = ""
+    staleness: tuple[int, ...] = ()
 
 
 class Reports(AsyncGenerator[StepReport, None]):
@@ -243,14 +245,15 @@ class Steps:
 
     def _report(self, report: Report) -> StepReport:
         self._seen = report.version + 1
-        outcomes = {replica: OUTCOMES[code] for replica, _, code, _ in report.receipts}
-        for replica, batch, _, seconds in report.receipts:
+        outcomes = {replica: OUTCOMES[code] for replica, _, code, _, _ in report.receipts}
+        stale = {replica: staleness for replica, *_, staleness in report.receipts}
+        for replica, batch, _, seconds, _ in report.receipts:
             self._supply.spend(replica, batch * self._each)
             if seconds >= 0:
                 self._trainer.tally.took(replica, seconds)
-        self._trainer.tally.count(outcomes)
-        loss, *metrics = report.told
         kept = _those(outcomes, Outcome.KEPT)
+        self._trainer.tally.count(outcomes, {replica: stale[replica] for replica in kept})
+        loss, *metrics = report.told
         self._kept += len(kept)
         return StepReport(
             report.version + 1,
@@ -262,6 +265,7 @@ class Steps:
             _those(outcomes, Outcome.REFUSED),
             report.seconds,
             report.why,
+            tuple(stale[replica] for replica in kept),
         )
 
     # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """flowrt's side of perf/null_step.py: `fr.train.Replicated` on a `fr.LocalCluster`, as a program would write it.
 
 ahead    the same with ``ahead=8``: the nodes need not wait for the client
+tcp      the same by sockets, as between hosts
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def batches(a: p.Settings) -> Iterator[dict[str, Any]]:
 
 
 async def serve(a: p.Settings) -> None:
+    if a.variant == "tcp":
+        os.environ["FLOWRT_TRANSPORT"] = "tcp"
     graph, trainer, probed = build(a)
     how = {"ahead": AHEAD} if a.variant == "ahead" else {}
     if how and "ahead" not in inspect.signature(trainer.steps).parameters:

@@ -1,4 +1,8 @@
-"""flowrt's side of perf/transport.py's steps: a compiled step of a session with a server and a worker."""
+"""flowrt's side of perf/transport.py's steps: a compiled step of a session with a server and a worker.
+
+""      by the best way that there is between processes of one host
+tcp     by sockets, as between hosts
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,8 @@ def build(workload: str) -> tuple[fr.Graph, list[fr.Tensor], fr.Tensor, Any]:
 
 
 async def serve(a: p.Settings) -> None:
+    if a.variant:
+        os.environ["FLOWRT_TRANSPORT"] = a.variant
     graph, feeds, fetched, change = build(a.workload)
     async with fr.LocalCluster(ps=1, worker=1) as cluster, fr.Session(graph, cluster=cluster) as session:
         step: Callable[..., Awaitable[Any]] = session.compile(fetched, feeds)

@@ -57,7 +57,7 @@ class Coordination:
         self,
         role: BeginServer,
         way: Way,
-        obey: Callable[[int, tuple[int, ...], Weights], None],
+        obey: Callable[[int, tuple[int, ...], Weights, tuple[int, ...]], None],
         publish: Callable[[int], None],
         ended: Callable[[bool], None],
     ) -> None:
@@ -70,7 +70,7 @@ class Coordination:
             version=role.version,
             now=way.clock(),
         )
-        self._told: dict[int, Sequence[Any]] = {}  # by replica: what its update of the open version tells the client
+        self._told: dict[int, tuple[int, Sequence[Any]]] = {}  # by replica: its update's version, what it tells
         self._came: dict[int, float] = {}  # by replica: when that came
         self._samples: dict[int, int] = {}  # by replica: of how many it was made
         self._heard: dict[int, tuple[float, ...]] = {}  # by replica: what `Report.times` says of it
@@ -99,9 +99,19 @@ class Coordination:
         """What the updates of the set that was ordered last are multiplied by."""
         return self._value.weights
 
-    def booked(self, replica: int) -> tuple[int, bool]:
-        """How many batches of a replica are spent, and whether it begins the open version with the last of them."""
-        return self._value.spent[replica], self._value.begun(replica) > 0
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """What those were computed from, where not all from the open version."""
+        return self._value.versions
+
+    def booked(self, replica: int) -> tuple[int, bool, int]:
+        """How many batches of a replica are spent, whether it has begun with the last of them, and since when: see
+        `Version`."""
+        return self._value.spent[replica], self._value.begun(replica) > 0, self._value.oldest(replica)
+
+    def is_under_way(self, replica: int, version: int) -> bool:
+        """Whether the update that a replica computed from ``version`` may yet count."""
+        return self._value.computed[replica] == version and self._value.begun(replica) > 0
 
     def hear(self, message: Any) -> None:
         """Do as a message says."""
@@ -180,8 +190,9 @@ class Coordination:
         """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""
         now, replica = self._way.clock(), update.replica
         self._value = self._value.ready(replica, update.ready, now)
-        if update.version == self._value.version and replica not in self._told:
-            self._told[replica] = update.told
+        newest = self._told[replica][0] if replica in self._told else -1
+        if update.version >= self._value.oldest(replica) and update.version > newest:
+            self._told[replica] = update.version, update.told
             self._came[replica], self._samples[replica] = now, update.samples
         self._heard[replica] = (replica, update.version, told, 0, *update.times, now)
 
@@ -206,7 +217,7 @@ class Coordination:
         elif pending is not None:
             for task in role.servers[1:]:
                 if task == peer:
-                    self._way.post(task, Order(role.run, *pending, self.weights))
+                    self._way.post(task, Order(role.run, *pending, self.weights, self.versions))
 
     def end(self, error: str = "", text: str = "") -> None:
         """Order nothing more, and end the run once all that was ordered is applied."""
@@ -246,8 +257,8 @@ class Coordination:
             return False
         version, role = self.version, self._role
         for task in role.servers[1:]:
-            self._way.post(task, Order(role.run, version, replicas, self.weights))
-        self._obey(version, replicas, self.weights)
+            self._way.post(task, Order(role.run, version, replicas, self.weights, self.versions))
+        self._obey(version, replicas, self.weights, self.versions)
         return True
 
     def _end_if_stuck(self) -> None:
@@ -272,26 +283,34 @@ class Coordination:
             self._role.run,
             version,
             tuple(
-                (r.replica, r.batch, OUTCOMES.index(r.outcome), self._came.get(r.replica, began - 1.0) - began)
+                (r.replica, r.batch, OUTCOMES.index(r.outcome), self._took(before, r.replica), r.staleness)
                 for r in receipts
             ),
-            tuple([_mean(column) for column in zip(*(self._told[replica] for replica in kept), strict=True)]),
+            tuple([_mean(column) for column in zip(*(self._told[replica][1] for replica in kept), strict=True)]),
             now - began - waited,
             (began, decided, ordered, now),
             tuple([(*heard, self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
             before.why,
         )
-        self._told, self._came, self._samples, self._heard, self._whole = {}, {}, {}, {}, {}
+        self._told = {r: told for r, told in self._told.items() if told[0] >= self._value.oldest(r)}
+        self._came = {r: came for r, came in self._came.items() if r in self._told}
+        self._samples = {r: samples for r, samples in self._samples.items() if r in self._told}
+        self._heard, self._whole = {}, {}
         self._reports.append(report)
         self._way.post(CLIENT, report)
         if self._end is not None:
             self._finish()
 
+    def _took(self, before: Coordinator, replica: int) -> float:
+        """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""
+        began = min(before.quorum.opened, before.began[replica])
+        return self._came[replica] - began if replica in self._came else -1.0
+
     def _failed(self, failed: Failed) -> None:
         if failed.replica < 0:
             where = self._role.servers[failed.server]
             self._stop(failed, where)
-        elif failed.version == self.version and self._value.decided(failed.version) is None:
+        elif self._value.may_count(failed.replica, failed.version):
             if failed.error in PASSING:
                 self._value = self._value.lost(failed.replica).joined(failed.replica)
             else:

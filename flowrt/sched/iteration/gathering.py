@@ -2,8 +2,9 @@
 
 Law: a replica names the rows that a batch wants when it gets the batch, ahead of the version that it will use it with.
 With each version it is told the rows of the first batch after the one whose rows it was given last; where that is not
-the one it begins with, it asks for those of the version that it has. Rows of a version are taken before the next is
-made, or they are for an update that comes too late to count.
+the one it begins with, it asks for those of the version that it has, or of the one that there is now, which it is told
+then. Rows that are not taken before the next version is begun to be made are of none. Where updates may be stale, they
+are not given, but taken again of the next version; elsewhere they are for an update that comes too late to count.
 """
 
 from __future__ import annotations
@@ -41,12 +42,23 @@ class _Named:
 
 
 class Gathering:
-    """What one server gathers for the replicas of a run, by ``plan``; ``failed`` is told (version, replica, error)."""
+    """What one server gathers for the replicas of a run, by ``plan``; ``failed`` is told (version, replica, error).
+
+    ``whole`` says of a version whether the variables are at it, ``again`` that a replica waits for the next one. Both
+    are None where it does not matter.
+    """
 
     def __init__(
-        self, role: BeginServer, plan: Closed, way: Way, failed: Callable[[int, int, BaseException], None]
+        self,
+        role: BeginServer,
+        plan: Closed,
+        way: Way,
+        failed: Callable[[int, int, BaseException], None],
+        whole: Callable[[int], bool] | None = None,
+        again: Callable[[int], None] | None = None,
     ) -> None:
         self._role, self._plan, self._way, self._failed = role, plan, way, failed
+        self._whole, self._again = whole, again
         self._named = [_Named() for _ in role.replicas]
 
     def hear(self, wants: Wants, version: int) -> None:
@@ -54,6 +66,8 @@ class Gathering:
         self._named[wants.replica].want(wants.number, wants.values)
         if wants.version == version:
             self._take(wants.replica, version, wants.number, lambda rows: self._post(wants, version, rows))
+        elif wants.version >= 0 and self._again is not None:
+            self._named[wants.replica].given = wants.number - 1
 
     def note(self, update: Update) -> None:
         """Keep what a replica names with an update."""
@@ -84,12 +98,19 @@ class Gathering:
         def failed(error: BaseException) -> None:
             self._failed(version, replica, error)
 
+        def taken(rows: list[Array]) -> None:
+            if self._whole is None or self._again is None or self._whole(version):
+                then(rows)
+            else:
+                named.given = number - 1
+                self._again(replica)
+
         try:
             feeds = checked(wanted, self._plan.plan.feeds, f"replica {replica} of {role.group!r}")
         except Exception as error:
             failed(error)
             return
-        self._way.compute(self._plan, feeds, self._way.context(version, replica, len(role.replicas)), then, failed)
+        self._way.compute(self._plan, feeds, self._way.context(version, replica, len(role.replicas)), taken, failed)
 
     def _post(self, wants: Wants, version: int, rows: Sequence[Array]) -> None:
         role = self._role

@@ -146,9 +146,9 @@ class Iterations:
         match asked:
             case Look():
                 return self._look(asked)
-            case Settle(run, version, replicas, weights):
+            case Settle(run, version, replicas, weights, versions):
                 server = self._server(run)
-                server.obey(version, replicas, weights)
+                server.obey(version, replicas, weights, versions)
                 await server.wait_applied()
                 return None
             case BeginServer():
@@ -247,7 +247,9 @@ class Iterations:
             server.coordination.give_up()
         else:
             if server is not None:
-                await server.wait_applied()
+                with suppress(TimeoutError):  # what it waits for of another server may be lost with that
+                    async with asyncio.timeout(SETTLE_SECONDS):
+                        await server.wait_applied()
             self._end(run, False)  # whether all servers are at one version, server 0 says
         if tasks := [task for task in ending if task is not None]:
             await asyncio.wait(tasks)
@@ -283,7 +285,17 @@ class Iterations:
 def left_to_data(left: Left) -> tuple[Any, ...]:
     """``left`` as it travels."""
     order = () if left.order is None else left.order
-    return left.run, left.version, tuple(left.held), order, left.ended, left.client, left.broke, left.weights
+    return (
+        left.run,
+        left.version,
+        tuple(left.held),
+        order,
+        left.ended,
+        left.client,
+        left.broke,
+        left.weights,
+        left.versions,
+    )
 
 
 def left_from_data(data: tuple[Any, ...]) -> Left | None:

@@ -37,6 +37,7 @@ class Settle:
     version: int
     replicas: tuple[int, ...]
     weights: tuple[float, ...] | None = None
+    versions: tuple[int, ...] = ()
 
 
 @valueclass
@@ -53,6 +54,7 @@ class BeginServer:
         servers: The tasks of the servers.
         replicas: The task of each replica.
         policy: Whose updates make a version: see `policy_to_data`.
+        staleness: How many versions old an update may be that counts.
         apply: The plan that moves the variables by the mean of a set of updates.
         applied: For each feed of that plan, (i, j) for part j of the i-th update of the set in replica order; (-1, -1)
             for the version that this makes.
@@ -73,6 +75,7 @@ class BeginServer:
     servers: tuple[str, ...]
     replicas: tuple[str, ...]
     policy: dict[str, Any]
+    staleness: int
     apply: int
     applied: tuple[tuple[int, int], ...]
     versions: tuple[str, ...]
@@ -87,7 +90,7 @@ class BeginReplica:
     """Be a replica of a run, from ``version`` on.
 
     Args:
-        run: As in `BeginServer`, as are ``container``, ``group``, ``servers`` and ``seed``.
+        run: As in `BeginServer`, as are ``container``, ``group``, ``servers``, ``staleness`` and ``seed``.
         replica: Which of ``replicas`` this is.
         replicas: How many there are.
         version: The newest one that there is.
@@ -122,6 +125,7 @@ class BeginReplica:
     version: int
     plan: int
     feeds: tuple[tuple[int, int], ...]
+    staleness: int
     ask: int
     wants: tuple[tuple[int, ...], ...]
     told: int
@@ -292,9 +296,11 @@ class Doing:
 class Version:
     """The ``values`` of a server's variables at ``version``, in the order of `BeginServer.values`.
 
-    From server 0, ``spent`` is how many batches of the replica are, and if it has ``begun`` this version, it is to
-    compute its update from the last of these. From others both mean nothing. ``number`` is the batch for which rows
-    come, 0 if for none: here, or, if it takes long to gather them, as `Rows`.
+    From server 0, ``spent`` is how many batches of the replica are, and if it has ``begun`` a version, it is to
+    compute its update from the last of these. ``since`` is the oldest version that an update from this batch, or, if
+    none is begun, from the next one, may be computed from to count: one from then on, under way, is gone on with. From
+    others these three mean nothing. ``number`` is the batch for which rows come, 0 if for none: here, or, if it takes
+    long to gather them, as `Rows`.
     """
 
     run: int
@@ -303,6 +309,7 @@ class Version:
     replica: int
     spent: int
     begun: bool
+    since: int
     values: tuple[Any, ...]
     number: int = 0
     rows: tuple[Any, ...] = ()
@@ -340,12 +347,16 @@ class Held:
 
 @valueclass
 class Order:
-    """From server 0: apply these replicas' updates to ``version``: their mean, or each times its one of ``weights``."""
+    """From server 0: apply these replicas' updates to ``version``: their mean, or each times its one of ``weights``.
+
+    ``versions`` are those that they were computed from, empty where that is ``version`` for all.
+    """
 
     run: int
     version: int
     replicas: tuple[int, ...]
     weights: tuple[float, ...] | None = None
+    versions: tuple[int, ...] = ()
 
 
 @valueclass
@@ -368,9 +379,9 @@ class Applied:
 class Report:
     """Version ``version`` was applied by all servers.
 
-    ``receipts`` holds, for each tower that began, (replica, batch, outcome, seconds): its outcome's place in `Outcome`,
-    and how long its update took to come, -1 if it did not. ``told`` are means over the kept updates. ``why`` is what
-    the policy said to the set.
+    ``receipts`` holds, for each tower that ended, (replica, batch, outcome, seconds, staleness): its outcome's place in
+    `Outcome`, how long its update took to come, -1 if it did not, and how many versions old it was. ``told`` are means
+    over the kept updates. ``why`` is what the policy said to the set.
 
     What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
     its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
@@ -380,7 +391,7 @@ class Report:
 
     run: int
     version: int
-    receipts: tuple[tuple[int, int, int, float], ...]
+    receipts: tuple[tuple[int, int, int, float, int], ...]
     told: tuple[Any, ...]
     seconds: float
     stages: tuple[float, ...] = ()

@@ -1,7 +1,8 @@
 """A replica of a run, on its worker: goes from version to version as servers tell it of them.
 
 Law: it computes the newest version that every server has told it of, from the batch that server 0 has booked for it, at
-most once, and posts its update; what a newer version overtakes is cut off. A batch that comes to a replica that waits
+most once, and posts its update. One is under way at a time: what it computes, or has posted, is gone on with as long as
+it may count, and is cut off where a version is told that leaves it too old. A batch that comes to a replica that waits
 for one is used at once and announced, and is booked by that. Rows that it takes of tables are waited for. Which
 updates count is nothing to it.
 
@@ -60,9 +61,11 @@ class Replica:
         self._used = role.given  # the last group of them that was computed with
         self._announced = role.given  # of the groups that have come whole, those that server 0 was told of
         self._spent = role.given  # groups
-        self._booked = False  # server 0 has booked the last of the spent ones for the newest version
+        self._booked = False  # server 0 has booked the last of the spent ones
+        self._since = role.version  # an update from this one on counts, with that group, or else with the next
         self._done = role.version - 1  # the newest version that was computed, or failed
-        self._on = role.version - 1  # the version that `task` computes
+        self._on = -1  # the newest version that was begun to be computed
+        self._idle = role.version - 1  # the newest version for which there was no batch
         self._claimed = role.version - 1  # the newest version that it told server 0 to begin without being told to
         self.task: asyncio.Task[None] | None = None
         self.watch = Stopwatch()
@@ -95,6 +98,8 @@ class Replica:
                     self._take(message)
                 elif message.version == self._at[message.server]:
                     self._take_rows(message)  # those that came with it before may be lost
+                    if self.role.staleness and self.task is None:  # else an update acknowledges it
+                        self._see(message.server, message.version)
             case Rows():
                 self._take_rows(message)
             case Probe():
@@ -119,9 +124,10 @@ class Replica:
         for server, task in enumerate(self.role.servers):
             if task != peer:
                 continue
-            if self._posted and self._posted[server].version == self._at[server]:
+            counts = bool(self._posted) and self._posted[server].version >= self._since
+            if counts:
                 self.way.post(task, self._posted[server])
-            else:
+            if not counts or self._posted[server].version < self._at[server]:
                 self._see(server, self._at[server])
             if server == 0 and self._announced:
                 self.way.post(task, Ready(self.role.run, self.role.replica, self._announced))
@@ -134,24 +140,41 @@ class Replica:
         if self._asking is not None:
             self._asking.hear(message)
         if server == 0:
-            self._spent, self._booked = message.spent, message.begun
+            self._spent, self._booked, self._since = message.spent, message.begun, message.since
             for number in [n for n in self._batches if n <= (self._spent - self._booked) * self.role.steps]:
                 del self._batches[number]
         if all(at == message.version for at in self._at):
             self.watch.arrive()
-        self._pass_over()
+        self._pass_over(server)
         if self.task is None:
             self._go_on()
-        elif self._on < message.version:
+        elif self._on < self._since or message.version - self._on > self.role.staleness:
             self.task.cancel()
-            self._see(server, message.version, () if server else self.watch.so_far())
+            for other in range(len(self._at)) if self.role.staleness else (server,):
+                self._see(other, self._at[other], () if other else self.watch.so_far())
 
-    def _pass_over(self) -> None:
-        """Acknowledge what another server has overtaken before it could be computed: no update will."""
-        newest = max(self._at)
-        for server, version in enumerate(self._at):
-            if self._done < version < newest:
-                self._see(server, version)
+    @property
+    def _under_way(self) -> bool:
+        """Whether what was begun last, and may be posted already, may yet count."""
+        return self._on >= self._since
+
+    def _pass_over(self, server: int) -> None:
+        """Acknowledge what no update will: what is overtaken before it could be computed, or is not to be.
+
+        Where updates may be stale, a server tells nobody of versions who has something under way, unless asked by this.
+        """
+        stale, newest = self.role.staleness > 0, max(self._at)
+        if stale and self._under_way:
+            if self.task is None:
+                self._see(server, self._at[server])
+            return
+        for other, version in enumerate(self._at):
+            if version < newest and (stale or self._done < version):
+                self._see(other, version)
+
+    def _see_all(self, version: int, cut: tuple[float, ...] = ()) -> None:
+        for server in range(len(self._at)):
+            self._see(server, version, () if server else cut)
 
     def _see(self, server: int, version: int, cut: tuple[float, ...] = ()) -> None:
         role = self.role
@@ -164,14 +187,14 @@ class Replica:
         version = self._at[0]
         if self.task is not None or version <= self._done or any(at != version for at in self._at):
             return
+        if self._under_way:
+            return
         number = self._spent if self._booked else self._spent + 1
         first = (number - 1) * self.role.steps + 1
         if first not in self._batches:
-            if self._on < version:  # say it once
-                cut = self.watch.so_far() if self.watch.phase is Phase.INPUT else ()
-                self._on = version
-                for server in range(len(self._at)):
-                    self._see(server, version, () if server else cut)
+            if self._idle < version:  # say it once
+                self._idle = version
+                self._see_all(version, self.watch.so_far() if self.watch.phase is Phase.INPUT else ())
             self.watch.wait(version, Phase.INPUT)
             return
         self._claim(version, number)
@@ -258,8 +281,10 @@ class Replica:
             self._posted.append(
                 Update(role.run, version, role.replica, ready, parts, mine[0], wants[server], mine[1], finite, samples)
             )
-        for task, update in zip(role.servers, self._posted, strict=True):
-            self.way.post(task, update)
+        for server, update in enumerate(self._posted):
+            self.way.post(role.servers[server], update)
+            if self._at[server] > version:  # told meanwhile
+                self._see(server, self._at[server])
 
     def _announce(self, used: int) -> int:
         """How many groups server 0 is told that it has been given: up to the next one, of those that wait.
@@ -275,6 +300,7 @@ class Replica:
     def _fail(self, version: int, error: BaseException) -> None:
         role = self.role
         self._done, self.watch.phase = version, Phase.POSTED
+        self._see_all(version)  # no update will
         self.way.post(role.servers[0], Failed(role.run, version, role.replica, 0, *name_error(error)))
 
 

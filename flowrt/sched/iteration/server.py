@@ -2,7 +2,9 @@
 
 Law: what is kept and applied is `Shard`'s to say, which set it is server 0's. A version is told to each replica once,
 as the values are then; while two of them are on their way to a replica, it is told no more, and then of the newest
-alone. Whether its numbers are finite says an update itself.
+alone. Where updates may be stale, a version is told to whoever has nothing under way here, as its update is applied,
+to whoever says that it waits for one, and to whoever is to know that what it does is too old to count. Whether its
+numbers are finite says an update itself.
 """
 
 from __future__ import annotations
@@ -49,9 +51,13 @@ AHEAD = 2  # versions on their way to a replica
 
 @dataclass(slots=True)
 class _Told:
-    """What one replica was told: the newest version, and those that it has not acknowledged, with when that was."""
+    """What one replica was told: the newest version, and those that it has not acknowledged, with when that was.
+
+    It ``asks`` for a newer one where it has said that it waits for that.
+    """
 
     listens: bool = False
+    asks: bool = False
     lost: bool = False
     turn: int = 0  # how often it was begun again
     newest: int = -1
@@ -76,10 +82,11 @@ class Server:
         self._apply = apply
         fed = zip(role.applied, apply.plan.feeds, strict=True)
         self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
-        self._gathering = None if gather is None else Gathering(role, gather, way, self._fail)
+        stale = (self._is_at, self._ask_again) if role.staleness else ()
+        self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, *stale)
         self._combiner = Combiner(role.combined, len(role.replicas), way) if role.combined else None
         self._applying: asyncio.Task[None] | None = None
-        self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version)
+        self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version, role.staleness)
         self._told = [_Told() for _ in role.replicas]
         self._values: tuple[Any, ...] = ()
         self._at = role.version  # what replicas are told
@@ -95,11 +102,12 @@ class Server:
     @property
     def left(self) -> Left:
         """What is kept of this run, for an opening to decide by."""
-        held = frozenset(r for r, update in enumerate(self._shard.held) if update is not None)
-        order = None if self.coordination is None else self.coordination.pending
-        weights = None if order is None or self.coordination is None else self.coordination.weights
-        ended = self.over and self._shard.taken is None
-        return Left(self.role.run, self.version, held, order, ended, self.role.client, self.broke, weights)
+        shard, coordination = self._shard, self.coordination
+        held = frozenset((r, shard.computed[r]) for r, update in enumerate(shard.held) if update is not None)
+        order = None if coordination is None else coordination.pending
+        how = (None, ()) if order is None or coordination is None else (coordination.weights, coordination.versions)
+        ended = self.over and shard.taken is None
+        return Left(self.role.run, self.version, held, order, ended, self.role.client, self.broke, *how)
 
     def hear(self, message: Any) -> None:
         """Do as a message says."""
@@ -116,18 +124,21 @@ class Server:
             case Seen(_, replica, version, cut, turn):
                 if turn > self._told[replica].turn:
                     self._told[replica] = _Told(turn=turn)
-                self._told[replica].listens = True
+                self._told[replica].listens = self._told[replica].asks = True
                 if cut and coordination is not None:
                     coordination.overtook(replica, cut, self._told[replica].waiting.get(int(cut[0]), 0.0))
                 self._acknowledge(replica, version)
                 self._tell(replica)
-            case Wants():
+            case Wants(_, replica, _, version):
                 if self._gathering is not None:
                     self._gathering.hear(message, self._at)
-                self._acknowledge(message.replica, message.version)  # while it waits for rows it may be overtaken
-            case Order(_, version, replicas, weights):
+                if version >= 0:  # while it waits for rows it may be overtaken
+                    self._told[replica].asks = True
+                    self._acknowledge(replica, version)
+                    self._tell(replica)
+            case Order(_, version, replicas, weights, versions):
                 if not self.over:  # else the opening of the next run decides
-                    self.obey(version, replicas, weights)
+                    self.obey(version, replicas, weights, versions)
             case Lost(_, replica, turn):
                 if turn >= self._told[replica].turn:  # else it was begun again meanwhile
                     self._told[replica].lost = True
@@ -149,7 +160,7 @@ class Server:
         for replica, task in enumerate(role.replicas):
             if task == peer and self._told[replica].listens:
                 told = self._told[replica]
-                self._told[replica] = _Told(True, told.lost, told.turn)
+                self._told[replica] = _Told(listens=True, asks=True, lost=told.lost, turn=told.turn)
                 self._tell(replica)
         if self.coordination is not None:
             self.coordination.broken(peer)
@@ -166,7 +177,7 @@ class Server:
         if self._combiner is not None:
             self._combiner.forget()
         if whole and self._shard.taken is None:
-            self._shard = Shard.start(len(self._told), self.version)
+            self._shard = Shard.start(len(self._told), self.version, self.role.staleness)
 
     async def wait_applied(self) -> None:
         """Wait until nothing is being applied."""
@@ -177,9 +188,8 @@ class Server:
 
     def _look(self, update: Update) -> None:
         """Keep an update, if its numbers are finite and it is what the variables are moved by."""
-        replica, shard = update.replica, self._shard
-        known = shard.held[replica] is not None or replica in shard.refused
-        if update.version != shard.version or known or shard.taken is not None or not update.finite:
+        replica = update.replica
+        if not update.finite or not self._shard.expects(update.version, replica):
             self._hold(update, (), update.finite)
             return
         try:
@@ -195,10 +205,11 @@ class Server:
         version, replica = update.version, update.replica
         self._shard, verdict = self._shard.hold(version, replica, parts, finite)
         if verdict is not Verdict.LATE and not self.over:
-            self._say_held(replica, verdict is not Verdict.REFUSED)
+            self._say_held(replica, version, verdict is not Verdict.REFUSED)
+        self._tell(replica)
 
-    def _say_held(self, replica: int, finite: bool) -> None:
-        self._say(Held(self.role.run, self.role.server, self.version, replica, finite))
+    def _say_held(self, replica: int, version: int, finite: bool) -> None:
+        self._say(Held(self.role.run, self.role.server, version, replica, finite))
 
     def _say(self, message: Held | Applied | Failed) -> None:
         """Tell server 0."""
@@ -211,7 +222,7 @@ class Server:
         role, shard = self.role, self._shard
         for replica, update in enumerate(shard.held):
             if update is not None or replica in shard.refused:
-                self._say_held(replica, replica not in shard.refused)
+                self._say_held(replica, shard.computed[replica], replica not in shard.refused)
         if shard.version > role.version:
             self._say(Applied(role.run, role.server, shard.version - 1))
 
@@ -220,9 +231,15 @@ class Server:
 
     # ── applying ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def obey(self, version: int, replicas: tuple[int, ...], weights: tuple[float, ...] | None = None) -> None:
-        """Apply a set of updates, once: their mean, or each times its weight."""
-        self._shard, updates = self._shard.take(version, replicas)
+    def obey(
+        self,
+        version: int,
+        replicas: tuple[int, ...],
+        weights: tuple[float, ...] | None = None,
+        versions: tuple[int, ...] = (),
+    ) -> None:
+        """Apply a set of updates, once: their mean, or each times its weight; see `Order`."""
+        self._shard, updates = self._shard.take(version, replicas, versions)
         if updates is None:
             if version < self._shard.version:
                 self._say(Applied(self.role.run, self.role.server, version))
@@ -280,30 +297,57 @@ class Server:
         return [known[name] for name in self.role.values]
 
     def _publish(self, version: int) -> None:
-        """Tell all replicas of a version. What is on its way may change: then its update comes too late to count."""
+        """Tell replicas of a version. What is on its way may change: then its update comes too late to count.
+
+        Where it may count all the same, or replicas read here while others may write, they are told copies.
+        """
         self._at = version
         if self.over:
             return
         variables = self.way.host.variables
         values = (variables.value(name, spec) for name, spec in zip(self.role.values, self._specs, strict=True))
-        copies = self.way.host.task in self.role.replicas  # which read them while others may write
-        self._values = bundled([np.array(value) if copies else value for value in values])
+        copies = self.role.staleness or self.way.host.task in self.role.replicas
+        self._values = bundled([self._copy(value) if copies else value for value in values])
         for replica in range(len(self._told)):
             self._tell(replica)
 
+    def _copy(self, value: Array) -> Array:
+        copied = self.way.host.memory.output(value.shape, value.dtype)
+        np.copyto(copied, value)
+        return copied
+
     def _tell(self, replica: int) -> None:
+        """Tell a replica of the newest version, if it is to know of it, and of what it was told enough has arrived."""
         told, role = self._told[replica], self.role
         if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
             return
-        told.newest = self._at
+        too_old = self._at - told.newest > role.staleness  # what it does, if it does anything
+        if not (too_old or told.asks or (not told.waiting and not self._is_under_way(replica))):
+            return
+        told.newest, told.asks = self._at, False
         told.waiting[self._at] = self.way.clock()
-        spent, begun = (0, False) if self.coordination is None else self.coordination.booked(replica)
+        booked = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
         number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
-        told_now = Version(role.run, self._at, role.server, replica, spent, begun, self._values, number, rows)
+        told_now = Version(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
         self.way.post(role.replicas[replica], told_now)
 
     def _acknowledge(self, replica: int, version: int) -> None:
         told = self._told[replica]
         if told.waiting:
             told.waiting = {other: when for other, when in told.waiting.items() if other > version}
-            self._tell(replica)
+
+    def _is_under_way(self, replica: int) -> bool:
+        """Whether an update of a replica is here that may yet count: server 0 knows, others believe it."""
+        shard, coordination = self._shard, self.coordination
+        if shard.held[replica] is None:
+            return False
+        return coordination is None or coordination.is_under_way(replica, shard.computed[replica])
+
+    def _is_at(self, version: int) -> bool:
+        """Whether the variables are at a version, and nothing is being applied to it."""
+        return self._shard.version == version and self._shard.taken is None
+
+    def _ask_again(self, replica: int) -> None:
+        """A replica waits for rows of a version that is no more."""
+        self._told[replica].asks = True
+        self._tell(replica)

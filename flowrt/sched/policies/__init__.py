@@ -3,6 +3,8 @@
 from flowrt.sched.policies.adaptive import Adaptive
 from flowrt.sched.policies.all_of import AllOf
 from flowrt.sched.policies.asking import fixed_size
+from flowrt.sched.policies.asynchronous import Async
+from flowrt.sched.policies.bounded_staleness import BoundedStaleness
 from flowrt.sched.policies.deadline import Deadline
 from flowrt.sched.policies.first_of import FirstOf
 from flowrt.sched.policies.local_steps import LocalSteps
@@ -12,6 +14,8 @@ from flowrt.sched.policies.travel import policy_from_data, policy_to_data
 __all__ = [
     "Adaptive",
     "AllOf",
+    "Async",
+    "BoundedStaleness",
     "Close",
     "Deadline",
     "FirstOf",
