@@ -208,7 +208,9 @@ class Process:
     def measure(self, seconds: float) -> list[float]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"measure {seconds}\n".encode())
-        times: list[float] = self.answer(60 + 10 * seconds)["seconds"]
+        said = self.answer(60 + 10 * seconds)
+        self.messages: dict[str, float] = said.get("messages", {})  # a step, by role, where that is known
+        times: list[float] = said["seconds"]
         return times
 
     def end(self) -> dict[str, Any]:

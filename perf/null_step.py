@@ -6,8 +6,9 @@ the same work in the same run: bare sockets, gloo's parameter server and all-red
 TensorFlow's in-graph towers and SyncReplicasOptimizer, and ray's actors; see sides/. Every side's variable is compared
 with what so many steps make of it. Sides that are not installed (scripts/peers tf torch ray) are left out.
 
-What each process spends is the kernel's count. The floor is what no step can do without: bare sockets' step, which is
-two hops and the copies of the network, and one copy of what a step moves, in memory.
+What each process spends is the kernel's count, the messages that it sends are flowrt's. The floor is what no step can
+do without: bare sockets' step, which is two hops and the copies of the network, and one copy of what a step moves, in
+memory.
 
     python perf/null_step.py                                   # scalar, 4 workers, every side
     python perf/null_step.py dense rows-256MB --workers 2 4
@@ -17,14 +18,12 @@ two hops and the copies of the network, and one copy of what a step moves, in me
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
 import machine as this_machine
-import section
 from compare import versions
-from several import Side, memcpy_seconds, remembering, run, spending, table
+from several import Side, asked, memcpy_seconds, parser, remembering, run, show, spending, table
 from sides import null_data
 
 SIDES = {
@@ -75,17 +74,9 @@ def where(workload: str, sides: Sequence[Side]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(WHAT))
-    parser.add_argument("--workers", type=int, nargs="+", default=[4])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), metavar="SIDE", help=", ".join(SIDES))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, per side and round")
-    parser.add_argument("--threads", type=int, default=1, help="of kernels, in each process")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/performance.md")
-    a = parser.parse_args()
-    if unknown := set(a.cases) - set(WHAT):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(WHAT)}")
+    options = parser(__doc__, WHAT, list(SIDES))
+    options.add_argument("--threads", type=int, default=1, help="of kernels, in each process")
+    a = asked(options, WHAT)
     about = [
         f"{this_machine.describe()}.",
         f"Peers: {versions('tf', 'torch', 'ray')}. "
@@ -100,10 +91,7 @@ def main() -> None:
             arguments = ("--workers", str(workers))
             measuring = {"rounds": a.rounds, "seconds": a.seconds, "threads": a.threads}
             sides, failed = run("null_step", workload, chosen, *arguments, **measuring)
-            lines = [*table(sides, failed), *where(workload, sides)]
-            print("\n".join(["", heading, "", *lines]), flush=True)
-            if a.write:
-                section.put(heading, [*about, "", *lines])
+            show(heading, about, [*table(sides, failed), *where(workload, sides)], a.write)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,13 @@ The straggler takes 0.2 s longer for each of its updates.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 
 import machine as this_machine
-import section
 from compare import versions
-from several import run, spending, table
+from several import asked, parser, run, show, spending, table
 from sides import replicas_data
 
 WAITING = {
@@ -39,16 +37,7 @@ WHAT = {"undisturbed": "undisturbed", "straggler": "with a worker that is 0.2 s 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(SIDES))
-    parser.add_argument("--workers", type=int, nargs="+", default=[4])
-    parser.add_argument("--sides", nargs="+", metavar="SIDE", help="only these")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, per side and round")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/performance.md")
-    a = parser.parse_args()
-    if unknown := set(a.cases) - set(SIDES):
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
+    a = asked(parser(__doc__, WHAT, list(dict.fromkeys(name for sides in SIDES.values() for name in sides))), WHAT)
     about = [
         f"{this_machine.describe()}.",
         f"Peers: {versions('tf', 'torch', 'ray')}. {a.rounds} rounds of {a.seconds:g} s; batches of "
@@ -62,16 +51,14 @@ def main() -> None:
             for workers in a.workers:
                 heading = f"### Digits, {workers} workers, {WHAT[case]}"
                 print(f"\n{heading}", file=sys.stderr, flush=True)
-                chosen = {name: side for name, side in SIDES[case].items() if not a.sides or name in a.sides}
+                chosen = {name: side for name, side in SIDES[case].items() if name in a.sides}
                 sides, failed = run(
                     "replicas", case, chosen, "--workers", str(workers), rounds=a.rounds, seconds=a.seconds
                 )
                 lines = list(table(sides, failed))
                 lines += [f"- {side.name}: {side.notes}" for side in sides]
                 lines += [f"- {spending(side)}" for side in sides if side.name == "flowrt"]
-                print("\n".join(["", heading, "", *lines]), flush=True)
-                if a.write:
-                    section.put(heading, [*about, "", *lines])
+                show(heading, about, lines, a.write)
 
 
 if __name__ == "__main__":

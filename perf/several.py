@@ -5,12 +5,14 @@ All sides of a case run at once; a side's figure is the median step of the media
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import section
 from compare import PAUSE_SECONDS, READY_SECONDS, Case, Failed, Process
 from spending import Counts, Spent, most_memory
 
@@ -29,6 +31,7 @@ class Side:
     spent: list[dict[str, Spent]] = field(default_factory=list)
     segments: list[float] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)  # role: bytes at most
+    messages: list[dict[str, float]] = field(default_factory=list)
 
     def measure(self, seconds: float) -> None:
         self.process.measure(0.0)  # a few steps: the kernel may have taken pages of who waited for the others
@@ -37,6 +40,7 @@ class Side:
         after = Counts.now(self.roles)
         self.memory = {role: most_memory(pid) for role, pid in self.roles.items()}
         self.rounds.append(times)
+        self.messages.append(self.process.messages)
         self.spent.append({role: (after.roles[role] - before.roles[role]).each(len(times)) for role in self.roles})
         self.segments.append((after.segments - before.segments) / len(times))
 
@@ -51,6 +55,11 @@ class Side:
     def of(self, *roles: str) -> Spent:
         """What a step costs the processes whose role begins so: medians over the rounds, summed over processes."""
         return sum((self._of(role) for role in self.roles if role.startswith(roles)), Spent())
+
+    def sent(self, role: str) -> float | None:
+        """How many messages a role sends in a step, where that is known."""
+        known = [messages[role] for messages in self.messages if role in messages]
+        return statistics.median(known) if known else None
 
     def _of(self, role: str) -> Spent:
         middle = statistics.median
@@ -86,6 +95,33 @@ def run(
     finally:
         for process in running:
             process.kill()
+
+
+def parser(about: str, cases: Mapping[str, str], sides: Sequence[str]) -> argparse.ArgumentParser:
+    """What a command line may ask of a comparison: which cases, workers and sides, for how long, and to write it."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
+    made.add_argument("--workers", type=int, nargs="+", default=[4])
+    made.add_argument("--sides", nargs="+", choices=sides, default=list(sides), metavar="SIDE", help=", ".join(sides))
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--seconds", type=float, default=1.0, help="of measuring, per side and round")
+    made.add_argument("--write", action="store_true", help="write the tables into docs/performance.md")
+    return made
+
+
+def asked(made: argparse.ArgumentParser, cases: Mapping[str, str]) -> argparse.Namespace:
+    """What the command line asks for, of cases that there are."""
+    options = made.parse_args()
+    if unknown := set(options.cases) - set(cases):
+        made.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
+    return options
+
+
+def show(heading: str, about: Sequence[str], lines: Sequence[str], write: bool) -> None:
+    """Print what was found, and write it into docs/performance.md if that is wanted."""
+    print("\n".join(["", heading, "", *lines]), flush=True)
+    if write:
+        section.put(heading, [*about, "", *lines])
 
 
 def table(
@@ -128,8 +164,9 @@ def spending(side: Side) -> str:
     """What a step costs each process of a side."""
     parts = []
     for role in side.roles:
-        cost = side.of(role)
-        parts.append(f"{role} {1e3 * cost.cpu:.3f} ms ({cost.switches:.1f} switches, {cost.faults:.0f} faults)")
+        cost, sent = side.of(role), side.sent(role)
+        said = "" if sent is None else f"{sent:.1f} messages, "
+        parts.append(f"{role} {1e3 * cost.cpu:.3f} ms ({said}{cost.switches:.1f} switches, {cost.faults:.0f} faults)")
     return f"{side.name}'s {1e3 * side.median:.3f} ms, CPU by process: {', '.join(parts)}"
 
 

@@ -185,8 +185,9 @@ class _Stream(asyncio.BufferedProtocol):
         return self.lost.is_set() or self.transport.is_closing()
 
     def count(self, nbytes: int) -> None:
-        """So many bytes are written."""
+        """A message is written, or will be, and of it so many bytes now."""
         if self.local is not None:
+            self.local.messages += 1
             self.local.socket_bytes += nbytes
 
     def writes(self, pieces: Sequence[Piece], changing: bool) -> Iterator[Piece]:
@@ -195,7 +196,8 @@ class _Stream(asyncio.BufferedProtocol):
         if channel is not None:
             pieces = placed(pieces, lambda data: channel.lend(data, changing=changing))
         for piece in writes(pieces, self.bounds.slice_bytes):
-            self.count(len(piece))
+            if self.local is not None:
+                self.local.socket_bytes += len(piece)
             yield piece
 
     @property
@@ -414,14 +416,12 @@ class Connection:
         whole = joined(pieces)
         if stream.over:
             raise stream.ending()
-        if whole is None:
-            return stream.writes(pieces, changing)
-        if not stream.outbox.idle:
-            return (whole,)
+        stream.count(len(whole or ""))
+        if whole is None or not stream.outbox.idle:
+            return stream.writes(pieces, changing) if whole is None else (whole,)
         if begun is not None:
             begun()
         stream.transport.write(whole)
-        stream.count(len(whole))
         return None
 
     async def receive(self) -> Message:

@@ -87,6 +87,7 @@ class Local:
         self._memory = memory
         self.shared_bytes = 0  # of arrays sent by memory
         self.socket_bytes = 0  # sent by sockets of any kind
+        self.messages = 0  # sent
         self.name = ""  # of the Unix socket
         self._side: socket.socket | None = None
         self._unclaimed: dict[bytes, socket.socket] = {}

@@ -184,6 +184,7 @@ class Node:
             "bytes_expected": self.host.budget.used,
             "bytes_shared": self._local.shared_bytes,
             "bytes_by_socket": self._local.socket_bytes,
+            "messages": self._local.messages,
         }
 
     # ── what other tasks post ──

@@ -7,16 +7,15 @@ tcp      the same by sockets, as between hosts
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import null_data as d
 import numpy as np
 import processes as p
+from flowrt_cluster import messages, roles
 
 import flowrt as fr
 
@@ -58,31 +57,22 @@ async def serve(a: p.Settings) -> None:
     if a.variant == "tcp":
         os.environ["FLOWRT_TRANSPORT"] = "tcp"
     graph, trainer, probed = build(a)
-    how = {"ahead": AHEAD} if a.variant == "ahead" else {}
-    if how and "ahead" not in inspect.signature(trainer.steps).parameters:
-        raise SystemExit("this flowrt knows no ahead")
+    ahead = AHEAD if a.variant == "ahead" else 0
     async with fr.LocalCluster(ps=1, worker=a.workers) as cluster, fr.Session(graph, cluster=cluster) as session:
-        reports = trainer.steps(session, batches(a), **how)
-        pids = {task: process.pid for task, process in cluster.processes.items()}
-        roles = {"server": pids.pop("/job:ps/task:0"), **p.workers(list(pids.values())), "client": os.getpid()}
-
-        async def run(count: int) -> list[float]:
-            clock, out, before = time.perf_counter, [], time.perf_counter()
-            async for _ in reports:
-                after = clock()
-                out.append(after - before)
-                before = after
-                if len(out) == count:
-                    break
-            return out
+        reports = trainer.steps(session, batches(a), ahead=ahead)
 
         async def right(steps: int) -> bool:
             step, found = await session.run([trainer.step, probed])
             # With ahead, the variables are a few versions further than what was reported.
-            return steps <= step <= steps + how.get("ahead", 0) and d.right(a.workload, a.workers, int(step), found)
+            return steps <= step <= steps + ahead and d.right(a.workload, a.workers, int(step), found)
 
         try:
-            await p.serve_beside(run, roles, right)
+            await p.serve_beside(
+                lambda n: p.timed_reports(reports, n),
+                roles(cluster),
+                right,
+                messages=lambda: messages(cluster, session),
+            )
         finally:
             await reports.aclose()
 

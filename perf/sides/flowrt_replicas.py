@@ -7,12 +7,10 @@ first    it keeps the first updates, of all but one
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from typing import Any
 
 import processes as p
 import replicas_data as d
+from flowrt_cluster import messages, roles
 
 import flowrt as fr
 
@@ -36,24 +34,19 @@ async def serve(a: p.Settings) -> None:
     async with cluster, fr.Session(graph, cluster=cluster) as session:
         reports = trainer.steps(session, ({"images": x, "labels": y} for x, y in d.batches()))
 
-        async def run(count: int) -> list[float]:
-            clock, out, before = time.perf_counter, [], time.perf_counter()
-            async for _ in reports:
-                after = clock()
-                out.append(after - before)
-                before = after
-                if len(out) == count:
-                    break
-            return out
-
         async def right(steps: int) -> bool:
             step, found = await session.run([trainer.step, trainer.variables])
             return int(step) == steps and judge.right(steps, list(found))
 
-        pids: dict[str, Any] = {task: process.pid for task, process in cluster.processes.items()}
-        roles = {"server": pids.pop("/job:ps/task:0"), **p.workers(list(pids.values())), "client": os.getpid()}
         try:
-            await p.serve_beside(run, roles, right, d.FIRST[a.workload], judge.notes)
+            await p.serve_beside(
+                lambda n: p.timed_reports(reports, n),
+                roles(cluster),
+                right,
+                d.FIRST[a.workload],
+                judge.notes,
+                lambda: messages(cluster, session),
+            )
         finally:
             await reports.aclose()
 

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,12 @@ def serve(
     right: Callable[[int], bool],
     first: int = FIRST,
     notes: Callable[[], str] = str,
+    messages: Callable[[], Mapping[str, int]] = dict,
 ) -> None:
     """Answer what the command line's process asks. ``run(n)`` makes n steps and answers the seconds of each.
 
-    After ``first`` steps, what they come to is checked for the first time, and ``notes`` are taken.
+    After ``first`` steps, what they come to is checked for the first time, and ``notes`` are taken. ``messages`` says
+    how many each role has sent, where that is known.
     """
     pace = Pace()
     pace.took(run(first))
@@ -87,9 +89,11 @@ def serve(
         if not warm:
             pace.took(run(pace.steps(WARM_UP_SECONDS)))
             warm = True
+        before = messages()
         times = run(pace.steps(float(line.split()[1])))
         pace.took(times)
-        say({"seconds": list(times)})
+        sent = {role: (count - before[role]) / len(times) for role, count in messages().items()}
+        say({"seconds": list(times), "messages": sent})
     say({"right": bool(right(pace.taken)), "steps": pace.taken})
 
 
@@ -99,6 +103,7 @@ async def serve_beside(
     right: Callable[[int], Awaitable[bool]],
     first: int = FIRST,
     notes: Callable[[], str] = str,
+    messages: Callable[[], Awaitable[Mapping[str, int]]] | None = None,
 ) -> None:
     """`serve`, where steps are coroutines: the loop goes on while the command line's process has nothing to ask."""
     loop = asyncio.get_running_loop()
@@ -106,7 +111,8 @@ async def serve_beside(
     def waited(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
-    await asyncio.to_thread(serve, lambda n: waited(run(n)), roles, lambda n: waited(right(n)), first, notes)
+    counted = dict if messages is None else lambda: waited(messages())
+    await asyncio.to_thread(serve, lambda n: waited(run(n)), roles, lambda n: waited(right(n)), first, notes, counted)
 
 
 def timed(step: Callable[[], Any], count: int) -> list[float]:
@@ -120,6 +126,30 @@ def timed(step: Callable[[], Any], count: int) -> list[float]:
         out.append(after - before)
         before = after
     return out
+
+
+async def timed_reports(reports: AsyncIterator[Any], count: int) -> list[float]:
+    """The seconds that each of so many reports took to come."""
+    clock, out = time.perf_counter, []
+    before = clock()
+    async for _ in reports:
+        after = clock()
+        out.append(after - before)
+        before = after
+        if len(out) == count:
+            break
+    return out
+
+
+def followed(step: Callable[[], Any], others: Sequence[Any]) -> Callable[[int], list[float]]:
+    """Times steps that take part in those of other processes: each is told how many there are, at its pipe's end."""
+
+    def run(count: int) -> list[float]:
+        for tell in others:
+            tell.send(count)
+        return timed(step, count)
+
+    return run
 
 
 @contextlib.contextmanager

@@ -172,11 +172,7 @@ def sync(a: p.Settings) -> None:
     with p.started(stay, [(addresses, "ps", 0, a)], "spawn") as server, p.started(follow, followers, "spawn") as pids:
         step, probed = replica(0, addresses, a)
 
-        def run(count: int) -> list[float]:
-            for _, tell in pipes:
-                tell.send(count)
-            return p.timed(step, count)
-
+        run = p.followed(step, [tell for _, tell in pipes])
         roles = {"server": server[0], **p.workers([p.here(), *pids])}
         p.serve(run, roles, lambda steps: d.right(a.workload, a.workers, steps, probed()))
         for pid in (*server, *pids):

@@ -130,11 +130,7 @@ def sync(a: p.Settings) -> None:
     with p.started(stay, [(addresses, "ps", 0, a)], "spawn") as server, p.started(follow, followers, "spawn") as pids:
         step, found = replica(0, addresses, a)
 
-        def run(count: int) -> list[float]:
-            for _, tell in pipes:
-                tell.send(count)
-            return p.timed(step, count)
-
+        run = p.followed(step, [tell for _, tell in pipes])
         roles = {"server": server[0], **p.workers([p.here(), *pids])}
         p.serve(run, roles, lambda n: judge.right(n, found()), d.FIRST[a.workload], judge.notes)
         end([*server, *pids])
