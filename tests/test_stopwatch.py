@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import time
 from dataclasses import dataclass
 
 from iteration_world import RUN, World
 
 from flowrt.sched.iteration.messages import Doing, Pending, Probe, Report
+from flowrt.sched.iteration.pulse import BEAT, Pulse
 from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
 
 
@@ -25,13 +29,13 @@ def test_a_version_is_divided_into_waiting_for_its_batch_and_computing() -> None
     clock.now = 101.0
     watch.wait(3, Phase.INPUT)
     clock.now = 104.0
-    assert watch.so_far() == (3, Phase.INPUT, 100.0, 3.0, 0.0, 104.0, 3.0)
+    assert watch.so_far() == (3, Phase.INPUT, 100.0, 3.0, 0.0, 104.0, 0.0, 3.0)
     watch.start(3)
     clock.now = 106.0
-    assert watch.so_far() == (3, Phase.COMPUTE, 100.0, 3.0, 2.0, 106.0, 2.0)
-    assert watch.post() == (100.0, 3.0, 2.0, 106.0)
+    assert watch.so_far() == (3, Phase.COMPUTE, 100.0, 3.0, 2.0, 106.0, 0.0, 2.0)
+    assert watch.post() == (100.0, 3.0, 2.0, 106.0, 0.0)
     clock.now = 107.0
-    assert watch.so_far() == (3, Phase.POSTED, 100.0, 3.0, 2.0, 106.0, 1.0)
+    assert watch.so_far() == (3, Phase.POSTED, 100.0, 3.0, 2.0, 106.0, 0.0, 1.0)
 
 
 def test_rows_are_part_of_what_is_pulled() -> None:
@@ -42,7 +46,7 @@ def test_rows_are_part_of_what_is_pulled() -> None:
     clock.now = 105.0
     watch.start(0)
     clock.now = 106.0
-    assert watch.post() == (105.0, 0.0, 1.0, 106.0)
+    assert watch.post() == (105.0, 0.0, 1.0, 106.0, 0.0)
 
 
 def test_a_batch_is_waited_for_though_its_version_is_overtaken() -> None:
@@ -53,7 +57,7 @@ def test_a_batch_is_waited_for_though_its_version_is_overtaken() -> None:
         watch.wait(version, Phase.INPUT)
         clock.now += 1.0
     watch.start(2)
-    assert watch.post() == (102.0, 3.0, 0.0, 103.0)
+    assert watch.post() == (102.0, 3.0, 0.0, 103.0, 0.0)
 
 
 def test_what_is_computed_and_not_posted_yet_is_being_pushed() -> None:
@@ -63,8 +67,73 @@ def test_what_is_computed_and_not_posted_yet_is_being_pushed() -> None:
     clock.now = 102.0
     watch.stop()
     clock.now = 105.0
-    assert watch.so_far()[1:] == (Phase.PUSH, 0.0, 0.0, 2.0, 102.0, 3.0)
-    assert watch.post() == (0.0, 0.0, 2.0, 102.0)
+    assert watch.so_far()[1:] == (Phase.PUSH, 0.0, 0.0, 2.0, 102.0, 0.0, 3.0)
+    assert watch.post() == (0.0, 0.0, 2.0, 102.0, 0.0)
+
+
+def test_who_still_computes_for_an_older_version_computes() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    watch.start(0)
+    clock.now = 101.0
+    watch.arrive()
+    clock.now = 103.0
+    watch.end()
+    watch.start(1)
+    clock.now = 104.0
+    assert watch.post() == (101.0, 0.0, 3.0, 104.0, 0.0)
+
+
+def test_what_a_node_was_held_for_is_told_of_the_version_in_which_it_was() -> None:
+    clock, held = Clock(), Clock(5.0)
+    watch = Stopwatch(clock, held)
+    watch.start(0)
+    held.now, clock.now = 7.0, 103.0
+    assert watch.post() == (0.0, 0.0, 3.0, 103.0, 2.0)
+    watch.start(1)
+    assert watch.post()[-1] == 0.0
+
+
+def test_of_towers_that_are_cut_off_one_is_spared_now_and_then_but_not_for_ever() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    spared = []
+    for _ in range(300):
+        watch.start(0)
+        clock.now += 0.01
+        spared.append(watch.spares())
+    lengths = [len(list(group)) for is_spared, group in itertools.groupby(spared) if is_spared]
+    assert lengths[:-1] == [50, 50], "half a second each"
+    assert spared[:50] == [False] * 50, "after half a second"
+
+
+def test_who_is_in_time_now_and_then_has_all_others_cut_off() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    for number in range(300):
+        watch.start(number)
+        clock.now += 0.01
+        assert not watch.spares()
+        if number % 40 == 39:
+            watch.post()
+
+
+async def test_a_loop_that_does_not_turn_is_held() -> None:
+    pulse = Pulse()
+    pulse.start()
+    await asyncio.sleep(2 * BEAT)
+    before = pulse.held()
+    seen = []
+
+    def hold() -> None:
+        time.sleep(0.3)
+        seen.append(pulse.held() - before)
+
+    asyncio.get_running_loop().call_soon(hold)
+    await asyncio.sleep(2 * BEAT)
+    assert 0.2 < seen[0] < 2.0, "before the loop turns again"
+    assert 0.2 < pulse.held() - before < 2.0
+    pulse.stop()
 
 
 async def test_a_report_holds_the_times_of_every_replica_in_order() -> None:
@@ -79,7 +148,7 @@ async def test_a_report_holds_the_times_of_every_replica_in_order() -> None:
         opened, fixed, ordered, applied = report.stages
         assert opened <= fixed <= ordered <= applied
         assert {row[0] for row in report.times} == {0, 1}
-        for _, version, told, phase, pulled, waited, computed, ended, came, whole in report.times:
+        for _, version, told, phase, pulled, waited, computed, ended, _, came, whole in report.times:
             assert (version, phase, waited) == (report.version, Phase.POSTED, 0.0)
             assert told <= pulled <= ended - computed <= ended <= came <= whole <= fixed
     assert second.stages[0] == first.stages[-1]

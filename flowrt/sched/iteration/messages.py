@@ -386,7 +386,7 @@ class Report:
     What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
     its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
     server 0 has heard since the report before, the newest of these: (replica, version, when it was told that version,
-    its `Phase`, four numbers of its `Stopwatch`, when its update came, when that was whole), 0 for what was not.
+    its `Phase`, five numbers of its `Stopwatch`, when its update came, when that was whole), 0 for what was not.
     """
 
     run: int

@@ -32,6 +32,7 @@ from flowrt.sched.iteration.messages import (
     Update,
     Version,
 )
+from flowrt.sched.iteration.pulse import Pulse
 from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
 from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 
@@ -68,18 +69,21 @@ class Replica:
         self._idle = role.version - 1  # the newest version for which there was no batch
         self._claimed = role.version - 1  # the newest version that it told server 0 to begin without being told to
         self.task: asyncio.Task[None] | None = None
-        self.watch = Stopwatch()
+        self._pulse = Pulse()
+        self.watch = Stopwatch(held=self._pulse.held)
         self._posted: Sequence[Update] = ()
         self._rounds = rounds
         self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
 
     def start(self) -> None:
         """Ask every server for its values."""
+        self._pulse.start()
         for server, version in enumerate(self._at):
             self._see(server, version)
 
     def close(self) -> None:
         """End what is being computed; the tasks are the way's to wait for."""
+        self._pulse.stop()
         self._done = max(self._done, *self._at)
         if self.task is not None:
             self.task.cancel()
@@ -149,7 +153,8 @@ class Replica:
         if self.task is None:
             self._go_on()
         elif self._on < self._since or message.version - self._on > self.role.staleness:
-            self.task.cancel()
+            if self.role.staleness or not self.watch.spares():
+                self.task.cancel()
             for other in range(len(self._at)) if self.role.staleness else (server,):
                 self._see(other, self._at[other], () if other else self.watch.so_far())
 
@@ -264,6 +269,7 @@ class Replica:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
+        self.watch.end()
         self._go_on()
 
     def _finish(self, version: int, fetches: Sequence[Array], samples: int = 0) -> None:
