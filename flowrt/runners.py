@@ -73,6 +73,10 @@ class Runner(Protocol):
         """Why a task that is lost is not there."""
 
     @property
+    def suspects(self) -> frozenset[str]:
+        """The tasks that have answered nothing for two seconds, and are not lost."""
+
+    @property
     def devices(self) -> Sequence[Device]:
         """The devices there are; what nothing ties down goes to the first."""
 
@@ -216,6 +220,10 @@ class LocalRunner:
     def why_lost(self, task: str) -> FlowrtError:
         raise InternalError(f"{task} cannot be lost")
 
+    @property
+    def suspects(self) -> frozenset[str]:
+        return frozenset()
+
     async def register(self, compiled: Compiled) -> Executor:
         (plan,) = compiled.plans.values()
         return Executor(plan, self._host, tapes=self.tapes)
@@ -319,6 +327,10 @@ class ClusterRunner:
 
     def why_lost(self, task: str) -> FlowrtError:
         return self._master.why_lost(task)
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        return self._master.suspects
 
     async def register(self, compiled: Compiled) -> Registered:
         client = compiled.client

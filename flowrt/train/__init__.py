@@ -15,9 +15,11 @@ from flowrt.sched.policies import (
     Record,
     WaitUntil,
 )
+from flowrt.train.diagnosis import Slow
 from flowrt.train.replicated import Predictor, Replicated
 from flowrt.train.statistics import ReplicaStatistics, Statistics
 from flowrt.train.steps import StepReport
+from flowrt.train.times import Times
 
 __all__ = [
     "Adaptive",
@@ -34,8 +36,10 @@ __all__ = [
     "Record",
     "ReplicaStatistics",
     "Replicated",
+    "Slow",
     "Statistics",
     "StepReport",
+    "Times",
     "WaitUntil",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -83,6 +84,7 @@ class Supply:
         self.given = [0] * len(inputs)
         self.over = False
         self.error: BaseException | None = None
+        self.drawn = 0.0  # seconds in which nothing else was done here than to wait for the source
         self._source = source
         self._inputs = inputs
         self._depth = depth
@@ -134,8 +136,11 @@ class Supply:
                 self._drawing = asyncio.ensure_future(self._draw(told))
             return
         while not self.over and (replica := self._next()) is not None:
+            began = time.perf_counter()
             try:
-                self._hand_out(replica, self._source.next())
+                batch = self._source.next()
+                self.drawn += time.perf_counter() - began
+                self._hand_out(replica, batch)
             except Exception as error:
                 self._fail(error)
 

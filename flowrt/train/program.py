@@ -37,13 +37,17 @@ Compile: TypeAlias = Callable[..., Compiled]
 
 @valueclass
 class Program:
-    """A trainer on the nodes of a session. Replicas whose node is lost have no tower: None."""
+    """A trainer on the nodes of a session. Replicas whose node is lost have no tower: None.
+
+    A replica is told ``nbytes`` with every version, beside rows.
+    """
 
     servers: tuple[str, ...]
     looks: tuple[Look, ...]
     begin_servers: tuple[Callable[..., BeginServer], ...]
     replicas: tuple[str, ...]
     begin_replicas: tuple[Callable[..., BeginReplica] | None, ...]
+    nbytes: int
 
 
 async def make_program(session: Session, trainer: Replicated) -> Program:
@@ -100,7 +104,9 @@ class _Maker:
                 **await self._make_local(built, reads, values, tower.home),
             )
         looks = tuple(Look(trainer.container, trainer.name, self._steps_on(task)) for task in self._servers)
-        return Program(self._servers, looks, begin_servers, replicas, tuple(begin_replicas))
+        sizes = {_name(variable): variable.spec.nbytes for variable in trainer.variables}
+        nbytes = sum(sizes.get(name, 0) for told in values for name in told)
+        return Program(self._servers, looks, begin_servers, replicas, tuple(begin_replicas), nbytes)
 
     def _steps_on(self, task: str) -> tuple[str, ...]:
         return tuple(self._shards[s].step.name for s in self._on(task))

@@ -1,15 +1,24 @@
-"""What a trainer has seen: counts and latencies per replica."""
+"""What a trainer has seen: counts, latencies and the parts of steps per replica, and who is slow."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flowrt.sched.ledger import Outcome
+from flowrt.train.attribution import Attribution
+from flowrt.train.picture import draw
+from flowrt.train.times import Times, medians
 from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    import os
+
+    from flowrt.train.diagnosis import Array, Slow
 
 REMEMBERED = 1024  # latencies kept per replica: the quantiles are of the newest ones
 
@@ -20,7 +29,8 @@ class ReplicaStatistics:
 
     The latency is from the moment that all servers are at a version to that at which an update of it has come. Those
     that were cut off because they came too late have none. The staleness is of those that were kept, in versions: see
-    `StepReport`.
+    `StepReport`. ``times`` are medians of the parts of its newest steps, cut off or not; those of waiting and of the
+    server are of steps in which it counted.
     """
 
     kept: int
@@ -31,16 +41,32 @@ class ReplicaStatistics:
     p95_seconds: float | None
     mean_staleness: float | None = None
     max_staleness: int | None = None
+    times: Times | None = None
 
 
 @valueclass
 class Statistics:
-    """Totals over all steps of a trainer. ``lost`` names the nodes of the replicas that are gone."""
+    """Totals over all steps of a trainer. ``lost`` names the nodes of the replicas that are gone, ``slow`` says who is
+    slow now, and why.
+
+    ``records`` are columns of the newest steps, a row for each replica that was heard of in one: ``version``,
+    ``replica``, seconds of ``input``, ``pull``, ``compute``, ``push``, ``wait`` and ``server``, and ``cut``: see
+    `Times`.
+    """
 
     steps: int
     dropped_batches: int
     replicas: tuple[ReplicaStatistics, ...]
     lost: tuple[str, ...]
+    slow: tuple[Slow, ...] = ()
+    records: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw where the time of each replica's steps goes, in the middle and over the newest steps, into a file.
+
+        The file's ending says the format. Raises `GraphError` where matplotlib is not installed.
+        """
+        draw(self, path)
 
 
 @dataclass(slots=True)
@@ -50,7 +76,7 @@ class _Counts:
     staleness: int = 0  # of all that were kept, together
     stalest: int = 0
 
-    def statistics(self) -> ReplicaStatistics:
+    def statistics(self, times: Times | None) -> ReplicaStatistics:
         median, p95 = np.quantile(self.seconds, [0.5, 0.95]) if self.seconds else (None, None)
         kept = self.outcomes[Outcome.KEPT]
         return ReplicaStatistics(
@@ -62,6 +88,7 @@ class _Counts:
             None if p95 is None else float(p95),
             self.staleness / kept if kept else None,
             self.stalest if kept else None,
+            times,
         )
 
 
@@ -70,6 +97,7 @@ class Tally:
 
     def __init__(self, replicas: int) -> None:
         self._replicas = [_Counts() for _ in range(replicas)]
+        self.attribution = Attribution(replicas)
         self._lost: dict[int, str] = {}
         self._steps = 0
         self._dropped = 0
@@ -101,5 +129,7 @@ class Tally:
         self._dropped += batches
 
     def statistics(self) -> Statistics:
+        records = self.attribution.records()
+        each = tuple(counts.statistics(medians(records, replica)) for replica, counts in enumerate(self._replicas))
         lost = tuple(self._lost[replica] for replica in sorted(self._lost))
-        return Statistics(self._steps, self._dropped, tuple(c.statistics() for c in self._replicas), lost)
+        return Statistics(self._steps, self._dropped, each, lost, self.attribution.slow, records)

@@ -16,21 +16,25 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.errors import ClosedError, FlowrtError, GraphError, NodeLost, RemoteError, as_error, user_site
 from flowrt.finishing import to_the_end
 from flowrt.sched.iteration.coordination import OUTCOMES
-from flowrt.sched.iteration.messages import Allow, Batch, Ended, Join, Lost, Report, Stop
+from flowrt.sched.iteration.messages import Allow, Batch, Doing, Ended, Join, Lost, Pending, Report, Stop
 from flowrt.sched.ledger import Outcome
 from flowrt.tracebacks import shorten
 from flowrt.train.batches import Batches, Supply, Values
 from flowrt.train.opening import agree
 from flowrt.train.program import Program, where_lost
+from flowrt.train.times import Clocks, Times, times_of
+from flowrt.train.watching import Watcher
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.session import Session
+    from flowrt.train.diagnosis import Slow
     from flowrt.train.replicated import Replicated
 
 BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
@@ -46,6 +50,8 @@ class StepReport:
     and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it
     was ready and not asked for. ``why`` is the policy's reason to keep these. ``staleness`` says of each of ``kept``
     how many versions older than the one that it moved were the values that it was computed from.
+    ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps divided, of those that server 0
+    has heard of since the report before.
     """
 
     step: int
@@ -58,6 +64,13 @@ class StepReport:
     seconds: float
     why: str = ""
     staleness: tuple[int, ...] = ()
+    slow: tuple[Slow, ...] = ()
+    measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def times(self) -> Mapping[int, Times]:
+        """By replica, how its step divided; where it was late or cut off, of the version that it was at."""
+        return {} if self.measured is None else times_of(*self.measured)
 
 
 class Reports(AsyncGenerator[StepReport, None]):
@@ -100,7 +113,8 @@ class Steps:
         self._ended: Ended | None = None
         self._error: BaseException | None = None  # why there will be no more reports than have come
         self._stopping: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watcher: Watcher | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self._lost: set[int] = set()
         self._turns = [0] * trainer.replicas  # how often each was begun again
         self._joining: dict[int, asyncio.Task[None]] = {}
@@ -147,7 +161,16 @@ class Steps:
         for task, begin in zip(program.servers, program.begin_servers, strict=True):
             await self._command(task, begin(run=self._run, version=version, client=who))
         await together(self._begin_replica(replica) for replica in range(trainer.replicas))
-        self._watching = asyncio.ensure_future(self._watch())
+        self._watcher = Watcher(
+            trainer.name,
+            trainer.tally.attribution,
+            program,
+            runner,
+            self._run,
+            lambda: self._lost,
+            self._supply,
+        )
+        self._watching = [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
 
     async def _make_program(self) -> Program:
         """The trainer on the nodes that are there; begun anew where one is lost meanwhile."""
@@ -223,6 +246,10 @@ class Steps:
             case Report(_, version) if version == self._seen + len(self._reports):
                 self._reports.append(message)
                 self._news.set()
+                if self._watcher is not None:
+                    self._watcher.hear(message)
+            case Doing() | Pending() if self._watcher is not None:
+                self._watcher.hear(message)
             case Ended():
                 self._ended = self._ended or message
                 self._news.set()
@@ -266,6 +293,8 @@ class Steps:
             report.seconds,
             report.why,
             tuple(stale[replica] for replica in kept),
+            self._trainer.tally.attribution.slow,
+            (report, self._trainer.tally.attribution.clocks),
         )
 
     # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,7 +391,7 @@ class Steps:
         await self._stopping
 
     async def _end_run(self) -> None:
-        working = [task for task in (self._watching, *self._joining.values()) if task is not None]
+        working = [*self._watching, *self._joining.values()]
         for task in working:
             task.cancel()
         if working:
