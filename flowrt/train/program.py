@@ -22,7 +22,7 @@ from flowrt.runners import Runner, compile_for
 from flowrt.sched.iteration.messages import BeginReplica, BeginServer, Look
 from flowrt.sched.policies import policy_to_data
 from flowrt.train.gathers import Asked, Gather, find_gathers
-from flowrt.train.updates import parts_of
+from flowrt.train.updates import of_rows, parts_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -139,8 +139,9 @@ class _Maker:
                     policy=policy_to_data(self._trainer.policy),
                     apply=apply,
                     applied=self._applied(task, plans[task]),
-                    combined=tuple(of_rows for server in self._on(task) for of_rows in self._shards[server].combined),
+                    combined=tuple(rows for server in self._on(task) for rows in self._shards[server].combined),
                     versions=self._steps_on(task),
+                    measures=self._trainer.policy.measures,
                     values=values[number],
                     gather=await self._make_gather(task, asked),
                     **self._common,
@@ -270,7 +271,21 @@ class _Maker:
                 tuple(len(parts) + place for place, server in enumerate(checks) if server in self._on(task))
                 for task in self._servers
             ),
+            measured=self._measured(tower),
             **self._common,
+        )
+
+    def _measured(self, tower: Tower) -> tuple[tuple[bool, ...], ...]:
+        """For each server, which of its parts are of rows; nothing where nobody measures them."""
+        if not self._trainer.policy.measures:
+            return ()
+        return tuple(
+            tuple(
+                rows
+                for server in self._on(task)
+                for rows in of_rows(gradient for gradient, _ in self._trainer.gradients_of(tower, server))
+            )
+            for task in self._servers
         )
 
 

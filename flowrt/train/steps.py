@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.errors import ClosedError, FlowrtError, GraphError, NodeLost, RemoteError, as_error, user_site
@@ -49,7 +50,9 @@ class StepReport:
     ``kept``, ``late``, ``refused`` (not finite) and ``lost`` are replicas, by what became of their updates. ``loss``
     and ``metrics`` are means over the kept ones; ``seconds`` is how long the step took, without the time in which it
     was ready and not asked for. ``why`` is the policy's reason to keep these. ``staleness`` says of each of ``kept``
-    how many versions older than the one that it moved were the values that it was computed from.
+    how many versions older than the one that it moved were the values that it was computed from. ``noise_scale`` is the
+    gradient noise scale so far, in updates of a replica: beyond so many, more of them make a step little better
+    (McCandlish et al., arXiv 1812.06162); NaN where the policy does not measure it, or nothing was measured yet.
     ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps divided, of those that server 0
     has heard of since the report before.
     """
@@ -64,6 +67,7 @@ class StepReport:
     seconds: float
     why: str = ""
     staleness: tuple[int, ...] = ()
+    noise_scale: float = nan
     slow: tuple[Slow, ...] = ()
     measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
 
@@ -293,6 +297,7 @@ class Steps:
             report.seconds,
             report.why,
             tuple(stale[replica] for replica in kept),
+            report.noise_scale,
             self._trainer.tally.attribution.slow,
             (report, self._trainer.tally.attribution.clocks),
         )

@@ -19,6 +19,7 @@ import numpy as np
 from flowrt.errors import SpecError
 from flowrt.kernels.combining import blocks_of, summing
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand
+from flowrt.sched.iteration.measuring import square_of
 
 if TYPE_CHECKING:
     from flowrt.sched.host import Host
@@ -32,10 +33,14 @@ ALIGNMENT = 64  # of sums, in bytes: a cache line
 
 
 class Combiner:
-    """Combines updates of ``replicas`` replicas at most; ``rows`` says of each part of one whether it is of rows."""
+    """Combines updates of ``replicas`` replicas at most; ``rows`` says of each part of one whether it is of rows.
 
-    def __init__(self, rows: Sequence[bool], replicas: int, way: Way) -> None:
-        self._rows, self._replicas, self._way = tuple(rows), replicas, way
+    Where it ``measures``, ``square`` is the sum of the squares of what it made last of several updates.
+    """
+
+    def __init__(self, rows: Sequence[bool], replicas: int, way: Way, measures: bool = False) -> None:
+        self._rows, self._replicas, self._way, self._measures = tuple(rows), replicas, way, measures
+        self.square = math.nan
         self._sums: tuple[Any, list[_Sum]] = (None, [])
 
     def combine(
@@ -121,7 +126,10 @@ class Combiner:
         for part, of_rows in enumerate(self._rows):
             if of_rows:
                 made[part] = _behind_one_another([parts[part] for parts in updates], weights)
-        return [made[part] for part in range(len(self._rows))]
+        combined = [made[part] for part in range(len(self._rows))]
+        if self._measures:
+            self.square = square_of(combined, self._rows)
+        return combined
 
 
 class _Sum:

@@ -34,6 +34,7 @@ from flowrt.sched.iteration.messages import (
     Update,
 )
 from flowrt.sched.ledger import Cause, Outcome, Stuck
+from flowrt.sched.noise import NoiseScale
 from flowrt.sched.policies import policy_from_data
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Coordination:
         self._heard: dict[int, tuple[float, ...]] = {}  # by replica: what `Report.times` says of it
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
+        self._noise = NoiseScale()
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # when that wakes the coordinator
         self._reports: list[Report] = []  # that the client may not have
@@ -270,10 +272,18 @@ class Coordination:
         self._value = before.publish(server, version, now, square)
         if self._value.version > before.version:
             self._publish(self._value.version)
-            self._report(before, now)
+            self._report(before, now, before.square + square)
 
-    def _report(self, before: Coordinator, now: float) -> None:
-        """Tell the client of a version that all servers have applied."""
+    def _measure(self, before: Coordinator, square: float) -> NoiseScale:
+        """The noise scale, with a version whose updates' mean has that square."""
+        quorum = before.quorum
+        if quorum.policy.measures and quorum.weights is None:
+            squares = [offer.square for offer in quorum.offers if offer.replica in quorum.kept]
+            self._noise = self._noise.learn(squares, square)
+        return self._noise
+
+    def _report(self, before: Coordinator, now: float, square: float) -> None:
+        """Tell the client of a version that all servers have applied; ``square`` is of what it was moved by."""
         version, quorum, ordered = before.version, before.quorum, before.ordered_at or now
         began, decided = quorum.opened, ordered if quorum.closed_at is None else quorum.closed_at
         receipts = self._value.receipts(version) or ()
@@ -291,6 +301,7 @@ class Coordination:
             (began, decided, ordered, now),
             tuple([(*heard, self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
             before.why,
+            self._measure(before, square).value,
         )
         self._told = {r: told for r, told in self._told.items() if told[0] >= self._value.oldest(r)}
         self._came = {r: came for r, came in self._came.items() if r in self._told}

@@ -62,6 +62,7 @@ class BeginServer:
         values: The names (container, name) of the variables that replicas are told, in order.
         gather: The plan that takes rows of tables, fed what a replica wants; -1 where replicas want none.
         seed: Of what random ops draw.
+        measures: Whether sums of squares are measured, for the policy.
         combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
             set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
     """
@@ -83,6 +84,7 @@ class BeginServer:
     gather: int
     seed: int
     combined: tuple[bool, ...] = ()
+    measures: bool = False
 
 
 @valueclass
@@ -114,6 +116,7 @@ class BeginReplica:
         differed: What that plan is fed: as ``feeds``.
         turn: How often the replica was lost, and is begun again.
         given: How many of the counted batches were spent before that: it is given those after them.
+        measured: For each server, of each of its parts whether it is of rows, where their squares are measured.
     """
 
     run: int
@@ -140,6 +143,7 @@ class BeginReplica:
     differed: tuple[tuple[int, int], ...] = ()
     turn: int = 0
     given: int = 0
+    measured: tuple[tuple[bool, ...], ...] = ()
 
 
 @valueclass
@@ -216,7 +220,8 @@ class Update:
 
     ``ready`` is how many batches it has been given, as far as the next; ``wants`` are (number, values) of those that
     `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.ended` says. After local steps
-    ``samples`` is how many entries along the first axis the first values of their batches have.
+    ``samples`` is how many entries along the first axis the first values of their batches have. ``square`` is the sum
+    of the squares of the parts' numbers, where the policy measures it.
     """
 
     run: int
@@ -229,6 +234,7 @@ class Update:
     times: tuple[float, ...] = ()
     finite: bool = True
     samples: int = 0
+    square: float = nan
 
 
 @valueclass
@@ -381,7 +387,8 @@ class Report:
 
     ``receipts`` holds, for each tower that ended, (replica, batch, outcome, seconds, staleness): its outcome's place in
     `Outcome`, how long its update took to come, -1 if it did not, and how many versions old it was. ``told`` are means
-    over the kept updates. ``why`` is what the policy said to the set.
+    over the kept updates. ``why`` is what the policy said to the set, ``noise_scale`` what `NoiseScale` says, where the
+    policy measures.
 
     What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
     its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
@@ -397,6 +404,7 @@ class Report:
     stages: tuple[float, ...] = ()
     times: tuple[tuple[float, ...], ...] = ()
     why: str = ""
+    noise_scale: float = nan
 
 
 @valueclass

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from flowrt.device import CLIENT
 from flowrt.errors import name_error
 from flowrt.sched.iteration.asking import Asking
+from flowrt.sched.iteration.measuring import square_of
 from flowrt.sched.iteration.messages import (
     Batch,
     BeginReplica,
@@ -282,10 +284,23 @@ class Replica:
         self._posted = []
         for server in range(len(role.servers)):
             finite = all(bool(made[i]) for i in role.finite[server])
-            parts = bundled([made[i] for i in role.parts[server]]) if finite else ()
+            parts = [made[i] for i in role.parts[server]] if finite else []
+            square = square_of(parts, role.measured[server]) if role.measured else nan
             mine = ((), ()) if server else (told, times)
             self._posted.append(
-                Update(role.run, version, role.replica, ready, parts, mine[0], wants[server], mine[1], finite, samples)
+                Update(
+                    role.run,
+                    version,
+                    role.replica,
+                    ready,
+                    bundled(parts) if finite else (),
+                    mine[0],
+                    wants[server],
+                    mine[1],
+                    finite,
+                    samples,
+                    square,
+                )
             )
         for server, update in enumerate(self._posted):
             self.way.post(role.servers[server], update)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -84,7 +85,9 @@ class Server:
         self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
         stale = (self._is_at, self._ask_again) if role.staleness else ()
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, *stale)
-        self._combiner = Combiner(role.combined, len(role.replicas), way) if role.combined else None
+        self._combiner = Combiner(role.combined, len(role.replicas), way, role.measures) if role.combined else None
+        self._squares = [nan] * len(role.replicas)  # of the newest update of each
+        self._square = nan  # of what the variables were moved by last
         self._applying: asyncio.Task[None] | None = None
         self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version, role.staleness)
         self._told = [_Told() for _ in role.replicas]
@@ -204,12 +207,15 @@ class Server:
     def _hold(self, update: Update, parts: Parts, finite: bool) -> None:
         version, replica = update.version, update.replica
         self._shard, verdict = self._shard.hold(version, replica, parts, finite)
+        if verdict is Verdict.HELD:
+            self._squares[replica] = update.square
         if verdict is not Verdict.LATE and not self.over:
             self._say_held(replica, version, verdict is not Verdict.REFUSED)
         self._tell(replica)
 
     def _say_held(self, replica: int, version: int, finite: bool) -> None:
-        self._say(Held(self.role.run, self.role.server, version, replica, finite))
+        square = self._squares[replica] if finite else nan
+        self._say(Held(self.role.run, self.role.server, version, replica, finite, square))
 
     def _say(self, message: Held | Applied | Failed) -> None:
         """Tell server 0."""
@@ -224,7 +230,7 @@ class Server:
             if update is not None or replica in shard.refused:
                 self._say_held(replica, shard.computed[replica], replica not in shard.refused)
         if shard.version > role.version:
-            self._say(Applied(role.run, role.server, shard.version - 1))
+            self._say(Applied(role.run, role.server, shard.version - 1, self._square))
 
     def _fail(self, version: int, replica: int, error: BaseException) -> None:
         self._say(Failed(self.role.run, version, replica, self.role.server, *name_error(error)))
@@ -242,7 +248,7 @@ class Server:
         self._shard, updates = self._shard.take(version, replicas, versions)
         if updates is None:
             if version < self._shard.version:
-                self._say(Applied(self.role.run, self.role.server, version))
+                self._say(Applied(self.role.run, self.role.server, version, self._square))
             return
         if self._combiner is None:
             self._move(version, updates)
@@ -251,7 +257,14 @@ class Server:
         def failed(error: BaseException) -> None:
             self._give_back(version, error)
 
-        self._applying = self._combiner.combine(updates, weights, lambda parts: self._move(version, [parts]), failed)
+        combiner = self._combiner
+        alone = len(replicas) == 1 and weights is None
+
+        def combined(parts: Sequence[Array]) -> None:
+            self._square = self._squares[replicas[0]] if alone else combiner.square
+            self._move(version, [parts])
+
+        self._applying = combiner.combine(updates, weights, combined, failed)
 
     def _move(self, version: int, updates: Sequence[Sequence[Array]]) -> None:
         """Move the variables by updates, as the plan takes them."""
@@ -283,7 +296,7 @@ class Server:
     def _say_applied(self, version: int) -> None:
         if self.coordination is None:
             self._publish(version + 1)  # server 0 does so once all have applied it, since it says who begins
-        self._say(Applied(self.role.run, self.role.server, version))
+        self._say(Applied(self.role.run, self.role.server, version, self._square))
 
     # ── telling replicas ─────────────────────────────────────────────────────────────────────────────────────────────
 

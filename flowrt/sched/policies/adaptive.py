@@ -25,6 +25,7 @@ class History:
     """What a run has shown so far.
 
     Args:
+        versions: How many there were.
         arrivals: When updates come.
         noise: How noisy they are.
         worths: The worth of versions, older ones less and less.
@@ -34,6 +35,7 @@ class History:
         tries: Whether that is due.
     """
 
+    versions: int
     arrivals: Arrivals
     noise: NoiseScale
     worths: float
@@ -120,8 +122,9 @@ class Adaptive(Policy):
         lost = max(0.0, history.rate * record.seconds - gained) if history.tries else 0.0
         spare = min(history.spare - lost + BUDGET * gained, 0.2)
         since = 1 if history.tries else history.since + 1
-        fade = min(KEEP, 1 - 2 / (history.arrivals.versions + 3))  # the first versions, of which little was known, soon
+        fade = min(KEEP, 1 - 2 / (history.versions + 3))  # the first versions, of which little was known, soon
         known = History(
+            versions=history.versions + 1,
             arrivals=history.arrivals.learn(came, seconds, missing, record.closed),
             noise=noise,
             worths=history.worths * fade + gained,
@@ -176,6 +179,7 @@ def _start(record: Record) -> History:
     replicas = 1 + max([*(offer.replica for offer in record.offers), *(replica for replica, _ in record.missing)])
     times = [offer.seconds for offer in record.offers]
     return History(
+        versions=0,
         arrivals=Arrivals.start(replicas, times[len(times) // 2]),
         noise=NoiseScale(),
         worths=0.0,

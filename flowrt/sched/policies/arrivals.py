@@ -28,8 +28,9 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 WIDTH = 0.02  # of a bin, in logarithms: 2 %
 BINS = 400
-MIDDLE = 200  # where the middle of the usual times is kept: bins reach from 1/50 to 50 times that
-STRAY = 20  # bins that it may be away from there
+MIDDLE = 200  # where times that were seen of late lie: bins reach from 1/50 to 50 times that
+STRAY = 20  # bins that they may be away from there
+LATE = 0.1  # how much of "of late" is the last version
 
 OWN = 0.5 ** (1 / 12)  # what a replica's times count for a version later: half of it after 12
 POOL = 0.5 ** (1 / 60)  # what those of all do
@@ -40,6 +41,14 @@ FOLLOW = 0.2  # of the factor of one version is taken to last
 COMMON = 0.1  # the variance of the logarithm of versions' factors, before any was seen
 STEADY = 0.03  # how much one version counts in that, at least
 SAMPLE = 64  # replicas that it is estimated from, at most
+
+YOUNG = 16  # versions until which each is looked at as it comes
+BATCH = 4  # versions that are looked at together from then on, and one more for every
+CROWD = 64  # replicas
+
+Version: TypeAlias = (
+    "tuple[list[int], list[float], list[int], float]"  # who came, after what seconds, who did not by when
+)
 
 
 def _factors() -> Array:
@@ -63,8 +72,10 @@ class Arrivals:
     """What is known; see the head of the file.
 
     Args:
-        versions: How many were seen.
+        versions: How many were looked at.
+        fresh: Those that are not yet.
         origin: The logarithm of the seconds at which the first bin begins.
+        late: The logarithm of the seconds that updates took of late.
         own: [2, replicas, bins]: how often a replica came in a bin, and how often it had not come before it.
         pool: [2, bins], the same of all replicas, where ``MIDDLE`` is each one's own usual time.
         usual: [replicas]: the logarithm of the median of its seconds.
@@ -75,7 +86,9 @@ class Arrivals:
     """
 
     versions: int
+    fresh: tuple[Version, ...]
     origin: float
+    late: float
     own: Array
     pool: Array
     usual: Array
@@ -90,7 +103,9 @@ class Arrivals:
         none = np.zeros(BINS)
         return cls(
             versions=0,
+            fresh=(),
             origin=_log(seconds) - MIDDLE * WIDTH,
+            late=_log(seconds),
             own=np.zeros((2, replicas, BINS), np.float32),
             pool=np.zeros((2, BINS)),
             usual=np.full(replicas, _log(seconds)),
@@ -171,29 +186,35 @@ class Arrivals:
 
     # ── what came ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def learn(self, came: Sequence[int], seconds: Sequence[float], missing: Sequence[int], closed: float) -> Arrivals:
+    def learn(self, came: list[int], seconds: list[float], missing: list[int], closed: float) -> Arrivals:
         """After a version whose set was fixed ``closed`` seconds after its opening, when ``missing`` had not come."""
-        if (most := max((*came, *missing))) >= self.replicas:
-            return self.of(most + 1).learn(came, seconds, missing, closed)
+        fresh = (*self.fresh, (came, seconds, missing, closed))
+        if self.versions >= YOUNG and len(fresh) < BATCH + self.replicas // CROWD:
+            return replace(self, fresh=fresh)
+        most = max(max((*came, *missing)) for came, _, missing, _ in fresh)
+        known = self.of(most + 1)
+        for version in fresh:
+            known = known._take(*version)
+        return replace(known, fresh=())._foresee()._follow()
+
+    def _take(self, came: list[int], seconds: list[float], missing: list[int], closed: float) -> Arrivals:
+        """With the counts of a version."""
         there, gone = np.array(came), np.array(missing, np.int64)
         logs, cut = np.log(np.maximum(seconds, 1e-9)), _log(closed)
         factor, common = self._factor_and_common(there, gone, logs, cut) if self.versions else (0.0, self.common)
-        origin = self.origin + FOLLOW * factor
-        start = origin + (1 - FOLLOW) * factor
-        arrived = ((logs - start) / WIDTH).astype(np.int64).clip(0, BINS - 1)
-        ended = np.full(len(gone), min(max(int((cut - start) / WIDTH), 0), BINS - 1))
-        moved = replace(
+        origin, passing = self.origin + FOLLOW * factor, (1 - FOLLOW) * factor
+        logs, cut = logs - passing, cut - passing
+        arrived = ((logs - origin) / WIDTH).astype(np.int64).clip(0, BINS - 1)
+        ended = min(max(int((cut - origin) / WIDTH), 0), BINS - 1)
+        return replace(
             self,
             versions=self.versions + 1,
             origin=origin,
+            late=self.late + LATE * (float(logs[len(logs) // 2]) + passing - self.late),
             common=common,
             own=self._count(there, arrived, gone, ended),
-            pool=self._count_pool(
-                self._relative(there, logs - (1 - FOLLOW) * factor),
-                self._relative(gone, np.full(len(gone), cut - (1 - FOLLOW) * factor)),
-            ),
+            pool=self._count_pool(self._relative(there, logs), self._relative(gone, np.full(len(gone), cut))),
         )
-        return moved._foresee()._follow()
 
     def _factor_and_common(self, came: Array, missing: Array, logs: Array, cut: float) -> tuple[float, float]:
         """The logarithm of a version's factor, and the variance of such.
@@ -207,14 +228,13 @@ class Arrivals:
             return factor, self.common + share * (square - self.common)
         return factor, self.common * (1 - share) if self.common > 0 else self.common
 
-    def _count(self, came: Array, arrived: Array, missing: Array, ended: Array) -> Array:
+    def _count(self, came: Array, arrived: Array, missing: Array, ended: int) -> Array:
         """How often each came in a bin and had not come before it, with this version."""
         own = self.own * np.float32(OWN)
         own[0, came, arrived] += 1
         own[1, came] += arrived[:, None] >= PLACES
-        if len(missing):
-            own[1, missing] += ended[:, None] > PLACES
-            own[1, missing, ended] += 0.5  # somewhere in that bin, nobody knows where
+        own[1, missing, :ended] += 1
+        own[1, missing, ended] += 0.5  # somewhere in that bin, nobody knows where
         return own
 
     def _count_pool(self, arrived: Array, ended: Array) -> Array:
@@ -246,8 +266,8 @@ class Arrivals:
         )
 
     def _follow(self) -> Arrivals:
-        """With bins moved so that usual times lie in the middle of them."""
-        off = int((np.median(self.usual) - self.origin) / WIDTH) - MIDDLE
+        """With bins moved so that times of late lie in the middle of them."""
+        off = int((self.late - self.origin) / WIDTH) - MIDDLE
         if abs(off) <= STRAY:
             return self
         places = PLACES + off

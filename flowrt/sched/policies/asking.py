@@ -42,8 +42,8 @@ def weights(policy: Policy, kept: Sequence[Offer]) -> tuple[float, ...] | None:
 
 
 def fixed_size(policy: Policy, replicas: int) -> int | None:
-    """How many updates every set has whose mean is taken; None where that differs, or updates are weighted."""
-    return None if type(policy).weights is not Policy.weights else policy.size(replicas)
+    """How many updates every set has whose mean is taken; None where that differs, or they are weighted or measured."""
+    return None if policy.measures or type(policy).weights is not Policy.weights else policy.size(replicas)
 
 
 def learns(policy: Policy) -> bool:
