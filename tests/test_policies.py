@@ -146,6 +146,15 @@ def test_what_makes_sense_is_answered_as_it_is(answer: Any) -> None:
     assert asking.decide(Answering(answer), 4, offers(2, 0, 1), (3,), 0.5) is answer
 
 
+@pytest.mark.parametrize("answer", [WaitUntil(), WaitUntil(0.5), WaitUntil(-1.0, 4), WaitUntil(offers=9)])
+def test_a_policy_that_waits_for_more_than_there_can_be_is_told_to_close(answer: WaitUntil) -> None:
+    with pytest.raises(GraphError, match="when all 3 had offered; nobody else can come: close"):
+        asking.decide(Answering(answer), 3, offers(2, 0, 1), (), 0.5)
+    assert asking.decide(Answering(answer), 4, offers(2, 0, 1), (), 0.5) is answer, "who is lost may be spared or not"
+    later = WaitUntil(0.6)
+    assert asking.decide(Answering(later), 3, offers(2, 0, 1), (), 0.5) is later
+
+
 def test_a_policy_says_how_many_updates_its_sets_have_and_holds_to_it() -> None:
     with pytest.raises(GraphError, match="closed with 3 updates of 3 replicas, where size says 2"):
         asking.decide(Weighing(None), 3, offers(2, 0, 1), (), 0.5)

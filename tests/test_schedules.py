@@ -232,6 +232,28 @@ def test_a_policy_that_makes_no_sense_ends_the_run_at_its_line_whenever_it_is_as
         simulate(random.Random(0), ends)
 
 
+def test_a_policy_that_waits_for_the_lost_ends_the_run_with_the_last_update_that_can_come() -> None:
+    async def ends() -> None:
+        world = World(random.Random(3), WaitsForThree(), replicas=3, servers=2)
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            await anext(training)
+            world.kill(world.replicas[1])
+            with pytest.raises(NodeLost, match="1 were lost: /job:worker/task:1"):
+                assert [report async for report in training]
+
+    for seed in range(20):
+        simulate(random.Random(seed), ends)
+
+
+@dataclass(frozen=True)
+class WaitsForThree(Policy):
+    """Says that it needs one update, and waits for three."""
+
+    def decide(self, offers: Any, able: Any, now: float) -> Any:
+        return WaitUntil(offers=3) if len(offers) < 3 else Close((0, 1, 2))
+
+
 @dataclass(frozen=True)
 class Senseless(Policy):
     """Names a replica that there is not: with the first offer, or when it is woken after that."""

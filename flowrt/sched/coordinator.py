@@ -373,7 +373,7 @@ class Coordinator:
         offer = Offer(replica, now - self.quorum.opened, self.version - version, square, samples)
         quorum, waiting = self.quorum, self.waiting
         if quorum.closed_at is None:
-            quorum = quorum.offer(offer, lambda: tuple(other for other in self._may_offer() if other != replica))
+            quorum = quorum.offer(offer, lambda: self._may_offer(replica))
             verdict = Verdict.OFFERED if quorum.closed_at is None else Verdict.CLOSE
         else:
             waiting, verdict = (*waiting, offer), Verdict.HELD
@@ -453,9 +453,9 @@ class Coordinator:
         """``replica``, which was able to offer, stands elsewhere now."""
         return replace(self, standing=put(self.standing, replica, standing), quorum=self.quorum.stir())
 
-    def _may_offer(self) -> tuple[int, ...]:
-        """The replicas whose update of the open version may yet become whole."""
-        return tuple(replica for replica in range(self.quorum.replicas) if self._able(replica))
+    def _may_offer(self, beside: int = -1) -> tuple[int, ...]:
+        """The replicas, others than ``beside``, whose update of the open version may yet become whole."""
+        return tuple([r for r in range(self.quorum.replicas) if r != beside and self._able(r)])
 
     def _able(self, replica: int) -> bool:
         match self.standing[replica]:

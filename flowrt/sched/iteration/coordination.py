@@ -134,18 +134,23 @@ class Coordination:
         """Do as a message says, and what follows of it."""
         try:
             self._note(message, now)
-            self._value = self._value.tick(now)
+            if (due := self._value.due) is not None and due <= now:
+                self._value = self._value.tick(now)
         except GraphError as error:  # the policy makes no sense: it is asked no more
             self.end(*name_error(error))
             self._note(message, now)
-        if not self._give_order(now) and not (isinstance(message, Held) and message.finite):
-            self._end_if_stuck()  # to which an update brings nobody nearer
-        self._set_timer(now)
+        if not self._give_order(now) and not self._is_hopeful(message):
+            self._end_if_stuck()
+        if self._value.due != self._due:
+            self._set_timer(now)
+
+    def _is_hopeful(self, message: Any) -> bool:
+        """Whether a message is an update that brings a set nearer; not where the policy has seen enough, and waits."""
+        quorum = self._value.quorum
+        return isinstance(message, Held) and message.finite and len(quorum.offers) < quorum.least
 
     def _set_timer(self, now: float) -> None:
         due = None if self.over.is_set() else self._value.due
-        if due == self._due:
-            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due = None, due

@@ -20,7 +20,7 @@ class AllOf(Policy):
         """The set of all."""
         if able or not offers:
             return WaitUntil()
-        return Close(tuple(offer.replica for offer in offers), "all are there")
+        return Close(tuple([offer.replica for offer in offers]), "all are there")
 
     def least(self, replicas: int) -> int:
         """All ``replicas`` updates."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from math import isfinite, isnan
+from math import inf, isfinite, isnan
 from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
@@ -26,6 +26,8 @@ def decide(
         _check_close(policy, answer, replicas, offers)
     elif isinstance(answer, WaitUntil):
         _check_wait(policy, answer)
+        if len(offers) == replicas and not now < answer.seconds < inf:
+            _refuse(policy, f"decide answered {answer!r} when all {replicas} had offered; nobody else can come: close")
     else:
         _refuse(policy, f"decide answered {answer!r}; answer Close(replicas) or WaitUntil(seconds)")
     return answer
@@ -69,15 +71,22 @@ def _check_close(policy: Policy, close: Close, replicas: int, offers: Sequence[O
             f"decide answered {close!r}; a set has at least one update: answer Close((replica, ...), 'why'), "
             "or wait by WaitUntil",
         )
-    there = dict.fromkeys(offer.replica for offer in offers)
-    if strange := [replica for replica in chosen if not isinstance(replica, Integral) or replica not in there]:
-        _refuse(policy, f"decide closed with replica {strange[0]!r}, which has not offered; choose among {[*there]}")
+    if (strange := _strange(chosen, there := [offer.replica for offer in offers])) is not None:
+        _refuse(policy, f"decide closed with replica {strange}, which has not offered; choose among {there}")
     if len(set(chosen)) < len(chosen):
         _refuse(policy, f"decide closed with {list(chosen)}; name each replica once")
     size, least = policy.size(replicas), policy.least(replicas)
     if len(chosen) < least or (size is not None and len(chosen) != size):
         needed = f"least says {least} or more" if size is None else f"size says {size}"
         _refuse(policy, f"decide closed with {len(chosen)} updates of {replicas} replicas, where {needed}")
+
+
+def _strange(chosen: Collection[Any], there: Sequence[int]) -> str | None:
+    """The first that is chosen and is not there, if any is."""
+    known = frozenset(there)
+    if {*map(type, chosen)} == {int} and known.issuperset(chosen):  # as nearly always
+        return None
+    return next((repr(one) for one in chosen if not isinstance(one, Integral) or one not in known), None)
 
 
 def _check_wait(policy: Policy, wait: WaitUntil) -> None:
