@@ -14,10 +14,10 @@ import pytest
 from iteration_world import NUMBER, RUN, FakePlan, World
 
 from flowrt.device import CLIENT
-from flowrt.sched.coordinator import Outcome
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.iteration.messages import BeginReplica, Ended
 from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
+from flowrt.sched.ledger import Outcome
 
 K = 4
 
@@ -103,7 +103,7 @@ async def world(*args: Any, **kwargs: Any) -> AsyncIterator[LocalWorld]:
 
 def receipts(made: World) -> list[list[tuple[int, int, Outcome]]]:
     """By version: (replica, group of batches, outcome)."""
-    return [[(r, group, OUTCOMES[code]) for r, group, code, _ in report.receipts] for report in made.reports()]
+    return [[(r, group, OUTCOMES[code]) for r, group, code, *_ in report.receipts] for report in made.reports()]
 
 
 async def test_a_round_uses_its_batches_as_they_come_and_is_announced_when_it_has_all() -> None:
