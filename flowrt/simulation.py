@@ -5,7 +5,8 @@ What it leaves out are the nodes: messages take no time but what is given, nobod
 
 The model of progress is that of McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162, eq.
 2.7: a step that keeps k updates is worth k / (k + B), where B, the gradient noise scale, is in updates of a replica. A
-policy that measures is shown squares that have just this B: 1 + B of each update and 1 + B / k of the mean of k.
+policy that measures is shown squares that have just this B: 1 + B of each update and 1 + B / k of the mean of k. A
+version of local steps is worth as many steps, as if replicas did not drift apart meanwhile; so it is at most.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flowrt.delays.parquet import as_table
 from flowrt.errors import GraphError, user_site
 from flowrt.sched.batched import hold_all
 from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.policies.policy import Policy
+from flowrt.sched.policies import LocalSteps, Policy
 from flowrt.tracebacks import brief
 from flowrt.valueclass import valueclass
 
@@ -39,7 +40,7 @@ class Simulation:
     Args:
         seconds: How long each step took [steps].
         kept: How many updates counted in it [steps].
-        worth: What that was worth [steps]: kept / (kept + noise_scale).
+        worth: What that was worth [steps]: kept / (kept + noise_scale), with `LocalSteps` times their number.
     """
 
     seconds: Seconds = field(compare=False)
@@ -71,9 +72,10 @@ def simulate(
 
     ``delays`` says how long replicas compute: one of `flowrt.delays`, itself or as text; a number of seconds; an array
     [steps, replicas], from the beginning again at its end; or a function of a generator and the step that answers
-    seconds [replicas]. All replicas begin a step when it is opened, unless the policy lets them go on with an older
-    one. ``overhead`` is the seconds from the moment that a set is fixed to that at which all have the next version;
-    delays at the ``"server"`` come on top. ``noise_scale`` is the gradient noise scale in updates.
+    seconds [replicas]. With `LocalSteps` these are of one of its steps. All replicas begin a step when it is opened,
+    unless the policy lets them go on with an older one: then each takes the next row of an array with each beginning.
+    ``overhead`` is the seconds from the moment that a set is fixed to that at which all have the next version; delays
+    at the ``"server"`` come on top. ``noise_scale`` is the gradient noise scale in updates.
 
     Raises `GraphError` for a policy that cannot be met or never ends a step, for what makes no sense, and for delays
     that are negative or not finite, with their step and replica.
@@ -86,11 +88,12 @@ def simulate(
             raise GraphError(f"{user_site()}: simulate: {name} is a finite number from 0 up, got {number!r}")
     if not isinstance(policy, Policy):
         raise GraphError(f"{user_site()}: simulate: expected a policy such as fr.train.FirstOf(3), got {policy!r}")
-    source = _source(delays, int(replicas), int(seed))
+    local = policy.k if isinstance(policy, LocalSteps) else 1
+    source = _source(delays, int(replicas), int(seed), local)
     run = _Run(policy, int(replicas), int(steps), source, float(overhead), float(noise_scale))
     for step in range(int(steps)):
         run.step(step)
-    return Simulation(run.seconds, run.kept, run.kept / (run.kept + noise_scale))
+    return Simulation(run.seconds, run.kept, local * run.kept / (run.kept + noise_scale))
 
 
 class _Run:
@@ -143,11 +146,6 @@ class _Run:
             self._value = hold_all(self._value, order.tolist(), self._whole[order].tolist(), 1 + self._noise)
         while (due := self._value.due) is not None:
             self._value = self._value.tick(due)
-        if self._value.quorum.closed_at is None:
-            policy = self._value.quorum.policy
-            raise GraphError(
-                f"{user_site()}: {policy!r} never ends step {self._value.version}: all updates that can come are there"
-            )
 
     def _offer_until(self, until: float) -> None:
         """Offer one update after the other: before ``until``, or else until the open version's set is fixed."""
@@ -171,8 +169,9 @@ class _Run:
 class _Source:
     """How long replicas compute, and by how much the server is slower. Each step is drawn by a generator of its own."""
 
-    def __init__(self, replicas: int, seed: int) -> None:
+    def __init__(self, replicas: int, seed: int, local: int) -> None:
         self._replicas, self._seed = replicas, seed
+        self._local = local  # steps of a replica in each step of the run
 
     def seconds(self, step: int, turns: NDArray[np.int64], now: float) -> Seconds:
         """Seconds [replicas] of who begins ``step`` at ``now``; each has computed ``turns`` times before."""
@@ -187,8 +186,8 @@ class _Source:
 
 
 class _Drawn(_Source):
-    def __init__(self, delay: Delay, replicas: int, seed: int) -> None:
-        super().__init__(replicas, seed)
+    def __init__(self, delay: Delay, replicas: int, seed: int, local: int) -> None:
+        super().__init__(replicas, seed, local)
         self._delay = delay
         self._slow_server = any(part.at == "server" for part in delay.parts)
         if any(isinstance(part, Link) for part in delay.parts):
@@ -198,7 +197,12 @@ class _Drawn(_Source):
             )
 
     def seconds(self, step: int, turns: NDArray[np.int64], now: float) -> Seconds:
-        return self._delay.sample(self._rng(step), step, self._replicas, now, ("input", "compute", "push", "frozen"))
+        def at(*places: str) -> Seconds:
+            return self._delay.sample(self._rng(step), step, self._replicas, now, places)
+
+        if self._local == 1:
+            return at("input", "compute", "push", "frozen")
+        return self._local * at("input", "compute") + at("push", "frozen")
 
     def server(self, step: int, now: float) -> float:
         if not self._slow_server:
@@ -207,19 +211,19 @@ class _Drawn(_Source):
 
 
 class _Recorded(_Source):
-    def __init__(self, table: Seconds, replicas: int, seed: int) -> None:
-        super().__init__(replicas, seed)
+    def __init__(self, table: Seconds, replicas: int, seed: int, local: int) -> None:
+        super().__init__(replicas, seed, local)
         self._table = table
         self._column = np.arange(replicas) % table.shape[1]
 
     def seconds(self, step: int, turns: NDArray[np.int64], now: float) -> Seconds:
         found: Seconds = self._table[turns % len(self._table), self._column]
-        return found
+        return self._local * found
 
 
 class _Called(_Source):
-    def __init__(self, function: Callable[..., Any], replicas: int, seed: int) -> None:
-        super().__init__(replicas, seed)
+    def __init__(self, function: Callable[..., Any], replicas: int, seed: int, local: int) -> None:
+        super().__init__(replicas, seed, local)
         self._function = function
         self._site = user_site()
 
@@ -236,12 +240,12 @@ class _Called(_Source):
                 f"{self._site}: simulate: seconds are finite and 0 or more, delays answered {answer[replica]:g} "
                 f"in step {step} of replica {replica}"
             )
-        return answer
+        return self._local * answer
 
 
-def _source(delays: Any, replicas: int, seed: int) -> _Source:
+def _source(delays: Any, replicas: int, seed: int, local: int) -> _Source:
     if isinstance(delays, (Delay, str, float, int)):
-        return _Drawn(parse(delays), replicas, seed)
+        return _Drawn(parse(delays), replicas, seed, local)
     if callable(delays):
-        return _Called(delays, replicas, seed)
-    return _Recorded(as_table(delays, "simulate: delays"), replicas, seed)
+        return _Called(delays, replicas, seed, local)
+    return _Recorded(as_table(delays, "simulate: delays"), replicas, seed, local)

@@ -230,7 +230,7 @@ class Strange(Policy):
         (fr.train.AllOf(), lambda rng, step: [1, 2, 3, step and -1], {}, "answered -1 in step 1 of replica 3"),
         (fr.train.FirstOf(5), 1, {}, "FirstOf.* of 4 replicas can never be met"),
         (fr.train.AllOf, 1, {}, "expected a policy"),
-        (Never(), 1, {}, r"Never\(\) never ends step 0"),
+        (Never(), 1, {}, "when all 4 had offered; nobody else can come: close"),
         (Strange(), 1, {}, "replica 99, which has not offered"),
         (fr.train.AllOf(), 1, {"replicas": 0}, "replicas is an integer from 1 up, got 0"),
         (fr.train.AllOf(), 1, {"steps": 1.5}, "steps is an integer from 1 up, got 1.5"),
@@ -241,3 +241,37 @@ class Strange(Policy):
 def test_what_cannot_be_simulated_is_an_error(policy: Any, delays: Any, how: dict[str, Any], said: str) -> None:
     with pytest.raises(fr.GraphError, match=said):
         fr.simulate(policy, delays, **{"replicas": 4, "steps": 3, **how})
+
+
+# ── policies that do not begin all anew ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_asynchronous_replicas_each_go_on_at_their_own_pace() -> None:
+    found = fr.simulate(fr.train.Async(), [[1.0, 2.5]], replicas=2, steps=7)
+    np.testing.assert_allclose(np.cumsum(found.seconds), [1, 2, 2.5, 3, 4, 5, 5])
+    np.testing.assert_array_equal(found.kept, 1)
+
+
+def test_nobody_gets_ahead_of_the_slowest_by_more_than_the_bound() -> None:
+    seconds = drawn(5, 40, 4)
+    lockstep = fr.simulate(fr.train.BoundedStaleness(0), seconds, replicas=4, steps=40, overhead=0.1)
+    np.testing.assert_allclose(lockstep.seconds, seconds.max(axis=1) + 0.1)
+    ahead = fr.simulate(fr.train.BoundedStaleness(2), 1 + 9 * np.eye(1, 4), replicas=4, steps=30)
+    assert ahead.seconds.sum() == pytest.approx(100, rel=0.1)  # three versions for each of replica 0's tens
+
+
+def test_local_steps_take_their_number_of_times_as_long_and_are_worth_as_much_more() -> None:
+    seconds = drawn(6)
+    one = fr.simulate(fr.train.FirstOf(5), seconds, replicas=7, steps=60, overhead=0.5)
+    many = fr.simulate(fr.train.LocalSteps(4, fr.train.FirstOf(5)), seconds, replicas=7, steps=60, overhead=0.5)
+    np.testing.assert_allclose(many.seconds - 0.5, 4 * (one.seconds - 0.5))
+    np.testing.assert_allclose(many.worth, 4 * one.worth)
+    pushed = fr.simulate(fr.train.LocalSteps(4), "1 + 2 at push", replicas=2, steps=3)
+    np.testing.assert_allclose(pushed.seconds, 6)
+
+
+def test_a_thousand_replicas_take_milliseconds_a_step() -> None:
+    found = fr.simulate(fr.train.FirstOf(950), "lognormal:1,0.1 + pauses:50,5", replicas=1000, steps=30)
+    assert found.seconds.max() < 5
+    adaptive = fr.simulate(fr.train.Adaptive(), "lognormal:1,0.1 + pauses:50,5", replicas=1000, steps=30)
+    assert adaptive.seconds[10:].max() < 5
