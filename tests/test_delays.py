@@ -274,3 +274,16 @@ def test_what_is_no_table_of_seconds_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(fr.GraphError, match=r"censored has shape \[2\], seconds \[1, 1\]"):
         fr.delays.save(tmp_path / "x.parquet", [[1.0]], [True, False])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_trainer_saw_is_a_trace(tmp_path: Path) -> None:
+    parts = {name: np.array([0.1, 0.2, np.nan]) for name in ("input", "pull", "compute", "push", "wait", "server")}
+    records = {"version": np.array([4, 4, 5]), "replica": np.array([0, 1, 0]), "cut": np.array([False, True, False])}
+    statistics = fr.train.Statistics(2, 0, (), (), (), records | parts)
+    statistics.save(tmp_path / "seen.parquet")
+    table = pq.read_table(tmp_path / "seen.parquet")
+    assert table["censored"].to_pylist() == [False, True, False]
+    np.testing.assert_allclose(table["seconds"], [0.4, 0.8, 0.0])
+    np.testing.assert_allclose(fr.delays.Trace(tmp_path / "seen.parquet").seconds, [[0.4, 0.8], [0.0, 0.8]])
+    with pytest.raises(fr.GraphError, match=r"test_delays.py:\d+: there is nothing to save"):
+        fr.train.Statistics(0, 0, (), ()).save(tmp_path / "none.parquet")

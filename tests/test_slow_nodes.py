@@ -6,9 +6,10 @@ import asyncio
 import random
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from sim_loop import simulate
 
@@ -16,6 +17,9 @@ import flowrt as fr
 from flowrt.sched.iteration.messages import Update
 from flowrt.sched.iteration.striking import Slowness, size_of
 from flowrt.sched.iteration.way import Tasks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INPUTS = {"x": fr.Spec("float32", (None, 3))}
 LATE = 0.15
@@ -40,7 +44,20 @@ def struck(place: str) -> str:
     return f"{delay} during {first}:{stop}"
 
 
-async def test_delays_strike_nodes_where_and_when_they_say() -> None:
+def check_saved(statistics: fr.train.Statistics, path: Path) -> None:
+    """What the trainer saw can be simulated."""
+    statistics.save(path)
+    trace = fr.delays.Trace(path)
+    assert trace.seconds.shape[1] == 2
+    first, stop = WINDOWS["compute"]
+    assert (trace.seconds[first:stop, 1] >= 0.9 * LATE).all()
+    assert (trace.seconds[first:stop, 0] < LATE / 2).all()
+    simulated = fr.simulate(fr.train.AllOf(), trace, replicas=2, steps=STEPS)
+    np.testing.assert_allclose(simulated.seconds, trace.seconds.max(axis=1)[np.arange(STEPS) % len(trace.seconds)])
+    assert {"input", "pull", "compute", "push", "wait", "server"} <= set(pq.read_schema(path).names)
+
+
+async def test_delays_strike_nodes_where_and_when_they_say(tmp_path: Path) -> None:
     with fr.Graph() as graph:
         trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=2)
     delays = {
@@ -54,6 +71,7 @@ async def test_delays_strike_nodes_where_and_when_they_say() -> None:
         steps = trainer.steps(session, batches())
         seconds = [(await anext(steps)).seconds for _ in range(STEPS)]
         await steps.aclose()
+    check_saved(trainer.statistics(), tmp_path / "seconds.parquet")
     print({place: np.round(seconds[10 * i : 10 * i + 10], 3).tolist() for i, place in enumerate(PLACES)})
     for i, place in enumerate(PLACES):
         tens = seconds[10 * i : 10 * i + 10]

@@ -7,6 +7,8 @@ A file of flowrt's has a row for each step and replica, in any order:
     seconds   float       from the version's arrival to the update's; NaN or no row where nothing is known
     censored  boolean     (may be missing) it was cut off then, and would have taken longer
 
+Statistics of a trainer add what the seconds consist of, ``input pull compute push``, and ``wait`` and ``server``.
+
 Of a trace of operations, with columns ``step``, ``dp_rank``, ``optype``, ``start_ts`` and ``duration``, as ByteDance's
 are (Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", arXiv 2505.05713), a replica
 is a data-parallel rank. Its seconds go from the beginning of its first ``forward-compute`` or ``backward-compute`` of a
@@ -43,14 +45,16 @@ def save(path: str | PathLike[str], seconds: Any, censored: Any = None, *, first
         raise GraphError(f"{user_site()}: censored has shape {list(cut.shape)}, seconds {list(table.shape)}")
     known = ~np.isnan(table)
     step, replica = np.nonzero(known)
-    columns = {
-        "step": step + first_step,
-        "replica": replica.astype(np.int32),
-        "seconds": table[known],
-        "censored": cut[known],
-    }
+    write(path, step + first_step, replica, table[known], cut[known])
+
+
+def write(
+    path: str | PathLike[str], step: Any, replica: Any, seconds: Any, censored: Any, **more: NDArray[np.float64]
+) -> None:
+    """Write these columns to a Parquet file, and ``more``. Raises `GraphError` where pyarrow is missing."""
     arrow, parquet = _pyarrow()
-    parquet.write_table(arrow.table(columns), path)
+    columns = {"step": step, "replica": np.asarray(replica, np.int32), "seconds": seconds, "censored": censored}
+    parquet.write_table(arrow.table(columns | more), path)
 
 
 def load(path: str) -> NDArray[np.float64]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flowrt.errors import GraphError, user_site
 from flowrt.sched.ledger import Outcome
 from flowrt.train.attribution import Attribution
 from flowrt.train.picture import draw
-from flowrt.train.times import Times, medians
+from flowrt.train.times import PARTS, Times, medians
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -60,6 +61,22 @@ class Statistics:
     lost: tuple[str, ...]
     slow: tuple[Slow, ...] = ()
     records: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``records`` to a Parquet file, which `fr.delays.Trace` reads: for simulations of what was seen.
+
+        A step's seconds are those until its update was there, without waiting for others and the server; what was cut
+        off is marked. The columns: see `flowrt.delays.parquet`. Raises `GraphError` before the first step, and where
+        pyarrow is not installed.
+        """
+        records = self.records
+        if not len(records.get("version", ())):
+            raise GraphError(f"{user_site()}: there is nothing to save: no step was seen yet")
+        from flowrt.delays.parquet import write  # which few programs need
+
+        parts = {name: records[name] for name in PARTS}
+        seconds = np.nansum([parts[name] for name in ("input", "pull", "compute", "push")], axis=0)
+        write(path, records["version"], records["replica"], seconds, records["cut"], **parts)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw where the time of each replica's steps goes, in the middle and over the newest steps, into a file.
