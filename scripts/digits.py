@@ -1,9 +1,10 @@
 """Train a classifier of handwritten digits with replicas on worker processes, while one of them is slow.
 
-Three ways to train are compared on the same model and data:
+Four ways to train are compared on the same model and data:
 
   all        every step waits for the update of every replica
   first      every step keeps the first updates (--take of them) and drops the rest
+  adaptive   every step keeps as many as are worth waiting for, by what it has seen
   yardstick  as many replicas as `first` keeps, all of them on workers without a delay
 
 At the end there is a table, and the same as one line of JSON.
@@ -37,7 +38,7 @@ from rich.text import Text
 
 import flowrt as fr
 
-POLICIES = ("all", "first", "yardstick")
+POLICIES = ("all", "first", "adaptive", "yardstick")
 RATE, MOMENTUM, HIDDEN = 0.5, 0.9, 256
 IMAGES, LABELS = fr.Spec("float32", (None, 64)), fr.Spec("int32", (None,))
 Batch = dict[str, np.ndarray]
@@ -102,13 +103,23 @@ def build_trainer(policy: str, options: argparse.Namespace) -> tuple[fr.Graph, f
             inputs={"images": IMAGES, "labels": LABELS},
             optimizer=fr.optim.Momentum(RATE, MOMENTUM),
             replicas=len(workers),
-            policy=fr.train.FirstOf(options.take) if policy == "first" else fr.train.AllOf(),
+            policy=policy_of(policy, options),
             servers=options.ps,
             server_device="" if options.local else "/job:ps/task:{}",
             worker_device="" if options.local else workers,
         )
         predict = trainer.share(predict_fn, inputs={"images": IMAGES})
     return graph, trainer, predict
+
+
+def policy_of(policy: str, options: argparse.Namespace) -> fr.train.Policy:
+    match policy:
+        case "first":
+            return fr.train.FirstOf(options.take)
+        case "adaptive":
+            return fr.train.Adaptive()
+        case _:
+            return fr.train.AllOf()
 
 
 def workers_of(policy: str, options: argparse.Namespace) -> list[str]:
@@ -258,9 +269,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "scripts/train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--policy", choices=[*POLICIES, "compare"], default="compare", help="default: all three in turn"
-    )
+    parser.add_argument("--policy", choices=[*POLICIES, "compare"], default="compare", help="default: all four in turn")
     parser.add_argument("--replicas", type=int, default=4, help="workers, one replica on each (default 4)")
     parser.add_argument("--take", type=int, help="updates that `first` keeps (default: all but one)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")

@@ -193,12 +193,15 @@ class Arrivals:
             return replace(self, fresh=fresh)
         most = max(max((*came, *missing)) for came, _, missing, _ in fresh)
         known = self.of(most + 1)
-        for version in fresh:
-            known = known._take(*version)
+        known = replace(known, own=known.own * np.float32(OWN ** len(fresh)))  # counted in, in place, from here on
+        for number, version in enumerate(fresh, start=1):
+            known = known._take(*version, np.float32(OWN ** (len(fresh) - number)))
         return replace(known, fresh=())._foresee()._follow()
 
-    def _take(self, came: list[int], seconds: list[float], missing: list[int], closed: float) -> Arrivals:
-        """With the counts of a version."""
+    def _take(
+        self, came: list[int], seconds: list[float], missing: list[int], closed: float, weight: np.float32
+    ) -> Arrivals:
+        """With a version, which is counted by ``weight``."""
         there, gone = np.array(came), np.array(missing, np.int64)
         logs, cut = np.log(np.maximum(seconds, 1e-9)), _log(closed)
         factor, common = self._factor_and_common(there, gone, logs, cut) if self.versions else (0.0, self.common)
@@ -206,13 +209,13 @@ class Arrivals:
         logs, cut = logs - passing, cut - passing
         arrived = ((logs - origin) / WIDTH).astype(np.int64).clip(0, BINS - 1)
         ended = min(max(int((cut - origin) / WIDTH), 0), BINS - 1)
+        self._count(there, arrived, gone, ended, weight)
         return replace(
             self,
             versions=self.versions + 1,
             origin=origin,
             late=self.late + LATE * (float(logs[len(logs) // 2]) + passing - self.late),
             common=common,
-            own=self._count(there, arrived, gone, ended),
             pool=self._count_pool(self._relative(there, logs), self._relative(gone, np.full(len(gone), cut))),
         )
 
@@ -228,17 +231,15 @@ class Arrivals:
             return factor, self.common + share * (square - self.common)
         return factor, self.common * (1 - share) if self.common > 0 else self.common
 
-    def _count(self, came: Array, arrived: Array, missing: Array, ended: int) -> Array:
-        """How often each came in a bin and had not come before it, with this version."""
-        own = self.own * np.float32(OWN)
-        own[0, came, arrived] += 1
-        own[1, came] += arrived[:, None] >= PLACES
-        own[1, missing, :ended] += 1
-        own[1, missing, ended] += 0.5  # somewhere in that bin, nobody knows where
-        return own
+    def _count(self, came: Array, arrived: Array, missing: Array, ended: int, weight: np.float32) -> None:
+        """Count in which bin each came, and in which ones before that it had not."""
+        self.own[0, came, arrived] += weight
+        self.own[1, came] += weight * (arrived[:, None] >= PLACES)
+        self.own[1, missing, :ended] += weight
+        self.own[1, missing, ended] += weight / 2  # somewhere in that bin, nobody knows where
 
     def _count_pool(self, arrived: Array, ended: Array) -> Array:
-        """The same of all."""
+        """As `_count`, of all, each relative to its usual bin; among the counts that it had, older by a version now."""
         pool = self.pool * POOL
         came, cut = (np.bincount(bins.clip(0, BINS - 1), minlength=BINS) for bins in (arrived, ended))
         pool[0] += came
