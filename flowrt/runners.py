@@ -69,6 +69,10 @@ class Runner(Protocol):
     def lost(self) -> frozenset[str]:
         """The tasks that died, cannot be reached any more, or are not up yet."""
 
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """How often tasks were lost so far: what each had before that is gone."""
+
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task that is lost is not there."""
 
@@ -217,6 +221,10 @@ class LocalRunner:
     def lost(self) -> frozenset[str]:
         return frozenset()
 
+    @property
+    def losses(self) -> Mapping[str, int]:
+        return {}
+
     def why_lost(self, task: str) -> FlowrtError:
         raise InternalError(f"{task} cannot be lost")
 
@@ -324,6 +332,10 @@ class ClusterRunner:
     @property
     def lost(self) -> frozenset[str]:
         return self._master.lost
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        return self._master.losses
 
     def why_lost(self, task: str) -> FlowrtError:
         return self._master.why_lost(task)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -142,6 +143,7 @@ class Runner:
     epoch: str
     alive: bool = True
     lost: frozenset[str] = frozenset()
+    losses: Counter[str] = field(default_factory=Counter)
     listener: Any = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -179,7 +181,14 @@ class Runner:
         return self.lost
 
     def lose(self, task: str) -> None:
-        self.lost |= {task}
+        self.losses[task] += task not in self.lost
+        self._now(self.lost | {task})
+
+    def regain(self, task: str) -> None:
+        self._now(self.lost - {task})
+
+    def _now(self, lost: frozenset[str]) -> None:
+        self.lost = lost
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -207,6 +216,7 @@ class World:
         self.kernels |= {task: self._replica_kernels(i) for i, task in enumerate(self.replicas)}
         self.runners: dict[str, Runner] = {}
         self.dead: set[str] = set()
+        self._gone: list[SimHost] = []  # of nodes that were started again
         self.allowed = 0  # versions that any client has asked for
         self.delivered = self.broke = 0
         self._ways: dict[tuple[str, str, str], Way] = {}
@@ -286,8 +296,31 @@ class World:
         for runner in self.runners.values():
             asyncio.get_running_loop().call_later(self.while_(1.0), runner.lose, task)
 
+    def restart(self, replica: int) -> None:
+        """A replica's node is gone, and after clients have learned of it there is another in its place."""
+        task, loop = self.replicas[replica], asyncio.get_running_loop()
+        if task in self.dead:
+            return
+        self.dead.add(task)
+        self._gone.append(self.hosts[task])
+        for (sender, receiver, _), way in self._ways.items():
+            if {sender, receiver} == {task, CLIENT}:
+                way.life += 1  # what others have sent, or were sent by it, may still come
+        known = loop.time() + self.while_(1.0)
+        for runner in self.runners.values():
+            loop.call_at(known, runner.lose, task)
+        loop.call_at(known + 0.001 + self.while_(0.1), self._start_anew, replica)
+
+    def _start_anew(self, replica: int) -> None:
+        task = self.replicas[replica]
+        self.hosts[task] = SimHost(self, task, None)
+        self.kernels[task] = self._replica_kernels(replica)
+        self.dead.discard(task)
+        for runner in self.runners.values():
+            asyncio.get_running_loop().call_later(self.while_(0.1), runner.regain, task)
+
     async def aclose(self) -> None:
-        for host in self.hosts.values():
+        for host in (*self.hosts.values(), *self._gone):
             await host.iterations.aclose()
 
     # ── kernels ──

@@ -150,7 +150,33 @@ async def replicas_die(rng: random.Random) -> None:
         check_reports(world, reports)
 
 
-@pytest.mark.parametrize("scenario", [trains_undisturbed, clients_die, replicas_die])
+async def replicas_return(rng: random.Random) -> None:
+    """Replicas' nodes end and are started again: each takes part again, with batches that nobody else has."""
+    world = drawn(rng)
+    loop, count = asyncio.get_running_loop(), len(world.replicas)
+    spare = count - world.policy.least(count)
+    times = [rng.uniform(0.0, 2.0) for _ in range(rng.randint(1, 6))] if spare else []
+    for at in times:
+        loop.call_later(at, world.restart, rng.randrange(count))
+    reports: list[StepReport] = []
+    async with left_in_order(world):
+        training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
+        try:
+            async with asyncio.timeout(1000):
+                while loop.time() < 6.0 or len(reports) < 20:
+                    reports.append(await anext(training))
+                    await asyncio.sleep(0.01)
+                while {replica for report in reports[-50:] for replica in (*report.kept, *report.late)} != set(
+                    range(count)
+                ):
+                    reports.append(await anext(training))
+        except NodeLost:
+            assert len(times) > spare
+        await training.aclose()
+        check_reports(world, reports)
+
+
+@pytest.mark.parametrize("scenario", [trains_undisturbed, clients_die, replicas_die, replicas_return])
 def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) -> None:
     first = random.randrange(1 << 32)
     for seed in range(first, first + SEEDS):

@@ -170,6 +170,11 @@ class Master:
         """The tasks that are lost, or not up yet."""
         return self._peers.lost
 
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """How often tasks were lost so far: what each had before that is gone."""
+        return self._peers.losses
+
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task that is lost is not there."""
         return self._peers.why_lost(task)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ class Peers:
         self._tasks: list[asyncio.Task[None]] = []
         self._peers: dict[str, Peer] = {}
         self._awaited: dict[str, FlowrtError] = {}  # tasks that are lost, or were not up yet, and why
+        self._losses: Counter[str] = Counter()  # how often each was lost
         self._turns: dict[str, int] = {}  # how often each was begun with anew
         self._changed = asyncio.Event()
         self._closed = False
@@ -157,6 +159,11 @@ class Peers:
     @property
     def lost(self) -> frozenset[str]:
         return frozenset(self._awaited)
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """How often tasks were lost so far: what each had before that is gone."""
+        return dict(self._losses)
 
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task is lost, or was never there."""
@@ -328,6 +335,7 @@ class Peers:
     def _await(self, task: str, why: FlowrtError) -> None:
         if task not in self._awaited:
             self._awaited[task] = why
+            self._losses[task] += 1
             self.spawn(self._wait_for(task))
 
     async def _wait_for(self, task: str) -> None:

@@ -57,6 +57,13 @@ class Book:
         """Note that ``replica`` has nothing any more of what is not spent: it is gone, and its batches with it."""
         return replace(self, given=put(self.given, replica, self.spent[replica]))
 
+    def skip(self, replica: int, number: int) -> Book:
+        """Note that batches of ``replica`` up to ``number`` will not be used. Fewer than are spent change nothing."""
+        if number <= self.spent[replica]:
+            return self
+        given = max(number, self.given[replica])
+        return replace(self, given=put(self.given, replica, given), spent=put(self.spent, replica, number))
+
     def exhausted(self, totals: tuple[int, ...]) -> Book:
         """Note how many batches each replica will ever be given. Said again it may be more of some, never fewer."""
         if len(totals) != len(self.given):

@@ -309,10 +309,13 @@ class Coordinator:
         standing = self.standing[replica]
         return gone._stand(replica, AT_LOSS[standing]) if standing in AT_LOSS else gone
 
-    def joined(self, replica: int) -> Coordinator:
-        """Note that ``replica`` is back; if it was lost in the open version, it may begin from the next one on."""
+    def joined(self, replica: int, given: int = 0) -> Coordinator:
+        """Note that ``replica`` is back; if it was lost in the open version, it may begin from the next one on.
+
+        Of its batches, the first ``given`` are gone with the one that was lost: it begins with those after them.
+        """
         self._check(self.version, replica)
-        return replace(self, alive=put(self.alive, replica, True))
+        return replace(self, alive=put(self.alive, replica, True), book=self.book.skip(replica, given))
 
     def stuck(self) -> Stuck | None:
         """Why the open version can never close, or None. Then the run ends, or gives the version up by `abandon`."""

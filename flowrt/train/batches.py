@@ -94,7 +94,7 @@ class Supply:
         self._sent = [0] * len(inputs)
         self._together = 1
         self._lost: set[int] = set()
-        self._gone = 0  # batches that were handed to replicas which were lost with them
+        self._skipped = 0  # numbers of batches that nobody has
         self._held: list[dict[int, Values]] = [{} for _ in inputs]  # by replica and number: not known to be spent
         self._turn = 0
         self._drawing: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class Supply:
     @property
     def total(self) -> int:
         """How many batches were handed out."""
-        return sum(self.given) + self._gone
+        return sum(self.given) - self._skipped
 
     def spend(self, replica: int, number: int) -> None:
         """All batches of ``replica`` up to ``number`` are spent."""
@@ -117,11 +117,11 @@ class Supply:
         self._held[replica].clear()
         self._sent[replica] = self.given[replica]
 
-    def join(self, replica: int, spent: int) -> None:
-        """Give ``replica``, which was lost, batches again: those after the first ``spent``."""
+    def join(self, replica: int, number: int) -> None:
+        """Give ``replica``, which was lost, batches again, numbered from ``number`` + 1 on."""
         self._lost.discard(replica)
-        self._gone += self.given[replica] - spent
-        self.given[replica] = self._sent[replica] = self._spent[replica] = spent
+        self._skipped += number - self.given[replica]
+        self.given[replica] = self._sent[replica] = self._spent[replica] = number
 
     def give_again(self, replica: int) -> None:
         """Send those again that may not have arrived."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
 _log = logging.getLogger(__name__)
+AGAIN = 0.2  # seconds between two tries to begin a replica again
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
 
 
@@ -121,6 +122,7 @@ class Steps:
         self._watching: list[asyncio.Task[None]] = []
         self._lost: set[int] = set()
         self._turns = [0] * trainer.replicas  # how often each was begun again
+        self._losses: list[int] = []  # how often the task of each had been lost when it was begun
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
         self._kept = 0
@@ -180,12 +182,15 @@ class Steps:
         """The trainer on the nodes that are there; begun anew where one is lost meanwhile."""
         while True:
             self._check_nodes()
-            lost = self._runner.lost
+            lost, losses = self._runner.lost, dict(self._runner.losses)
             try:
-                return await self._trainer.program(self._session)
+                program = await self._trainer.program(self._session)
             except NodeLost:
                 if self._runner.lost == lost:
                     raise
+            else:
+                self._losses = [losses.get(task, 0) for task in program.replicas]
+                return program
 
     def _client(self) -> str:
         name = self._session._name
@@ -308,9 +313,10 @@ class Steps:
         """Tell server 0 of replicas whose nodes are lost, begin those again whose nodes are back; end with a server."""
         while self._error is None:
             lost = self._runner.lost
-            gone = where_lost(self._program.replicas, lost)
-            for replica in gone:
-                self._lose(replica)
+            gone, losses = where_lost(self._program.replicas, lost), self._runner.losses
+            for replica, task in enumerate(self._program.replicas):
+                if replica in gone or losses.get(task, 0) > self._losses[replica]:
+                    self._lose(replica)
             for replica in self._lost.difference(gone, self._joining):
                 self._joining[replica] = asyncio.ensure_future(self._join(replica))
             try:
@@ -330,25 +336,41 @@ class Steps:
         self._news.set()
 
     async def _join(self, replica: int) -> None:
-        """Have a replica take part again whose node is back; where that fails, it is for another time."""
+        """Have a replica take part again whose node is back, or, should that be lost again, leave it for later."""
+        task = self._program.replicas[replica]
         try:
-            begin = self._program.begin_replicas[replica]
-            if begin is None:  # its node was not there when the run began
-                begin = (await self._trainer.program(self._session)).begin_replicas[replica]
-            if begin is None or self._supply.over:
-                return
-            turn = self._turns[replica] = self._turns[replica] + 1
-            server, task = self._program.servers[0], self._program.replicas[replica]
-            version, spent = await self._runner.command(server, Join(self._run, replica, turn))
-            await self._command(task, begin(run=self._run, version=version, turn=turn, given=spent))
-            self._lost.discard(replica)
-            self._supply.join(replica, spent * self._each)
-            self._trainer.tally.join(replica)
-            self._supply.fill(self._news.set)
+            while replica in self._lost and task not in self._runner.lost and not self._supply.over:
+                try:
+                    await self._begin_again(replica)
+                except RemoteError as error:
+                    _log.warning("replica %d of %s could not be begun again: %s", replica, self._trainer.name, error)
+                    self._post(0, Lost(self._run, replica, self._turns[replica]))
+                    await asyncio.sleep(AGAIN)
         except FlowrtError as error:
-            _log.warning("replica %d of %s could not be begun again: %s", replica, self._trainer.name, error)
+            self._fail(error)
         finally:
             del self._joining[replica]
+
+    async def _begin_again(self, replica: int) -> None:
+        begin = self._program.begin_replicas[replica]
+        if begin is None:  # its node was not there when the run began
+            begin = (await self._trainer.program(self._session)).begin_replicas[replica]
+            if begin is None:
+                raise NodeLost(f"replica {replica} was lost again")
+        task, turn = self._program.replicas[replica], self._turns[replica] + 1
+        given, losses = -(-self._supply.given[replica] // self._each), self._runner.losses.get(task, 0)
+        try:
+            version = await self._runner.command(self._program.servers[0], Join(self._run, replica, turn, given))
+            await self._command(task, begin(run=self._run, version=version, turn=turn, given=given))
+        finally:
+            self._turns[replica] = turn  # not before: what is said of its loss meanwhile is of the one before it
+        if self._runner.losses.get(task, 0) > losses:
+            raise NodeLost(f"{task} was lost again")
+        self._losses[replica] = losses
+        self._lost.discard(replica)
+        self._supply.join(replica, given * self._each)
+        self._trainer.tally.join(replica)
+        self._supply.fill(self._news.set)
 
     def _check_nodes(self) -> None:
         """Raise `NodeLost` where a server is lost already, or too few replicas are left: nothing could be compiled."""

@@ -180,13 +180,13 @@ class Coordination:
             case Failed():
                 self._failed(message)
 
-    def join(self, replica: int, turn: int) -> tuple[int, int]:
+    def join(self, replica: int, turn: int, given: int) -> int:
         """Have a replica that was lost take part from the next version on: see `Join`."""
         if turn > self._turns[replica]:
             self._lose(replica, turn - 1)
             self._turns[replica] = turn
-            self._value = self._value.joined(replica)
-        return self.version, self._value.spent[replica]
+            self._value = self._value.joined(replica, given)
+        return self.version
 
     def _lose(self, replica: int, turn: int) -> None:
         self._value = self._value.lost(replica)

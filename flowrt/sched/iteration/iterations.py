@@ -155,8 +155,8 @@ class Iterations:
                 return self._begin_server(asked, epoch, plans)
             case BeginReplica():
                 return self._begin_replica(asked, epoch, plans)
-            case Join(run, replica, turn):
-                return self._coordination(run).join(replica, turn)
+            case Join(run, replica, turn, given):
+                return self._coordination(run).join(replica, turn, given)
             case Stop(run):
                 return await self._stop(run)
             case _:
@@ -199,8 +199,11 @@ class Iterations:
         self._newest[trainer] = self._servers[asked.run] = server
 
     def _begin_replica(self, asked: BeginReplica, epoch: str, plans: Plans) -> None:
-        if (asked.run, asked.replica) in self._replicas:
+        before = self._replicas.get((asked.run, asked.replica))
+        if before is not None and before.role.turn >= asked.turn:
             return  # as above
+        if before is not None:
+            before.close()
         way = self._way(asked, epoch, asked.replica, asked.replicas)
 
         def closed(plan: int) -> Closed | None:

@@ -115,7 +115,7 @@ class BeginReplica:
             what is kept is finite.
         differed: What that plan is fed: as ``feeds``.
         turn: How often the replica was lost, and is begun again.
-        given: How many of the counted batches were spent before that: it is given those after them.
+        given: How many of the counted batches the one before it may have had: it is given those after them.
         measured: For each server, of each of its parts whether it is of rows, where their squares are measured.
     """
 
@@ -155,14 +155,15 @@ class Stop:
 
 @valueclass
 class Join:
-    """To server 0: a replica that was lost is to be begun again, for the ``turn``-th time.
+    """To server 0: a replica that was lost is begun again, for the ``turn``-th time. Answers the version that is open.
 
-    Answers the version that is open, and how many of its batches are spent.
+    Its batches are those after the first ``given``, which the one before it may have had.
     """
 
     run: int
     replica: int
     turn: int
+    given: int
 
 
 # ── the client, on the way ───────────────────────────────────────────────────────────────────────────────────────────
