@@ -143,6 +143,7 @@ class Runner:
     epoch: str
     alive: bool = True
     lost: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
     losses: Counter[str] = field(default_factory=Counter)
     listener: Any = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -429,6 +430,7 @@ class World:
             begin_servers=begin_servers,
             replicas=self.replicas,
             begin_replicas=begin_replicas,
+            nbytes=16,
         )
 
     def client(self, epoch: str, ahead: int = 0) -> Steps:
