@@ -3,8 +3,8 @@
 Law: a replica names the rows that a batch wants when it gets the batch, ahead of the version that it will use it with.
 With each version it is told the rows of the first batch after the one whose rows it was given last; where that is not
 the one it begins with, it asks for those of the version that it has, or of the one that there is now, which it is told
-then. Rows that are not taken before the next version is begun to be made are of none. Where updates may be stale, they
-are not given, but taken again of the next version; elsewhere they are for an update that comes too late to count.
+then. Rows of a version are taken before the next is made, or they are for an update that comes too late to count: where
+stale updates count, the server waits until it `rests`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class _Named:
 class Gathering:
     """What one server gathers for the replicas of a run, by ``plan``; ``failed`` is told (version, replica, error).
 
-    ``whole`` says of a version whether the variables are at it, ``again`` that a replica waits for the next one. Both
-    are None where it does not matter.
+    ``rested`` is called when the last rows are taken of those that are being taken.
     """
 
     def __init__(
@@ -54,19 +53,23 @@ class Gathering:
         plan: Closed,
         way: Way,
         failed: Callable[[int, int, BaseException], None],
-        whole: Callable[[int], bool] | None = None,
-        again: Callable[[int], None] | None = None,
+        rested: Callable[[], None],
     ) -> None:
         self._role, self._plan, self._way, self._failed = role, plan, way, failed
-        self._whole, self._again = whole, again
+        self._rested, self._taking = rested, 0
         self._named = [_Named() for _ in role.replicas]
+
+    @property
+    def rests(self) -> bool:
+        """Whether no rows are being taken."""
+        return not self._taking
 
     def hear(self, wants: Wants, version: int) -> None:
         """Keep what a replica names; give it at once if it has that ``version``, the server's, and asks for it."""
         self._named[wants.replica].want(wants.number, wants.values)
         if wants.version == version:
             self._take(wants.replica, version, wants.number, lambda rows: self._post(wants, version, rows))
-        elif wants.version >= 0 and self._again is not None:
+        elif wants.version >= 0 and self._role.staleness:  # elsewhere it does not begin the next one with that batch
             self._named[wants.replica].given = wants.number - 1
 
     def note(self, update: Update) -> None:
@@ -97,20 +100,24 @@ class Gathering:
 
         def failed(error: BaseException) -> None:
             self._failed(version, replica, error)
+            self._rest()
 
         def taken(rows: list[Array]) -> None:
-            if self._whole is None or self._again is None or self._whole(version):
-                then(rows)
-            else:
-                named.given = number - 1
-                self._again(replica)
+            then(rows)
+            self._rest()
 
+        self._taking += 1
         try:
             feeds = checked(wanted, self._plan.plan.feeds, f"replica {replica} of {role.group!r}")
         except Exception as error:
             failed(error)
             return
         self._way.compute(self._plan, feeds, self._way.context(version, replica, len(role.replicas)), taken, failed)
+
+    def _rest(self) -> None:
+        self._taking -= 1
+        if self.rests:
+            self._rested()
 
     def _post(self, wants: Wants, version: int, rows: Sequence[Array]) -> None:
         role = self._role

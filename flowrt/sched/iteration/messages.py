@@ -251,7 +251,8 @@ class Ready:
 class Seen:
     """A replica has that version of the server and, for now, owes no update: it may be told of newer ones.
 
-    Where it cut off what it was doing for an older one, server 0 is told of that by what `Stopwatch.so_far` says.
+    Where it cut off what it was doing for an older one, server 0 is told of that by what `Stopwatch.so_far` says. It
+    ``waits`` for a newer one unless an update of its, which is on its way or arrived, may yet count.
     """
 
     run: int
@@ -259,6 +260,7 @@ class Seen:
     version: int
     cut: tuple[float, ...] = ()
     turn: int = 0
+    waits: bool = True
 
 
 @valueclass

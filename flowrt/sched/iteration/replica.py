@@ -105,7 +105,7 @@ class Replica:
                 elif message.version == self._at[message.server]:
                     self._take_rows(message)  # those that came with it before may be lost
                     if self.role.staleness and self.task is None:  # else an update acknowledges it
-                        self._see(message.server, message.version)
+                        self._see(message.server, message.version, waits=not self._under_way)
             case Rows():
                 self._take_rows(message)
             case Probe():
@@ -134,7 +134,7 @@ class Replica:
             if counts:
                 self.way.post(task, self._posted[server])
             if not counts or self._posted[server].version < self._at[server]:
-                self._see(server, self._at[server])
+                self._see(server, self._at[server], waits=not counts)
             if server == 0 and self._announced:
                 self.way.post(task, Ready(self.role.run, self.role.replica, self._announced))
             if self._asking is not None:
@@ -169,11 +169,12 @@ class Replica:
         """Acknowledge what no update will: what is overtaken before it could be computed, or is not to be.
 
         Where updates may be stale, a server tells nobody of versions who has something under way, unless asked by this.
+        That something no longer is, server 0 says; the others are asked then.
         """
         stale, newest = self.role.staleness > 0, max(self._at)
         if stale and self._under_way:
-            if self.task is None:
-                self._see(server, self._at[server])
+            if self.task is None and server == 0:
+                self._see(server, self._at[server], waits=False)
             return
         for other, version in enumerate(self._at):
             if version < newest and (stale or self._done < version):
@@ -183,9 +184,9 @@ class Replica:
         for server in range(len(self._at)):
             self._see(server, version, () if server else cut)
 
-    def _see(self, server: int, version: int, cut: tuple[float, ...] = ()) -> None:
+    def _see(self, server: int, version: int, cut: tuple[float, ...] = (), *, waits: bool = True) -> None:
         role = self.role
-        self.way.post(role.servers[server], Seen(role.run, role.replica, version, cut, role.turn))
+        self.way.post(role.servers[server], Seen(role.run, role.replica, version, cut, role.turn, waits))
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -305,7 +306,7 @@ class Replica:
         for server, update in enumerate(self._posted):
             self.way.post(role.servers[server], update)
             if self._at[server] > version:  # told meanwhile
-                self._see(server, self._at[server])
+                self._see(server, self._at[server], waits=False)
 
     def _announce(self, used: int) -> int:
         """How many groups server 0 is told that it has been given: up to the next one, of those that wait.

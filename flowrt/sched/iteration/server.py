@@ -83,8 +83,8 @@ class Server:
         self._apply = apply
         fed = zip(role.applied, apply.plan.feeds, strict=True)
         self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
-        stale = (self._is_at, self._ask_again) if role.staleness else ()
-        self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, *stale)
+        self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, self._obey_waiting)
+        self._waiting: Order | None = None  # for rows to be taken first
         self._combiner = Combiner(role.combined, len(role.replicas), way, role.measures) if role.combined else None
         self._squares = [nan] * len(role.replicas)  # of the newest update of each
         self._square = nan  # of what the variables were moved by last
@@ -124,19 +124,21 @@ class Server:
                 if coordination is not None:
                     coordination.came(message, when)
                 self._look(message)
-            case Seen(_, replica, version, cut, turn):
+            case Seen(_, replica, version, cut, turn, waits):
                 if turn > self._told[replica].turn:
                     self._told[replica] = _Told(turn=turn)
-                self._told[replica].listens = self._told[replica].asks = True
+                told = self._told[replica]
+                told.listens = True
+                told.asks |= waits and version >= told.newest  # else what it waits for is on its way
                 if cut and coordination is not None:
-                    coordination.overtook(replica, cut, self._told[replica].waiting.get(int(cut[0]), 0.0))
+                    coordination.overtook(replica, cut, told.waiting.get(int(cut[0]), 0.0))
                 self._acknowledge(replica, version)
                 self._tell(replica)
             case Wants(_, replica, _, version):
                 if self._gathering is not None:
-                    self._gathering.hear(message, self._at)
+                    self._gathering.hear(message, self._at if self._may_gather else -2)
                 if version >= 0:  # while it waits for rows it may be overtaken
-                    self._told[replica].asks = True
+                    self._told[replica].asks |= version >= self._told[replica].newest
                     self._acknowledge(replica, version)
                     self._tell(replica)
             case Order(_, version, replicas, weights, versions):
@@ -245,6 +247,9 @@ class Server:
         versions: tuple[int, ...] = (),
     ) -> None:
         """Apply a set of updates, once: their mean, or each times its weight; see `Order`."""
+        if self.role.staleness and not self.over and self._gathering is not None and not self._gathering.rests:
+            self._waiting = Order(self.role.run, version, replicas, weights, versions)
+            return
         self._shard, updates = self._shard.take(version, replicas, versions)
         if updates is None:
             if version < self._shard.version:
@@ -265,6 +270,12 @@ class Server:
             self._move(version, [parts])
 
         self._applying = combiner.combine(updates, weights, combined, failed)
+
+    def _obey_waiting(self) -> None:
+        """Apply what was ordered while rows were being taken."""
+        if (order := self._waiting) is not None and not self.over:
+            self._waiting = None
+            self.obey(order.version, order.replicas, order.weights, order.versions)
 
     def _move(self, version: int, updates: Sequence[Sequence[Array]]) -> None:
         """Move the variables by updates, as the plan takes them."""
@@ -334,6 +345,8 @@ class Server:
         told, role = self._told[replica], self.role
         if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
             return
+        if not self._may_gather:
+            return  # it is told the next one
         too_old = self._at - told.newest > role.staleness  # what it does, if it does anything
         if not (too_old or told.asks or (not told.waiting and not self._is_under_way(replica))):
             return
@@ -356,11 +369,9 @@ class Server:
             return False
         return coordination is None or coordination.is_under_way(replica, shard.computed[replica])
 
-    def _is_at(self, version: int) -> bool:
-        """Whether the variables are at a version, and nothing is being applied to it."""
-        return self._shard.version == version and self._shard.taken is None
-
-    def _ask_again(self, replica: int) -> None:
-        """A replica waits for rows of a version that is no more."""
-        self._told[replica].asks = True
-        self._tell(replica)
+    @property
+    def _may_gather(self) -> bool:
+        """Whether rows that are taken now are of the version that replicas are told, where that has to be so."""
+        if self._gathering is None or not self.role.staleness:
+            return True
+        return self._shard.version == self._at and self._shard.taken is None

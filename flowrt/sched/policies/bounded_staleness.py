@@ -14,11 +14,12 @@ from flowrt.valueclass import replace, valueclass
 class BoundedStaleness(Policy):
     """Make a version as soon as any update is there, but wait for those that would else be more than ``bound`` old.
 
-    So nobody gets ahead of the slowest by more than ``bound`` versions: every update counts, and what one is computed
-    from is at most so many versions old. With a bound of 0 each version waits for all, to the bits of `AllOf` (but that
-    it goes on without a replica that is lost). Of k updates that make a version, each is multiplied by 1 / (k (1 + τ)),
-    where τ versions are between what it was computed from and what it moves: fresh ones are averaged, and n replicas of
-    one pace move, at the same learning rate, about as far as with `AllOf` in the same time.
+    So nobody gets ahead of the slowest by more than ``bound`` versions: what counts was computed from values that are
+    at most so old, and everything counts, unless a replica that had to wait for its batch began with an old version.
+    With a bound of 0 each version waits for all, to the bits of `AllOf` (but that it goes on without a replica that is
+    lost). Of k updates that make a version, each is multiplied by 1 / (k (1 + τ)), where τ versions are between what it
+    was computed from and what it moves: fresh ones are averaged, and n replicas of one pace move, at the same learning
+    rate, about as far as with `AllOf` in the same time.
 
     The wrong choice where one replica is always slower than the others: all come to its pace, once they are ``bound``
     versions ahead, and `FirstOf` or `Async` do not wait for it; it is for replicas that are slow now and then, each at
