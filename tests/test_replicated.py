@@ -145,6 +145,27 @@ async def test_too_few_finite_updates_stop_training_and_change_nothing() -> None
         assert await nothing_left_running()
 
 
+async def test_what_is_not_finite_on_one_server_moves_nothing_on_another() -> None:
+    """Each server is told of its own part alone."""
+
+    def of_two_variables(inputs: dict[str, fr.Tensor]) -> fr.Tensor:
+        w, b = (fr.Variable(np.ones(3, np.float32), name=name) for name in "wb")
+        return fr.sum(w) + fr.sum(b * inputs["y"])
+
+    for poison in (np.nan, np.inf, -np.inf):
+        with fr.Graph() as graph:
+            trainer = trainer_of(fr.train.AllOf(), fn=of_two_variables, servers=2)
+        given = batches(6)
+        given[4]["y"] = given[4]["y"] * 0 + np.float32(poison)  # replica 1's, in the second step
+        async with fr.Session(graph) as session:
+            with pytest.raises(fr.FlowrtError, match=r"not finite \[1\]"):
+                await reports_of(trainer, session, given)
+            assert await session.run(trainer.step) == 1
+            w, b = await session.run(trainer.variables)
+        assert (w == np.float32(1 - RATE)).all()
+        assert np.isfinite(b).all()
+
+
 async def test_messages_of_another_run_of_the_trainer_change_nothing() -> None:
     with fr.Graph() as graph:
         trainer = trainer_of()
