@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -364,12 +365,20 @@ async def test_memory_that_nobody_uses_any_more_goes_back_to_the_system() -> Non
 
 
 @on_both_loops
-async def test_memory_that_was_received_in_goes_back_once_nobody_uses_it() -> None:
+async def test_memory_that_was_received_or_computed_in_goes_back_once_nobody_uses_it() -> None:
+    await goes_back(lambda local, memory: local.received(np.dtype("float32"), (FLOATS,)))
+    await goes_back(lambda local, memory: memory.output((FLOATS,), np.dtype("float32")))
+
+
+async def goes_back(make: Callable[[Local, Memory], Any]) -> None:
+    """What ``make`` makes in a lane is in memory that is kept for a while, and then is not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_module, "LINGER", 0.02)
-        local = Local(Memory())
+        memory = Memory()
+        local = Local(memory, way="tcp")
         try:
-            kept = local.received(np.dtype("float32"), (FLOATS,))
+            with ThreadPoolExecutor(1) as lane:
+                kept = lane.submit(make, local, memory).result()
             kept[:] = 1
             await until(lambda: local.rooms._sweep >= 3)
             assert (kept == 1).all()

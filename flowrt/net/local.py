@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import NodeLost
-from flowrt.sched.segments import AVAILABLE, LARGE, Segments
+from flowrt.sched.segments import AVAILABLE, Segments
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Local:
         self.host = this_host() if way != "tcp" else ""
         self.segments = Segments(memory) if way == "shared" and self.host and AVAILABLE else None
         self.rooms = memory.rooms = Segments(memory, shared=False)
+        self.rooms.grown = self._mind
         self.way = "shared" if self.segments is not None else "unix" if self.host else "tcp"
         self.own = own
         self._memory = memory
@@ -94,6 +95,9 @@ class Local:
         self._channels: set[Channel] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        with suppress(RuntimeError):  # whoever only asks what there is has none
+            self._loop = asyncio.get_running_loop()
         if self.segments is not None:
             self.segments.gone = self._tell_gone
 
@@ -145,10 +149,13 @@ class Local:
 
     def received(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Memory for what is received: counted, and refused where there is none."""
-        array = self._memory.received(shape, dtype)
-        if array.nbytes >= LARGE:
-            self.rest()
-        return array
+        return self._memory.received(shape, dtype)
+
+    def _mind(self) -> None:
+        """There is memory that will not be used any more one day. Any thread may say so."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self.rest)
 
     def rest(self) -> None:
         """Something is not used any more, or will not be: if it stays so, it goes."""

@@ -105,9 +105,13 @@ class Memory:
         return self._made(nbytes, lambda: np.empty(shape, dtype))
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """`empty` for what is computed once and then never changes, and so may be seen by others as it is."""
-        if self.segments is not None and math.prod(shape) * dtype.itemsize >= LARGE:
-            made = self.segments.empty(shape, dtype)
+        """`empty` for what is computed once and then never changes, and so may be seen by others as it is.
+
+        Where there are no others, it is in memory that was there for what was computed before, if there is some.
+        """
+        slots = self.segments or self.rooms
+        if slots is not None and math.prod(shape) * dtype.itemsize >= LARGE:
+            made = slots.empty(shape, dtype)
             if made is not None:
                 return made
         return self.empty(shape, dtype)

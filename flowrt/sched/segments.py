@@ -136,12 +136,15 @@ class _Taken(weakref.ref[Any]):
 class Segments:
     """A process's segments. ``gone`` is told the number of each that was let go, from whichever thread let it.
 
+    ``grown`` is called when there is one more, from whichever thread needed it.
+
     Those that are not ``shared`` nobody else sees: they save that memory is made anew each time, which the system fills
     with zeros first.
     """
 
     def __init__(self, memory: Memory, *, shared: bool = True) -> None:
         self.gone: Callable[[int], None] = lambda number: None
+        self.grown: Callable[[], None] = lambda: None
         self._memory = memory
         self._mutex = threading.RLock()  # making room may let go of segments
         self._numbers = itertools.count(1)
@@ -257,6 +260,7 @@ class Segments:
                 self._memory.drop_spare(size)
                 continue
             self._keep([*self._segments, segment])
+            self.grown()
             return segment
         return None
 
