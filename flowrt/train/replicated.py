@@ -84,7 +84,7 @@ class Replicated:
         loss_fn: Builds the model: takes ``{name: Tensor}``, answers a scalar loss, or ``(loss, {name: metric})``. It is
             called once per replica; the first call creates the variables, later ones get the same ones in call order.
         inputs: The spec of each input of ``loss_fn``, by name.
-        optimizer: Moves the variables by the mean of the kept updates.
+        optimizer: Moves the variables by the mean of the kept updates; with `LocalSteps` each replica's copies of them.
         replicas: How many copies train.
         policy: Whose updates make a step, such as `AllOf`, `FirstOf` or `Adaptive`, or a `Policy` of your own.
         servers: Over how many parameter servers the variables are spread, by bytes.

@@ -22,7 +22,7 @@ class LocalSteps(Policy):
     come to. The servers move the variables by the kept updates' weighted mean as by a gradient, with the ``outer``
     optimiser. So variables and updates travel once for ``k`` steps: for networks too slow to do so with every batch.
     A report's ``step`` is one version, ``k`` batches of each replica that counts; its loss and metrics are means over
-    these.
+    these. To `flowrt.simulate` it is one step, too: replicas compute there as long as ``k`` local steps take.
 
     An update weighs by its samples: the lengths of the first axis of the batches' first input. What the inner optimiser
     keeps (a momentum) stays with the replica from version to version, is not saved, and begins anew with every call of
@@ -40,7 +40,7 @@ class LocalSteps(Policy):
     variables in fragments while the steps go on; here a replica waits for the next version.
 
     Args:
-        k: Steps, and batches, of each replica and version.
+        k: Steps, and batches, of each replica and version. A replica has ``k`` + 2 batches in memory.
         policy: Whose updates make a version; one that counts no stale updates.
         outer: The outer optimiser; by default ``fr.optim.Momentum(0.7, 0.9, nesterov=True)``.
         grace: For how many seconds others' updates are still waited for, and kept, once ``policy`` has enough.
