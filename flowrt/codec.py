@@ -62,6 +62,7 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _PREFIX = struct.Struct("<I")
 _DIMENSIONS = [struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1)]
 _CONTAINERS = (dict, list, tuple)
+_EMPTY = ()
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})  # what most values are
 SHORT = 1 << 10  # bytes of a header that may be decoded before it is surveyed
 MOST_CONTAINERS = 128  # bytes of it that may begin one, as bytes of floats may: each may claim as many values as bytes
@@ -182,7 +183,9 @@ def _count(container: Any, limits: Limits, depth: int) -> int:
         items, values = 2 * items, container.values()
     if not _LEAVES.issuperset(map(type, values)):  # one call for all of them, which is all of it for most
         for value in values:
-            if type(value) not in _LEAVES and isinstance(value, _CONTAINERS) and depth > 0 and items <= limits.items:
+            if type(value) in _LEAVES or (value is _EMPTY and depth > 1):
+                continue
+            if isinstance(value, _CONTAINERS) and depth > 0 and items <= limits.items:
                 items += _count(value, limits, depth - 1)
     if depth < 1 or items > limits.items:
         raise SpecError(f"the message is beyond {limits.depth} levels or {limits.items} values")
