@@ -36,6 +36,10 @@ TESTS = {
     "sched/book": PROTOCOL,
     "sched/coordinator": PROTOCOL,
     "sched/shard": PROTOCOL,
+    **{
+        f"sched/policies/{name}": ("test_policies",)
+        for name in ("policy", "asking", "travel", "all_of", "first_of", "deadline")
+    },
     "sched/opening": ("test_opening",),
     "sched/policies/local_steps": ("test_local_policy",),
     "sched/arena": ("test_arena",),

@@ -383,6 +383,11 @@ class World(Values):
         )
 
 
+def clock(value: Coordinator) -> float:
+    """The time, where none passes but what a policy waits for: when the open version was decided, else opened."""
+    return value.quorum.opened if value.quorum.closed_at is None else value.quorum.closed_at
+
+
 def put(items: tuple, index: int, item: Any) -> tuple:
     return (*items[:index], item, *items[index + 1 :])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replica_world import Values, Violation, put
+from replica_world import Values, Violation, clock, put
 
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.opening import Apply, End, Go, Left, Refuse, Said, decide
@@ -22,7 +22,10 @@ from flowrt.sched.shard import Shard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from flowrt.sched.policies import Policy
+
 NONE = -1
+KEEP_ONE = FirstOf(1)
 SAME = (NONE, ())  # in the variables of all servers
 
 
@@ -65,7 +68,7 @@ class State(NamedTuple):
 
 
 class Runs(Values):
-    """Up to ``clients`` runs of at most ``each`` versions, ``versions`` in all, over ``servers``; one update is kept.
+    """Up to ``clients`` runs of at most ``each`` versions, ``versions`` in all, over ``servers``; ``policy`` decides.
 
     Clients begin ``together``, or one when those before have died or ended.
     """
@@ -85,8 +88,10 @@ class Runs(Values):
         hasty: int = 0,
         opening: Callable[..., Any] = decide,
         coordinator: type[Coordinator] = Coordinator,
+        policy: Policy = KEEP_ONE,
     ) -> None:
         super().__init__()
+        self.policy = policy
         self.versions, self.each, self.opening, self.kind = versions, each, opening, coordinator
         self.servers, self.replicas, self.together = range(servers), range(replicas), together
         self.decisions: dict[tuple[int, ...], Any] = {}
@@ -288,7 +293,7 @@ class Runs(Values):
         after = state._replace(servers=put(state.servers, at, began))
         if at:
             return after, True
-        coordinator = self.kind.start(FirstOf(1), len(self.replicas), len(self.servers), version=version, remember=1)
+        coordinator = self.kind.start(self.policy, len(self.replicas), len(self.servers), version=version, remember=1)
         return after._replace(coordinator=self.number(coordinator)), True
 
     def free(self, state: State, at: int) -> bool:
@@ -301,12 +306,15 @@ class Runs(Values):
 
     # ── server 0 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _now(self, state: State) -> float:
+        return 0.0 if state.coordinator == NONE else clock(self.values[state.coordinator])
+
     def _hear(self, state: State, method: str, *arguments: Any) -> State:
         """The coordinator hears something, and gives the order that is due."""
         if state.coordinator == NONE:
             return state
         number, _ = self.ask(state.coordinator, method, *arguments)
-        number, chosen = self.ask(number, "order", 0.0)
+        number, chosen = self.ask(number, "order", clock(self.values[number]))
         if number == state.coordinator:
             return state
         if chosen is not None:
@@ -324,15 +332,17 @@ class Runs(Values):
         if first.run == NONE or first.ended:
             return
         coordinator = self.values[state.coordinator]
+        if coordinator.due is not None:
+            yield True, self._hear(state, "tick", max(coordinator.due, self._now(state)))
         for number, server in enumerate(state.servers):
             if number == 0 or server.run != first.run:
                 continue
             shard = self.values[server.shard]
             for replica in self.replicas:
                 if shard.held[replica] is not None:
-                    yield True, self._hear(state, "held", number, shard.version, replica, True, 0.0)
+                    yield True, self._hear(state, "held", number, shard.version, replica, True, self._now(state))
             if shard.version > coordinator.version:
-                yield True, self._hear(state, "publish", number, shard.version - 1, 0.0)
+                yield True, self._hear(state, "publish", number, shard.version - 1, self._now(state))
         gone = any(server.run != first.run for server in state.servers)
         if not coordinator.closing or first.hand:
             return
@@ -355,7 +365,7 @@ class Runs(Values):
                 held, _ = self.ask(server.shard, "hold", shard.version, replica, replica, True)
                 after = state._replace(servers=put(state.servers, number, server._replace(shard=held)))
                 if number == 0 and held != server.shard:
-                    after = self._hear(after, "held", 0, shard.version, replica, True, 0.0)
+                    after = self._hear(after, "held", 0, shard.version, replica, True, self._now(state))
                 yield True, after
         for run, version, replicas in state.told:
             if self.obeys(server, run):
@@ -363,7 +373,7 @@ class Runs(Values):
         if server.hand:
             after = self._write(state, number, server)
             driven = number == 0 and not server.ended
-            yield True, self._hear(after, "publish", 0, server.hand[0], 0.0) if driven else after
+            yield True, self._hear(after, "publish", 0, server.hand[0], self._now(state)) if driven else after
 
     def _open(self, state: State, run: int) -> int:
         """The version that replicas compute in a run, which all servers have told them of; NONE if they do not."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replica_world import Values, Violation, pick, put
+from replica_world import Values, Violation, clock, pick, put
 
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Outcome
@@ -118,6 +118,9 @@ class Streams(Values):
 
     # ── the coordinator ──────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _now(self, state: State) -> float:
+        return clock(self.values[state.coordinator])
+
     def _tell(self, state: State, method: str, *arguments: Any) -> State:
         """The coordinator hears something, and gives the order that is due."""
         number, _ = self.ask(state.coordinator, method, *arguments)
@@ -126,7 +129,7 @@ class Streams(Values):
         before = self.values[state.coordinator].version
         if self.values[number].version > before:
             state = self._account(state, before, self.values[number])
-        number, chosen = self.ask(number, "order", 0.0)
+        number, chosen = self.ask(number, "order", clock(self.values[number]))
         if chosen is not None:
             version = self.values[number].version
             if len(state.told) != version:
@@ -176,6 +179,8 @@ class Streams(Values):
             raise Violation(f"given up although {able} replicas have batches: {coordinator.stuck()}")
 
     def _client(self, state: State) -> Iterator[tuple[bool, State]]:
+        if (due := self.values[state.coordinator].due) is not None:
+            yield True, self._tell(state, "tick", max(due, self._now(state)))
         yield True, self._tell(state, "allow", state.asked)
         if not state.client:
             yield True, self._tell(state, "close")
@@ -199,7 +204,7 @@ class Streams(Values):
         if heard > one.heard:  # the same version twice is luck: servers tell of each once
             fair = heard[0] > one.heard[0]
             yield fair, state._replace(replicas=put(state.replicas, replica, one._replace(heard=heard)))
-        yield True, self._tell(state, "ready", replica, one.given, 0.0)
+        yield True, self._tell(state, "ready", replica, one.given, self._now(state))
 
     def told(self, one: Replica, coordinator: Coordinator, replica: int) -> tuple[int, int, bool, int]:
         """What a replica is told of the open version."""
@@ -265,12 +270,13 @@ class Streams(Values):
         for replica in self.replicas:
             if shard.held[replica] is not None or replica in shard.refused:
                 finite = replica not in shard.refused
-                yield True, self._tell(state, "held", server, shard.computed[replica], replica, finite, 0.0)
+                said = (server, shard.computed[replica], replica, finite, self._now(state))
+                yield True, self._tell(state, "held", *said)
         for other, version, replica in state.said:
             if other == server:
-                yield False, self._tell(state, "held", server, version, replica, True, 0.0)
+                yield False, self._tell(state, "held", server, version, replica, True, self._now(state))
         if state.variables[server]:
-            yield True, self._tell(state, "publish", server, len(state.variables[server]) - 1, 0.0)
+            yield True, self._tell(state, "publish", server, len(state.variables[server]) - 1, self._now(state))
 
     def _applies(self, state: State, server: int) -> Iterator[tuple[bool, State]]:
         for version, (replicas, versions) in enumerate(state.told):

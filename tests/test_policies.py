@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
 
@@ -38,6 +38,12 @@ def test_first_of_closes_with_the_first() -> None:
     assert policy.decide(offers(2, 0), (1,), 0.0) == Close((2, 0), "the first 2 are there")
     assert policy.decide(offers(2, 1, 0), (), 0.0) == Close((2, 1), "the first 2 are there")
     assert (policy.least(2), policy.size(3)) == (2, 2)
+
+
+@pytest.mark.parametrize("updates", [True, 2.0, None, 0, -1])
+def test_first_of_is_of_a_number_of_updates(updates: Any) -> None:
+    with pytest.raises(GraphError, match=r"test_policies.py:\d+: FirstOf\(.*(an int such|use FirstOf\(1\) or more)"):
+        FirstOf(updates)
 
 
 def test_a_deadline_closes_with_what_is_there_when_it_is_time_or_nobody_else_can_come() -> None:
@@ -216,6 +222,26 @@ def test_what_is_no_policy_is_refused_where_it_was_given(made: Any) -> None:
 def test_a_class_of_policies_is_told_to_be_made() -> None:
     with pytest.raises(GraphError, match=r"is not a policy; use one such as fr.train.AllOf\(\)"):
         policy_to_data(AllOf)
+
+
+@dataclass(frozen=True)
+class Remembering(Policy):
+    number: int = 1
+    derived: int = field(init=False, default=5)
+    here: Any = field(default=None, metadata={"travels": False})
+
+
+def test_what_is_derived_or_stays_at_home_does_not_travel() -> None:
+    assert policy_to_data(Remembering(2, object())) == {"class": "Remembering", "number": 2}
+
+
+def test_what_a_policy_does_not_say_means_what_it_says_in_the_base() -> None:
+    plain = Remembering()
+    assert (plain.least(3), plain.size(3), plain.weights(offers(1))) == (1, None, None)
+    assert (plain.staleness, plain.measures, plain.after(RECORD)) == (0, False, plain)
+    assert (Offer(1, 0.5).staleness, Offer(1, 0.5).samples, WaitUntil().offers) == (0, 0, 0)
+    with pytest.raises(NotImplementedError, match=r"Remembering has no decide\(offers, able, now\)"):
+        plain.decide((), (), 0.0)
 
 
 def unfrozen() -> Policy:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,7 @@ from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Cause, Ledger, Outcome, Receipt, Stuck
-from flowrt.sched.policies import AllOf, FirstOf, Offer, Policy
+from flowrt.sched.policies import AllOf, Deadline, FirstOf, Offer, Policy, WaitUntil
 from flowrt.sched.quorum import Quorum, Verdict
 from flowrt.sched.shard import Shard
 from flowrt.sched.standing import Standing
@@ -45,6 +48,64 @@ def test_all_of_n_wait_for_everybody() -> None:
         decided.append(quorum.decided)
     assert decided == [None, None, (0, 1, 2)]
     assert offered(Quorum.start(AllOf(), 1), 0, now=5.0, of=1).closed_at == 5.0
+
+
+@dataclass(frozen=True)
+class Saying(Policy):
+    """Always waits, and says until when."""
+
+    wait: Any
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> WaitUntil:
+        return self.wait
+
+
+def test_the_policy_is_asked_when_it_is_time_and_with_the_offers_that_it_named() -> None:
+    quorum = Quorum.start(Deadline(0.5), 4, opened=10.0)
+    assert (quorum.version, quorum.enough, quorum.due) == (0, 1, None)
+    one = offered(quorum, 1, now=10.25, of=4)
+    assert (one.offers, one.due, one.enough) == ((Offer(1, 0.25),), 10.5, 4)
+    two = offered(one, 0, now=10.3, of=4)
+    assert (two.due, two.decided, len(two.offers)) == (10.5, None, 2)
+    assert two.ask((2, 3), 10.4).due == 10.5
+    closed = two.ask((2, 3), 10.5)
+    assert (closed.decided, closed.closed_at, closed.due) == ((0, 1), 10.5, None)
+    four = offered(two, 2, 3, now=10.4, of=4)
+    assert (four.decided, four.why) == ((0, 1, 2, 3), "nobody else can come")
+
+
+@pytest.mark.parametrize(
+    ("wait", "due", "enough"),
+    [
+        (WaitUntil(), None, 2),
+        (WaitUntil(0.25), None, 2),  # which it is
+        (WaitUntil(0.1), None, 2),  # which is past
+        (WaitUntil(0.5, 1), 10.5, 2),
+        (WaitUntil(offers=3), None, 3),
+    ],
+)
+def test_a_policy_is_asked_again_at_a_time_to_come_or_with_more_offers(wait: Any, due: Any, enough: int) -> None:
+    quorum = offered(Quorum.start(Saying(wait), 4, opened=10.0), 1, now=10.25, of=4)
+    assert (quorum.due, quorum.enough) == (due, enough)
+
+
+def test_a_time_that_has_come_has_come_for_the_policy_whatever_a_sum_is_rounded_to() -> None:
+    opened, seconds = 1e6 + 0.1, 0.7
+    assert (opened + seconds) - opened < seconds
+    quorum = offered(Quorum.start(Deadline(seconds), 3, opened=opened), 1, now=opened)
+    assert quorum.due == opened + seconds
+    assert quorum.ask((0, 2), opened + seconds).decided == (1,)
+
+
+def test_a_policy_is_asked_at_once_when_somebody_is_lost_if_there_is_anything_to_ask() -> None:
+    quorum = Quorum.start(Deadline(0.5, at_least=2), 4)
+    assert quorum.stir() is quorum
+    one = offered(quorum, 3, of=4)
+    assert one.stir() is one
+    two = offered(one, 1, of=4)
+    assert (two.due, two.stir().due) == (0.5, -inf)
+    assert two.stir().ask((), 0.25).decided == (1, 3)
+    assert two.stir().ask((0,), 0.25).due == 0.5
 
 
 def test_nobody_is_asked_once_the_set_is_fixed() -> None:

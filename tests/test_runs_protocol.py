@@ -18,6 +18,7 @@ from runs_world import Client, Runs, Server, State
 
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.opening import Apply, End, Go, Refuse, Said, decide
+from flowrt.sched.policies import Deadline
 
 BRIEF: dict[str, Any] = {"each": 1, "replicas": 1}
 HASTY: dict[str, Any] = {"each": 1, "hasty": 1}
@@ -34,6 +35,8 @@ HASTY: dict[str, Any] = {"each": 1, "hasty": 1}
         {"restarts": 1, **BRIEF},
         {"restarts": 1, "restores": 1, **BRIEF},
         {"restores": 1, "hasty": 1, **BRIEF},
+        {"clients": 1, "policy": Deadline(1.0)},
+        {"versions": 1, "policy": Deadline(1.0), **HASTY},
     ],
 )
 def test_no_reachable_state_of_several_runs_breaks_the_protocol(world: dict[str, Any]) -> None:

@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from policy_world import AllOfThoseLeft, Patient
 from replica_world import Violation, put, search
 from stream_world import Replica, Streams
 
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Outcome
-from flowrt.sched.policies import AllOf, FirstOf
+from flowrt.sched.policies import AllOf, Deadline, FirstOf
 from flowrt.sched.standing import Standing
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ ONE: dict[str, Any] = {"servers": 1}
         (AllOf(), {"deaths": True}),
         (AllOf(), {"losses": 1}),
         (FirstOf(1), {"batches": (2, 1)}),
+        (Deadline(1.0), {"batches": (1, 1), "losses": 1, **ONE}),
+        (Deadline(1.0), {"deaths": True, "batches": (2, 1), **ONE}),
+        (Patient(), ONE),
+        (AllOfThoseLeft(), {"batches": (2, 1), "losses": 1, **ONE}),
     ],
 )
 def test_no_reachable_state_of_a_run_breaks_the_protocol(policy: Policy, world: dict[str, Any]) -> None:
