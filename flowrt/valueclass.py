@@ -6,9 +6,11 @@ so all values share it; with more than a hundred of them that is a tenth of what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import repeat
 from operator import attrgetter
 from types import MemberDescriptorType
 from typing import Any, TypeVar, dataclass_transform
@@ -78,6 +80,18 @@ def _access(kind: Any) -> tuple[tuple[Callable[..., None], ...], Callable[[Any],
     if not all(isinstance(getattr(kind, name, None), MemberDescriptorType) for name in names):
         return None
     return tuple(getattr(kind, name).__set__ for name in names), _getter(names)
+
+
+def make_all(kind: type[T], count: int, **columns: Iterable[Any]) -> list[T]:
+    """So many values of a class at once, with these fields and others as by default, in less than half the time.
+
+    As by `replace`, nothing is checked.
+    """
+    made: list[Any] = list(map(object.__new__, repeat(kind, count)))
+    for each in fields(kind):  # type: ignore[arg-type]
+        column = columns.get(each.name, repeat(each.default))
+        deque(map(getattr(kind, each.name).__set__, made, column), 0)
+    return made
 
 
 def put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from flowrt.valueclass import make_all, stateclass, valueclass
 from flowrt.valueclass import replace as made_anew
-from flowrt.valueclass import stateclass, valueclass
 
 
 def made_by(decorator: Any) -> tuple[type, type, type]:
@@ -98,3 +98,10 @@ def test_a_value_made_anew_has_other_values_in_some_fields_and_leaves_the_old_on
         made_anew(old, z=1)
     with pytest.raises(FrozenInstanceError):
         new.x = 1
+
+
+def test_many_values_made_at_once_are_those_made_one_by_one() -> None:
+    point: Any = ALL[0][0]
+    assert make_all(point, 3, x=[1, 2, 3], seen=(7, 8, 9)) == [point(1, 0.5, 7), point(2, 0.5, 8), point(3, 0.5, 9)]
+    assert [value.seen for value in make_all(point, 2, x=[1, 2], seen=[4, 5])] == [4, 5]
+    assert make_all(point, 0, x=[]) == []

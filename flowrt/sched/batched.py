@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import repeat
 from math import nan
 from typing import TYPE_CHECKING, TypeVar
 
 from flowrt.errors import InternalError
 from flowrt.sched.policies.policy import Offer
 from flowrt.sched.standing import Standing
-from flowrt.valueclass import replace
+from flowrt.valueclass import make_all, replace
 
 if TYPE_CHECKING:
     from flowrt.sched.coordinator import Coordinator
@@ -42,14 +43,15 @@ def hold_all(
         before = count if due is None else bisect_left(times, due, at)
         stop = min(before, at + quorum.enough - len(quorum.offers))
         asks = stop > at and len(quorum.offers) + stop - at >= quorum.enough
-        fresh = [Offer(replicas[i], times[i] - quorum.opened, square=total) for i in range(at, stop)]
-        for offer in fresh:
-            if offer.replica not in able:
-                raise InternalError(f"version {quorum.version}: replica {offer.replica} cannot offer")
-            del able[offer.replica]
+        for replica in replicas[at:stop]:
+            if replica not in able:
+                raise InternalError(f"version {quorum.version}: replica {replica} cannot offer")
+            del able[replica]
+        seconds = [now - quorum.opened for now in times[at:stop]]
+        fresh = make_all(Offer, stop - at, replica=replicas[at:stop], seconds=seconds, square=repeat(total))
         quorum = replace(quorum, offers=(*quorum.offers, *fresh))
         if asks:
-            quorum = quorum.ask(tuple(able), quorum.opened + fresh[-1].seconds)
+            quorum = quorum.ask(tuple(able), quorum.opened + seconds[-1])
         elif due is not None and stop == before < count:
             quorum = quorum.ask(tuple(able), due)
         at = stop

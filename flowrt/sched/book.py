@@ -36,6 +36,12 @@ class Book:
         """Whether ``replica`` has a batch that is not spent."""
         return self.given[replica] > self.spent[replica]
 
+    @property
+    def waiting(self) -> list[int]:
+        """The replicas that have a batch that is not spent."""
+        pairs = zip(self.given, self.spent, strict=True)
+        return [replica for replica, (given, spent) in enumerate(pairs) if given > spent]
+
     def expects(self, replica: int) -> bool:
         """Whether ``replica`` has a batch that is not spent, or may still be given one."""
         return self.totals is None or self.totals[replica] > self.spent[replica]
@@ -48,7 +54,7 @@ class Book:
         """Spend the next batch of each of ``replicas``. Raises `InternalError` where none waits."""
         spent = list(self.spent)
         for replica in replicas:
-            if not self.waits(replica):
+            if spent[replica] >= self.given[replica]:
                 raise InternalError(f"replica {replica} is to begin, its {spent[replica]} batches are spent")
             spent[replica] += 1
         return replace(self, spent=tuple(spent))

@@ -391,22 +391,18 @@ class Coordinator:
         """
         version, replicas = self.version + 1, range(self.quorum.replicas)
         going, oldest = self._going(), version - self.quorum.policy.staleness
-        idle = [replica for replica in replicas if self.standing[replica] is Standing.IDLE]
-        begin = frozenset(
-            replica
-            for replica in replicas
-            if replica not in going and not self.closing and self.alive[replica] and self.book.waits(replica)
-        )
-        standing = (Standing.RUNNING if replica in begin else Standing.IDLE for replica in replicas)
+        stay = going.union(r for r, standing in enumerate(self.standing) if standing is Standing.IDLE)
+        since = tuple([max(since, oldest) for since in self.since]) if stay else self.since
+        waiting = () if self.closing else self.book.waiting
+        begin = frozenset([replica for replica in waiting if self.alive[replica] and replica not in going])
+        standing = [Standing.RUNNING if replica in begin else Standing.IDLE for replica in replicas]
         opened = replace(
             self,
             quorum=self.quorum.next(now, None if self.closing else lambda: self._record(now)),
             book=self.book.spend(*begin),
             standing=_among(going, self.standing, tuple(standing)),
             holders=_among(going, self.holders, (frozenset(),) * len(replicas)),
-            since=_among(
-                going.union(idle), tuple(max(since, oldest) for since in self.since), (version,) * len(replicas)
-            ),
+            since=_among(stay, since, (version,) * len(replicas)),
             computed=_among(going, self.computed, (version,) * len(replicas)),
             began=_among(going, self.began, (now,) * len(replicas)),
             ordered_at=None,
@@ -458,16 +454,15 @@ class Coordinator:
 
     def _may_offer(self, beside: int = -1) -> tuple[int, ...]:
         """The replicas, others than ``beside``, whose update of the open version may yet become whole."""
-        return tuple([r for r in range(self.quorum.replicas) if r != beside and self._able(r)])
-
-    def _able(self, replica: int) -> bool:
-        match self.standing[replica]:
-            case Standing.RUNNING:
-                return self.alive[replica]
-            case Standing.IDLE:
-                return self.alive[replica] and self.book.expects(replica)
-            case _:
-                return False
+        running, idle, expects = Standing.RUNNING, Standing.IDLE, self.book.expects
+        pairs = enumerate(zip(self.standing, self.alive, strict=True))
+        return tuple(
+            [
+                replica
+                for replica, (standing, alive) in pairs
+                if alive and (standing is running or (standing is idle and expects(replica))) and replica != beside
+            ]
+        )
 
     def _ledger(self, version: int) -> Ledger | None:
         self._check(version, 0)

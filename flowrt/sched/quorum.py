@@ -117,7 +117,7 @@ class Quorum:
 
     def _close(self, answer: Close, now: float) -> Quorum:
         chosen = frozenset(answer.replicas)
-        kept = sorted((offer for offer in self.offers if offer.replica in chosen), key=_replica_of)
+        kept = sorted([offer for offer in self.offers if offer.replica in chosen], key=_replica_of)
         return replace(
             self,
             kept=tuple(map(_replica_of, kept)),
