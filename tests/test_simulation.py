@@ -60,7 +60,7 @@ def policies(rng: random.Random, replicas: int) -> Policy:
         [
             fr.train.AllOf(),
             fr.train.FirstOf(least),
-            fr.train.Deadline(rng.uniform(0.1, 2), least),
+            fr.train.Deadline(rng.choice([0.3, 0.5, 0.8]), least),  # when something may come, too
             Whimsical(rng.getrandbits(30), least),
             Whimsical(rng.getrandbits(30), 1, True),
         ]
