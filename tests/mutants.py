@@ -34,13 +34,16 @@ TESTS = {
     "sched/topology": ("test_machine",),
     "sched/quorum": PROTOCOL,
     "sched/book": PROTOCOL,
-    "sched/coordinator": PROTOCOL,
-    "sched/shard": PROTOCOL,
+    "sched/coordinator": (*PROTOCOL, "test_staleness"),
+    "sched/shard": (*PROTOCOL, "test_staleness"),
+    "sched/standing": (*PROTOCOL, "test_staleness"),
     **{
         f"sched/policies/{name}": ("test_policies",)
         for name in ("policy", "asking", "travel", "all_of", "first_of", "deadline")
     },
     "sched/opening": ("test_opening",),
+    "sched/policies/asynchronous": ("test_staleness",),
+    "sched/policies/bounded_staleness": ("test_staleness",),
     "sched/policies/local_steps": ("test_local_policy",),
     "sched/arena": ("test_arena",),
     "sched/regions": ("test_regions",),

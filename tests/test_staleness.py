@@ -59,6 +59,7 @@ def test_a_bound_waits_for_those_who_would_become_older_than_it() -> None:
     assert twice.decide((Offer(0, 0.0),), (2,), 0.0) == Close((0,), BEHIND)  # 1 is lost
     assert twice.after(record((0, 1), (2,))).behind == ((2, 1),)
     assert repr(twice) == "BoundedStaleness(bound=2)"
+    assert BoundedStaleness(1).decide((Offer(0, 0.0),), (1,), 0.0) == Close((0,), "nobody else is 1 versions behind")
 
 
 def test_a_bound_of_zero_waits_for_all_and_averages() -> None:

@@ -173,7 +173,7 @@ def draw(figure: Figure, found: Mapping[str, Mapping[str, list[float]]]) -> None
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each way; default: %(default)s")
-    parser.add_argument("--rate", type=float, default=0.2, help="the learning rate; default: %(default)s")
+    parser.add_argument("--rate", type=float, default=1.0, help="the learning rate; default: %(default)s")
     parser.add_argument("--delay", type=float, default=0.004, help="mean seconds a batch; default: %(default)s")
 
 
