@@ -16,7 +16,10 @@ from math import isfinite, nan
 
 from flowrt.valueclass import valueclass
 
-KEEP = 0.95  # what an average keeps of itself with each version: it goes back some 20
+KEEP = 0.98  # what an average keeps of itself with each version: it goes back some 50
+FADE = 0.9  # what it counts for after a version that tells nothing
+DOUBT = 1.0  # versions measured that count as much as what is supposed before
+SMALLEST = 1e-3
 LARGEST = 1e6  # replicas' updates; noise beyond it is all there is
 
 
@@ -43,12 +46,19 @@ class NoiseScale:
             return 0.0
         return min(self.variance / self.gradient, LARGEST) if self.gradient > 0 else LARGEST
 
+    def believed(self, supposed: float) -> float:
+        """B, drawn towards what is ``supposed`` where little of it was measured, or nothing of late."""
+        if not self.weight:
+            return supposed
+        known = self.weight / (self.weight + DOUBT)
+        return float(supposed ** (1 - known) * max(self.value, SMALLEST) ** known)
+
     def learn(self, squares: Sequence[float], mean: float) -> NoiseScale:
         """After a version: the ``squares`` of its updates, and that of their ``mean``."""
         count = len(squares)
         one = sum(squares) / count if count else nan
         if count < 2 or not (isfinite(one) and isfinite(mean)):
-            return self
+            return NoiseScale(self.weight * FADE, self.gradient * FADE, self.variance * FADE)
         return NoiseScale(
             self.weight * KEEP + 1,
             self.gradient * KEEP + (count * mean - one) / (count - 1),

@@ -50,9 +50,8 @@ class History:
         return self.worths / max(self.seconds, 1e-12)
 
     def worth(self, updates: Any) -> Any:
-        """What a step with so many ``updates`` is worth; as if all replicas' were needed until noise was measured."""
-        scale = self.noise.value
-        return updates / (updates + (max(scale, 1e-6) if scale == scale else float(self.arrivals.replicas)))
+        """What a step with so many ``updates`` is worth; supposing B to be as many as there are replicas."""
+        return updates / (updates + self.noise.believed(float(self.arrivals.replicas)))
 
 
 @valueclass

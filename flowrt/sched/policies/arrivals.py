@@ -38,7 +38,7 @@ TRUST = 3.0  # what is known of all replicas counts as much as so many versions 
 LINDY = 1 - exp(-WIDTH)  # the chance to come in a bin, where nothing is known
 
 FOLLOW = 0.2  # of the factor of one version is taken to last
-COMMON = 0.1  # the variance of the logarithm of versions' factors, before any was seen
+COMMON = 0.25  # the variance of the logarithm of versions' factors, before any was seen
 STEADY = 0.03  # how much one version counts in that, at least
 SAMPLE = 64  # replicas that it is estimated from, at most
 
