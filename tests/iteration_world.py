@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from flowrt.device import CLIENT
+from flowrt.kernels.combining import summing
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.iteration.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
@@ -97,6 +98,8 @@ class World:
         self.policy = AllOf() if take is None else FirstOf(take)
         self.version = version
         self.rows, self.combine = rows, combine
+        if combine:
+            summing("float64", 1, 1, 1).steps[0].address()  # compiled, or servers would do so beside the test
         self.ways: dict[tuple[str, str], deque[Any]] = {}
         self.client: list[Any] = []
         self.used: list[tuple[int, int, int]] = []  # (replica, version, batch) of each tower that ended

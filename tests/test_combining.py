@@ -15,6 +15,7 @@ import flowrt as fr
 from flowrt.errors import SpecError
 from flowrt.kernels.combining import BLOCK
 from flowrt.sched.host import Host
+from flowrt.sched.iteration import combining
 from flowrt.sched.iteration.combining import INLINE_BYTES, Combiner
 from flowrt.sched.iteration.way import Tasks, Way
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
@@ -127,6 +128,19 @@ async def test_hundreds_of_updates_are_combined_by_the_same_code(way: Way) -> No
     (vector, scalar) = await combined(Combiner([False, False], 300, way), updates)
     np.testing.assert_allclose(vector, np.mean([u[0] for u in updates], axis=0), rtol=1e-13)
     np.testing.assert_allclose(scalar, np.mean([u[1] for u in updates]), rtol=1e-13)
+
+
+async def test_nobody_waits_for_the_compiler(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combining, "is_compiled", lambda variant: False)
+    combiner, updates = Combiner([False], 2, way), updates_of([(3,)], 2, "float64")
+    found: list[Any] = []
+    for _ in range(2):
+        task = combiner.combine(updates, None, found.append, found.append)
+        assert (task is None) == bool(found)  # it is compiled in a lane, once
+        if task is not None:
+            await task
+    for (made,) in found:
+        np.testing.assert_array_equal(made, (updates[0][0] + updates[1][0]) / 2)
 
 
 async def test_a_weight_of_zero_leaves_nothing_of_the_largest_numbers(way: Way) -> None:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import SpecError
+from flowrt.errors import InternalError, SpecError
 from flowrt.kernels.combining import blocks_of, summing
-from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, Step
+from flowrt.kernels.store import is_compiled
 from flowrt.sched.iteration.measuring import square_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Combiner:
             updates = [[_in_order(part) for part in parts] for parts in updates]
             sums = self._sums_for(updates)
             short = sum(part.nbytes for parts in updates for part in parts) <= INLINE_BYTES
-            made = self._compute_now(updates, sums, weights) if short else None
+            made = self._compute_now(updates, sums, weights) if short and all(s.is_compiled for s in sums) else None
         except Exception as error:
             failed(error)
             return None
@@ -107,6 +108,8 @@ class Combiner:
     ) -> None:
         lanes = self._way.host.lanes
         try:
+            for each in sums:
+                await lanes.run(each.compile)
             async with asyncio.TaskGroup() as group:
                 for each in sums:
                     each.begin(updates, weights)
@@ -161,9 +164,23 @@ class _Sum:
         self._operands = (*words, self._count, self._weights)
         application = summing(dtype, len(sizes), replicas, self.blocks)
         (step,) = application.steps
+        assert isinstance(step, Step)
         (self._near,) = application.local
-        self._entry = ENTRY_TYPE(step.address())
+        self._step = step
+        self._entry: Callable[[int, int, int, int], None] = _not_compiled
         self._block = step.block([Operand(1 + slot) for slot in range(2 + len(self._operands))])
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile` takes no time; then it has been done."""
+        if self._entry is _not_compiled and is_compiled(self._step.variant()):
+            self.compile()
+        return self._entry is not _not_compiled
+
+    def compile(self) -> None:
+        """Get what sums ready, once."""
+        if self._entry is _not_compiled:
+            self._entry = ENTRY_TYPE(self._step.address())
 
     def begin(self, updates: Sequence[Parts], weights: Weights) -> None:
         """The updates to be summed next, which the caller keeps until they are."""
@@ -185,6 +202,10 @@ class _Sum:
             [words.ctypes.data, memory, *(array.ctypes.data for array in (*self._operands, near))], np.int64
         )
         self._entry(bases.ctypes.data, self._block.ctypes.data, begin, end)
+
+
+def _not_compiled(bases: int, block: int, begin: int, end: int) -> None:
+    raise InternalError("a sum was computed before it was compiled")
 
 
 def _behind_one_another(parts: Sequence[Array], weights: Weights) -> Array:
