@@ -1,10 +1,10 @@
 """Faults of five kinds are injected into real processes: does training name the right one, and how soon?
 
 One parameter server and some workers train a small network. One after another, for three seconds each with as long
-between, a worker computes slowly, gets its batches late, has a slow link, or is stopped (SIGSTOP), the server applies
-slowly, or the source of batches or the network is slow for all. What `StepReport.slow` and `Statistics.slow` say is
-compared with what was done: the first diagnosis after a fault began counts, and it must come within 3 s. Half of the
-faults strike while all updates are waited for, half while the first n - 1 are.
+between, a worker computes slowly, gets its batches late, has a slow link, is stopped (SIGSTOP) or held in every step,
+the server applies slowly, or the source of batches is slow for all. What training says (`StepReport.slow`) is compared
+with what was done: the first diagnosis after a fault began counts, and it must come within 3 s. Half of the faults
+strike while all updates are waited for, half while the first n - 1 are.
 
     python perf/stragglers/attribution.py                     # 10 faults: two minutes
     python perf/stragglers/attribution.py --faults 40
@@ -88,7 +88,9 @@ def faults(count: int, replicas: int, rng: random.Random) -> Iterator[Fault]:
     causes = [CAUSES[i % len(CAUSES)] for i in range(count)]
     rng.shuffle(causes)
     for cause in causes:
-        ways = {"input": ("input", "source"), "link": ("push", "latency"), "frozen": ("stop",)}.get(cause, (cause,))
+        ways = {"input": ("input", "source"), "link": ("push", "latency"), "frozen": ("stop", "frozen")}.get(
+            cause, (cause,)
+        )
         how = rng.choice(ways)
         replica = None if how in ("server", "source") else rng.randrange(replicas)
         yield Fault(cause, replica, rng.uniform(0.03, 0.3), 0.0, how)

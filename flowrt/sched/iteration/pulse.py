@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-BEAT = 0.025  # seconds
+BEAT = 0.01  # seconds
 HELD = 0.01
 
 
