@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowrt.sched.iteration.messages import Report
 from flowrt.sched.iteration.stopwatch import Phase
 from flowrt.train.attribution import Attribution
@@ -107,7 +109,9 @@ class Training:
 
 
 def report(version: int, stages: tuple[float, ...], *rows: tuple[float, ...]) -> Report:
-    return Report(run=0, version=version, receipts=(), told=(), seconds=0.0, stages=stages, times=rows)
+    return Report(
+        run=0, version=version, receipts=(), told=(), seconds=0.0, stages=stages, times=np.array(rows).tobytes()
+    )
 
 
 def named(slow: Sequence[Slow]) -> set[tuple[int | None, str]]:

@@ -1,7 +1,7 @@
 """What a run's reports tell of who is slow: kept for a while, summed up in windows, and judged.
 
 Law: no clock: ``now`` is given, in seconds of any one clock. A report costs its appending; some times a second a sample
-of them is looked at. Memory is bounded: the reports of the newest steps, with `ROWS` rows, and `PAST` windows of all of
+of them is looked at. Memory is bounded: `ROWS` rows of the newest steps, and `PAST` windows of all of
 the past, of which every second one is left out as they become too many.
 """
 
@@ -28,7 +28,7 @@ FEWEST = 3  # usual steps that are judged, where these take longer
 WARM = 1.0  # seconds after a run's first report that tell nothing: kernels are loaded, caches are cold
 SUPPORT = 1.0  # seconds that must have been seen before anything is judged
 SAMPLE = 32  # reports of a window that are looked at, evenly spread
-ROWS = 1 << 14
+ROWS = 1 << 16
 PAST = 256
 REVIEWED = 8  # windows that become past before it is summed up again
 SELDOM = 10  # while something is slow, only each so many windows become past
@@ -54,7 +54,8 @@ class Attribution:
         self.drawn = 0.0  # seconds that the client has waited for the source of batches, of steps not looked at
         self._replicas = replicas
         self._new: list[Report] = []
-        self._kept: deque[Report] = deque(maxlen=max(1, ROWS // replicas))
+        self._rows: deque[tuple[Array, Array]] = deque()  # of the newest reports, and what came with each
+        self._kept = 0
         self._recent: deque[_Window] = deque()
         self._past: list[View] = []
         self._usual, self._noise = (
@@ -69,10 +70,10 @@ class Attribution:
     def add(self, report: Report) -> None:
         """Take in a report."""
         self._new.append(report)
-        self._kept.append(report)
 
     def again(self) -> None:
         """A new run begins, whose clocks and kernels start anew; the past is the past."""
+        self._keep(*times.tables(self._new, self._replicas))
         self._new = []
         self._recent.clear()
         self.heard = [-math.inf] * self._replicas
@@ -108,10 +109,14 @@ class Attribution:
         """Make a window of the reports since the last time."""
         drawn, self.drawn = self.drawn, 0.0
         reports, self._new = self._new, []
-        rows, stages = times.tables(reports[:: len(reports) // SAMPLE + 1], self._replicas)
+        rows, stages = times.tables(reports, self._replicas)
         if not len(rows):
             self.drawn = drawn
             return
+        self._keep(rows, stages)
+        seldom = len(reports) // SAMPLE + 1
+        sample = stages[:, 0] % seldom == stages[0, 0] % seldom
+        rows, stages = rows[sample], stages[sample]
         self.clocks.note(rows)
         for replica in np.unique(rows[:, times.REPLICA]).astype(int).tolist():
             self.heard[replica] = now
@@ -121,6 +126,12 @@ class Attribution:
             view = _view(self._replicas, rows, stages, drawn / len(reports))
             self._recent.append(_Window(self._seen, now, view))
         self._seen = now
+
+    def _keep(self, rows: Array, stages: Array) -> None:
+        self._rows.append((rows, stages))
+        self._kept += len(rows)
+        while self._kept - len(self._rows[0][0]) >= ROWS:
+            self._kept -= len(self._rows.popleft()[0])
 
     def _unfinished(self, now: float, doing: Mapping[int, Doing], pending: Pending | None) -> Iterator[_Window]:
         """What is waited for now, as a window of its own."""
@@ -168,7 +179,9 @@ class Attribution:
 
     def records(self) -> dict[str, Array]:
         """Columns of the newest steps, a row for each replica that server 0 heard of: see `times.divide`."""
-        return times.divide(*times.tables(self._kept, self._replicas), self.clocks)
+        chunks = [*self._rows, times.tables(self._new, self._replicas)]
+        rows, stages = (np.concatenate(column) for column in zip(*chunks, strict=True))
+        return times.divide(rows, stages, self.clocks)
 
 
 def _view(replicas: int, rows: Array, stages: Array, drawn: float) -> View:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -44,6 +45,7 @@ OUTCOMES = tuple(Outcome)
 """What the codes of outcomes in a `Report` mean."""
 Weights: TypeAlias = "tuple[float, ...] | None"
 _log = logging.getLogger(__name__)
+_ABOUT, _STAMP, _CUT = struct.Struct("=4d"), struct.Struct("=d"), struct.Struct("=10d")  # of a row of `Report.times`
 PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
 
 
@@ -74,7 +76,7 @@ class Coordination:
         self._told: dict[int, tuple[int, Sequence[Any]]] = {}  # by replica: its update's version, what it tells
         self._came: dict[int, float] = {}  # by replica: when that came
         self._samples: dict[int, int] = {}  # by replica: of how many it was made
-        self._heard: dict[int, tuple[float, ...]] = {}  # by replica: what `Report.times` says of it
+        self._heard: dict[int, bytes] = {}  # by replica: what `Report.times` says of it
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._noise = NoiseScale()
@@ -201,12 +203,12 @@ class Coordination:
         if update.version >= self._value.oldest(replica) and update.version > newest:
             self._told[replica] = update.version, update.told
             self._came[replica], self._samples[replica] = now, update.samples
-        self._heard[replica] = (replica, update.version, told, 0, *update.times, now)
+        self._heard[replica] = _ABOUT.pack(replica, update.version, told, 0) + update.times + _STAMP.pack(now)
 
     def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
         """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""
         version, phase, *times, _ = cut
-        self._heard[replica] = (replica, version, told, phase, *times, self._way.clock())
+        self._heard[replica] = _CUT.pack(replica, version, told, phase, *times, self._way.clock())
 
     def tell_pending(self, told: Sequence[float]) -> None:
         """Tell the client what is waited for; ``told`` is when replicas were told what they owe an answer to, or 0."""
@@ -304,7 +306,7 @@ class Coordination:
             tuple([_mean(column) for column in zip(*(self._told[replica][1] for replica in kept), strict=True)]),
             now - began - waited,
             (began, decided, ordered, now),
-            tuple([(*heard, self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
+            b"".join([heard + _STAMP.pack(self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
             before.why,
             self._measure(before, square).value,
         )

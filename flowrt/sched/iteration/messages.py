@@ -220,7 +220,7 @@ class Update:
     Parts that are not all ``finite`` count nowhere, and need not come.
 
     ``ready`` is how many batches it has been given, as far as the next; ``wants`` are (number, values) of those that
-    `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.ended` says. After local steps
+    `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.post` says. After local steps
     ``samples`` is how many entries along the first axis the first values of their batches have. ``square`` is the sum
     of the squares of the parts' numbers, where the policy measures it.
     """
@@ -232,7 +232,7 @@ class Update:
     parts: tuple[Any, ...]
     told: tuple[Any, ...] = ()
     wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
-    times: tuple[float, ...] = ()
+    times: bytes = b""
     finite: bool = True
     samples: int = 0
     square: float = nan
@@ -395,8 +395,9 @@ class Report:
 
     What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
     its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
-    server 0 has heard since the report before, the newest of these: (replica, version, when it was told that version,
-    its `Phase`, five numbers of its `Stopwatch`, when its update came, when that was whole), 0 for what was not.
+    server 0 has heard since the report before, the newest of these, as floats: (replica, version, when it was told that
+    version, its `Phase`, five numbers of its `Stopwatch`, when its update came, when that was whole), with 0 for what
+    was not.
     """
 
     run: int
@@ -405,7 +406,7 @@ class Report:
     told: tuple[Any, ...]
     seconds: float
     stages: tuple[float, ...] = ()
-    times: tuple[tuple[float, ...], ...] = ()
+    times: bytes = b""
     why: str = ""
     noise_scale: float = nan
 

@@ -71,7 +71,7 @@ class Replica:
         self._idle = role.version - 1  # the newest version for which there was no batch
         self._claimed = role.version - 1  # the newest version that it told server 0 to begin without being told to
         self.task: asyncio.Task[None] | None = None
-        self._pulse = Pulse()
+        self._pulse = Pulse(lambda: self.task is not None)
         self.watch = Stopwatch(held=self._pulse.held)
         self._posted: Sequence[Update] = ()
         self._rounds = rounds
@@ -79,7 +79,6 @@ class Replica:
 
     def start(self) -> None:
         """Ask every server for its values."""
-        self._pulse.start()
         for server, version in enumerate(self._at):
             self._see(server, version)
 
@@ -208,6 +207,7 @@ class Replica:
         self._claim(version, number)
         if self._rounds is not None:
             self._on, self._used = version, number
+            self._pulse.start()
             self.task = self.way.tasks.start(self._take_steps(self._rounds, version, first))
             self.task.add_done_callback(self._ended)
         elif self._asking is None or self._asking.has(version, number, self._batches[number]):
@@ -225,6 +225,7 @@ class Replica:
     async def _take_steps(self, rounds: Rounds, version: int, first: int) -> None:
         """Compute an update by local steps, with the batches from ``first`` on."""
         self.watch.start(version)
+        self.watch.leave()
         try:
             fetches, samples = await rounds.run(version, tuple(self._values), first, self._coming)
         except Exception as error:
@@ -260,6 +261,8 @@ class Replica:
             at="compute",
         )
         if self.task is not None:
+            self._pulse.start()
+            self.watch.leave()
             self.task.add_done_callback(self._ended)
             if self._asking is not None:
                 self._asking.say()
@@ -280,14 +283,14 @@ class Replica:
         role = self.role
         told, made = tuple([_plain(value) for value in fetches[: role.told]]), fetches[role.told :]
         self._done, ready = version, self._announce(self._used)
-        times = self.watch.post()
+        times = self.watch.post(at_once=self.task is None)
         wants = [()] * len(role.servers) if self._asking is None else self._asking.with_update()
         self._posted = []
         for server in range(len(role.servers)):
             finite = all(bool(made[i]) for i in role.finite[server])
             parts = [made[i] for i in role.parts[server]] if finite else []
             square = square_of(parts, role.measured[server]) if role.measured else nan
-            mine = ((), ()) if server else (told, times)
+            mine = ((), b"") if server else (told, times)
             self._posted.append(
                 Update(
                     role.run,

@@ -6,10 +6,13 @@ once its rows are there, too, as these travel. Whoever waits waits for one thing
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+
+from flowrt.sched.iteration.pulse import HELD
 
 
 class Phase(IntEnum):
@@ -24,6 +27,7 @@ class Phase(IntEnum):
 
 CUTS, CUT_SECONDS = 3, 0.5  # towers in a row, and for how long, that are cut off before one is spared
 SPARED_SECONDS = 0.5  # that a spared tower may take longer
+_TIMES = struct.Struct("=5d")
 
 
 @dataclass(slots=True)
@@ -41,7 +45,7 @@ class Stopwatch:
     phase: Phase = Phase.POSTED
     arrived: float = 0.0  # when the newest version was there whole
     free: float = 0.0  # when what was computed before ended
-    before: float = 0.0  # what `held` said when the version began
+    before: float = 0.0  # what `held` said when its computing began
     since: float = 0.0  # when the phase began
     input: float = 0.0  # seconds
     compute: float = 0.0  # seconds
@@ -70,7 +74,7 @@ class Stopwatch:
     def _begin(self, version: int) -> float:
         now = self.clock()
         if version != self.version:
-            self.version, self.pulled, self.input, self.before = version, self.arrived, 0.0, self.held()
+            self.version, self.pulled, self.input = version, self.arrived, 0.0
             self.compute = max(0.0, self.free - self.arrived)  # it could not begin: an older one was computed still
         elif self.phase is Phase.INPUT:
             self.input += now - self.since
@@ -105,13 +109,22 @@ class Stopwatch:
         now = self.clock()
         self.phase, self.compute, self.since = Phase.PUSH, self.compute + now - self.since, now
 
-    def post(self) -> tuple[float, ...]:
+    def leave(self) -> None:
+        """What is computed goes on in a task: what it took until here, the node was held."""
+        late = self.clock() - self.since
+        self.before = self.held() - (late if late > HELD else 0.0)
+
+    def post(self, at_once: bool = False) -> bytes:
         """The update is posted: when its version was there, the seconds it waited for a batch and was computed, when
-        that was done, and for how many of the seconds the node did nothing."""
+        that was done, and for how many of the seconds the node did nothing: five floats.
+
+        What is computed ``at_once``, in the call that begins it, takes next to nothing unless the node is held.
+        """
         if self.phase is Phase.COMPUTE:
             self.stop()
         self.phase, self.cuts, self.spared = Phase.POSTED, 0, 0.0
-        return self.pulled, self.input, self.compute, self.since, self.held() - self.before
+        held = self.held() - self.before if not at_once else self.compute if self.compute > HELD else 0.0
+        return _TIMES.pack(self.pulled, self.input, self.compute, self.since, held)
 
     def so_far(self) -> tuple[float, ...]:
         """The version, the phase, what `post` says as if computing ended now, and the seconds that the phase took."""
