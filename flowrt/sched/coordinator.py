@@ -240,6 +240,8 @@ class Coordinator:
     @property
     def versions(self) -> tuple[int, ...]:
         """What the updates of the fixed set were computed from, in its order; empty if all from the open version."""
+        if not self.quorum.policy.staleness:
+            return ()
         computed = tuple(self.computed[replica] for replica in self.quorum.kept)
         return () if all(version == self.version for version in computed) else computed
 

@@ -120,6 +120,12 @@ class Shard(Generic[Update]):
         """
         taken, oldest = self._owed(version, "applied"), version + 1 - self.staleness
         counts = replace(self.counts, applied=self.counts.applied + 1)
+        if not self.staleness:
+            none: tuple[Update | None, ...] = (None,) * len(self.held)
+            old, refused = (version,) * len(none), frozenset[int]()
+            return replace(
+                self, held=none, computed=old, version=version + 1, refused=refused, taken=None, counts=counts
+            )
         held = tuple(
             None if computed < oldest or replica in taken else update
             for replica, (update, computed) in enumerate(zip(self.held, self.computed, strict=True))
