@@ -286,3 +286,18 @@ def test_a_noise_scale_that_is_measured_no_more_is_believed_less_and_less() -> N
         known = known.learn([1.5], 1.5)
     assert known.value == pytest.approx(0.5)
     assert known.believed(8.0) > 4.0
+
+
+def test_noise_that_grows_makes_it_wait_for_more_whatever_steps_were_worth_before() -> None:
+    rng = np.random.default_rng(16)
+
+    def heavy(step: int) -> dict[int, float]:
+        return dict(enumerate((0.5 + rng.exponential(0.5, 6)).tolist()))
+
+    policy = trained(80, heavy, 0.3)
+    policy = trained(80, heavy, 200.0, policy)
+    kept = []
+    for step in range(40):
+        some, _, policy, _ = play(policy, heavy(step), 200.0)
+        kept.append(len(some))
+    assert np.mean(kept) > 2.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from flowrt.sched.noise import NoiseScale
 from flowrt.sched.policies.arrivals import Arrivals
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
 from flowrt.valueclass import replace, valueclass
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 KEEP = 0.95  # what the worth per second keeps of itself with each version: it goes back some 20
 BUDGET = 0.01  # of all worth may be spent on trying out whether waiting longer pays
@@ -28,7 +30,8 @@ class History:
         versions: How many there were.
         arrivals: When updates come.
         noise: How noisy they are.
-        worths: The worth of versions, older ones less and less.
+        kept: By number of updates, how many versions had so many, older ones less and less. What that was worth
+            depends on the noise as it is known now.
         seconds: How long they took, likewise.
         spare: The worth that may be spent on trying out; below zero, too much was.
         since: Versions since something was tried out.
@@ -38,7 +41,7 @@ class History:
     versions: int
     arrivals: Arrivals
     noise: NoiseScale
-    worths: float
+    kept: Array
     seconds: float
     spare: float
     since: int
@@ -47,7 +50,7 @@ class History:
     @property
     def rate(self) -> float:
         """Worth per second, of late."""
-        return self.worths / max(self.seconds, 1e-12)
+        return float(self.kept @ self.worth(np.arange(len(self.kept)))) / max(self.seconds, 1e-12)
 
     def worth(self, updates: Any) -> Any:
         """What a step with so many ``updates`` is worth; supposing B to be as many as there are replicas."""
@@ -117,16 +120,20 @@ class Adaptive(Policy):
         missing = [replica for replica, _ in record.missing]
         came, seconds = _split(record.offers)
         noise = history.noise.learn([offer.square for offer in record.offers], record.square)
-        gained = float(replace(history, noise=noise).worth(len(record.kept)))
+        history = replace(history, noise=noise)
+        gained = float(history.worth(len(record.kept)))
         lost = max(0.0, history.rate * record.seconds - gained) if history.tries else 0.0
         spare = min(history.spare - lost + BUDGET * gained, 0.2)
         since = 1 if history.tries else history.since + 1
         fade = min(KEEP, 1 - 2 / (history.versions + 3))  # the first versions, of which little was known, soon
+        counts = np.zeros(max(len(history.kept), len(record.kept) + 1))
+        counts[: len(history.kept)] = history.kept * fade
+        counts[len(record.kept)] += 1
         known = History(
             versions=history.versions + 1,
             arrivals=history.arrivals.learn(came, seconds, missing, record.closed),
             noise=noise,
-            worths=history.worths * fade + gained,
+            kept=counts,
             seconds=history.seconds * fade + record.seconds,
             spare=spare,
             since=since,
@@ -181,7 +188,7 @@ def _start(record: Record) -> History:
         versions=0,
         arrivals=Arrivals.start(replicas, times[len(times) // 2]),
         noise=NoiseScale(),
-        worths=0.0,
+        kept=np.zeros(1),
         seconds=0.0,
         spare=0.0,
         since=0,
