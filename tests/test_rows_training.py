@@ -211,7 +211,7 @@ def wants(number: int, version: int = -1) -> Wants:
 
 def test_a_server_gives_rows_of_the_batch_after_the_last_or_of_the_one_asked_for() -> None:
     way: Any = Way()
-    gathering = Gathering(SERVER, PLAN, way, lambda *error: None)
+    gathering = Gathering(SERVER, PLAN, way, lambda *error: None, lambda: None)
     assert gathering.give(1, 7) == (0, ())
     for number in (1, 2):
         gathering.hear(wants(number), 7)
@@ -227,7 +227,7 @@ def test_a_server_gives_rows_of_the_batch_after_the_last_or_of_the_one_asked_for
 
 def test_batches_that_are_named_far_ahead_are_given_rows_in_turn() -> None:
     way: Any = Way()
-    gathering = Gathering(SERVER, PLAN, way, lambda *error: None)
+    gathering = Gathering(SERVER, PLAN, way, lambda *error: None, lambda: None)
     for number in range(1, 200):
         gathering.hear(wants(number), 0)
     assert [gathering.give(1, version)[0] for version in range(1, 200)] == list(range(1, 200))
@@ -235,7 +235,7 @@ def test_batches_that_are_named_far_ahead_are_given_rows_in_turn() -> None:
 
 def test_rows_that_take_long_come_behind_their_version() -> None:
     way: Any = Way()
-    gathering = Gathering(SERVER, PLAN, way, lambda *error: None)
+    gathering = Gathering(SERVER, PLAN, way, lambda *error: None, lambda: None)
     gathering.hear(wants(4), 0)
     way.later = []
     assert gathering.give(1, 5) == (4, ())
