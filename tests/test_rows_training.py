@@ -202,7 +202,7 @@ class Way:
 PLAN: Any = SimpleNamespace(
     plan=SimpleNamespace(feeds=[SimpleNamespace(spec=fr.Spec("int64", (None,)), name="", site="")])
 )
-SERVER: Any = SimpleNamespace(run=1, server=0, replicas=("a", "b"), group="t")
+SERVER: Any = SimpleNamespace(run=1, server=0, replicas=("a", "b"), group="t", staleness=0)
 
 
 def wants(number: int, version: int = -1) -> Wants:
