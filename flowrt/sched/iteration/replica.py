@@ -226,7 +226,6 @@ class Replica:
         """Compute an update by local steps, with the batches from ``first`` on."""
         self.watch.start(version)
         self.watch.leave()
-        self.watch.leave()
         try:
             fetches, samples = await rounds.run(version, tuple(self._values), first, self._coming)
         except Exception as error:
