@@ -284,8 +284,9 @@ class ForgetsToSayWhoIsLost(Coordinator):
 
 
 class HopesForTheLost(Coordinator):
-    def _able(self, replica: int) -> bool:
-        return super()._able(replica) or self.standing[replica] in (Standing.LOST, Standing.ABSENT)
+    def _may_offer(self, beside: int = -1) -> tuple[int, ...]:
+        gone = {r for r, standing in enumerate(self.standing) if standing in (Standing.LOST, Standing.ABSENT)}
+        return tuple(sorted({*super()._may_offer(beside), *gone} - {beside}))
 
 
 class OrdersAllThatIsThere(Coordinator):

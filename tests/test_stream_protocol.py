@@ -107,14 +107,15 @@ class KeepsOnReceiptWhatCameLate(Coordinator):
 
 
 class ExpectsMoreForEver(Coordinator):
-    def _able(self, replica: int) -> bool:
-        return (self.alive[replica] and self.standing[replica] is Standing.IDLE) or super()._able(replica)
+    def _may_offer(self, beside: int = -1) -> tuple[int, ...]:
+        idle = {r for r, standing in enumerate(self.standing) if self.alive[r] and standing is Standing.IDLE}
+        return tuple(sorted({*super()._may_offer(beside), *idle} - {beside}))
 
 
 class EndsBeforeTheLastBatch(Coordinator):
-    def _able(self, replica: int) -> bool:
-        waits = self.standing[replica] is Standing.IDLE and not self.book.waits(replica)
-        return super()._able(replica) and not waits
+    def _may_offer(self, beside: int = -1) -> tuple[int, ...]:
+        idle = {r for r, standing in enumerate(self.standing) if standing is Standing.IDLE and not self.book.waits(r)}
+        return tuple(replica for replica in super()._may_offer(beside) if replica not in idle)
 
 
 class OrdersUnasked(Coordinator):
