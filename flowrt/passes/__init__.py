@@ -122,15 +122,14 @@ def compile_step(
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     placed = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     placement = move_gathers(step, placed, supports) if optimize else placed
-    moved = sum(placement[i] is not device for i, device in placed.items()) if placement is not placed else 0
+    moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
     home = _home(devices, _end(step, placement, default) if ends is Ends.FETCHED else default)
     if ends is Ends.FETCHED:
         placement = settle(step, placement, [d for d in devices if d.host == home.host], supports)
-    texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
-    report("place", **Counter(texts[id(device)] for device in placement.values()))
+    names = _name_places(step, placement)
+    report("place", **Counter(names.values()))
     if moved:
         report("move_gathers", moved=moved)
-    names = {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}
     where: Mapping[int, Device] = placement
     if optimize:
         step = count_turns(rewrite_bodies(step, placement, lambda body, where: count_turns(body, inside=True)))
@@ -142,6 +141,12 @@ def compile_step(
     if lowered:
         report("lower", **{task: len(plans[task].nodes) - len(parts.plans[task].nodes) for task in lowered})
     return Compiled(plans, parts.client, tuple(reports), names, home.host)
+
+
+def _name_places(step: Step, placement: Mapping[int, Device]) -> dict[str, str]:
+    """By the name of each node, its device's; few devices are named many times."""
+    texts = {key: str(device) for key, device in {id(device): device for device in placement.values()}.items()}
+    return {node.name: texts[id(placement[node.id])] for node in step.nodes.values()}
 
 
 def _reduce(step: Step, evaluate: Evaluate | None, report: Callable[..., None]) -> Step:
