@@ -229,7 +229,7 @@ async def losing(
         yield report
         for replica, step in gone.items():
             if report.step >= step:
-                steps._lose(replica)
+                steps._run.lose(replica)
 
 
 async def test_training_goes_on_without_a_lost_replica_while_the_policy_can_be_met() -> None:

@@ -1,0 +1,323 @@
+"""One run of a trainer on the nodes, as its client drives it: begun, told how far to go and who is lost, and ended.
+
+Law: a run is known by its number, and ends for good. What outlives it, where its batches come from and what becomes of
+its reports, is `steps`' business. What counts, and when variables move, is the nodes'; nothing here is between a
+version and the next one but the permission to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
+from flowrt.sched.iteration.messages import Allow, Batch, Doing, Ended, Join, Lost, Pending, Report, Stop
+from flowrt.train.opening import agree
+from flowrt.train.program import Program, where_lost
+from flowrt.train.watching import Watcher
+
+if TYPE_CHECKING:
+    from flowrt.session import Session
+    from flowrt.train.batches import Supply, Values
+    from flowrt.train.replicated import Replicated
+
+AGAIN = 0.2  # seconds between two tries to begin a replica again
+SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
+_log = logging.getLogger(__name__)
+
+
+class Run:
+    """A run of ``trainer``, which is given batches of ``supply``: a listener of its nodes."""
+
+    def __init__(self, trainer: Replicated, session: Session, supply: Supply) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._supply = supply
+        self._runner = session._open_here()
+        self._each = trainer.local_steps  # batches of a replica that make one update
+        self._number = secrets.randbits(62)
+        self._began: list[str] = []  # the tasks that were told to take part
+        self._reports: deque[Report] = deque()
+        self._news = asyncio.Event()  # a report came, or the end
+        self._ended: Ended | None = None
+        self._error: BaseException | None = None  # why there will be no more reports than have come
+        self._watcher: Watcher | None = None
+        self._watching: list[asyncio.Task[None]] = []
+        self._lost: set[int] = set()
+        self._turns = [0] * trainer.replicas  # how often each was begun again
+        self._losses: list[int] = []  # how often the task of each had been lost when it was begun
+        self._joining: dict[int, asyncio.Task[None]] = {}
+        self._counted = False  # the servers were told how many batches there are
+        self._seen = 0  # versions before this one are reported
+        self._allowed = 0  # versions before this one may be applied
+
+    # ── its begin ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def begin(self) -> None:
+        """Have the nodes begin, at the version that all servers are at."""
+        trainer, runner = self._trainer, self._runner
+        program = self._program = await self._make_program()
+        self._check_servers(program.servers, "training cannot begin")
+        version = self._first = self._seen = await agree(runner, program, trainer.name)
+        who = f"{self._client()}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
+        for task, begin in zip(program.servers, program.begin_servers, strict=True):
+            await self._command(task, begin(run=self._number, version=version, client=who))
+        await together(self._begin_replica(replica) for replica in range(trainer.replicas))
+        self._watcher = Watcher(
+            trainer.name,
+            trainer.tally.attribution,
+            program,
+            runner,
+            self._number,
+            lambda: self._lost,
+            self._supply,
+        )
+        self._watching = [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
+
+    async def _make_program(self) -> Program:
+        """The trainer on the nodes that are there; begun anew where one is lost meanwhile."""
+        while True:
+            self._check_nodes()
+            lost, losses = self._runner.lost, dict(self._runner.losses)
+            try:
+                program = await self._trainer.program(self._session)
+            except NodeLost:
+                if self._runner.lost == lost:
+                    raise
+            else:
+                self._losses = [losses.get(task, 0) for task in program.replicas]
+                return program
+
+    def _client(self) -> str:
+        name = self._session._name
+        return f"session {name!r}" if name else "a session without a name"
+
+    async def _begin_replica(self, replica: int) -> None:
+        task, begin = self._program.replicas[replica], self._program.begin_replicas[replica]
+        if begin is None:
+            self.lose(replica)
+            return
+        try:
+            await self._command(task, begin(run=self._number, version=self._first))
+        except RemoteError:
+            if task not in self._runner.lost:
+                raise
+            self.lose(replica)
+
+    async def _command(self, task: str, message: Any) -> None:
+        self._began.append(task)
+        await self._runner.command(task, message)
+
+    # ── on the way ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def next(self, ahead: int) -> Report | None:
+        """The report of the next version, of which ``ahead`` beyond it are allowed; None once too few batches are left.
+
+        Raises why the run has ended, or has to.
+        """
+        self._allowed = self._seen + 1 + ahead
+        self._allow()
+        self._supply.fill(self._news.set)
+        while not self._reports:
+            if self._supply.over and not self._counted:
+                self._allow()
+            if self._error is not None:
+                raise self._error
+            if self._ended is not None and self._ended.version <= self._seen:  # else a report is still to come again
+                self._finish(self._ended)
+                return None
+            self._news.clear()
+            await self._news.wait()
+        self._seen += 1
+        return self._reports.popleft()
+
+    def _allow(self) -> None:
+        """Let the variables move to what was asked for, and beyond."""
+        self._counted = self._supply.over
+        totals = tuple([given // self._each for given in self._supply.given]) if self._counted else None
+        self._post(0, Allow(self._number, self._allowed, self._came, totals))
+
+    @property
+    def _came(self) -> int:
+        """The version whose report comes next."""
+        return self._seen + len(self._reports)
+
+    def _post(self, server: int, message: Any) -> None:
+        self._runner.post(self._program.servers[server], message)
+
+    def give(self, replica: int, number: int, batches: Sequence[Values]) -> None:
+        """Send a replica batches, of which the first has that number."""
+        first, *more = batches
+        self._runner.post(self._program.replicas[replica], Batch(self._number, replica, number, first, tuple(more)))
+
+    def hear(self, peer: str, message: Any) -> None:
+        """Take in what nodes say of this run."""
+        if message.run != self._number:
+            return
+        match message:
+            case Report(_, version) if version == self._came:
+                self._reports.append(message)
+                self._news.set()
+                if self._watcher is not None:
+                    self._watcher.hear(message)
+            case Doing() | Pending() if self._watcher is not None:
+                self._watcher.hear(message)
+            case Ended():
+                self._ended = self._ended or message
+                self._news.set()
+
+    def broken(self, peer: str, epoch: str) -> None:
+        """Post again what ``peer`` may not have heard."""
+        if not self._began:
+            return
+        if peer == self._program.servers[0]:
+            self._allow()
+            for replica in self._lost:
+                self._post(0, Lost(self._number, replica, self._turns[replica]))
+        for replica, task in enumerate(self._program.replicas):
+            if task == peer and replica not in self._lost:
+                self._supply.give_again(replica)
+
+    def ended(self, epoch: str) -> None:
+        """The session's master has ended."""
+        self.fail(ClosedError("the session was closed"))
+
+    # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self) -> None:
+        """Tell server 0 of replicas whose nodes are lost, begin those again whose nodes are back; end with a server."""
+        while self._error is None:
+            lost = self._runner.lost
+            gone, losses = where_lost(self._program.replicas, lost), self._runner.losses
+            for replica, task in enumerate(self._program.replicas):
+                if replica in gone or losses.get(task, 0) > self._losses[replica]:
+                    self.lose(replica)
+            for replica in self._lost.difference(gone, self._joining):
+                self._joining[replica] = asyncio.ensure_future(self._join(replica))
+            try:
+                self._check_servers(self._program.servers, f"training stopped at step {self._came + 1}")
+                await self._runner.wait_lost(lost)
+            except FlowrtError as error:
+                self.fail(error)
+
+    def lose(self, replica: int) -> None:
+        """Go on without a replica."""
+        if replica in self._lost:
+            return
+        self._lost.add(replica)
+        self._supply.lose(replica)
+        self._trainer.tally.lose(replica, self._trainer.nodes[replica])
+        self._post(0, Lost(self._number, replica, self._turns[replica]))
+        self._news.set()
+
+    async def _join(self, replica: int) -> None:
+        """Have a replica take part again whose node is back, or, should that be lost again, leave it for later."""
+        task = self._program.replicas[replica]
+        try:
+            while replica in self._lost and task not in self._runner.lost and not self._supply.over:
+                try:
+                    await self._begin_again(replica)
+                except RemoteError as error:
+                    _log.warning("replica %d of %s could not be begun again: %s", replica, self._trainer.name, error)
+                    self._post(0, Lost(self._number, replica, self._turns[replica]))
+                    await asyncio.sleep(AGAIN)
+        except FlowrtError as error:
+            self.fail(error)
+        finally:
+            del self._joining[replica]
+
+    async def _begin_again(self, replica: int) -> None:
+        begin = self._program.begin_replicas[replica]
+        if begin is None:  # its node was not there when the run began
+            begin = (await self._trainer.program(self._session)).begin_replicas[replica]
+            if begin is None:
+                raise NodeLost(f"replica {replica} was lost again")
+        task, turn = self._program.replicas[replica], self._turns[replica] + 1
+        given, losses = -(-self._supply.given[replica] // self._each), self._runner.losses.get(task, 0)
+        try:
+            join = Join(self._number, replica, turn, given)
+            version = await self._runner.command(self._program.servers[0], join)
+            await self._command(task, begin(run=self._number, version=version, turn=turn, given=given))
+        finally:
+            self._turns[replica] = turn  # not before: what is said of its loss meanwhile is of the one before it
+        if self._runner.losses.get(task, 0) > losses:
+            raise NodeLost(f"{task} was lost again")
+        self._losses[replica] = losses
+        self._lost.discard(replica)
+        self._supply.join(replica, given * self._each)
+        self._trainer.tally.join(replica)
+        self._supply.fill(self._news.set)
+
+    def _check_nodes(self) -> None:
+        """Raise `NodeLost` where a server is lost already, or too few replicas are left: nothing could be compiled."""
+        trainer, lost = self._trainer, self._runner.lost
+        self._check_servers(trainer.servers, "training cannot begin")
+        gone = where_lost(trainer.nodes, lost)
+        if trainer.replicas - len(gone) < trainer.policy.least(trainer.replicas):
+            raise NodeLost(f"training cannot begin: {self._too_few(gone)}")
+
+    def _check_servers(self, servers: Sequence[str], what: str) -> None:
+        gone = [servers[server] for server in where_lost(servers, self._runner.lost)]
+        if gone:
+            raise NodeLost(f"{what}: lost the parameter servers {', '.join(gone)}")
+
+    # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fail(self, error: BaseException) -> None:
+        """Have `next` raise ``error``, after the reports that have come."""
+        if self._error is None:
+            self._error = error
+        self._news.set()
+
+    def _finish(self, ended: Ended) -> None:
+        """Raise why the run has ended, if it is not that there are no more batches."""
+        if ended.error:
+            raise self._explained(as_error(ended.error, ended.text), max(ended.version, self._seen))
+        if self._supply.error is not None:
+            raise self._supply.error
+
+    def _explained(self, error: FlowrtError, version: int) -> FlowrtError:
+        """``error``, with the names of the nodes that are gone."""
+        if not isinstance(error, NodeLost) or not self._lost:
+            return error
+        return NodeLost(f"training stopped at step {version + 1}: {self._too_few(sorted(self._lost))}")
+
+    def _too_few(self, gone: Sequence[int]) -> str:
+        trainer = self._trainer
+        names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
+        needed = trainer.policy.least(trainer.replicas)
+        return f"{trainer.policy} needs {needed} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
+
+    async def rest(self) -> None:
+        """Watch no more who is there."""
+        working = [*self._watching, *self._joining.values()]
+        for task in working:
+            task.cancel()
+        if working:
+            await asyncio.wait(working)
+
+    async def stop(self) -> None:
+        """End the run on all nodes that are there."""
+        await self.rest()
+        lost = self._runner.lost
+        tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
+        with suppress(FlowrtError, TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                if tasks:
+                    await self._runner.command(tasks[0], Stop(self._number))  # it has others apply what it ordered
+                await together(self._runner.command(task, Stop(self._number)) for task in tasks[1:])
+
+
+async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Await all; raises the first error, once all have ended."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
