@@ -146,8 +146,8 @@ class Runner(Protocol):
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         """Have ``listener`` told of what iterations post to their client, while the block runs."""
 
-    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
-        """Wait until others are lost than those ``known``; answers all that are. Raises why none can be told of."""
+    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
+        """Wait until others than these are lost or suspect. Raises why none can be told of."""
 
     async def reset(self, container: str | None) -> None:
         """Forget the variables and queues of a container, or of all."""
@@ -304,9 +304,8 @@ class LocalRunner:
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         return self._way.listeners.listening(listener)
 
-    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
+    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
         await asyncio.Event().wait()  # none ever is
-        return known
 
     async def reset(self, container: str | None) -> None:
         self._host.reset(container)
@@ -414,10 +413,8 @@ class ClusterRunner:
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
         return self._master.listeners.listening(listener)
 
-    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
-        while self._master.lost == known:
-            await self._master.wait_changed(known, self._master.suspects)
-        return self._master.lost
+    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
+        await self._master.wait_changed(lost, suspects)
 
     async def reset(self, container: str | None) -> None:
         await self._master.reset(container)

@@ -176,10 +176,9 @@ class Runner:
         await asyncio.sleep(world.while_(world.faults.latency))
         return answer
 
-    async def wait_lost(self, known: frozenset[str]) -> frozenset[str]:
-        while self.lost == known:
+    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
+        while (self.lost, self.suspects) == (lost, suspects):
             await self.changed.wait()
-        return self.lost
 
     def lose(self, task: str) -> None:
         self.losses[task] += task not in self.lost

@@ -98,3 +98,15 @@ def test_what_is_sent_again_counts_as_sent() -> None:
     assert [first for _, first, _ in handing.sent] == list(range(1, handing.supply.given[0] + 1))
     handing.step(2)
     assert handing.has(0) >= 2 + DEPTH
+
+
+def test_who_is_excused_is_handed_nothing_until_it_is_included_again() -> None:
+    handing = Handing(itertools.count(), size=1 << 14)
+    handing.step(0)
+    handing.supply.excuse(1)
+    for step in range(1, 6):
+        handing.step(step)
+    assert (handing.has(0), handing.has(1)) == (5 + DEPTH, DEPTH)
+    handing.supply.include(1)
+    handing.supply.fill(lambda: None)
+    assert handing.has(1) == 5 + DEPTH

@@ -140,3 +140,29 @@ async def test_a_replica_whose_node_comes_late_takes_part_from_then_on() -> None
             async for report in steps:
                 if 1 in report.kept:
                     break
+
+
+async def test_a_frozen_replica_is_at_one_batch_and_is_handed_one_more_at_most() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=3, policy=fr.train.FirstOf(2))
+    async with (
+        LocalCluster(ps=1, worker=3) as cluster,
+        fr.Session(graph, cluster=cluster) as session,
+        asyncio.timeout(60),
+    ):
+        steps = trainer.steps(session, batches())
+        for _ in range(20):
+            await anext(steps)
+        process = cluster.processes[WORKERS[1]]
+        process.send_signal(signal.SIGSTOP)
+        late = 0
+        async for report in steps:
+            late += 1 in report.late
+            if any(slow.cause == "frozen" for slow in report.slow):  # so its node is suspect
+                break
+        process.send_signal(signal.SIGCONT)
+        assert late <= 2
+        async for report in steps:
+            if 1 in report.kept:
+                break
+        await steps.aclose()

@@ -65,7 +65,8 @@ class Batches:
 
 
 class Supply:
-    """Hands batches out to replicas, in turn, each ``depth`` more than are spent; those that are lost get no more.
+    """Hands batches out to replicas, in turn, each ``depth`` more than are spent; those that are lost get no more, and
+    those that are excused none until they are included again.
 
     ``inputs`` are the tensors that a replica's batch is for, ``give`` sends some, of which the first has that number.
     A message costs more than a small batch: so some of these are drawn ahead, and kept back until several go together.
@@ -94,6 +95,7 @@ class Supply:
         self._sent = [0] * len(inputs)
         self._together = 1
         self._lost: set[int] = set()
+        self._excused: set[int] = set()
         self._skipped = 0  # numbers of batches that nobody has
         self._held: list[dict[int, Values]] = [{} for _ in inputs]  # by replica and number: not known to be spent
         self._turn = 0
@@ -122,6 +124,14 @@ class Supply:
         self._lost.discard(replica)
         self._skipped += number - self.given[replica]
         self.given[replica] = self._sent[replica] = self._spent[replica] = number
+
+    def excuse(self, replica: int) -> None:
+        """Give ``replica``, which is not known to be well, nothing until it is included again."""
+        self._excused.add(replica)
+
+    def include(self, replica: int) -> None:
+        """Give ``replica`` batches again as the others; see to `fill` afterwards."""
+        self._excused.discard(replica)
 
     def give_again(self, replica: int) -> None:
         """Send those again that may not have arrived."""
@@ -159,7 +169,9 @@ class Supply:
         """Whose turn it is, of those that may have a batch."""
         count, ahead = len(self.given), self._depth + self._together - 1
         for replica in (i % count for i in range(self._turn, self._turn + count)):
-            if self.given[replica] - self._spent[replica] < ahead and replica not in self._lost:
+            if replica in self._lost or replica in self._excused:
+                continue
+            if self.given[replica] - self._spent[replica] < ahead:
                 return replica
         return None
 

@@ -193,9 +193,13 @@ class Run:
     # ── who is gone ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """Tell server 0 of replicas whose nodes are lost, begin those again whose nodes are back; end with a server."""
+        """Tell server 0 of replicas whose nodes are lost, begin those again whose nodes are back; end with a server.
+
+        Those whose nodes are suspect are given no batches meanwhile.
+        """
         while self._error is None:
-            lost = self._runner.lost
+            lost, suspects = self._runner.lost, self._runner.suspects
+            self._excuse(suspects)
             gone, losses = where_lost(self._program.replicas, lost), self._runner.losses
             for replica, task in enumerate(self._program.replicas):
                 if replica in gone or losses.get(task, 0) > self._losses[replica]:
@@ -204,9 +208,17 @@ class Run:
                 self._joining[replica] = asyncio.ensure_future(self._join(replica))
             try:
                 self._check_servers(self._program.servers, f"training stopped at step {self._came + 1}")
-                await self._runner.wait_lost(lost)
+                await self._runner.wait_changed(lost, suspects)
             except FlowrtError as error:
                 self.fail(error)
+
+    def _excuse(self, suspects: frozenset[str]) -> None:
+        for replica, task in enumerate(self._program.replicas):
+            if task in suspects:
+                self._supply.excuse(replica)
+            else:
+                self._supply.include(replica)
+        self._supply.fill(self._news.set)
 
     def lose(self, replica: int) -> None:
         """Go on without a replica."""
