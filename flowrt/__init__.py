@@ -63,7 +63,7 @@ from flowrt.session import Session
 from flowrt.spec import Spec
 
 if _TYPE_CHECKING:
-    from flowrt import delays, train
+    from flowrt import data, delays, train
     from flowrt.checkpoint import Checkpoints
     from flowrt.cluster import ClusterSpec, LocalCluster
     from flowrt.simulation import simulate
@@ -73,6 +73,7 @@ _LATER = {
     "Checkpoints": "flowrt.checkpoint",
     "ClusterSpec": "flowrt.cluster",
     "LocalCluster": "flowrt.cluster",
+    "data": "flowrt.data",
     "delays": "flowrt.delays",
     "simulate": "flowrt.simulation",
     "train": "flowrt.train",
@@ -130,6 +131,7 @@ __all__ = [
     "colocate_with",
     "container",
     "control_dependencies",
+    "data",
     "delays",
     "device",
     "gradients",

@@ -63,8 +63,9 @@ MAY_IMPORT = {
     "passes": [*FLOOR, "op", "graph", "ops", "gradients", "passes"],
     "progress": FLOOR,
     "delays": [*FLOOR, "delays"],
+    "data": [*FLOOR, "data"],
     "kernels": [*FLOOR, "progress", "kernels"],
-    "sched": [*FLOOR, "op", "delays", "kernels", "sched"],
+    "sched": [*FLOOR, "op", "delays", "data", "kernels", "sched"],
     "net": [*FLOOR, "sched", "net"],
 }
 HEAD = {"kernels/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
@@ -76,7 +77,7 @@ OWNERS = {
     "scipy": [],
     "aiohttp": ["net/transport"],
     "msgpack": ["codec"],
-    "pyarrow": ["delays/parquet"],
+    "pyarrow": ["delays/parquet", "data/parquet_files"],
     "threading": [
         "sched/lanes",
         "sched/memory",
@@ -127,6 +128,7 @@ PURE = [
     "net/liveness",
     "net/frames",
     "delays",
+    "data",
 ]
 IMPURE = {"asyncio", "time", "random", "socket", "threading", "concurrent", "subprocess", "secrets"}
 

@@ -1,0 +1,73 @@
+"""NumPy's files as arrays that lie in them: npy files, and members of npz files, which are zip archives of such.
+
+The forms are those of NumPy's NEP 1 (npy) and of PKWARE's APPNOTE 6.3 (zip). A member that is stored as it is lies
+behind its local header, whose length the header itself says; a compressed one is read whole.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+_LOCAL = struct.Struct("<4s22xHH")  # a local header: its signature, and the lengths of what follows it
+_SIGNATURE = b"PK\x03\x04"
+_ENCRYPTED = 1
+
+
+def map_npy(path: str) -> Array:
+    """The array in an npy file, mapped. Raises `OSError`, and `ValueError` for what is none."""
+    with open(path, "rb") as file:
+        return _mapped(path, file)
+
+
+def members_of(path: str) -> list[str]:
+    """The names of the arrays in an npz file."""
+    with _archive(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+
+def map_member(path: str, member: str) -> Array:
+    """An array of an npz file: mapped if it is stored as it is, else read. Raises as `map_npy`."""
+    with _archive(path) as archive:
+        try:
+            info = archive.getinfo(f"{member}.npy")
+        except KeyError:
+            raise ValueError(f"{path} has no member {member!r}") from None
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+            with archive.open(info) as file:
+                found: Array = npy_format.read_array(file, allow_pickle=False)
+                return found
+    with open(path, "rb") as file:
+        file.seek(info.header_offset)
+        signature, *lengths = _LOCAL.unpack(file.read(_LOCAL.size))
+        if signature != _SIGNATURE:
+            raise ValueError(f"{path} is damaged: no member begins at byte {info.header_offset}")
+        file.seek(sum(lengths), 1)
+        return _mapped(path, file)
+
+
+def _archive(path: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is no npz file: {error}") from error
+
+
+def _mapped(path: str, file: IO[bytes]) -> Array:
+    """The array whose header begins where ``file`` stands."""
+    version = npy_format.read_magic(file)
+    read = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"{path} is of version {version} of the npy format, which only holds records")
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"{path} holds Python objects; save arrays of numbers")
+    order: Any = "F" if fortran else "C"
+    if 0 in shape:
+        return np.empty(shape, dtype, order)  # nothing can be mapped of it
+    return np.memmap(path, dtype, "r", file.tell(), shape, order).view(np.ndarray)
