@@ -78,7 +78,7 @@ class Runner(Protocol):
 
     @property
     def suspects(self) -> frozenset[str]:
-        """The tasks that have answered nothing for two seconds, and are not lost."""
+        """The tasks that have been silent for longer than they use to be, and are not lost."""
 
     @property
     def devices(self) -> Sequence[Device]:

@@ -17,7 +17,6 @@ from test_cluster import SCALAR, Numbers, driving
 import flowrt as fr
 from flowrt.cluster import LocalCluster
 from flowrt.errors import GraphError, NodeLost
-from flowrt.net.liveness import Timing
 
 
 async def test_a_node_that_comes_late_or_again_is_used_for_what_was_registered_before() -> None:
@@ -47,7 +46,7 @@ async def test_a_node_that_comes_late_or_again_is_used_for_what_was_registered_b
 async def test_a_node_that_was_silent_for_too_long_is_begun_with_anew() -> None:
     async with (
         LocalCluster(ps=1, worker=2) as cluster,
-        driving(cluster, timing=Timing(beat=0.1, suspect=0.3, lost=0.6)) as master,
+        driving(cluster, beat=0.03) as master,
     ):
         step = await master.register(**relay(WORKERS[0], WORKERS[1], SCALAR))
         run = Numbers(master)

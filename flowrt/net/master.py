@@ -31,7 +31,7 @@ from flowrt.errors import (
 )
 from flowrt.net.frames import NoRoom
 from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
-from flowrt.net.liveness import Timing
+from flowrt.net.liveness import BEAT
 from flowrt.net.local import Local, way_between
 from flowrt.net.messages import (
     Abort,
@@ -68,7 +68,8 @@ class Master:
     ``listeners`` hear what tasks post, and of ways to them that broke and are there again.
 
     ``name`` is the session's: a newer master of the same name takes over from an older one; without a name, it is
-    nobody's successor. ``patience`` is how long, in seconds, opening waits for nodes that are not up yet.
+    nobody's successor. ``patience`` is how long, in seconds, opening waits for nodes that are not up yet; every
+    ``beat`` seconds nodes are asked for a sign of life.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Master:
         token: str,
         *,
         name: str = "",
-        timing: Timing | None = None,
+        beat: float = BEAT,
         patience: float = 5.0,
         transfer_budget: int = 256 << 20,
     ) -> None:
@@ -101,7 +102,7 @@ class Master:
         self._peers = Peers(
             addresses,
             token,
-            timing or Timing(),
+            beat,
             self._store,
             hear=self._hear,
             gone=self._settle_steps,

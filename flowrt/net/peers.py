@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
-from flowrt.net.liveness import Change, Liveness, Standing, Timing
+from flowrt.net.liveness import Change, Liveness, Standing
 from flowrt.net.messages import (
     Drive,
     Ping,
@@ -50,7 +50,7 @@ class Peers:
         self,
         addresses: Mapping[str, tuple[str, int]],
         token: str,
-        timing: Timing,
+        beat: float,
         store: Store,
         *,
         hear: Callable[[Peer, Any], None],
@@ -61,7 +61,7 @@ class Peers:
     ) -> None:
         self._addresses = dict(addresses)
         self._token = token
-        self._timing = timing
+        self._every = beat
         self._store = store
         self._hear, self._gone, self._excused, self._back, self._join = hear, gone, excused, back, join
         self._group = asyncio.TaskGroup()
@@ -88,7 +88,7 @@ class Peers:
         Raises `RemoteError` for one that refuses, and for a job of which none is up within ``patience`` seconds.
         """
         self._hello = session, epoch, self._addresses
-        self._liveness = Liveness(self._timing, asyncio.get_running_loop().time())
+        self._liveness = Liveness(self._every, asyncio.get_running_loop().time())
         await self._group.__aenter__()
         try:
             async with asyncio.TaskGroup() as group:
@@ -228,7 +228,7 @@ class Peers:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._timing.beat)
+            await asyncio.sleep(self._every)
             self._apply(self._liveness.look(loop.time()))
 
     # ── talking ──
@@ -248,7 +248,7 @@ class Peers:
 
     async def _beat(self, peer: Peer) -> None:
         for number in itertools.count():
-            await asyncio.sleep(self._timing.beat)
+            await asyncio.sleep(self._every)
             if not await self.say(peer, Ping(number)):
                 return
 
