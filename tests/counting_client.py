@@ -1,6 +1,6 @@
 """A trainer whose variables count its steps down, and a client process that trains it until it is killed.
 
-    python tests/counting_client.py CLUSTER_FILE SERVERS    # says "training" when it does
+    python tests/counting_client.py CLUSTER_FILE SERVERS [NAME]    # says "training" when it does
 
 Every gradient and the rate are 1, so at step s each entry of every variable is -s, whichever updates were kept: servers
 that are apart, and a step that is counted twice or not, are seen in any of them.
@@ -9,15 +9,28 @@ that are apart, and a step that is counted twice or not, are seen in any of them
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import flowrt as fr
+from flowrt.net.tokens import save_token
 
+HERE = Path(__file__).parent
+PATH = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
 ENTRIES = 200_000  # so that to apply an update takes a while
+
+
+def cluster_file(cluster: fr.LocalCluster, folder: Path) -> str:
+    """A file by which another process finds the cluster."""
+    save_token(str(folder / "token"), cluster.token)
+    lines = [f'token_file = "{folder / "token"}"', *(f"{job} = {list(to)}" for job, to in cluster.spec.jobs.items())]
+    (folder / "cluster.toml").write_text("\n".join(lines).replace("'", '"'))
+    return str(folder / "cluster.toml")
 
 
 def counting(servers: int) -> tuple[fr.Graph, fr.train.Replicated]:
@@ -46,13 +59,13 @@ async def counted(session: fr.Session, trainer: fr.train.Replicated) -> int:
     return int(step)
 
 
-async def main(file: str, servers: int) -> None:
+async def main(file: str, servers: int, name: str = "") -> None:
     graph, trainer = counting(servers)
-    async with fr.Session(graph, cluster=fr.ClusterSpec.from_file(file)) as session:
+    async with fr.Session(graph, cluster=fr.ClusterSpec.from_file(file), name=name) as session:
         async for report in trainer.steps(session, ones(), ahead=3):
             if report.step % 3 == 0:
                 print("training", flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

@@ -218,6 +218,7 @@ class World:
         self.dead: set[str] = set()
         self._gone: list[SimHost] = []  # of nodes that were started again
         self.allowed = 0  # versions that any client has asked for
+        self.known: set[int] = set()  # versions that clients have had reports of, their own or another's
         self.delivered = self.broke = 0
         self._ways: dict[tuple[str, str, str], Way] = {}
 
@@ -456,7 +457,17 @@ class World:
             tally=Tally(len(self.replicas)),
             program=make,
         )
-        return Steps(trainer, session, ahead)  # type: ignore[arg-type]
+        steps = Steps(trainer, session, ahead)  # type: ignore[arg-type]
+        steps._miss = lambda reports: self.known.update(r.version for r in reports)  # type: ignore[method-assign]
+        return steps
+
+    def check_known(self) -> None:
+        """Of each version a client has had a report, or server 0 keeps it for the next one."""
+        host = self.hosts[self.servers[0]]
+        newest = host.iterations._newest.get((CONTAINER, "trainer"))
+        kept = set() if newest is None else {report.version for report in newest.left.unseen}
+        if missing := set(range(len(host.applied))) - self.known - kept:
+            raise Violation(f"nobody knows what became of versions {sorted(missing)} of {len(host.applied)}")
 
     def check_whole(self) -> None:
         """All servers are at one version, made of the same updates, each of which counted once."""

@@ -346,6 +346,7 @@ async def test_a_node_that_gave_its_master_up_does_not_speak_of_another(
     reach: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_module, "RETURN", 0.0)
+    monkeypatch.setattr(node_module, "SOON", 0.0)
     async with world() as made:
         node, peer = made.nodes[WORKERS[0]], made.master._peers[WORKERS[0]]
         peer.control.cut()

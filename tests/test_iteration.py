@@ -13,6 +13,7 @@ from iteration_world import RUN, World
 
 from flowrt.device import CLIENT
 from flowrt.errors import RemoteError
+from flowrt.sched.iteration import iterations as iterations_module
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.iteration.iterations import left_from_data
 from flowrt.sched.iteration.messages import Ended, Look, Lost, Order, Settle, Stop, Update, Version
@@ -309,6 +310,103 @@ async def test_when_the_client_is_gone_all_apply_what_was_ordered_and_nothing_el
             node.ended("epoch")
         made.settle()
         assert made.state() == [(-1, 1)] * 2
+
+
+async def test_what_was_ordered_is_applied_however_late_a_server_hears_of_it_after_the_client_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(iterations_module, "SETTLE_SECONDS", 0.0)
+    async with world(2, 2) as made:
+        for replica in range(2):
+            made.give(replica, 1, 2)
+        made.settle()
+        made.allow(9)
+        made.ways[made.servers[0], made.servers[1]].clear()  # the order is lost, which server 0 does not know yet
+        assert await made.nodes[made.servers[0]].answer(Stop(RUN, patient=True), "epoch", none) == -1
+        for task in (made.servers[1], *made.workers):
+            await made.nodes[task].answer(Stop(RUN, patient=True), "epoch", none)
+        made.settle()
+        assert made.state() == [(-1, 1), (0, 0)]
+        made.break_way(made.servers[0], made.servers[1])
+        made.settle()
+        assert made.state() == [(-1, 1)] * 2
+        assert [node.going for node in made.nodes.values()] == [0] * 4
+
+
+async def test_nothing_is_ordered_while_the_client_is_away() -> None:
+    async with world(2) as made:
+        made.give(0, 1)
+        made.allow(1)
+        made.alive = False
+        made.give(1, 1)
+        made.settle()
+        assert made.state() == [(0, 0)]
+        made.alive = True
+        made.nodes[made.servers[0]].broken(CLIENT, "epoch")
+        made.settle()
+        assert made.state() == [(-1, 1)]
+
+
+async def test_who_comes_while_a_client_is_away_waits_until_all_have_applied_what_was_ordered_for_that() -> None:
+    async with world(1, 2) as made:
+        made.give(0, 1)
+        made.settle()
+        made.allow(1)
+        node = made.nodes[made.servers[0]]
+        await node.come_to_rest()  # the client is there, and sees to itself
+        made.alive = False
+        coming = asyncio.ensure_future(node.come_to_rest())
+        await asyncio.sleep(0)
+        assert not coming.done()
+        assert made.state() == [(-1, 1), (0, 0)]
+        made.settle()
+        await coming
+        assert made.state() == [(-1, 1)] * 2
+
+
+async def left_on(made: World) -> Any:
+    """What server 0 keeps."""
+    look = Look("", "trainer", ("step",))
+    _, left = await made.nodes[made.servers[0]].answer(look, "other", none)
+    return left_from_data(left)
+
+
+async def test_reports_that_a_client_is_not_known_to_have_had_are_kept_for_the_next_one() -> None:
+    async with world(2) as made:
+        for replica in range(2):
+            made.give(replica, 1, 2, 3, 4)
+        made.allow(3)
+        made.settle()
+        made.allow(4, seen=2)
+        made.settle()
+        made.alive = False
+        made.nodes[made.servers[0]].ended("epoch")
+        left = await left_on(made)
+        assert left.unseen == tuple(made.reports()[2:])
+        assert [report.version for report in left.unseen] == [2, 3]
+        assert left.client == ""
+
+
+async def test_what_an_opening_made_whole_is_reported_too() -> None:
+    async with world(2, 2) as made:
+        for replica in range(2):
+            made.give(replica, 1)
+        made.settle()
+        made.allow(1)
+        made.ways[made.servers[0], made.servers[1]].clear()
+        for node in made.nodes.values():
+            node.ended("epoch")
+        coordination = made.nodes[made.servers[0]]._coordination(RUN)
+        coordination.give_up()
+        assert (await left_on(made)).order == (0, (0, 1))
+        for task in reversed(made.servers):
+            await made.nodes[task].answer(Settle(RUN, 0, (0, 1)), "other", none)
+        assert made.state() == [(-1, 1)] * 2
+        left = await left_on(made)
+        assert left.order is None
+        assert [[(r, b, OUTCOMES[code]) for r, b, code, *_ in report.receipts] for report in left.unseen] == [
+            [(0, 1, Outcome.KEPT), (1, 1, Outcome.KEPT)]
+        ]
 
 
 async def test_a_second_client_is_refused_by_the_name_of_the_first_while_that_one_is_there() -> None:

@@ -95,6 +95,8 @@ async def clients_die(rng: random.Random) -> None:
                     await asyncio.sleep(0.5)
             else:
                 raise Violation(f"client {number} may never train")
+        await asyncio.sleep(100)
+        world.check_known()
 
 
 async def one_client(world: World, rng: random.Random, number: int) -> None:
@@ -107,6 +109,7 @@ async def one_client(world: World, rng: random.Random, number: int) -> None:
         try:
             for _ in range(rng.randint(1, 15) if total is None else total + 1):
                 reports.append(await anext(training))
+                world.known.add(reports[-1].step - 1)
                 await asyncio.sleep(world.while_(0.02))
         except StopAsyncIteration:
             pass
@@ -126,6 +129,8 @@ async def one_client(world: World, rng: random.Random, number: int) -> None:
     if not body.cancelled():
         body.result()  # `InvalidStateError` where it hangs
         if how != "killed":
+            if world.faults.breaks and world.faults.slow:  # a way may be broken for longer than a client waits
+                await asyncio.sleep(20)
             world.check_whole()
     if total is not None and isinstance(world.policy, AllOf):
         assert len(reports) == total // len(world.replicas)

@@ -10,25 +10,16 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from counting_client import counted, counting, ones
+from counting_client import HERE, PATH, cluster_file, counted, counting, ones
 from process_world import running
 
 import flowrt as fr
-from flowrt.net.tokens import save_token
 
-HERE = Path(__file__).parent
-PATH = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
-
-
-def cluster_file(cluster: fr.LocalCluster, folder: Path) -> str:
-    """A file by which another process finds the cluster."""
-    save_token(str(folder / "token"), cluster.token)
-    lines = [f'token_file = "{folder / "token"}"', *(f"{job} = {list(to)}" for job, to in cluster.spec.jobs.items())]
-    (folder / "cluster.toml").write_text("\n".join(lines).replace("'", '"'))
-    return str(folder / "cluster.toml")
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Address: TypeAlias = tuple[str, int]
 
 WAITING = 1 << 12  # messages that wait for a link to be opened; the oldest are lost first, as if it had broken
+SELDOM = 1.0  # seconds between two tries, at most
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +41,7 @@ class Links:
         self._links: dict[Address, Link] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
         self._posted: dict[Address, list[Any]] = {}  # by link that is being opened
+        self._pauses: dict[Address, float] = {}  # before the next try, of those that could not be reached last
         self._openers: set[asyncio.Task[None]] = set()
         self._closed = True  # until the block runs
 
@@ -98,10 +100,12 @@ class Links:
             link = await self.to(peer, address)
         except (FlowrtError, MemoryError) as error:
             _log.info("%s: nothing can be posted to %s: %s", self._task, peer, error)
-            await asyncio.sleep(RETRY)
+            pause = self._pauses[address] = min(2 * self._pauses.get(address, RETRY / 2), SELDOM)
+            await asyncio.sleep(pause)
             self._posted.pop(address, None)
             self._tell_broken(peer)
         else:
+            self._pauses.pop(address, None)
             for message in self._posted.pop(address, ()):
                 link.post(message)
 

@@ -3,18 +3,18 @@
 Law: of one session name only the newest master is obeyed. A newer one ends the reign of the older first: its steps are
 cancelled and waited for before the newer is welcomed, and an epoch that has ended never returns, so no two masters ever
 drive a step together. Steps also end with their master's connection; its reign goes on if it comes back soon, and ends
-otherwise. What a step computes, and in which order, is the executor's; what a variable holds outlives all reigns. No
-message ends a node: what goes wrong with one is told to who sent it, or ends its connection.
+otherwise. A master that is stopped keeps its connection, and its reign. What a step computes, and in which order, is
+the executor's; what a variable holds outlives all reigns, and so do the messages by which nodes apply what was ordered.
+No message ends a node: what goes wrong with one is told to who sent it, or ends its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,11 @@ from flowrt.errors import (
     RemoteError,
     SpecError,
     StepCancelled,
-    TakenOver,
     name_error,
 )
 from flowrt.net.frames import NoRoom
 from flowrt.net.link import Allowance, Link, Store, is_large
-from flowrt.net.links import WAITING, Links
+from flowrt.net.links import Links
 from flowrt.net.local import Local
 from flowrt.net.messages import (
     Abort,
@@ -63,6 +62,7 @@ from flowrt.net.messages import (
     to_hello,
 )
 from flowrt.net.plans import ReadyPlan, dismantle, make_ready
+from flowrt.net.reign import Reign, address_of, addresses_in, superseded
 from flowrt.net.started import Started
 from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
@@ -75,29 +75,10 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 REMEMBERED_EPOCHS = 1024
-RETURN = 30.0  # seconds in which a master may come back whose connection broke; then it has given this node up as well
+RETURN, SOON = 9.0, 2.0  # seconds since a master's last sign of life, and since its connection broke: who does not come
+# back before is given up. Where its host is gone without a word, the connection breaks after some 6 (`Bounds.silence`).
 MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that still has a connection is given up
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Reign:
-    """What one master has here, from its welcome until its connection has ended and it does not come back."""
-
-    drive: Drive | Resume
-    connection: Connection
-    addresses: Mapping[str, tuple[str, int]]
-    steps: Started
-    plans: dict[int, ReadyPlan] = field(default_factory=dict)
-    client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    waiting: deque[Any] = field(default_factory=lambda: deque(maxlen=WAITING))  # posted before there was a client
-    followed: asyncio.Event = field(default_factory=asyncio.Event)  # another master came, or this one again
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def link(self) -> Link | None:
-        """The client's, if there is one."""
-        return self.client.result() if self.client.done() and not self.client.cancelled() else None
 
 
 class Node:
@@ -106,7 +87,8 @@ class Node:
     def __init__(self, host: Host, token: str) -> None:
         self.host = host
         self._token = token
-        self._reigns: dict[str, _Reign] = {}  # by epoch
+        self._reigns: dict[str, Reign] = {}  # by epoch
+        self._known: dict[str, tuple[str, int]] = {}  # where masters said last that tasks are
         self._over: OrderedDict[str, float] = OrderedDict()  # the turn of epochs that have ended, `inf` for another's
         knows = self._reigns.__contains__
         self._local = Local(host.memory)
@@ -149,7 +131,7 @@ class Node:
     def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead) -> Pushed:
         """Send a small value, or announce a large one, where there is a way to ``peer``."""
         reign = self._reign_of(key)
-        link = reign.link if peer == CLIENT else self._links.standing(_address_of(peer, reign))
+        link = reign.link if peer == CLIENT else self._links.standing(address_of(peer, reign))
         if link is None or link.closed:
             return Pushed.NO_WAY
         return Pushed.SENT if link.push(key, edge, value) else Pushed.ANNOUNCED
@@ -163,10 +145,10 @@ class Node:
     async def _way(self, peer: str, key: StepKey) -> Link:
         reign = self._reign_of(key)
         if peer != CLIENT:
-            return await self._links.to(peer, _address_of(peer, reign))
+            return await self._links.to(peer, address_of(peer, reign))
         return reign.client.result() if reign.client.done() else await asyncio.shield(reign.client)
 
-    def _reign_of(self, key: StepKey) -> _Reign:
+    def _reign_of(self, key: StepKey) -> Reign:
         reign = self._reigns.get(key[0])
         if reign is None:
             raise StepCancelled(f"step {key[1]} has ended: its master is gone")
@@ -192,19 +174,26 @@ class Node:
     def post(self, peer: str, epoch: str, message: Any) -> None:
         """Send a message to a task, or to the client of ``epoch``: how iterations talk to others.
 
-        One to a client that is away waits for it; one of an epoch that has ended goes nowhere.
+        One to a client that is away waits for it; one to the client of an epoch that has ended goes nowhere.
         """
         reign = self._reigns.get(epoch)
         if peer == self.host.task:
             asyncio.get_running_loop().call_soon(self._hear_posted, peer, message)
         elif reign is None:
-            _log.info("%s: nothing is posted to %s: its master is gone", self.host.task, peer)
+            self._post_after(peer, message)
         elif peer == CLIENT:
             self._post_to_client(reign, message)
         else:
-            self._links.post(peer, _address_of(peer, reign), message)
+            self._links.post(peer, address_of(peer, reign), message)
 
-    def _post_to_client(self, reign: _Reign, message: Any) -> None:
+    def _post_after(self, peer: str, message: Any) -> None:
+        """Send a message of a master that is gone: what it had ordered, all servers apply all the same."""
+        if peer in self._known:
+            self._links.post(peer, self._known[peer], message)
+        else:
+            _log.info("%s: nothing is posted to %s: its master is gone", self.host.task, peer)
+
+    def _post_to_client(self, reign: Reign, message: Any) -> None:
         if reign.link is not None:
             reign.link.post(message)
         elif not reign.client.done():
@@ -269,7 +258,7 @@ class Node:
         reign = self._begin_reign(drive, connection)
         before = self._reigns.get(drive.epoch)
         if drive.turn <= (self._over.get(drive.epoch, -1) if before is None else before.drive.turn):
-            await self._say(reign, _superseded(reign))
+            await self._say(reign, superseded(reign))
             return
         if before is not None:  # which its master has given up
             before.followed.set()
@@ -285,9 +274,10 @@ class Node:
         finally:
             self._end_reign(reign)
 
-    def _begin_reign(self, drive: Drive | Resume, connection: Connection) -> _Reign:
+    def _begin_reign(self, drive: Drive | Resume, connection: Connection) -> Reign:
         tell = partial(self._tell, connection)
-        return _Reign(drive, connection, _addresses(drive.peers), Started(self.host, drive.epoch, tell, self._report))
+        self._known.update(addresses_in(drive.peers))
+        return Reign(drive, connection, addresses_in(drive.peers), Started(self.host, drive.epoch, tell, self._report))
 
     async def _resume(self, resume: Resume, connection: Connection) -> None:
         """Let a master go on that was here before: its plans still are, its steps have ended."""
@@ -295,7 +285,7 @@ class Node:
         before = self._reigns.get(resume.epoch)
         if before is None or before.followed.is_set():
             anew = Refused(RemoteError.__name__, f"{self.host.task} does not know this session any more")
-            await self._say(reign, _superseded(reign) if self._over.get(resume.epoch) == inf else anew)
+            await self._say(reign, superseded(reign) if self._over.get(resume.epoch) == inf else anew)
             return
         reign.plans = before.plans
         self._reigns[resume.epoch] = reign
@@ -308,7 +298,7 @@ class Node:
         finally:
             self._end_reign(reign)
 
-    async def _rule_until_gone(self, reign: _Reign) -> None:
+    async def _rule_until_gone(self, reign: Reign) -> None:
         """Obey a master; where its connection breaks, give it time to come back."""
         try:
             await self._rule(reign)
@@ -317,15 +307,17 @@ class Node:
                 raise
             _log.warning("%s: the way to a master broke: %s", self.host.task, error)
         self._end_client(reign)
+        now = asyncio.get_running_loop().time()
         with suppress(TimeoutError):
-            async with asyncio.timeout(RETURN):
+            async with asyncio.timeout_at(max(now + SOON, reign.heard + RETURN)):
                 await reign.followed.wait()
 
-    async def _rule(self, reign: _Reign) -> None:
+    async def _rule(self, reign: Reign) -> None:
         _log.info("%s: obeys the master of session %r", self.host.task, reign.drive.session)
         try:
             async with asyncio.TaskGroup() as tasks:
                 try:
+                    await self._iterations.come_to_rest()
                     await self._say(reign, Welcome())
                     await self._obey(reign, tasks)
                 finally:
@@ -334,18 +326,18 @@ class Node:
         except BaseExceptionGroup as group:
             raise root_error(group) from None
 
-    async def _depose(self, reign: _Reign) -> None:
+    async def _depose(self, reign: Reign) -> None:
         self._over[reign.drive.epoch] = inf
         reign.followed.set()
         try:
             async with asyncio.timeout(1.0):
-                await self._say(reign, _superseded(reign))
+                await self._say(reign, superseded(reign))
         except (RemoteError, ClosedError, TimeoutError):
             pass  # it is gone, or does not read: it learns from the end of the connection
         await reign.connection.aclose()
         await reign.ended.wait()
 
-    def _end_reign(self, reign: _Reign) -> None:
+    def _end_reign(self, reign: Reign) -> None:
         epoch = reign.drive.epoch
         self._end_client(reign)
         if self._reigns.get(epoch) is reign:  # and not the same master's, come back
@@ -360,13 +352,13 @@ class Node:
         self.host.rendezvous.close_epoch(epoch)
         reign.ended.set()
 
-    def _end_client(self, reign: _Reign) -> None:
+    def _end_client(self, reign: Reign) -> None:
         if not reign.client.done():
             reign.client.cancel()
         elif not reign.client.cancelled():
             reign.client.result().close()
 
-    async def _obey(self, reign: _Reign, tasks: asyncio.TaskGroup) -> None:
+    async def _obey(self, reign: Reign, tasks: asyncio.TaskGroup) -> None:
         try:
             async with asyncio.timeout(MASTER_SILENCE) as silence:
                 await reign.connection.listen(lambda data: self._hear(reign, from_data(data), tasks, silence))
@@ -376,12 +368,13 @@ class Node:
             reign.connection.cut()  # it comes back, and there may be memory then
             raise LinkBroken(f"no memory to obey a master: {error}") from error
 
-    def _hear(self, reign: _Reign, message: Any, tasks: asyncio.TaskGroup, silence: asyncio.Timeout) -> None:
+    def _hear(self, reign: Reign, message: Any, tasks: asyncio.TaskGroup, silence: asyncio.Timeout) -> None:
         match message:
             case Start():
                 reign.steps.start(message, reign.plans.get(message.plan), tasks)
             case Ping(number):
-                silence.reschedule(asyncio.get_running_loop().time() + MASTER_SILENCE)
+                reign.heard = asyncio.get_running_loop().time()
+                silence.reschedule(reign.heard + MASTER_SILENCE)
                 self._tell(reign.connection, Pong(number))
             case Abort(number):
                 reign.steps.abort(number)
@@ -396,10 +389,10 @@ class Node:
             case _:
                 raise BrokenStream(f"a master cannot say {type(message).__name__}")
 
-    async def _say(self, reign: _Reign, message: Any) -> None:
+    async def _say(self, reign: Reign, message: Any) -> None:
         await reign.connection.send(to_data(message))
 
-    async def _register(self, reign: _Reign, message: Register) -> None:
+    async def _register(self, reign: Reign, message: Register) -> None:
         """Make a plan ready in a lane: a large one takes seconds, in which the node answers all the same."""
         answer = Answer(message.request, None)
         try:
@@ -413,7 +406,7 @@ class Node:
         if self._tasks is not None:
             self._tasks.create_task(self.host.lanes.run(dismantle, plans))
 
-    async def _obey_command(self, reign: _Reign, command: Command) -> None:
+    async def _obey_command(self, reign: Reign, command: Command) -> None:
         """Have iterations do as a master's client asks; they go on when its reign has ended."""
         answer = Answer(command.request, None)
         try:
@@ -426,7 +419,7 @@ class Node:
             answer = Answer(command.request, None, *self._report(error, "a run of a trainer"))
         self._tell(reign.connection, answer)
 
-    def _executor(self, reign: _Reign, plan: int) -> Executor:
+    def _executor(self, reign: Reign, plan: int) -> Executor:
         if plan not in reign.plans:
             raise InternalError(f"plan {plan} is not registered on {self.host.task}")
         return reign.plans[plan].executor
@@ -472,21 +465,3 @@ def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:
     if isinstance(message, Answer):
         return Answer(message.request, None, name, text)
     return Done(message.number, error=name, text=text)
-
-
-def _superseded(reign: _Reign) -> Refused:
-    session = reign.drive.session
-    return Refused(TakenOver.__name__, f"session {session!r} has a newer master: another one took its nodes over")
-
-
-def _address_of(peer: str, reign: _Reign) -> tuple[str, int]:
-    if peer not in reign.addresses:
-        raise InternalError(f"{peer} was not introduced by the master of session {reign.drive.session!r}")
-    return reign.addresses[peer]
-
-
-def _addresses(peers: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    try:
-        return {task: (str(host), int(port)) for task, (host, port) in peers.items()}
-    except (TypeError, ValueError) as error:
-        raise BrokenStream(f"a master introduced its peers as {str(peers)[:80]}") from error

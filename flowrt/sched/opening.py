@@ -21,7 +21,7 @@ It must not know messages or sessions. Answers age, so whoever asks and acts on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from flowrt.valueclass import valueclass
 
@@ -40,6 +40,7 @@ class Left:
         ended: Whether it goes on no more: nothing is being applied, and nothing will be.
         client: Who drives it, for people; empty once that client is gone. Only what server 0 says of it counts.
         broke: Whether it began to apply that version and could not end it.
+        unseen: On server 0, the reports of what was applied that the run's client is not known to have had, in order.
     """
 
     run: int
@@ -51,6 +52,7 @@ class Left:
     broke: bool = False
     weights: tuple[float, ...] | None = None
     versions: tuple[int, ...] = ()
+    unseen: tuple[Any, ...] = ()
 
 
 @valueclass
@@ -64,9 +66,10 @@ class Said:
 
 @valueclass
 class Go:
-    """All servers are at ``version``: a run may begin there."""
+    """All servers are at ``version``: a run may begin there. ``unseen`` are the reports that nobody may have had."""
 
     version: int
+    unseen: tuple[Any, ...] = ()
 
 
 @valueclass
@@ -122,8 +125,14 @@ def decide(trainer: str, said: Sequence[Said]) -> Opening:
         return Refuse(f"{trainer}: an update could not be applied whole on {', '.join(broke)}; {_FIX}")
     versions = [one.version or 0 for one in said]
     if min(versions) == max(versions):
-        return Go(versions[0])
+        return Go(versions[0], _unseen(said[0], versions[0]))
     return _missing(said, versions) or Refuse(_apart(trainer, said))
+
+
+def _unseen(first: Said, version: int) -> tuple[Any, ...]:
+    """What server 0 reported and nobody may have had of how the variables came to ``version``; nothing if otherwise."""
+    left = first.left
+    return left.unseen if left is not None and left.version == version else ()
 
 
 def _missing(said: Sequence[Said], versions: list[int]) -> Apply | None:

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 TRIES = 4  # to make servers agree that others may change meanwhile
 
 
-async def agree(runner: Runner, program: Program, trainer: str) -> int:
+async def agree(runner: Runner, program: Program, trainer: str) -> Go:
     """The version that all servers are at, once no run goes on and what one of them lacks is applied.
 
+    With it comes what nobody may have had of the reports of the run before: see `Left`.
     Raises `RemoteError` where another client trains, or the servers hold different versions.
     """
     refused = ""
     for _ in range(TRIES):
         match decide(repr(trainer), await _ask(runner, program)):
-            case Go(version):
-                return version
+            case Go() as go:
+                return go
             case Refuse(text):
                 if text == refused:  # what servers say is of different moments: another client may train meanwhile
                     raise RemoteError(text)
@@ -36,7 +37,8 @@ async def agree(runner: Runner, program: Program, trainer: str) -> int:
                 await runner.command(program.servers[server], Stop(run))
             case Apply(run, version, replicas, servers, weights, versions):
                 settle = Settle(run, version, replicas, weights, versions)
-                await _each(runner, {program.servers[s]: settle for s in servers})
+                await _each(runner, {program.servers[s]: settle for s in servers if s})
+                await runner.command(program.servers[0], settle)  # which reports it, as all have applied it then
     raise RemoteError(f"the servers of {trainer!r} did not come to rest; try again")
 
 

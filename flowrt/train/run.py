@@ -14,7 +14,7 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,22 @@ _log = logging.getLogger(__name__)
 
 
 class Run:
-    """A run of ``trainer``, which is given batches of ``supply``: a listener of its nodes."""
+    """A run of ``trainer``, which is given batches of ``supply``: a listener of its nodes.
 
-    def __init__(self, trainer: Replicated, session: Session, supply: Supply) -> None:
+    Before it begins, ``missed`` is told the reports that the client of the run before may not have had.
+    """
+
+    def __init__(
+        self,
+        trainer: Replicated,
+        session: Session,
+        supply: Supply,
+        missed: Callable[[Sequence[Report]], None] = lambda reports: None,
+    ) -> None:
         self._trainer = trainer
         self._session = session
         self._supply = supply
+        self._missed = missed
         self._runner = session._open_here()
         self._each = trainer.local_steps  # batches of a replica that make one update
         self._number = secrets.randbits(62)
@@ -66,7 +76,9 @@ class Run:
         trainer, runner = self._trainer, self._runner
         program = self._program = await self._make_program()
         self._check_servers(program.servers, "training cannot begin")
-        version = self._first = self._seen = await agree(runner, program, trainer.name)
+        found = await agree(runner, program, trainer.name)
+        self._missed(found.unseen)
+        version = self._first = self._seen = found.version
         who = f"{self._client()}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
         for task, begin in zip(program.servers, program.begin_servers, strict=True):
             await self._command(task, begin(run=self._number, version=version, client=who))
@@ -143,7 +155,7 @@ class Run:
         """Let the variables move to what was asked for, and beyond."""
         self._counted = self._supply.over
         totals = tuple([given // self._each for given in self._supply.given]) if self._counted else None
-        self._post(0, Allow(self._number, self._allowed, self._came, totals))
+        self._post(0, Allow(self._number, self._allowed, self._seen, totals))
 
     @property
     def _came(self) -> int:
@@ -317,15 +329,17 @@ class Run:
             await asyncio.wait(working)
 
     async def stop(self) -> None:
-        """End the run on all nodes that are there."""
+        """End the run on all nodes that are there; what was ordered, all servers apply, if not at once then later."""
         await self.rest()
         lost = self._runner.lost
         tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
         with suppress(FlowrtError, TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                if tasks:
-                    await self._runner.command(tasks[0], Stop(self._number))  # it has others apply what it ordered
-                await together(self._runner.command(task, Stop(self._number)) for task in tasks[1:])
+                unsettled = False
+                if tasks and tasks[0] == self._program.servers[0]:  # it has others apply what it ordered
+                    unsettled = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True)) < 0
+                stop = Stop(self._number, unsettled)
+                await together(self._runner.command(task, stop) for task in tasks)
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:

@@ -7,6 +7,7 @@ nodes and waits for that; what the servers had begun to apply, all apply.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import field
 from math import nan
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from flowrt.train.diagnosis import Slow
     from flowrt.train.replicated import Replicated
 
+_log = logging.getLogger(__name__)
 BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
 
 
@@ -113,7 +115,7 @@ class Steps:
             while trainer in session._iterating:
                 await session._iterating[trainer]()
             session._iterating[trainer] = self.end
-            self._run = Run(trainer, session, self._supply)
+            self._run = Run(trainer, session, self._supply, self._miss)
             try:
                 with runner.listening(self._run):
                     await self._run.begin()
@@ -144,6 +146,11 @@ class Steps:
         if self._session.checkpoints is not None:
             await self._session.checkpoints.after_step(self._session)
         return made
+
+    def _miss(self, reports: Sequence[Report]) -> None:
+        """Take down what was applied for a client that may not have heard of it, as it was lost."""
+        for report in reports:
+            _log.info("%s: step %d was made for another client", self._trainer.name, report.version + 1)
 
     def _report(self, report: Report) -> StepReport:
         outcomes = {replica: OUTCOMES[code] for replica, _, code, _, _ in report.receipts}

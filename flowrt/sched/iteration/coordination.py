@@ -2,8 +2,8 @@
 
 Law: the coordinator decides; this file gives its orders, wakes it when it is due, tells the client of each version
 that all servers have applied, and ends the run where it cannot go on or its client does not want it to. Everybody is
-told of that once nothing is left to apply that was ordered. There is one timer at most, none while no policy waits for
-a time, and none once the run is over.
+told of that once nothing is left to apply that was ordered, however long that takes. Nothing is ordered while the
+client is away. There is one timer at most, none while no policy waits for a time, and none once the run is over.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -53,7 +54,7 @@ class Coordination:
     """The coordinator of a run, on the way.
 
     ``obey`` has the server beside it apply a set, ``publish`` tell replicas of a version; ``ended`` is called when the
-    run is over, with whether all servers are at one version then.
+    run is over, with whether all servers are at one version then; ``lives`` says whether the client is connected.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Coordination:
         obey: Callable[[int, tuple[int, ...], Weights, tuple[int, ...]], None],
         publish: Callable[[int], None],
         ended: Callable[[bool], None],
+        lives: Callable[[], bool],
     ) -> None:
         self._role, self._way = role, way
-        self._obey, self._publish, self._tell_ended = obey, publish, ended
+        self._obey, self._publish, self._tell_ended, self._lives = obey, publish, ended, lives
         self._value = Coordinator.start(
             policy_from_data(role.policy),
             len(role.replicas),
@@ -83,6 +85,7 @@ class Coordination:
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # when that wakes the coordinator
         self._reports: list[Report] = []  # that the client may not have
+        self._resting: list[asyncio.Future[None]] = []  # who waits for all to have applied what was ordered
         self._end: Ended | None = None
         self.ended: Ended | None = None  # as everybody was told
         self.over = asyncio.Event()
@@ -91,6 +94,16 @@ class Coordination:
     def version(self) -> int:
         """The open version."""
         return self._value.version
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing is ordered any more."""
+        return self._end is not None
+
+    @property
+    def unseen(self) -> tuple[Report, ...]:
+        """The reports that the client is not known to have had."""
+        return tuple(self._reports)
 
     @property
     def pending(self) -> tuple[int, tuple[int, ...]] | None:
@@ -223,6 +236,8 @@ class Coordination:
         if peer == CLIENT:
             for message in (*self._reports, *([self.ended] if self.ended else [])):
                 self._way.post(CLIENT, message)
+            if not self._value.closing:
+                self._follow(None, self._way.clock())  # what could not be ordered while it was away
         elif pending is not None:
             for task in role.servers[1:]:
                 if task == peer:
@@ -240,6 +255,20 @@ class Coordination:
     def give_up(self) -> None:
         """End a run that was to end, whether or not all have applied what was ordered."""
         self._finish()
+
+    async def wait_rest(self) -> None:
+        """Wait until all servers have applied what was ordered."""
+        while not self._value.settled:
+            waiter = asyncio.get_running_loop().create_future()
+            self._resting.append(waiter)
+            await waiter
+
+    def made_whole(self, version: int) -> None:
+        """All servers have applied what was ordered of ``version``: an opening has seen to that, and asked them."""
+        if self.pending is not None and self.version == version:
+            now = self._way.clock()
+            for server in range(len(self._role.servers)):
+                self._applied(server, version, now, nan)
 
     def close(self) -> None:
         """Nothing is to happen any more."""
@@ -261,6 +290,8 @@ class Coordination:
 
     def _give_order(self, now: float) -> bool:
         """Give the order that is due, if one is."""
+        if not self._lives():
+            return False
         self._value, replicas = self._value.order(now)
         if replicas is None:
             return False
@@ -280,6 +311,10 @@ class Coordination:
         if self._value.version > before.version:
             self._publish(self._value.version)
             self._report(before, now, before.square + square)
+            while self._resting:
+                waiter = self._resting.pop()
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _measure(self, before: Coordinator, square: float) -> NoiseScale:
         """The noise scale, with a version whose updates' mean has that square."""

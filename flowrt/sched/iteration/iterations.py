@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.device import CLIENT
@@ -33,6 +33,7 @@ from flowrt.sched.iteration.messages import (
     Order,
     Probe,
     Ready,
+    Report,
     Rows,
     Seen,
     Settle,
@@ -59,6 +60,7 @@ _STEPS = Spec("int64", ())
 _TO_SERVERS = frozenset({Update, Seen, Wants, Order, Allow, Lost, Ready, Held, Applied, Failed})
 _TO_REPLICAS = frozenset({Version, Rows, Batch, Probe})
 SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
+REST_SECONDS = 2.0  # how long who comes waits for what was ordered for those who are away
 
 
 class Iterations:
@@ -136,6 +138,9 @@ class Iterations:
         server = self._servers.get(run)
         if server is not None:
             server.close(whole)
+        self._end_replicas(run)
+
+    def _end_replicas(self, run: int) -> None:
         for key in [key for key in self._replicas if key[0] == run]:
             self._replicas.pop(key).close()
 
@@ -150,6 +155,8 @@ class Iterations:
                 server = self._server(run)
                 server.obey(version, replicas, weights, versions)
                 await server.wait_applied()
+                if server.coordination is not None and server.version > version:
+                    server.coordination.made_whole(version)
                 return None
             case BeginServer():
                 return self._begin_server(asked, epoch, plans)
@@ -157,8 +164,8 @@ class Iterations:
                 return self._begin_replica(asked, epoch, plans)
             case Join(run, replica, turn, given):
                 return self._coordination(run).join(replica, turn, given)
-            case Stop(run):
-                return await self._stop(run)
+            case Stop(run, patient):
+                return await self._stop(run, patient)
             case _:
                 raise InternalError(f"{type(asked).__name__} is nothing to be asked")
 
@@ -193,7 +200,8 @@ class Iterations:
         way = self._way(asked, epoch, asked.server, len(asked.servers))
         gather = None if asked.gather < 0 else Closed(plans(asked.gather), asked.seed)
         apply = Closed(plans(asked.apply), asked.seed)
-        server = Server(asked, apply, gather, way, lambda whole: self._end(asked.run, whole))
+        lives = lambda: self._lives(way.epoch)  # noqa: E731
+        server = Server(asked, apply, gather, way, lambda whole: self._end(asked.run, whole), lives)
         if before is not None:
             self._servers.pop(before.role.run, None)
         self._newest[trainer] = self._servers[asked.run] = server
@@ -239,24 +247,42 @@ class Iterations:
             raise RemoteError(f"{self._host.task} does not coordinate that run, or not any more")
         return found
 
-    async def _stop(self, run: int) -> int:
+    async def _stop(self, run: int, patient: bool) -> int:
         server = self._servers.get(run)
         ending = [replica.task for key, replica in self._replicas.items() if key[0] == run]
-        if server is not None and server.coordination is not None:
-            server.coordination.end()
-            with suppress(TimeoutError):
+        coordination = None if server is None else server.coordination
+        if server is not None:
+            with suppress(TimeoutError):  # what it waits for of another server may be lost with that
                 async with asyncio.timeout(SETTLE_SECONDS):
-                    await server.coordination.over.wait()
-            server.coordination.give_up()
-        else:
-            if server is not None:
-                with suppress(TimeoutError):  # what it waits for of another server may be lost with that
-                    async with asyncio.timeout(SETTLE_SECONDS):
+                    if coordination is None:
                         await server.wait_applied()
+                    else:
+                        coordination.end()
+                        await coordination.over.wait()
+        if patient:
+            self._end_replicas(run)
+        elif coordination is None:
             self._end(run, False)  # whether all servers are at one version, server 0 says
+        else:
+            coordination.give_up()
         if tasks := [task for task in ending if task is not None]:
             await asyncio.wait(tasks)
-        return -1 if server is None else server.version
+        return -1 if coordination is None or not coordination.over.is_set() else coordination.version
+
+    async def come_to_rest(self) -> None:
+        """Wait until what was ordered for clients that are away is applied by all servers, but not for long.
+
+        Who opens a session then reads variables of one version.
+        """
+        away = [
+            server.coordination
+            for server in self._newest.values()
+            if server.coordination is not None and not self._lives(server.way.epoch)
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                for coordination in away:
+                    await coordination.wait_rest()
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -298,6 +324,7 @@ def left_to_data(left: Left) -> tuple[Any, ...]:
         left.broke,
         left.weights,
         left.versions,
+        tuple(tuple(getattr(report, field.name) for field in fields(report)) for report in left.unseen),
     )
 
 
@@ -305,5 +332,6 @@ def left_from_data(data: tuple[Any, ...]) -> Left | None:
     """What `left_to_data` wrote; None of nothing."""
     if not data:
         return None
-    run, version, held, order, *others = data
-    return Left(run, version, frozenset(held), order or None, *others)
+    run, version, held, order, *others = data[:-1]
+    unseen = tuple(Report(*report) for report in data[-1])
+    return replace(Left(run, version, frozenset(held), order or None, *others), unseen=unseen)

@@ -148,9 +148,14 @@ class BeginReplica:
 
 @valueclass
 class Stop:
-    """End the run here, once what was ordered is applied; answers the version that server 0 is at."""
+    """End the run here, once what was ordered is applied; answers the version that server 0 is at, -1 of other tasks.
+
+    Where that takes too long, it is given up, and an opening decides by what all servers say. A ``patient`` end is not
+    given up: -1 is answered, and all apply what was ordered once the ways between them work again.
+    """
 
     run: int
+    patient: bool = False
 
 
 @valueclass
@@ -182,7 +187,7 @@ class Batch:
 
 @valueclass
 class Allow:
-    """To server 0: versions before ``version`` may be applied, and reports before ``seen`` have arrived.
+    """To server 0: versions before ``version`` may be applied, and the user has had the reports before ``seen``.
 
     ``totals``, once the batches are at their end, says how many each replica was given.
     """

@@ -66,7 +66,7 @@ class _Told:
 
 
 class Server:
-    """One server of a run. Of server 0, ``ended`` is called when the run is over."""
+    """One server of a run. ``lives`` says whether the client is there; server 0 calls ``ended`` when it is over."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class Server:
         gather: Closed | None,
         way: Way,
         ended: Callable[[bool], None],
+        lives: Callable[[], bool] = lambda: True,
     ) -> None:
         self.role = role
         self.way = way
@@ -94,7 +95,7 @@ class Server:
         self._values: tuple[Any, ...] = ()
         self._at = role.version  # what replicas are told
         self._specs = self._find_specs()
-        self.coordination = None if role.server else Coordination(role, way, self.obey, self._publish, ended)
+        self.coordination = None if role.server else Coordination(role, way, self.obey, self._publish, ended, lives)
         self._publish(role.version)
 
     @property
@@ -110,7 +111,9 @@ class Server:
         order = None if coordination is None else coordination.pending
         how = (None, ()) if order is None or coordination is None else (coordination.weights, coordination.versions)
         ended = self.over and shard.taken is None
-        return Left(self.role.run, self.version, held, order, ended, self.role.client, self.broke, *how)
+        client = "" if coordination is not None and coordination.ending else self.role.client
+        unseen = () if coordination is None else coordination.unseen
+        return Left(self.role.run, self.version, held, order, ended, client, self.broke, *how, unseen)
 
     def hear(self, message: Any) -> None:
         """Do as a message says."""

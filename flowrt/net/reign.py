@@ -1,0 +1,58 @@
+"""What one master has on a node, and who it says that the other tasks are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import BrokenStream, InternalError, TakenOver
+from flowrt.net.links import WAITING
+from flowrt.net.messages import Drive, Refused, Resume
+
+if TYPE_CHECKING:
+    from flowrt.net.link import Link
+    from flowrt.net.plans import ReadyPlan
+    from flowrt.net.started import Started
+    from flowrt.net.transport import Connection
+
+
+@dataclass(slots=True, eq=False)
+class Reign:
+    """What one master has here, from its welcome until its connection has ended and it does not come back."""
+
+    drive: Drive | Resume
+    connection: Connection
+    addresses: Mapping[str, tuple[str, int]]
+    steps: Started
+    plans: dict[int, ReadyPlan] = field(default_factory=dict)
+    client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    waiting: deque[Any] = field(default_factory=lambda: deque(maxlen=WAITING))  # posted before there was a client
+    followed: asyncio.Event = field(default_factory=asyncio.Event)  # another master came, or this one again
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: float = field(default_factory=lambda: asyncio.get_running_loop().time())  # its last sign of life
+
+    @property
+    def link(self) -> Link | None:
+        """The client's, if there is one."""
+        return self.client.result() if self.client.done() and not self.client.cancelled() else None
+
+
+def superseded(reign: Reign) -> Refused:
+    session = reign.drive.session
+    return Refused(TakenOver.__name__, f"session {session!r} has a newer master: another one took its nodes over")
+
+
+def address_of(peer: str, reign: Reign) -> tuple[str, int]:
+    if peer not in reign.addresses:
+        raise InternalError(f"{peer} was not introduced by the master of session {reign.drive.session!r}")
+    return reign.addresses[peer]
+
+
+def addresses_in(peers: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    try:
+        return {task: (str(host), int(port)) for task, (host, port) in peers.items()}
+    except (TypeError, ValueError) as error:
+        raise BrokenStream(f"a master introduced its peers as {str(peers)[:80]}") from error
