@@ -99,6 +99,13 @@ def put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
+def among(chosen: frozenset[int], items: tuple[Item, ...], others: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The item of ``items`` at each index that is ``chosen``, else of ``others``."""
+    if not chosen:
+        return others
+    return tuple(item if index in chosen else others[index] for index, item in enumerate(items))
+
+
 def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     """What answers these attributes as a tuple."""
     if len(names) > 1:

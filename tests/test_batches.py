@@ -30,8 +30,9 @@ class Handing:
             self.drawn += 1
             yield {"x": np.full(size, number, "float32")}
 
-    def _give(self, replica: int, number: int, batches: Any) -> None:
+    def _give(self, replica: int, number: int, identities: Any, batches: Any) -> None:
         self.sent.append((replica, number, [int(values[0][0]) for values in batches]))
+        assert len(identities) == len(batches)
 
     def step(self, number: int) -> None:
         """All replicas have spent their first batches, up to that one."""

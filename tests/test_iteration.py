@@ -125,6 +125,9 @@ async def test_each_batch_is_spent_once_and_the_run_ends_with_them() -> None:
         made.give(1, 1)
         made.allow(99, totals=(3, 1))
         made.settle()
+        assert made.ended() is None  # what its client has not seen may be to be used again
+        made.allow(99, len(made.reports()), totals=(3, 1))
+        made.settle()
         spent = [
             (r, batch) for version in range(len(made.reports())) for r, (batch, _) in outcomes(made, version).items()
         ]

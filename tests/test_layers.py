@@ -106,6 +106,7 @@ PURE = [
             "topology",
             "quorum",
             "book",
+            "handing",
             "coordinator",
             "batched",
             "ledger",

@@ -162,6 +162,8 @@ async def test_a_run_ends_with_the_last_whole_round() -> None:
         made.give(0, *range(1, 11))
         made.give(1, *range(1, 9))
         await made.go_on()
+        made.allow(99, 2, totals=(2, 2))
+        await made.go_on()
         assert made.ended() == Ended(RUN, 2)
         assert made.state() == [(-2, 2)]
 

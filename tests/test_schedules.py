@@ -182,7 +182,36 @@ async def replicas_return(rng: random.Random) -> None:
         check_reports(world, reports)
 
 
-@pytest.mark.parametrize("scenario", [trains_undisturbed, clients_die, replicas_die, replicas_return])
+async def replicas_return_and_batches_end(rng: random.Random) -> None:
+    """Every batch that was drawn has its one end, or none at the end of all; what a lost replica left, others used."""
+    world, total = drawn(rng), rng.randint(1, 120)
+    loop, count = asyncio.get_running_loop(), len(world.replicas)
+    for at in [rng.uniform(0.0, 1.5) for _ in range(rng.randint(1, 6))] if world.policy.least(count) < count else []:
+        loop.call_later(at, world.restart, rng.randrange(count))
+    reports: list[StepReport] = []
+    async with left_in_order(world):
+        training = world.client("one", rng.choice([0, 0, 1, 5])).run(itertools.islice(batches(), total))
+        try:
+            async with asyncio.timeout(1000):
+                reports.extend([report async for report in training])
+        except NodeLost:
+            pass
+        check_accounts(world, reports, total)
+
+
+def check_accounts(world: World, reports: list[StepReport], total: int) -> None:
+    """No batch ended twice, and those that were kept are those that were applied."""
+    ended = [identity for report in reports for batches in report.batches.values() for identity in batches]
+    assert len(set(ended)) == len(ended)
+    assert set(ended) <= set(range(total))
+    applied = world.hosts[world.servers[0]].applied
+    for report, updates in zip(reports, applied, strict=False):
+        assert {(replica, *report.batches[replica]) for replica in report.kept} == updates
+
+
+@pytest.mark.parametrize(
+    "scenario", [trains_undisturbed, clients_die, replicas_die, replicas_return, replicas_return_and_batches_end]
+)
 def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) -> None:
     first = int(os.environ.get("FLOWRT_SEED", 1122))  # another one tries other schedules
     for seed in range(first, first + SEEDS):

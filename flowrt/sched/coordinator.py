@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import nan
-from typing import TypeVar
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
@@ -36,9 +35,7 @@ from flowrt.sched.ledger import Ledger, Receipt, Stuck
 from flowrt.sched.policies.policy import Offer, Policy, Record
 from flowrt.sched.quorum import Quorum, Verdict
 from flowrt.sched.standing import AT_LOSS, ENDED, Standing, outcome
-from flowrt.valueclass import put, replace, stateclass
-
-T = TypeVar("T")
+from flowrt.valueclass import among, put, replace, stateclass
 
 
 @stateclass
@@ -66,6 +63,7 @@ class Coordinator:
         published: The servers that have applied the open version's set.
         waiting: What became whole since the set was fixed, and may count in the next version, by arrival.
         history: The versions before the open one that stay readable, oldest first.
+        was: Of each replica that joined again while its tower may yet count, that tower's batch: (replica, batch).
     """
 
     quorum: Quorum
@@ -86,6 +84,7 @@ class Coordinator:
     published: frozenset[int] = frozenset()
     waiting: tuple[Offer, ...] = ()
     history: tuple[Ledger, ...] = ()
+    was: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def start(
@@ -317,7 +316,10 @@ class Coordinator:
         Of its batches, the first ``given`` are gone with the one that was lost: it begins with those after them.
         """
         self._check(self.version, replica)
-        return replace(self, alive=put(self.alive, replica, True), book=self.book.skip(replica, given))
+        book, was = self.book.skip(replica, given), self.was
+        if book is not self.book and self.standing[replica] in ENDED and replica not in dict(was):
+            was = (*was, (replica, self.spent[replica]))
+        return replace(self, alive=put(self.alive, replica, True), book=book, was=was)
 
     def stuck(self) -> Stuck | None:
         """Why the open version can never close, or None. Then the run ends, or gives the version up by `abandon`."""
@@ -402,17 +404,18 @@ class Coordinator:
             self,
             quorum=self.quorum.next(now, None if self.closing else lambda: self._record(now)),
             book=self.book.spend(*begin),
-            standing=_among(going, self.standing, tuple(standing)),
-            holders=_among(going, self.holders, (frozenset(),) * len(replicas)),
-            since=_among(stay, since, (version,) * len(replicas)),
-            computed=_among(going, self.computed, (version,) * len(replicas)),
-            began=_among(going, self.began, (now,) * len(replicas)),
+            standing=among(going, self.standing, tuple(standing)),
+            holders=among(going, self.holders, (frozenset(),) * len(replicas)),
+            since=among(stay, since, (version,) * len(replicas)),
+            computed=among(going, self.computed, (version,) * len(replicas)),
+            began=among(going, self.began, (now,) * len(replicas)),
             ordered_at=None,
-            squares=_among(going, self.squares, (0.0,) * len(replicas)),
+            squares=among(going, self.squares, (0.0,) * len(replicas)),
             square=0.0,
             published=frozenset(),
             waiting=(),
             history=(*self.history, self._account())[-self.remember :] if self.remember else (),
+            was=tuple([pair for pair in self.was if pair[0] in going]) if self.was else (),
         )
         offers = [offer for offer in (*self.quorum.offers, *self.waiting) if offer.replica in going]
         return opened._offer_again(offers) if offers else opened
@@ -442,10 +445,11 @@ class Coordinator:
     def _account(self) -> Ledger:
         """The open version's ledger. Its set is fixed; who does not go on stands as then."""
         assert self.quorum.closed_at is not None
-        kept, going = self.quorum.kept, self._going()
+        kept, going, was = self.quorum.kept, self._going(), dict(self.was)
+        each = enumerate(zip(self.standing, self.computed, self.spent, strict=True))
         receipts = tuple(
-            Receipt(replica, self.spent[replica], outcome(standing, replica, kept), self.version - computed)
-            for replica, (standing, computed) in enumerate(zip(self.standing, self.computed, strict=True))
+            Receipt(replica, was.get(replica, spent), outcome(standing, replica, kept), self.version - computed)
+            for replica, (standing, computed, spent) in each
             if standing in ENDED and replica not in going
         )
         return Ledger(self.version, self.quorum.kept, receipts, self.quorum.closed_at)
@@ -485,10 +489,3 @@ class Coordinator:
             raise InternalError(f"replica {replica} does not exist, expected 0 to {self.quorum.replicas - 1}")
         if not 0 <= server < self.servers:
             raise InternalError(f"server {server} does not exist, expected 0 to {self.servers - 1}")
-
-
-def _among(chosen: frozenset[int], values: tuple[T, ...], others: tuple[T, ...]) -> tuple[T, ...]:
-    """By replica, its one of ``values`` if it is ``chosen``, else of ``others``."""
-    if not chosen:
-        return others
-    return tuple(value if r in chosen else others[r] for r, value in enumerate(values))

@@ -12,6 +12,7 @@ import numpy as np
 
 from flowrt.errors import FeedError, user_site
 from flowrt.feeds import as_feed
+from flowrt.sched.handing import Handing
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor
@@ -65,13 +66,13 @@ class Batches:
 
 
 class Supply:
-    """Hands batches out to replicas, in turn, each ``depth`` more than are spent; those that are lost get no more, and
-    those that are excused none until they are included again.
+    """Hands batches out to replicas, as `Handing` says, each ``depth`` more than are spent.
 
-    ``inputs`` are the tensors that a replica's batch is for, ``give`` sends some, of which the first has that number.
-    A message costs more than a small batch: so some of these are drawn ahead, and kept back until several go together.
-    What goes wrong with a batch ends the supply: it is the ``error`` that is to be raised once those before it are
-    spent.
+    ``inputs`` are the tensors that a replica's batch is for. ``give`` sends some: it is called with the replica, the
+    number that the first of them has there, their identities, and their values. A message costs more than a small
+    batch: so some of these are drawn ahead, and kept back until several go together. Values are kept until their batch
+    is accounted for. What goes wrong with a batch ends the supply: it is the ``error`` that is to be raised once those
+    before it are spent.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class Supply:
         source: Batches,
         inputs: Sequence[Mapping[str, Tensor]],
         depth: int,
-        give: Callable[[int, int, Sequence[Values]], None],
+        give: Callable[[int, int, Sequence[int], Sequence[Values]], None],
         copy: Callable[[Any], Any],
+        first: int = 0,
     ) -> None:
-        self.given = [0] * len(inputs)
-        self.over = False
+        self.handing = Handing(len(inputs), depth, first)
         self.error: BaseException | None = None
         self.drawn = 0.0  # seconds in which nothing else was done here than to wait for the source
         self._source = source
@@ -91,73 +92,100 @@ class Supply:
         self._depth = depth
         self._give = give
         self._copy = copy
-        self._spent = [0] * len(inputs)
         self._sent = [0] * len(inputs)
         self._together = 1
-        self._lost: set[int] = set()
-        self._excused: set[int] = set()
-        self._skipped = 0  # numbers of batches that nobody has
-        self._held: list[dict[int, Values]] = [{} for _ in inputs]  # by replica and number: not known to be spent
-        self._turn = 0
+        self._values: dict[int, Values] = {}  # by identity, of what was drawn and is not accounted for
         self._drawing: asyncio.Task[None] | None = None
+
+    @property
+    def given(self) -> Sequence[int]:
+        """By replica, the number of the newest batch that it was handed."""
+        return self.handing.given
 
     @property
     def total(self) -> int:
         """How many batches were handed out."""
-        return sum(self.given) - self._skipped
+        return self.handing.new - self.handing.first
 
-    def spend(self, replica: int, number: int) -> None:
-        """All batches of ``replica`` up to ``number`` are spent."""
-        self._spent[replica] = max(self._spent[replica], number)
-        held = self._held[replica]
-        for old in [old for old in held if old <= number]:
-            del held[old]
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to hand out; what comes back or is used again may change that."""
+        return self.handing.over
+
+    # ── what becomes of them ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def spend(self, replica: int, number: int, *, again: bool = False) -> list[int]:
+        """All batches of ``replica`` up to ``number`` are spent; answers those that were not before, by identity.
+
+        With ``again`` they are handed out again, before new ones.
+        """
+        spent = self.handing.spend(replica, number)
+        if again:
+            self.handing.requeue(*spent)
+        else:
+            for identity in spent:
+                self._values.pop(identity, None)
+        return spent
 
     def lose(self, replica: int) -> None:
         """Give ``replica`` no more."""
-        self._lost.add(replica)
-        self._held[replica].clear()
+        self.handing.lose(replica)
         self._sent[replica] = self.given[replica]
+
+    def confirm_lost(self, replica: int, spent: int) -> list[int]:
+        """Of a replica that was lost the first ``spent`` batches were; others are to have the rest, which it answers.
+
+        See to `fill` afterwards.
+        """
+        return self.handing.confirm_lost(replica, spent)
 
     def join(self, replica: int, number: int) -> None:
         """Give ``replica``, which was lost, batches again, numbered from ``number`` + 1 on."""
-        self._lost.discard(replica)
-        self._skipped += number - self.given[replica]
-        self.given[replica] = self._sent[replica] = self._spent[replica] = number
+        self.handing.join(replica, number)
+        self._sent[replica] = number
 
     def excuse(self, replica: int) -> None:
         """Give ``replica``, which is not known to be well, nothing until it is included again."""
-        self._excused.add(replica)
+        self.handing.excuse(replica)
 
     def include(self, replica: int) -> None:
         """Give ``replica`` batches again as the others; see to `fill` afterwards."""
-        self._excused.discard(replica)
+        self.handing.include(replica)
+
+    def begin_again(self) -> None:
+        """A run begins anew: see `Handing.begin_again`."""
+        self.handing.begin_again()
+        self._sent = [0] * len(self._sent)
 
     def give_again(self, replica: int) -> None:
         """Send those again that may not have arrived."""
         self._sent[replica] = self.given[replica]
-        for number, values in self._held[replica].items():
-            self._give(replica, number, [values])
+        for number, identity in self.handing.held(replica).items():
+            self._give(replica, number, [identity], [self._values[identity]])
+
+    # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def fill(self, told: Callable[[], None]) -> None:
         """Hand out what may be, now or as it comes; ``told`` is called when a source that waits is at its end."""
-        if self._source.waits:
-            if self._drawing is None and not self.over and self._next() is not None:
-                self._drawing = asyncio.ensure_future(self._draw(told))
-            return
-        while not self.over and (replica := self._next()) is not None:
+        self._hand_out()
+        while (replica := self._wants()) is not None:
+            if self._source.waits:
+                self._drawing = self._drawing or asyncio.ensure_future(self._draw(told))
+                return
             began = time.perf_counter()
             try:
                 batch = self._source.next()
                 self.drawn += time.perf_counter() - began
-                self._hand_out(replica, batch)
+                self._admit(replica, batch)
             except Exception as error:
                 self._fail(error)
+            self._hand_out()
 
     async def _draw(self, told: Callable[[], None]) -> None:
         try:
-            while not self.over and (replica := self._next()) is not None:
-                self._hand_out(replica, await self._source.wait_next())
+            while (replica := self._wants()) is not None:
+                self._admit(replica, await self._source.wait_next())
+                self._hand_out()
         except Exception as error:
             self._fail(error)
         finally:
@@ -165,41 +193,45 @@ class Supply:
         if self.over:
             told()
 
-    def _next(self) -> int | None:
-        """Whose turn it is, of those that may have a batch."""
-        count, ahead = len(self.given), self._depth + self._together - 1
-        for replica in (i % count for i in range(self._turn, self._turn + count)):
-            if replica in self._lost or replica in self._excused:
-                continue
-            if self.given[replica] - self._spent[replica] < ahead:
-                return replica
-        return None
+    def _wants(self) -> int | None:
+        """Whose turn it is to have a batch that is not drawn yet; None where nobody may, or there is none."""
+        handing = self.handing
+        return None if handing.identity is None or handing.identity in self._values else handing.replica
 
-    def _hand_out(self, replica: int, batch: Mapping[str, Any] | None) -> None:
+    def _admit(self, replica: int, batch: Mapping[str, Any] | None) -> None:
+        """Take in what was drawn for a replica: a batch, or that there are no more."""
         if batch is None:
             self._end()
-            return
-        inputs = self._inputs[replica]
-        values = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs.items()])
-        self._turn, self._together = replica + 1, 1 if self._source.waits else _together(values)
-        self.given[replica] += 1
-        self._held[replica][self.given[replica]] = values
-        sent = self._sent[replica]
-        if sent - self._spent[replica] < self._depth or self.given[replica] - sent >= self._together:
-            self._send(replica)
+        else:
+            inputs = self._inputs[replica].items()
+            values = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs])
+            self._values[self.handing.new] = values
+
+    def _hand_out(self) -> None:
+        """Hand out what is drawn."""
+        handing, sent = self.handing, self._sent
+        while handing.identity in self._values and (handed := handing.next()) is not None:
+            replica, number, identity = handed
+            self._together = 1 if self._source.waits else _together(self._values[identity])
+            handing.depth = self._depth + self._together - 1
+            if sent[replica] - handing.spent[replica] < self._depth or number - sent[replica] >= self._together:
+                self._send(replica)
+        if handing.identity is None:  # nothing more that these could wait for
+            for replica, number in enumerate(handing.given):
+                if number > sent[replica]:
+                    self._send(replica)
 
     def _send(self, replica: int) -> None:
         """Send a replica what it was not sent yet, together."""
         first, self._sent[replica] = self._sent[replica] + 1, self.given[replica]
-        held = self._held[replica]
-        self._give(replica, first, [held[number] for number in range(first, self.given[replica] + 1)])
+        held = self.handing.held(replica)
+        identities = [held[number] for number in range(first, self.given[replica] + 1)]
+        self._give(replica, first, identities, [self._values[identity] for identity in identities])
 
     def _end(self) -> None:
-        """No more will be handed out."""
-        self.over = True
-        for replica, given in enumerate(self.given):
-            if given > self._sent[replica]:
-                self._send(replica)
+        """No more are drawn."""
+        self.handing.end(self.handing.new)
+        self._hand_out()
 
     def _fail(self, error: BaseException) -> None:
         self.error = error

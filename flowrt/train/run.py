@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
-from flowrt.sched.iteration.messages import Allow, Batch, Doing, Ended, Join, Lost, Pending, Report, Stop
+from flowrt.sched.iteration.messages import Allow, Batch, Doing, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.train.opening import agree
 from flowrt.train.program import Program, where_lost
 from flowrt.train.watching import Watcher
@@ -66,6 +66,7 @@ class Run:
         self._losses: list[int] = []  # how often the task of each had been lost when it was begun
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
+        self._hands_out = False  # all have begun, and nobody is told to end
         self._seen = 0  # versions before this one are reported
         self._allowed = 0  # versions before this one may be applied
 
@@ -137,9 +138,10 @@ class Run:
         """
         self._allowed = self._seen + 1 + ahead
         self._allow()
-        self._supply.fill(self._news.set)
+        self._hands_out = True
+        self._fill()
         while not self._reports:
-            if self._supply.over and not self._counted:
+            if not self._counted and self._supply.over:
                 self._allow()
             if self._error is not None:
                 raise self._error
@@ -151,9 +153,13 @@ class Run:
         self._seen += 1
         return self._reports.popleft()
 
+    def _fill(self) -> None:
+        if self._hands_out:
+            self._supply.fill(self._news.set)
+
     def _allow(self) -> None:
         """Let the variables move to what was asked for, and beyond."""
-        self._counted = self._supply.over
+        self._counted = self._supply.over and not self._reports  # which may say that some are to be used again
         totals = tuple([given // self._each for given in self._supply.given]) if self._counted else None
         self._post(0, Allow(self._number, self._allowed, self._seen, totals))
 
@@ -165,7 +171,7 @@ class Run:
     def _post(self, server: int, message: Any) -> None:
         self._runner.post(self._program.servers[server], message)
 
-    def give(self, replica: int, number: int, batches: Sequence[Values]) -> None:
+    def give(self, replica: int, number: int, identities: Sequence[int], batches: Sequence[Values]) -> None:
         """Send a replica batches, of which the first has that number."""
         first, *more = batches
         self._runner.post(self._program.replicas[replica], Batch(self._number, replica, number, first, tuple(more)))
@@ -180,6 +186,9 @@ class Run:
                 self._news.set()
                 if self._watcher is not None:
                     self._watcher.hear(message)
+            case Gone(_, replica, turn, spent):
+                if replica in self._lost and turn == self._turns[replica]:
+                    self._hand_on(replica, spent)
             case Doing() | Pending() if self._watcher is not None:
                 self._watcher.hear(message)
             case Ended():
@@ -230,7 +239,7 @@ class Run:
                 self._supply.excuse(replica)
             else:
                 self._supply.include(replica)
-        self._supply.fill(self._news.set)
+        self._fill()
 
     def lose(self, replica: int) -> None:
         """Go on without a replica."""
@@ -238,8 +247,15 @@ class Run:
             return
         self._lost.add(replica)
         self._supply.lose(replica)
+        self._counted = False
         self._trainer.tally.lose(replica, self._trainer.nodes[replica])
         self._post(0, Lost(self._number, replica, self._turns[replica]))
+        self._news.set()
+
+    def _hand_on(self, replica: int, spent: int) -> None:
+        """Others are to have what a lost replica had not spent."""
+        self._supply.confirm_lost(replica, spent * self._each)
+        self._fill()
         self._news.set()
 
     async def _join(self, replica: int) -> None:
@@ -268,7 +284,8 @@ class Run:
         given, losses = -(-self._supply.given[replica] // self._each), self._runner.losses.get(task, 0)
         try:
             join = Join(self._number, replica, turn, given)
-            version = await self._runner.command(self._program.servers[0], join)
+            version, spent = await self._runner.command(self._program.servers[0], join)
+            self._hand_on(replica, spent)
             await self._command(task, begin(run=self._number, version=version, turn=turn, given=given))
         finally:
             self._turns[replica] = turn  # not before: what is said of its loss meanwhile is of the one before it
@@ -278,7 +295,7 @@ class Run:
         self._lost.discard(replica)
         self._supply.join(replica, given * self._each)
         self._trainer.tally.join(replica)
-        self._supply.fill(self._news.set)
+        self._fill()
 
     def _check_nodes(self) -> None:
         """Raise `NodeLost` where a server is lost already, or too few replicas are left: nothing could be compiled."""
@@ -321,7 +338,8 @@ class Run:
         return f"{trainer.policy} needs {needed} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
 
     async def rest(self) -> None:
-        """Watch no more who is there."""
+        """Watch no more who is there, and hand nothing out."""
+        self._hands_out = False
         working = [*self._watching, *self._joining.values()]
         for task in working:
             task.cancel()

@@ -43,8 +43,9 @@ class StepReport:
     how many versions older than the one that it moved were the values that it was computed from. ``noise_scale`` is the
     gradient noise scale so far, in updates of a replica: beyond so many, more of them make a step little better
     (McCandlish et al., arXiv 1812.06162); NaN where the policy does not measure it, or nothing was measured yet.
-    ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps divided, of those that server 0
-    has heard of since the report before.
+    ``batches`` says by replica which batches this step decided about, by identity: their places, from 0, in the order
+    in which the source was drawn. ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps
+    divided, of those that server 0 has heard of since the report before.
     """
 
     step: int
@@ -59,6 +60,7 @@ class StepReport:
     staleness: tuple[int, ...] = ()
     noise_scale: float = nan
     slow: tuple[Slow, ...] = ()
+    batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
     measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -134,8 +136,8 @@ class Steps:
         )
         await to_the_end(self._stop())
 
-    def _give(self, replica: int, number: int, batches: Sequence[Values]) -> None:
-        self._run.give(replica, number, batches)
+    def _give(self, replica: int, number: int, identities: Sequence[int], batches: Sequence[Values]) -> None:
+        self._run.give(replica, number, identities, batches)
 
     async def _next(self) -> StepReport | None:
         """The next report; None when too few batches are left for another step."""
@@ -155,8 +157,9 @@ class Steps:
     def _report(self, report: Report) -> StepReport:
         outcomes = {replica: OUTCOMES[code] for replica, _, code, _, _ in report.receipts}
         stale = {replica: staleness for replica, *_, staleness in report.receipts}
+        batches = {}
         for replica, batch, _, seconds, _ in report.receipts:
-            self._supply.spend(replica, batch * self._each)
+            batches[replica] = self._supply.spend(replica, batch * self._each)
             if seconds >= 0:
                 self._trainer.tally.took(replica, seconds)
         kept = _those(outcomes, Outcome.KEPT)
@@ -176,6 +179,7 @@ class Steps:
             tuple(stale[replica] for replica in kept),
             report.noise_scale,
             self._trainer.tally.attribution.slow,
+            batches,
             (report, self._trainer.tally.attribution.clocks),
         )
 

@@ -27,6 +27,7 @@ from flowrt.sched.iteration.messages import (
     BeginServer,
     Ended,
     Failed,
+    Gone,
     Held,
     Lost,
     Order,
@@ -81,6 +82,8 @@ class Coordination:
         self._heard: dict[int, bytes] = {}  # by replica: what `Report.times` says of it
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
+        self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
+        self._counted = -1  # the version that was open when the client last counted the batches; -1 if not since a loss
         self._noise = NoiseScale()
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None  # when that wakes the coordinator
@@ -188,23 +191,26 @@ class Coordination:
                 self._reports = [report for report in self._reports if report.version >= seen]
                 self._value = value.allow(version)
                 if totals is not None:
-                    self._value = self._value.exhausted(totals)
+                    self._value, self._counted = self._value.exhausted(totals), seen
             case Lost(_, replica, turn):
                 if turn >= self._turns[replica]:  # else it was begun again meanwhile
                     self._lose(replica, turn)
+                    self._way.post(CLIENT, Gone(self._role.run, replica, turn, self._gone[replica]))
             case Failed():
                 self._failed(message)
 
-    def join(self, replica: int, turn: int, given: int) -> int:
+    def join(self, replica: int, turn: int, given: int) -> tuple[int, int]:
         """Have a replica that was lost take part from the next version on: see `Join`."""
         if turn > self._turns[replica]:
             self._lose(replica, turn - 1)
             self._turns[replica] = turn
             self._value = self._value.joined(replica, given)
-        return self.version
+        return self.version, self._gone[replica]
 
     def _lose(self, replica: int, turn: int) -> None:
-        self._value = self._value.lost(replica)
+        if self._value.alive[replica]:
+            self._value, self._counted = self._value.lost(replica), -1
+            self._gone[replica] = self._value.spent[replica]
         for task in self._role.servers[1:]:
             self._way.post(task, Lost(self._role.run, replica, turn))
 
@@ -302,7 +308,9 @@ class Coordination:
         return True
 
     def _end_if_stuck(self) -> None:
-        if self._end is None and (stuck := self._value.stuck()) is not None:
+        if self._end is not None or (stuck := self._value.stuck()) is None:
+            return
+        if stuck.cause is not Cause.EXHAUSTED or self._counted >= self.version:
             self.end(*_why(stuck))
 
     def _applied(self, server: int, version: int, now: float, square: float) -> None:
@@ -363,7 +371,7 @@ class Coordination:
         if failed.replica < 0:
             where = self._role.servers[failed.server]
             self._stop(failed, where)
-        elif self._value.may_count(failed.replica, failed.version):
+        elif self._value.alive[failed.replica] and self._value.may_count(failed.replica, failed.version):
             if failed.error in PASSING:
                 self._value = self._value.lost(failed.replica).joined(failed.replica)
             else:

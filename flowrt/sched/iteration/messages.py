@@ -160,9 +160,10 @@ class Stop:
 
 @valueclass
 class Join:
-    """To server 0: a replica that was lost is begun again, for the ``turn``-th time. Answers the version that is open.
+    """To server 0: a replica that was lost is begun again, for the ``turn``-th time.
 
-    Its batches are those after the first ``given``, which the one before it may have had.
+    Answers the version that is open, and how many batches the one before it had spent: see `Gone`. Its batches are
+    those after the first ``given``, which the one before it may have had.
     """
 
     run: int
@@ -189,7 +190,9 @@ class Batch:
 class Allow:
     """To server 0: versions before ``version`` may be applied, and the user has had the reports before ``seen``.
 
-    ``totals``, once the batches are at their end, says how many each replica was given.
+    ``totals``, once the batches are at their end, says how many each replica was given. What comes back of those that
+    were handed out may change that, so the run ends for want of batches only once its client, which has seen the
+    report of all versions but the open one, has said it since the last replica was lost.
     """
 
     run: int
@@ -200,7 +203,10 @@ class Allow:
 
 @valueclass
 class Lost:
-    """To server 0, which tells the others: a replica's task is lost, as it was begun for the ``turn``-th time."""
+    """To server 0, which tells the others: a replica's task is lost, as it was begun for the ``turn``-th time.
+
+    Answered by `Gone`, unless it was begun again meanwhile.
+    """
 
     run: int
     replica: int
@@ -417,6 +423,19 @@ class Report:
 
 
 @valueclass
+class Gone:
+    """To the client: of a replica that was lost, ``spent`` batches are; no later one counts, so others may have those.
+
+    It says this of the one that was begun for the ``turn``-th time, and again whenever it is told of that one's loss.
+    """
+
+    run: int
+    replica: int
+    turn: int
+    spent: int
+
+
+@valueclass
 class Pending:
     """To the client, which asked: what server 0 waits for, in seconds, -1 for what is not.
 
@@ -451,7 +470,7 @@ KINDS: tuple[type[Any], ...] = (
     *(Look, Settle, BeginServer, BeginReplica, Join, Stop),
     *(Batch, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),
-    *(Version, Rows, Held, Order, Applied, Report, Pending, Ended),
+    *(Version, Rows, Held, Order, Applied, Report, Gone, Pending, Ended),
 )
 
 
