@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
 from flowrt.net.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, placed, writes
 from flowrt.net.outbox import Outbox, Outgoing
-from flowrt.net.sockets import ASK_SECONDS, Standstill, tune, unanswered
+from flowrt.net.sockets import ASK_SECONDS, Standstill, broken_by, tune, unanswered, unreachable
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -170,7 +170,7 @@ class _Stream(asyncio.BufferedProtocol):
     def _note_loss(self, cause: object) -> None:
         """Say that the stream was cut, unless a side had ended it in order, or it is said already."""
         if not (self.reader.ended or self.closing) and self.failure is None:
-            self.failure = NodeLost(f"the connection to {self.peer} was lost: {cause}")
+            self.failure = broken_by(cause, f"the connection to {self.peer} was lost: {cause}")
 
     # ── called by the connection ──
 
@@ -312,7 +312,7 @@ class _Stream(asyncio.BufferedProtocol):
         silent = unanswered(self.socket)
         untaken = self.standstill.seconds(self.transport.get_write_buffer_size())
         if silent >= self.bounds.silence:
-            self.fail(NodeLost(f"{self.peer} has answered nothing for {silent:.1f} s: it, or the way to it, is gone"))
+            self.fail(unreachable(self.peer, silent))
         elif untaken >= self.bounds.unacknowledged:
             self.fail(NodeLost(f"{self.peer} has taken nothing for {untaken:.1f} s"))
         else:

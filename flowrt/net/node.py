@@ -63,6 +63,7 @@ from flowrt.net.messages import (
 )
 from flowrt.net.plans import ReadyPlan, dismantle, make_ready
 from flowrt.net.reign import Reign, address_of, addresses_in, superseded
+from flowrt.net.sockets import was_silent
 from flowrt.net.started import Started
 from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
@@ -76,7 +77,8 @@ if TYPE_CHECKING:
 
 REMEMBERED_EPOCHS = 1024
 RETURN, SOON = 9.0, 2.0  # seconds since a master's last sign of life, and since its connection broke: who does not come
-# back before is given up. Where its host is gone without a word, the connection breaks after some 6 (`Bounds.silence`).
+# back before is given up,
+HEAL = 30.0  # but where the way to it is gone without a word: it may be well, and come back when that is mended
 MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that still has a connection is given up
 _log = logging.getLogger(__name__)
 
@@ -308,8 +310,9 @@ class Node:
             _log.warning("%s: the way to a master broke: %s", self.host.task, error)
         self._end_client(reign)
         now = asyncio.get_running_loop().time()
+        soon = HEAL if was_silent(reign.connection.failure) else SOON
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(max(now + SOON, reign.heard + RETURN)):
+            async with asyncio.timeout_at(max(now + soon, reign.heard + RETURN)):
                 await reign.followed.wait()
 
     async def _rule(self, reign: Reign) -> None:

@@ -9,16 +9,42 @@ one kernel's, which tells at once of a process that is gone; and that a peer tak
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from contextlib import suppress
 from typing import Any
+
+from flowrt.errors import NodeLost
 
 ASK_SECONDS = 1  # between two probes of an idle connection
 TRIES = 3  # that must have gone unanswered: one packet may be lost on any way
 _RTO_MAX_MS = 44  # Linux 6.15: the longest wait before something is sent again; two minutes otherwise
 _RETRANSMITS, _PROBES, _LAST_DATA, _LAST_ACK = 2, 3, 19, 20  # places in Linux' tcp_info
 _INFO = struct.Struct("8B13I")
+_NO_WAY = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+
+
+def broken_by(cause: object, text: str) -> NodeLost:
+    """The error of a connection that broke; see `was_silent`."""
+    error = NodeLost(text)
+    error.__cause__ = cause if isinstance(cause, OSError) else None
+    return error
+
+
+def unreachable(peer: str, seconds: float) -> NodeLost:
+    """The error of a connection whose other end has answered nothing for so long."""
+    text = f"{peer} has answered nothing for {seconds:.1f} s: it, or the way to it, is gone"
+    return broken_by(TimeoutError(errno.ETIMEDOUT, "no answer"), text)
+
+
+def was_silent(failure: BaseException | None) -> bool:
+    """Whether a connection broke because nothing came back on it: the way is gone, and its peer may be well.
+
+    Elsewhere the peer's kernel has ended it, which tells that its process is gone, or has done so itself.
+    """
+    cause = None if failure is None else failure.__cause__
+    return isinstance(cause, OSError) and cause.errno in _NO_WAY
 
 
 def tune(connection: socket.socket, unacknowledged: float, silence: float, buffers: int | None) -> None:
