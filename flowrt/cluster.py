@@ -325,8 +325,13 @@ class LocalCluster(AsyncOnly):
         if self._restart:
             self._keeping = [asyncio.create_task(self._keep(task)) for task in self.processes]
 
+    def _where(self, task: str) -> tuple[Sequence[str], str]:
+        """What is put before a node's command, and the address that it listens at: experiments put it elsewhere."""
+        return (), "127.0.0.1"
+
     async def _spawn(self, job: str, number: int, folder: Path, port: int = 0) -> Process:
-        options = {"job": job, "task": number, "bind": f"127.0.0.1:{port}", "token-file": folder / "token"}
+        before, host = self._where(f"/job:{job}/task:{number}")
+        options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": folder / "token"}
         options |= {"threads": self._threads, "log-level": self._log_level}
         delay = self._delays.get(f"/job:{job}/task:{number}")
         if delay is not None:
@@ -334,7 +339,7 @@ class LocalCluster(AsyncOnly):
             file.write_text(str(delay), encoding="utf-8")
             options["delay"] = f"@{file}"
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
+            *(*before, sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
             *(f"--{name}={value}" for name, value in options.items()),
             *(f"--import={module}" for module in self._imports),
             stdin=asyncio.subprocess.PIPE,  # held open: its end tells the node that we are gone

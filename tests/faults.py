@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster_plans import CLIENT
 from link_world import Links, Weather, bad_links, token_of
 from training_world import Settings, Trained, check_ledger, state, train
 
@@ -72,6 +73,20 @@ async def holds(settings: Settings, rng: random.Random, folder: Path, count: int
         asyncio.get_running_loop().call_later(rng.uniform(0.0, 0.3), links.let_go)
 
     await _troubled(hold, settings, rng, folder, count)
+
+
+async def partitions(
+    settings: Settings, rng: random.Random, folder: Path, count: int = 4, longest: float = 6.0
+) -> None:
+    """Tasks, and the client, are cut off for a while, one after another, on the way to all others."""
+    tasks = [f"/job:worker/task:{rng.randrange(settings.replicas)}", "/job:ps/task:0", "/job:ps/task:1", CLIENT]
+    rng.shuffle(tasks)
+
+    def part(links: Links) -> None:
+        links.part(task := tasks.pop())
+        asyncio.get_running_loop().call_later(rng.uniform(0.0, longest), links.rejoin, task)
+
+    await _troubled(part, settings, rng, folder, len(tasks))
 
 
 async def stops(settings: Settings, rng: random.Random, folder: Path, count: int = 5, longest: float = 0.5) -> None:
@@ -183,6 +198,8 @@ SCENARIOS: dict[str, Scenario] = {
     "cuts_first": lambda rng, folder: cuts(FIRST, rng, folder),
     "holds": lambda rng, folder: holds(SMALL, rng, folder),
     "holds_first": lambda rng, folder: holds(FIRST, rng, folder),
+    "partitions": lambda rng, folder: partitions(SMALL, rng, folder),
+    "partitions_first": lambda rng, folder: partitions(FIRST, rng, folder),
     "stops": lambda rng, folder: stops(SMALL, rng, folder),
     "stops_first": lambda rng, folder: stops(FIRST, rng, folder),
     "killed_replica": killed_replica,

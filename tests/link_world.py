@@ -54,6 +54,7 @@ class Links:
         self.weather = weather
         self.spec: ClusterSpec
         self._wires: list[_Wire] = []
+        self._apart: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
 
@@ -73,6 +74,16 @@ class Links:
         """Carry on everywhere."""
         for wire in self._wires:
             wire.open.set()
+
+    def part(self, task: str) -> None:
+        """Cut a task off: its connections, and those that are opened to it or by it, carry nothing."""
+        self._apart.add(task)
+        self.hold(task)
+
+    def rejoin(self, task: str) -> None:
+        """Let a task be reached again; what was carried before is lost with its connections."""
+        self._apart.discard(task)
+        self.cut(task)
 
     def throttle(self, task: str, weather: Weather) -> None:
         """Have the connections of a task, as they are, carry as ``weather`` says."""
@@ -123,6 +134,8 @@ class Links:
             return
         wire = _Wire(ends, self.weather, near, far)
         self._wires.append(wire)
+        if ends & self._apart:
+            wire.open.clear()
         try:
             await wire.carry(self)
         finally:

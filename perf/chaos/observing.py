@@ -1,0 +1,73 @@
+"""What clients tell of training, one after another: its steps, when they were, and what was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from bisect import bisect
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+Report = dict[str, Any]
+
+
+class Observed:
+    """The steps that were told of so far. ``violations`` are what clients found, and steps that went missing."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.steps = 0
+        self._times: list[float] = []
+        self._first = False  # the next step is a client's first one
+        self._news: set[asyncio.Future[Report]] = set()
+
+    def again(self) -> None:
+        """Another client goes on: it begins with a step after all that were reported."""
+        self._first = True
+
+    async def read(self, client: asyncio.subprocess.Process) -> None:
+        """Take in what a client prints, until it ends; a line that was cut short by its death says nothing."""
+        assert client.stdout is not None
+        async for line in client.stdout:
+            if not line.endswith(b"\n"):
+                return
+            told = json.loads(line)
+            if "violations" in told:
+                self.violations += told["violations"]
+            else:
+                self._add(told)
+
+    def _add(self, report: Report) -> None:
+        step = report["step"]
+        if step <= self.steps or (step > self.steps + 1 and not self._first):
+            self.violations.append(f"step {step} was made after step {self.steps}")
+        self._first, self.steps = False, step
+        self._times.append(report["at"])
+        for waiter in self._news:
+            if not waiter.done():
+                waiter.set_result(report)
+        self._news.clear()
+
+    async def until(self, sign: Callable[[Report], bool], seconds: float) -> Report:
+        """The first report from now on that is the ``sign``. Raises `TimeoutError` if none comes in so many seconds."""
+        async with asyncio.timeout(seconds):
+            while True:
+                waiter: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+                self._news.add(waiter)
+                report = await waiter
+                if sign(report):
+                    return report
+
+    def rate(self, spans: Iterable[tuple[float, float]]) -> float:
+        """Steps a second in these spans of time."""
+        steps, seconds = 0, 0.0
+        for begin, end in spans:
+            steps += bisect(self._times, end) - bisect(self._times, begin)
+            seconds += end - begin
+        return steps / seconds
+
+    def longest(self, begin: float, end: float) -> float:
+        """The longest time without a step between two moments."""
+        times = [begin, *self._times[bisect(self._times, begin) : bisect(self._times, end)], end]
+        return max(b - a for a, b in pairwise(times))
