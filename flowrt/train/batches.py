@@ -161,7 +161,7 @@ class Supply:
         """Send those again that may not have arrived."""
         self._sent[replica] = self.given[replica]
         for number, identity in self.handing.held(replica).items():
-            self._give(replica, number, [identity], [self._values[identity]])
+            self._give(replica, number, [identity], [self._values_of(identity)])
 
     # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,7 +196,11 @@ class Supply:
     def _wants(self) -> int | None:
         """Whose turn it is to have a batch that is not drawn yet; None where nobody may, or there is none."""
         handing = self.handing
-        return None if handing.identity is None or handing.identity in self._values else handing.replica
+        return None if handing.identity is None or self._has(handing.identity) else handing.replica
+
+    def _has(self, identity: int | None) -> bool:
+        """Whether a batch is there to be handed out."""
+        return identity in self._values
 
     def _admit(self, replica: int, batch: Mapping[str, Any] | None) -> None:
         """Take in what was drawn for a replica: a batch, or that there are no more."""
@@ -210,9 +214,9 @@ class Supply:
     def _hand_out(self) -> None:
         """Hand out what is drawn."""
         handing, sent = self.handing, self._sent
-        while handing.identity in self._values and (handed := handing.next()) is not None:
+        while self._has(handing.identity) and (handed := handing.next()) is not None:
             replica, number, identity = handed
-            self._together = 1 if self._source.waits else _together(self._values[identity])
+            self._together = 1 if self._source.waits else _together(self._values_of(identity))
             handing.depth = self._depth + self._together - 1
             if sent[replica] - handing.spent[replica] < self._depth or number - sent[replica] >= self._together:
                 self._send(replica)
@@ -226,7 +230,10 @@ class Supply:
         first, self._sent[replica] = self._sent[replica] + 1, self.given[replica]
         held = self.handing.held(replica)
         identities = [held[number] for number in range(first, self.given[replica] + 1)]
-        self._give(replica, first, identities, [self._values[identity] for identity in identities])
+        self._give(replica, first, identities, [self._values_of(identity) for identity in identities])
+
+    def _values_of(self, identity: int) -> Values:
+        return self._values[identity]
 
     def _end(self) -> None:
         """No more are drawn."""
@@ -243,6 +250,31 @@ class Supply:
             self._drawing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._drawing
+
+
+class Identities(Supply):
+    """Hands out batches that replicas read themselves: nothing but their identities, ``total`` of them, if that many.
+
+    To whoever gives them to replicas, their values are empty.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        replicas: int,
+        depth: int,
+        give: Callable[[int, int, Sequence[int], Sequence[Values]], None],
+        first: int = 0,
+    ) -> None:
+        super().__init__(Batches((), ()), [{}] * replicas, depth, give, np.ascontiguousarray, first)
+        if total is not None:
+            self.handing.end(max(total, first))
+
+    def _has(self, identity: int | None) -> bool:
+        return identity is not None
+
+    def _values_of(self, identity: int) -> Values:
+        return ()
 
 
 def _together(batch: Values) -> int:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from flowrt.data import Source
 from flowrt.device import Device
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_graph, current_scope, device, name_scope
@@ -29,6 +30,7 @@ from flowrt.tracebacks import brief
 from flowrt.train.batches import check_names
 from flowrt.train.local import Copies, LocalTower, apply_differences, build_local, outer_of
 from flowrt.train.program import Program, make_program
+from flowrt.train.reads import check_source
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
 from flowrt.train.steps import Reports, Steps
@@ -272,6 +274,8 @@ class Replicated:
         """
         if isinstance(ahead, bool) or not isinstance(ahead, Integral) or ahead < 0:
             raise GraphError(f"{user_site()}: ahead is a number of steps, 0 or more, not {ahead!r}")
+        if isinstance(batches, Source):
+            check_source(self, batches, user_site())
         return Reports(Steps(self, awaited_session(session, "trainer.steps"), int(ahead)).run(batches))
 
     async def program(self, session: Session) -> Program:

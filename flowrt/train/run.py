@@ -14,12 +14,13 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
-from flowrt.sched.iteration.messages import Allow, Batch, Doing, Ended, Gone, Join, Lost, Pending, Report, Stop
+from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.train.opening import agree
 from flowrt.train.program import Program, where_lost
 from flowrt.train.watching import Watcher
@@ -37,7 +38,8 @@ _log = logging.getLogger(__name__)
 class Run:
     """A run of ``trainer``, which is given batches of ``supply``: a listener of its nodes.
 
-    Before it begins, ``missed`` is told the reports that the client of the run before may not have had.
+    Before it begins, ``missed`` is told the reports that the client of the run before may not have had. ``reads`` are
+    fields of `BeginReplica`: what replicas read their batches of, where they do so themselves.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Run:
         session: Session,
         supply: Supply,
         missed: Callable[[Sequence[Report]], None] = lambda reports: None,
+        reads: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self._reads = reads
         self._trainer = trainer
         self._session = session
         self._supply = supply
@@ -119,7 +123,7 @@ class Run:
             self.lose(replica)
             return
         try:
-            await self._command(task, begin(run=self._number, version=self._first))
+            await self._command(task, begin(run=self._number, version=self._first, **self._reads))
         except RemoteError:
             if task not in self._runner.lost:
                 raise
@@ -173,8 +177,11 @@ class Run:
 
     def give(self, replica: int, number: int, identities: Sequence[int], batches: Sequence[Values]) -> None:
         """Send a replica batches, of which the first has that number."""
-        first, *more = batches
-        self._runner.post(self._program.replicas[replica], Batch(self._number, replica, number, first, tuple(more)))
+        if self._reads:
+            message: Any = Draw(self._number, replica, number, tuple(identities))
+        else:
+            message = Batch(self._number, replica, number, batches[0], tuple(batches[1:]))
+        self._runner.post(self._program.replicas[replica], message)
 
     def hear(self, peer: str, message: Any) -> None:
         """Take in what nodes say of this run."""
@@ -286,7 +293,8 @@ class Run:
             join = Join(self._number, replica, turn, given)
             version, spent = await self._runner.command(self._program.servers[0], join)
             self._hand_on(replica, spent)
-            await self._command(task, begin(run=self._number, version=version, turn=turn, given=given))
+            again = begin(run=self._number, version=version, turn=turn, given=given, **self._reads)
+            await self._command(task, again)
         finally:
             self._turns[replica] = turn  # not before: what is said of its loss meanwhile is of the one before it
         if self._runner.losses.get(task, 0) > losses:

@@ -13,17 +13,20 @@ from dataclasses import field
 from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flowrt.data import Source
 from flowrt.errors import ClosedError, GraphError, user_site
 from flowrt.finishing import to_the_end
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.ledger import Outcome
 from flowrt.tracebacks import shorten
-from flowrt.train.batches import Batches, Supply, Values
+from flowrt.train.batches import Batches, Identities, Supply, Values
+from flowrt.train.reads import what_replicas_read
 from flowrt.train.run import Run
 from flowrt.train.times import Clocks, Times, times_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.runners import Runner
     from flowrt.sched.iteration.messages import Report
     from flowrt.session import Session
     from flowrt.train.diagnosis import Slow
@@ -112,12 +115,12 @@ class Steps:
         session, trainer = self._session, self._trainer
         try:
             runner = session._open_here()
-            inputs, depth = [tower.inputs for tower in trainer.towers], (1 + self._ahead) * self._each + BEYOND
-            self._supply = Supply(Batches(batches, trainer.inputs), inputs, depth, self._give, runner.copy)
+            self._supply = self._supply_of(batches, runner)
+            reads = what_replicas_read(trainer, batches) if isinstance(batches, Source) else {}
             while trainer in session._iterating:
                 await session._iterating[trainer]()
             session._iterating[trainer] = self.end
-            self._run = Run(trainer, session, self._supply, self._miss)
+            self._run = Run(trainer, session, self._supply, self._miss, reads)
             try:
                 with runner.listening(self._run):
                     await self._run.begin()
@@ -128,6 +131,15 @@ class Steps:
         except BaseException as error:
             shorten(error)
             raise
+
+    def _supply_of(
+        self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
+    ) -> Supply:
+        trainer, depth = self._trainer, (1 + self._ahead) * self._each + BEYOND
+        if isinstance(batches, Source):
+            return Identities(batches.total, trainer.replicas, depth, self._give)
+        inputs = [tower.inputs for tower in trainer.towers]
+        return Supply(Batches(batches, trainer.inputs), inputs, depth, self._give, runner.copy)
 
     async def end(self) -> None:
         """End the iteration: its session closes, or another one begins on the same trainer."""

@@ -24,6 +24,7 @@ from flowrt.sched.iteration.messages import (
     Batch,
     BeginReplica,
     BeginServer,
+    Draw,
     Ended,
     Failed,
     Held,
@@ -58,7 +59,7 @@ Plans: TypeAlias = "Callable[[int], Executor]"
 _log = logging.getLogger(__name__)
 _STEPS = Spec("int64", ())
 _TO_SERVERS = frozenset({Update, Seen, Wants, Order, Allow, Lost, Ready, Held, Applied, Failed})
-_TO_REPLICAS = frozenset({Version, Rows, Batch, Probe})
+_TO_REPLICAS = frozenset({Version, Rows, Batch, Draw, Probe})
 SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
 REST_SECONDS = 2.0  # how long who comes waits for what was ordered for those who are away
 

@@ -117,6 +117,8 @@ class BeginReplica:
         turn: How often the replica was lost, and is begun again.
         given: How many of the counted batches the one before it may have had: it is given those after them.
         measured: For each server, of each of its parts whether it is of rows, where their squares are measured.
+        source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
+        inputs: What such a batch is made of, in order: (name, dtype, dims).
     """
 
     run: int
@@ -144,6 +146,8 @@ class BeginReplica:
     turn: int = 0
     given: int = 0
     measured: tuple[tuple[bool, ...], ...] = ()
+    source: dict[str, Any] | None = None
+    inputs: tuple[tuple[Any, ...], ...] = ()
 
 
 @valueclass
@@ -184,6 +188,16 @@ class Batch:
     number: int
     values: tuple[Any, ...]
     more: tuple[tuple[Any, ...], ...] = ()
+
+
+@valueclass
+class Draw:
+    """To a replica that reads its batches itself: that of that ``number``, and those after it, are ``identities``."""
+
+    run: int
+    replica: int
+    number: int
+    identities: tuple[int, ...]
 
 
 @valueclass
@@ -468,7 +482,7 @@ class Ended:
 
 KINDS: tuple[type[Any], ...] = (
     *(Look, Settle, BeginServer, BeginReplica, Join, Stop),
-    *(Batch, Allow, Lost, Probe),
+    *(Batch, Draw, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),
     *(Version, Rows, Held, Order, Applied, Report, Gone, Pending, Ended),
 )

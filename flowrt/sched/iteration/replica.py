@@ -26,6 +26,7 @@ from flowrt.sched.iteration.messages import (
     Batch,
     BeginReplica,
     Doing,
+    Draw,
     Failed,
     Probe,
     Ready,
@@ -36,11 +37,12 @@ from flowrt.sched.iteration.messages import (
 )
 from flowrt.sched.iteration.pulse import Pulse
 from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
-from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
+from flowrt.sched.iteration.way import Unread, Way, bundled, checked, unbundled
 
 if TYPE_CHECKING:
     from flowrt.sched.closed import Closed
     from flowrt.sched.iteration.local import Rounds
+    from flowrt.sched.iteration.reading import Reader
     from flowrt.sched.rendezvous import Array
 
 
@@ -58,7 +60,7 @@ class Replica:
         self.way = way
         self._at = [role.version - 1] * len(role.servers)  # the version of each server's values
         self._values: list[Sequence[Any]] = [()] * len(role.servers)
-        self._batches: dict[int, Sequence[Any]] = {}
+        self._batches: dict[int, Sequence[Any] | Unread] = {}
         self._came = asyncio.Event()  # one more has come
         self._given = role.given * role.steps  # batches that have come
         self._used = role.given  # the last group of them that was computed with
@@ -76,9 +78,17 @@ class Replica:
         self._posted: Sequence[Update] = ()
         self._rounds = rounds
         self._asking = Asking(role, ask, way, self._admit, self._fail_batch) if any(role.wants) else None
+        self._reader: Reader | None = None
+        if role.source is not None:
+            from flowrt.sched.iteration.reading import Reader  # which others need not import
+
+            self._reader = Reader(role, way.host.task, self._come)
+        self._reads: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Ask every server for its values."""
+        if self._reader is not None:
+            self._reads = self.way.tasks.start(self._reader.run())
         for server, version in enumerate(self._at):
             self._see(server, version)
 
@@ -86,18 +96,19 @@ class Replica:
         """End what is being computed; the tasks are the way's to wait for."""
         self._pulse.stop()
         self._done = max(self._done, *self._at)
-        if self.task is not None:
-            self.task.cancel()
+        for task in (self.task, self._reads):
+            if task is not None:
+                task.cancel()
 
-    def hear(self, message: Batch | Version | Rows | Probe) -> None:
-        """Take in a batch, a version, or rows; or say what is done here."""
+    def hear(self, message: Batch | Draw | Version | Rows | Probe) -> None:
+        """Take in a batch, or which one to read, a version, or rows; or say what is done here."""
         match message:
             case Batch():
-                admit = self._admit if self._asking is None else self._asking.come
                 for number, values in enumerate((message.values, *message.more), message.number):
-                    if number == self._given + 1:  # one beyond that is posted again, with those before it
-                        self._given = number
-                        self.way.read(max(self._at), partial(admit, number, values))
+                    self._come(number, values)
+            case Draw():
+                if self._reader is not None:
+                    self._reader.draw(message.number, message.identities)
             case Version():
                 if message.version > self._at[message.server]:
                     self._take(message)
@@ -115,7 +126,15 @@ class Replica:
             self._asking.hear(message)
             self._go_on()
 
-    def _admit(self, number: int, values: Sequence[Any]) -> None:
+    def _come(self, number: int, values: Sequence[Any] | Unread) -> None:
+        """Take in the next batch; one beyond that is posted again, with those before it."""
+        if number == self._given + 1:
+            self._given = number
+            named = self._asking is not None and not isinstance(values, Unread)
+            admit: Any = self._asking.come if named and self._asking is not None else self._admit
+            self.way.read(max(self._at), partial(admit, number, values))
+
+    def _admit(self, number: int, values: Sequence[Any] | Unread) -> None:
         self._batches[number] = values
         self._came.set()
         if self._rounds is not None and self.task is not None and self._on == self._at[0]:
@@ -137,7 +156,8 @@ class Replica:
             if server == 0 and self._announced:
                 self.way.post(task, Ready(self.role.run, self.role.replica, self._announced))
             if self._asking is not None:
-                self._asking.broken(server, self._batches)
+                there = {n: batch for n, batch in self._batches.items() if not isinstance(batch, Unread)}
+                self._asking.broken(server, there)
 
     def _take(self, message: Version) -> None:
         server = message.server
@@ -146,8 +166,10 @@ class Replica:
             self._asking.hear(message)
         if server == 0:
             self._spent, self._booked, self._since = message.spent, message.begun, message.since
-            for number in [n for n in self._batches if n <= (self._spent - self._booked) * self.role.steps]:
+            used = (self._spent - self._booked) * self.role.steps
+            for number in [n for n in self._batches if n <= used]:
                 del self._batches[number]
+            self._use(used)
         if all(at == message.version for at in self._at):
             self.watch.arrive()
         self._pass_over(server)
@@ -210,11 +232,20 @@ class Replica:
             self._pulse.start()
             self.task = self.way.tasks.start(self._take_steps(self._rounds, version, first))
             self.task.add_done_callback(self._ended)
-        elif self._asking is None or self._asking.has(version, number, self._batches[number]):
+        elif self._has_rows(version, number, batch := self._batches[number]):
             self._on, self._used = version, number
-            self._compute(version, self._batches[number])
+            self._use(number)
+            self._compute(version, batch)
         else:
             self.watch.wait(version, Phase.ROWS)
+
+    def _use(self, number: int) -> None:
+        """The batches up to that one wait no more: there is room to read others."""
+        if self._reader is not None:
+            self._reader.use(number)
+
+    def _has_rows(self, version: int, number: int, batch: Sequence[Any] | Unread) -> bool:
+        return self._asking is None or isinstance(batch, Unread) or self._asking.has(version, number, batch)
 
     def _claim(self, version: int, number: int) -> None:
         """Say that this begins with a group that is whole, if server 0 has not booked it."""
@@ -241,13 +272,16 @@ class Replica:
                 self._came.clear()
                 await self._came.wait()
             self.watch.start(self._on)
-        return self._batches[number]
+        self._use(number)
+        return _read(self._batches[number])
 
-    def _compute(self, version: int, batch: Sequence[Any]) -> None:
+    def _compute(self, version: int, batch: Sequence[Any] | Unread) -> None:
         role, way = self.role, self.way
         context = way.context(version, role.replica, role.replicas)
         try:
-            feeds = checked(self._feeds(batch), self._tower.plan.feeds, f"replica {role.replica} of {role.group!r}")
+            feeds = checked(
+                self._feeds(_read(batch)), self._tower.plan.feeds, f"replica {role.replica} of {role.group!r}"
+            )
         except Exception as error:
             self._fail(version, error)
             return
@@ -327,6 +361,13 @@ class Replica:
         self._done, self.watch.phase = version, Phase.POSTED
         self._see_all(version)  # no update will
         self.way.post(role.servers[0], Failed(role.run, version, role.replica, 0, *name_error(error)))
+
+
+def _read(batch: Sequence[Any] | Unread) -> Sequence[Any]:
+    """``batch``, if it could be read; raises why not."""
+    if isinstance(batch, Unread):
+        raise batch.error
+    return batch
 
 
 def _plain(told: Array) -> Any:

@@ -31,6 +31,13 @@ MOST, BUNDLE = 256, "bundle"  # values that a message holds as they are; what st
 _log = logging.getLogger(__name__)
 
 
+class Unread:
+    """Stands for a batch that could not be read."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 class Tasks:
     """Tasks that belong together. Whoever starts them here calls `aclose`, which cancels and awaits what is left."""
 

@@ -1,0 +1,47 @@
+"""What a trainer's replicas are told of a source that they read themselves, if that gives what they take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowrt.data.sources import Source, source_to_data
+from flowrt.errors import FeedError
+from flowrt.train.batches import check_names
+
+if TYPE_CHECKING:
+    from flowrt.errors import Site
+    from flowrt.spec import Spec
+    from flowrt.train.replicated import Replicated
+
+
+def what_replicas_read(trainer: Replicated, source: Source) -> dict[str, Any]:
+    """The fields of `BeginReplica` that say what replicas read. See `check_source` for errors."""
+    inputs = trainer.towers[0].inputs
+    placed = tuple((name, tensor.spec.dtype.name, tensor.spec.dims) for name, tensor in inputs.items())
+    return {"source": source_to_data(source), "inputs": placed}
+
+
+def check_source(trainer: Replicated, source: Source, site: Site) -> None:
+    """Raise `FeedError` where ``source`` is known to give what is not fed to ``trainer``."""
+    specs = source.specs
+    if not specs:
+        return
+    check_names(specs, trainer.inputs, f"a batch of {source}")
+    for name, expected in trainer.inputs.items():
+        if not _fits(specs[name], expected):
+            fix = f"; dtypes={{{name!r}: {expected.dtype.name!r}}} converts it" if _of_file(source) else ""
+            raise FeedError(f"{site}: {name!r} of {source}: expected {expected}, it gives {specs[name]}{fix}")
+
+
+def _fits(given: Spec, expected: Spec) -> bool:
+    if given.dtype != expected.dtype:
+        return False
+    if given.dims is None or expected.dims is None:
+        return True
+    return len(given.dims) == len(expected.dims) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(given.dims, expected.dims, strict=True)
+    )
+
+
+def _of_file(source: Source) -> bool:
+    return hasattr(source, "dtypes")
