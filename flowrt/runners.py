@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,6 +75,9 @@ class Runner(Protocol):
 
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task that is lost is not there."""
+
+    def expect(self, tasks: Iterable[str]) -> None:
+        """Await those of ``tasks`` that are not of the cluster yet, as what is lost is."""
 
     @property
     def suspects(self) -> frozenset[str]:
@@ -228,6 +231,9 @@ class LocalRunner:
     def why_lost(self, task: str) -> FlowrtError:
         raise InternalError(f"{task} cannot be lost")
 
+    def expect(self, tasks: Iterable[str]) -> None:
+        """All are here."""
+
     @property
     def suspects(self) -> frozenset[str]:
         return frozenset()
@@ -338,6 +344,9 @@ class ClusterRunner:
 
     def why_lost(self, task: str) -> FlowrtError:
         return self._master.why_lost(task)
+
+    def expect(self, tasks: Iterable[str]) -> None:
+        self._master.expect(tasks)
 
     @property
     def suspects(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Outcome
-from flowrt.sched.policies import Close
+from flowrt.sched.policies import AllOf, Close
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
 
@@ -105,17 +105,18 @@ class World(Values):
         versions: int = 2,
         joins: int = 1,
         faults: int = 1,
+        floor: int = 0,
         coordinator: type[Coordinator] = Coordinator,
         shard: type[Shard] = Shard,
     ) -> None:
         super().__init__()
-        self.least, self.versions, self.replicas = least, versions, range(replicas)
+        self.least, self.versions, self.replicas, self.floor = least, versions, range(replicas), floor
         self.arrivals: dict[tuple, list[tuple]] = {}
         self.news: dict[tuple, list[tuple]] = {}
         self.columns: dict[Any, int] = {}
         self.views: dict[int, tuple[int, ...]] = {}
         self.sizes: dict[int, tuple] = {}
-        first = coordinator.start(policy, replicas, len(SERVERS), allowed=versions, remember=1)
+        first = coordinator.start(policy, replicas, len(SERVERS), allowed=versions, remember=1, floor=floor)
         empty = self.number(shard.start(replicas))
         none, nothing = (False,) * replicas, ((),) * replicas
         alive = tuple(not gone for gone in none)
@@ -209,6 +210,9 @@ class World(Values):
         kept = tuple(receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT)
         if kept != decided or (kept and not self._is_set(kept, coordinator.quorum.policy)):
             raise Violation(f"the set is {decided}, receipts are {receipts}")
+        late = [receipt.replica for receipt in receipts if receipt.outcome is Outcome.LATE]
+        if late and isinstance(coordinator.quorum.policy, AllOf):
+            raise Violation(f"the set is {decided}, though {late} were there")
 
     def _would_close(self, quorum: Quorum) -> bool:
         """Whether the policy, told that nobody can come any more, makes do with what is there."""
@@ -216,6 +220,8 @@ class World(Values):
         return enough and isinstance(quorum.policy.decide(quorum.offers, (), math.inf), Close)
 
     def _is_set(self, kept: tuple[int, ...], policy: Policy) -> bool:
+        if self.floor:
+            return len(kept) >= policy.least(self.floor) and policy.size(len(kept)) in (None, len(kept))
         size = policy.size(len(self.replicas))
         return len(kept) >= policy.least(len(self.replicas)) if size is None else len(kept) == size
 

@@ -450,6 +450,8 @@ class World:
             inputs={"x": UPDATE},
             towers=[tower] * len(self.replicas),
             replicas=len(self.replicas),
+            floor=0,
+            least=self.policy.least(len(self.replicas)),
             servers=self.servers,
             nodes=self.replicas,
             policy=self.policy,

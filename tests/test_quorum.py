@@ -168,6 +168,52 @@ def shard_with(*held: str | None, version: int = 0) -> Shard[str]:
     return replace(Shard[str].start(len(held), version), held=held, computed=computed)
 
 
+def test_where_replicas_come_and_go_a_policy_is_asked_about_those_that_are_there() -> None:
+    quorum = Quorum.start(AllOf(), 4, floor=2)
+    assert (quorum.least, quorum.enough) == (4, 4)
+    three = offered(quorum.follow(3), 2, 0, of=3)
+    assert (three.least, three.enough, three.decided) == (3, 3, None)
+    two = three.follow(2)
+    assert two.due == -inf
+    assert two.ask((), 5.0).decided == (0, 2)
+    one = two.follow(1)
+    assert (one.least, one.due) == (2, -inf), "as two had offered before"
+    again = offered(quorum.follow(2), 1).follow(3)
+    assert (again.least, offered(again, 0).decided) == (3, None), "one has come, and is waited for"
+    assert offered(again, 0, 2).decided == (0, 1, 2)
+
+
+def test_fewer_replicas_than_the_floor_make_no_version() -> None:
+    quorum = offered(Quorum.start(Deadline(1.0), 4, floor=2).follow(1), 3)
+    assert quorum.least == 2
+    assert quorum.ask((), 9.0).decided is None
+    assert offered(quorum.follow(2), 0).ask((), 9.0).decided == (0, 3)
+
+
+def test_a_lost_replica_is_not_waited_for_where_they_come_and_go_and_one_that_joins_is() -> None:
+    coordinator = Coordinator.start(AllOf(), 3, 2, allowed=9, floor=1)
+    for replica in range(3):
+        coordinator = coordinator.ready(replica, 9, 0.0)
+    coordinator = whole(whole(coordinator, 0)[0], 1)[0].lost(2)
+    assert coordinator.due == -inf
+    coordinator = applied(coordinator.tick(1.0))
+    assert coordinator.receipts(0) == (
+        Receipt(0, 1, Outcome.KEPT),
+        Receipt(1, 1, Outcome.KEPT),
+        Receipt(2, 1, Outcome.LOST),
+    )
+    coordinator = whole(whole(coordinator.joined(2, 1), 0)[0], 1)[0]
+    assert coordinator.tick(2.0).decided(1) is None, "the third has begun with the version"
+    coordinator, verdict = whole(coordinator.ready(2, 9, 2.0), 2)
+    assert (verdict, coordinator.decided(1)) == (CLOSE, (0, 1, 2))
+
+
+def test_too_few_replicas_are_stuck_where_they_come_and_go() -> None:
+    coordinator = Coordinator.start(AllOf(), 3, 1, allowed=9, floor=2).lost(0).lost(2)
+    assert coordinator.stuck() == Stuck(0, 2, (1,), (), (0, 2), ())
+    assert coordinator.joined(0).stuck() == Stuck(0, 2, (1,), (), (0, 2), ()), "in that version it is gone"
+
+
 def test_a_server_hands_out_the_set_once_in_replica_order() -> None:
     shard = shard_with("a", "b", "c")
     taken, updates = shard.take(0, (2, 0))

@@ -55,6 +55,14 @@ def test_no_reachable_state_breaks_the_protocol_whatever_decides_and_whenever_it
     assert search(World(policy, replicas=3, versions=2, **CALM)).complete > 0
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("policy", "floor"), [(AllOf(), 1), (AllOf(), 2), (Deadline(1.0), 2), (Patient(), 2)], ids=str)
+def test_no_reachable_state_breaks_the_protocol_when_replicas_come_and_go(policy: Policy, floor: int) -> None:
+    found = search(World(policy, replicas=3, least=floor, floor=floor, versions=2, joins=1, faults=0))
+    print(found)
+    assert found.complete > 0
+
+
 @dataclass
 class Net:
     """Two servers, a coordinator and replicas, joined by a network that loses, repeats and reorders."""

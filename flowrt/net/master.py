@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -179,6 +179,10 @@ class Master:
     def why_lost(self, task: str) -> FlowrtError:
         """Why a task that is lost is not there."""
         return self._peers.why_lost(task)
+
+    def expect(self, tasks: Iterable[str]) -> None:
+        """Await those of ``tasks`` that no address is known of: they are lost until a node joins as them."""
+        self._peers.expect(tasks)
 
     @property
     def absent(self) -> list[str]:

@@ -185,6 +185,8 @@ class Node:
             self._post_after(peer, message)
         elif peer == CLIENT:
             self._post_to_client(reign, message)
+        elif peer not in reign.addresses:
+            _log.info("%s: nothing is posted to %s: no node has joined as it", self.host.task, peer)
         else:
             self._links.post(peer, address_of(peer, reign), message)
 

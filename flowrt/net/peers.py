@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from flowrt.net.link import Store
 
 REACH = 2.0  # seconds that one try to reach a severed task takes at most
+_TASK = re.compile(r"/job:\w+/task:\d+")
 AWAIT = 0.5  # seconds between two tries to meet one that is lost
 _log = logging.getLogger(__name__)
 
@@ -173,6 +175,19 @@ class Peers:
     def absent(self) -> list[str]:
         """The tasks that have not answered yet, with their addresses."""
         return [f"{t} ({host}:{port})" for t, (host, port) in self._addresses.items() if t not in self._peers]
+
+    def expect(self, tasks: Iterable[str]) -> None:
+        """Await those of ``tasks`` of which no address is known."""
+        for task in tasks:
+            if task not in self._addresses and _TASK.fullmatch(task):
+                job = _job(task).removeprefix("/job:")
+                self._awaited.setdefault(
+                    task,
+                    NodeLost(
+                        f"{task} is not in the cluster, and no node has joined as it yet; start one by "
+                        f"python -m flowrt.worker --job {job} --join HOST:PORT, of any node that is up"
+                    ),
+                )
 
     @property
     def suspects(self) -> frozenset[str]:

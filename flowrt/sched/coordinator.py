@@ -97,15 +97,17 @@ class Coordinator:
         allowed: int | None = None,
         remember: int = 16,
         now: float = 0.0,
+        floor: int = 0,
     ) -> Coordinator:
         """Open ``version`` for ``replicas`` replicas, all alive and without batches.
 
-        Without ``allowed`` nothing is allowed yet. Raises `GraphError` if the policy cannot be met.
+        With a ``floor`` they come and go, and so many are needed. Without ``allowed`` nothing is allowed yet. Raises
+        `GraphError` if the policy cannot be met.
         """
         if servers < 1 or remember < 0:
             raise GraphError(f"expected at least 1 server and 0 versions to remember, got {servers} and {remember}")
         return cls(
-            Quorum.start(policy, replicas, version, now),
+            Quorum.start(policy, replicas, version, now, floor),
             servers,
             remember,
             Book.start(replicas),
@@ -137,13 +139,9 @@ class Coordinator:
         given = self.book.give(replica, total)
         if not self._may_begin(replica):
             return replace(self, book=given)
-        return replace(
-            self,
-            book=given.spend(replica),
-            standing=put(self.standing, replica, Standing.RUNNING),
-            computed=put(self.computed, replica, self.version),
-            began=put(self.began, replica, now),
-        )
+        standing, computed = put(self.standing, replica, Standing.RUNNING), put(self.computed, replica, self.version)
+        began = put(self.began, replica, now)
+        return replace(self, book=given.spend(replica), standing=standing, computed=computed, began=began)
 
     def exhausted(self, totals: tuple[int, ...]) -> Coordinator:
         """Note how many batches each replica will ever be given. See to what is `due`, and ask `stuck` afterwards."""
@@ -319,7 +317,7 @@ class Coordinator:
         book, was = self.book.skip(replica, given), self.was
         if book is not self.book and self.standing[replica] in ENDED and replica not in dict(was):
             was = (*was, (replica, self.spent[replica]))
-        return replace(self, alive=put(self.alive, replica, True), book=book, was=was)
+        return replace(self, alive=put(self.alive, replica, True), book=book, was=was)._follow()
 
     def stuck(self) -> Stuck | None:
         """Why the open version can never close, or None. Then the run ends, or gives the version up by `abandon`."""
@@ -418,12 +416,12 @@ class Coordinator:
             was=tuple([pair for pair in self.was if pair[0] in going]) if self.was else (),
         )
         offers = [offer for offer in (*self.quorum.offers, *self.waiting) if offer.replica in going]
-        return opened._offer_again(offers) if offers else opened
+        return opened._offer_again(offers) if offers else opened._follow()
 
     def _offer_again(self, offers: Sequence[Offer]) -> Coordinator:
         """What was whole before the open version was is offered to it, all at once."""
         older = tuple(replace(offer, seconds=0.0, staleness=offer.staleness + 1) for offer in offers)
-        quorum = replace(self.quorum, offers=older)
+        quorum = replace(self._follow().quorum, offers=older)
         ask = len(older) >= quorum.enough and not self.closing
         return replace(self, quorum=quorum.ask(self._may_offer(), quorum.opened) if ask else quorum)
 
@@ -454,9 +452,17 @@ class Coordinator:
         )
         return Ledger(self.version, self.quorum.kept, receipts, self.quorum.closed_at)
 
+    def _follow(self) -> Coordinator:
+        """Where replicas come and go, the open version is made of all but those that it has lost."""
+        if not self.quorum.floor or self.quorum.closed_at is not None:
+            return self
+        here, gone = zip(self.standing, self.alive, strict=True), (Standing.LOST, Standing.ABSENT)
+        there = sum([standing is Standing.WHOLE or (alive and standing not in gone) for standing, alive in here])
+        return replace(self, quorum=self.quorum.follow(there))
+
     def _stand(self, replica: int, standing: Standing) -> Coordinator:
         """``replica``, which was able to offer, stands elsewhere now."""
-        return replace(self, standing=put(self.standing, replica, standing), quorum=self.quorum.stir())
+        return replace(self, standing=put(self.standing, replica, standing), quorum=self.quorum.stir())._follow()
 
     def _may_offer(self, beside: int = -1) -> tuple[int, ...]:
         """The replicas, others than ``beside``, whose update of the open version may yet become whole."""

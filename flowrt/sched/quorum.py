@@ -5,6 +5,9 @@ asked for it: with an offer that it waits for, at the time that it named, and wh
 The set is fixed once; after that nobody is asked. It must not know what an update is, where it is held, who is alive or
 what time it is.
 
+Where replicas come and go, policies follow how many are there: that many is what they are asked about. Fewer than the
+``floor`` make no version, whatever the policy says.
+
 What a policy knows of time are seconds since the version was opened; here and beyond, times are the caller's clock's.
 """
 
@@ -50,6 +53,8 @@ class Quorum:
         why: What the policy said to it.
         weights: What the updates of the set are multiplied by; None for their mean.
         closed_at: When the set was fixed; None while it is open.
+        floor: With how few replicas a version is made; 0 where all are counted on, be they there or not.
+        there: How many of the replicas are there; all of them without a ``floor``.
     """
 
     policy: Policy
@@ -63,18 +68,29 @@ class Quorum:
     why: str = ""
     weights: tuple[float, ...] | None = None
     closed_at: float | None = None
+    floor: int = 0
+    there: int = 0
 
     @classmethod
-    def start(cls, policy: Policy, replicas: int, version: int = 0, opened: float = 0.0) -> Quorum:
-        """The open quorum of ``version``. Raises `GraphError` where the policy cannot be met."""
+    def start(
+        cls,
+        policy: Policy,
+        replicas: int,
+        version: int = 0,
+        opened: float = 0.0,
+        floor: int = 0,
+        there: int = -1,
+    ) -> Quorum:
+        """The open quorum of ``version``, all being there by default. Raises `GraphError` for a policy never met."""
         if replicas < 1:
             raise GraphError(f"expected at least one replica, got replicas={replicas}")
-        return cls(policy, replicas, version, opened, enough=policy.least(replicas))
+        there = replicas if there < 0 else there
+        return cls(policy, replicas, version, opened, enough=_least(policy, there, floor), floor=floor, there=there)
 
     @property
     def least(self) -> int:
-        """The fewest updates that make a set."""
-        return self.policy.least(self.replicas)
+        """The fewest updates that make a set: of too few replicas, more than they have."""
+        return _least(self.policy, self.there, self.floor)
 
     @property
     def decided(self) -> tuple[int, ...] | None:
@@ -99,6 +115,13 @@ class Quorum:
         asks = self.closed_at is None and len(self.offers) >= self.least
         return replace(self, wakes=-inf) if asks else self
 
+    def follow(self, there: int) -> Quorum:
+        """So many replicas are there now: it is asked for a set of theirs."""
+        if there == self.there:
+            return self
+        fewest = _least(self.policy, there, self.floor)
+        return replace(self, there=there, enough=min(self.enough, max(fewest, len(self.offers) + 1))).stir()
+
     def ask(self, able: Sequence[int], now: float) -> Quorum:
         """Ask the policy what to do, while ``able`` may yet offer.
 
@@ -106,10 +129,12 @@ class Quorum:
         """
         if self.closed_at is not None:
             raise InternalError(f"version {self.version} is decided: its set {self.kept} is fixed")
+        if self.floor and len(self.offers) < (least := self.least):  # somebody came since it said what it waits for
+            return replace(self, wakes=inf, enough=least)
         seconds = now - self.opened
         if self.due is not None and now >= self.due:
             seconds = max(seconds, self.wakes)  # which differences of times may miss by a rounding
-        answer = asking.decide(self.policy, self.replicas, self.offers, able, seconds)
+        answer = asking.decide(self.policy, self.replicas, self.offers, able, seconds, self.there)
         if isinstance(answer, Close):
             return self._close(answer, now)
         wakes = answer.seconds if answer.seconds > seconds else inf
@@ -142,4 +167,9 @@ class Quorum:
         policy = self.policy
         if record is not None and self.kept and asking.learns(policy):
             policy = asking.after(policy, record(), self.replicas)
-        return Quorum.start(policy, self.replicas, self.version + 1, now)
+        return Quorum.start(policy, self.replicas, self.version + 1, now, self.floor, self.there)
+
+
+def _least(policy: Policy, there: int, floor: int) -> int:
+    """The fewest updates that make a set, while so many replicas are there."""
+    return floor if there < floor else policy.least(there)

@@ -7,6 +7,7 @@ but rows of, which its batch tells, these are gathered on the server.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +24,7 @@ from flowrt.sched.iteration.messages import BeginReplica, BeginServer, Look
 from flowrt.sched.policies import policy_to_data
 from flowrt.train.gathers import Asked, Gather, find_gathers
 from flowrt.train.updates import of_rows, parts_of
-from flowrt.valueclass import valueclass
+from flowrt.valueclass import replace, valueclass
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor
@@ -51,15 +52,44 @@ class Program:
 
 
 async def make_program(session: Session, trainer: Replicated) -> Program:
-    """Compile what ``trainer`` is made of and give each node its plans.
+    """Compile what ``trainer`` is made of and give each node its plans: see `Maker`."""
+    return await Maker(session, trainer).program()
 
-    Raises what compiling raises, and `GraphError` for what nodes cannot do by themselves.
+
+class Maker:
+    """Makes the program of ``trainer`` on the nodes of ``session``, and more of it as more of them come.
+
+    It must not know the session, by which it is kept.
     """
-    runner = session._open_here()
-    compiler = partial(
-        compile_for, runner, trainer.graph, optimize=session.options.optimize, placement=session._placement
-    )
-    return await _Maker(trainer, runner, compiler, session._seed, session.options.optimize).make()
+
+    def __init__(self, session: Session, trainer: Replicated) -> None:
+        runner, options = session._open_here(), session.options
+        self._runner, self._trainer = runner, trainer
+        compiler = partial(compile_for, runner, trainer.graph, optimize=options.optimize, placement=session._placement)
+        self._make = partial(_Maker, trainer, runner, compiler, session._seed, options.optimize)
+        self._maker: _Maker | None = None
+        self._made: tuple[frozenset[str], Program] | None = None  # with what was lost then
+        self._making = asyncio.Lock()
+
+    async def program(self) -> Program:
+        """The program for the nodes that are not lost.
+
+        Raises what compiling raises, and `GraphError` for what nodes cannot do by themselves.
+        """
+        async with self._making:
+            lost = self._runner.lost
+            if self._made is None or self._maker is None or not self._is_fixed(self._made[1]):
+                if self._made is None or self._made[0] != lost:
+                    self._maker = self._make()
+                    self._made = lost, await self._maker.make()
+            elif self._made[0] != lost:
+                self._made = lost, await self._maker.add(self._made[1])
+            return self._made[1]
+
+    def _is_fixed(self, program: Program) -> bool:
+        """Whether nothing of it could be elsewhere: what is lost is then as it was when it is back."""
+        trainer = self._trainer
+        return program.replicas == trainer.nodes and set(program.servers) <= set(trainer.servers)
 
 
 class _Maker:
@@ -78,6 +108,7 @@ class _Maker:
         self._home = self._places([as_value(v) for v in (*trainer.variables, *(s.step for s in self._shards))])
         self._task_of = [self._home[_name(shard.step)] for shard in self._shards]
         self._servers = tuple(dict.fromkeys(self._task_of))
+        self._values: list[tuple[Name, ...]] = []  # by server: what it tells replicas
 
     def _places(self, reads: Sequence[Tensor]) -> dict[Name, str]:
         """The task of each variable."""
@@ -85,28 +116,40 @@ class _Maker:
         return {read.op.resources[0]: Device.parse(placed[read.op.name]).host for read in reads}
 
     async def make(self) -> Program:
-        trainer, lost = self._trainer, self._runner.lost
-        asked = {t.replica: self._asked(t) for t in trainer.towers if t.node not in lost}
+        trainer = self._trainer
+        there = self._there()
+        asked = {tower.replica: self._asked(tower) for tower in there}
         read = {r: self._reads(trainer.towers[r], asked[r]) for r in asked}
-        values = [
+        self._values = [
             tuple(dict.fromkeys(name for reads in read.values() for name in reads if self._home[name] == task))
             for task in self._servers
         ]
         towers = {r: self._compile_tower(trainer.towers[r], asked[r], list(read[r].values())) for r in read}
         replicas = tuple(towers[t.replica].home if t.replica in towers else t.node for t in trainer.towers)
-        begin_servers = await self._make_servers(values, replicas, next(iter(asked.values())))
+        begin_servers = await self._make_servers(replicas, next(iter(asked.values())))
         begin_replicas: list[Callable[..., BeginReplica] | None] = [None] * trainer.replicas
-        for replica, tower in towers.items():
-            built, reads = trainer.towers[replica], read[replica]
-            begin_replicas[replica] = partial(
-                await self._make_replica(built, tower),
-                **await self._make_feeds(asked[replica], reads if built.local is None else (), values, tower.home),
-                **await self._make_local(built, reads, values, tower.home),
-            )
+        for r, tower in towers.items():
+            begin_replicas[r] = await self._make_replica(trainer.towers[r], asked[r], read[r], tower)
         looks = tuple(Look(trainer.container, trainer.name, self._steps_on(task)) for task in self._servers)
         sizes = {_name(variable): variable.spec.nbytes for variable in trainer.variables}
-        nbytes = sum(sizes.get(name, 0) for told in values for name in told)
+        nbytes = sum(sizes.get(name, 0) for told in self._values for name in told)
         return Program(self._servers, looks, begin_servers, replicas, tuple(begin_replicas), nbytes)
+
+    async def add(self, program: Program) -> Program:
+        """``program``, with the towers whose nodes have come since it was made."""
+        begin = list(program.begin_replicas)
+        for tower in self._there():
+            if begin[tower.replica] is None:
+                asked = self._asked(tower)
+                reads = self._reads(tower, asked)
+                compiled = self._compile_tower(tower, asked, list(reads.values()))
+                begin[tower.replica] = await self._make_replica(tower, asked, reads, compiled)
+        return replace(program, begin_replicas=tuple(begin))
+
+    def _there(self) -> list[Tower]:
+        """The towers whose nodes are."""
+        lost = self._runner.lost
+        return [tower for tower in self._trainer.towers if tower.node not in lost]
 
     def _steps_on(self, task: str) -> tuple[str, ...]:
         return tuple(self._shards[s].step.name for s in self._on(task))
@@ -117,9 +160,7 @@ class _Maker:
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _make_servers(
-        self, values: Sequence[tuple[Name, ...]], replicas: tuple[str, ...], asked: Asked
-    ) -> tuple[Callable[..., BeginServer], ...]:
+    async def _make_servers(self, replicas: tuple[str, ...], asked: Asked) -> tuple[Callable[..., BeginServer], ...]:
         version = self._trainer.version
         feeds = [*(part for s in self._shards for member in s.parts for part in member), version]
         plans = self._compile([], [shard.apply for shard in self._shards], feeds, ends=Ends.USED).plans
@@ -137,12 +178,13 @@ class _Maker:
                     servers=self._servers,
                     replicas=replicas,
                     policy=policy_to_data(self._trainer.policy),
+                    floor=self._trainer.floor,
                     apply=apply,
                     applied=self._applied(task, plans[task]),
                     combined=tuple(rows for server in self._on(task) for rows in self._shards[server].combined),
                     versions=self._steps_on(task),
                     measures=self._trainer.policy.measures,
-                    values=values[number],
+                    values=self._values[number],
                     gather=await self._make_gather(task, asked),
                     **self._common,
                 )
@@ -206,35 +248,33 @@ class _Maker:
             return self._compile(_fetches(tower), [], [*asked.feeds, *reads], ends=Ends.FETCHED)
         return self._compile(_fetches(tower), [tower.local.step], asked.feeds, ends=Ends.FETCHED)
 
-    async def _make_feeds(
-        self, asked: Asked, reads: Iterable[Name], values: Sequence[tuple[Name, ...]], task: str
-    ) -> dict[str, Any]:
+    async def _make_feeds(self, asked: Asked, reads: Iterable[Name], task: str) -> dict[str, Any]:
         """What a tower on a task is fed, and what it asks for."""
-        feeds, rows = [(-1, i) for i in range(len(asked.values))], [len(told) for told in values]
+        feeds, rows = [(-1, i) for i in range(len(asked.values))], [len(told) for told in self._values]
         for name in (_name(gather.table) for gather in asked.gathers):
             server = self._servers.index(self._home[name])
             feeds.append((server, rows[server]))
             rows[server] += 1
-        feeds += [self._told(name, values) for name in reads]
+        feeds += [self._told(name) for name in reads]
         ask = -1
         if asked.computed:
             ask = await self._install(self._compile(asked.computed, [], asked.inputs, ends=Ends.FETCHED), task)
         wants = tuple(asked.wants(self._gathers_on(server, asked)) for server in self._servers)
         return {"feeds": tuple(feeds), "ask": ask, "wants": wants}
 
-    def _told(self, name: Name, values: Sequence[tuple[Name, ...]]) -> tuple[int, int]:
+    def _told(self, name: Name) -> tuple[int, int]:
         """Which server tells a variable's value, and where among its values."""
         server = self._servers.index(self._home[name])
-        return server, values[server].index(name)
+        if name not in self._values[server]:
+            raise GraphError(f"variable {name[1]!r} is read by one replica of {self._trainer.name!r}, not by others")
+        return server, self._values[server].index(name)
 
-    async def _make_local(
-        self, tower: Tower, reads: Mapping[Name, Tensor], values: Sequence[tuple[Name, ...]], task: str
-    ) -> dict[str, Any]:
+    async def _make_local(self, tower: Tower, reads: Mapping[Name, Tensor], task: str) -> dict[str, Any]:
         """The plans around local steps, and what they are fed."""
         local = tower.local
         if local is None:
             return {}
-        told = {read.op.name: self._told(name, values) for name, read in reads.items()}
+        told = {read.op.name: self._told(name) for name, read in reads.items()}
         load = self._compile([], local.load, list(reads.values()), ends=Ends.USED)
         differ = self._compile([*_update(tower), local.finite], [], list(reads.values()), ends=Ends.FETCHED)
         start = self._compile([], local.start, [], ends=Ends.USED) if local.start else None
@@ -247,8 +287,10 @@ class _Maker:
             "differed": tuple(told.values()),
         }
 
-    async def _make_replica(self, tower: Tower, compiled: Compiled) -> Callable[..., BeginReplica]:
-        trainer = self._trainer
+    async def _make_replica(
+        self, tower: Tower, asked: Asked, reads: Mapping[Name, Tensor], compiled: Compiled
+    ) -> Callable[..., BeginReplica]:
+        trainer, task = self._trainer, compiled.home
         parts = _parts(tower)
         order = {id(part): i for i, part in enumerate(parts)}
         checks = [server for server, finite in enumerate(tower.finite) if finite is not None]  # behind the parts
@@ -273,6 +315,8 @@ class _Maker:
             ),
             measured=self._measured(tower),
             **self._common,
+            **await self._make_feeds(asked, reads if tower.local is None else (), task),
+            **await self._make_local(tower, reads, task),
         )
 
     def _measured(self, tower: Tower) -> tuple[tuple[bool, ...], ...]:

@@ -23,13 +23,13 @@ from flowrt.op import as_value, building
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
-from flowrt.sched.policies import AllOf, LocalSteps, Policy, fixed_size, policy_to_data
+from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
 from flowrt.spec import Spec
 from flowrt.structure import flatten
 from flowrt.tracebacks import brief
 from flowrt.train.batches import check_names
 from flowrt.train.local import Copies, LocalTower, apply_differences, build_local, outer_of
-from flowrt.train.program import Program, make_program
+from flowrt.train.program import Maker, Program
 from flowrt.train.reads import check_source
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
@@ -87,7 +87,9 @@ class Replicated:
             called once per replica; the first call creates the variables, later ones get the same ones in call order.
         inputs: The spec of each input of ``loss_fn``, by name.
         optimizer: Moves the variables by the mean of the kept updates; with `LocalSteps` each replica's copies of them.
-        replicas: How many copies train.
+        replicas: How many copies train. ``(least, most)`` where their nodes come and go: ``most`` are built, those
+            whose node is there train, and while ``least``, or what ``policy`` needs, are not there, training waits. A
+            policy is asked about those that are there: `AllOf` waits for all of these.
         policy: Whose updates make a step, such as `AllOf`, `FirstOf` or `Adaptive`, or a `Policy` of your own.
         servers: Over how many parameter servers the variables are spread, by bytes.
         name: Prefixes the names of what is built, and names the trainer on the nodes.
@@ -95,7 +97,8 @@ class Replicated:
         worker_device: Where replica ``{}`` is, or a device for each. With both empty, all may run in one process.
 
     A replica's update counts whole or not at all, on every server. Raises `GraphError` for a policy that ``replicas``
-    cannot meet and for copies that differ, `SpecError` for a loss that is not a float scalar.
+    cannot meet, for a range that makes no sense and for copies that differ, `SpecError` for a loss that is not a float
+    scalar.
     """
 
     @brief
@@ -104,7 +107,7 @@ class Replicated:
         loss_fn: LossFn,
         inputs: Mapping[str, Spec],
         optimizer: Optimizer,
-        replicas: int,
+        replicas: int | tuple[int, int],
         policy: Policy | None = None,
         *,
         servers: int = 1,
@@ -118,9 +121,11 @@ class Replicated:
         self.local_steps: int = 1 if local is None else local.k  # batches that a replica makes an update of
         self.outer: Optimizer | None = None if local is None else outer_of(local)
         self.inputs = dict(inputs)
-        self.replicas = replicas
-        self._check(replicas, servers, optimizer)
-        self._workers = _devices(worker_device, replicas)
+        least, self.replicas = _range(replicas)
+        self._check(servers, optimizer)
+        self.floor: int = fewest(self.policy, least, self.replicas) if least else 0  # 0 where none come and go
+        self.least: int = self.floor or self.policy.least(self.replicas)  # fewer do not train
+        self._workers = _devices(worker_device, self.replicas)
         self._servers = _devices(server_device, servers)
         self.nodes = tuple(Device.parse(worker).host for worker in self._workers)
         self.servers = tuple(Device.parse(server).host for server in self._servers)
@@ -128,23 +133,20 @@ class Replicated:
         self.name = self.graph.claim_name(name, "replicated")
         self.container = self._outside.container
         self._where = Servers(self._servers)
-        self.tally = Tally(replicas)
-        self._programs: WeakKeyDictionary[Session, tuple[frozenset[str], Program]] = WeakKeyDictionary()
+        self.tally = Tally(self.replicas)
+        self._makers: WeakKeyDictionary[Session, Maker] = WeakKeyDictionary()
         with name_scope(self.name.removeprefix(self._outside.prefix)):
             self._build(loss_fn, optimizer)
 
-    def _check(self, replicas: int, servers: int, optimizer: Any) -> None:
+    def _check(self, servers: int, optimizer: Any) -> None:
         if not hasattr(optimizer, "compute_gradients"):
             raise GraphError(f"{user_site()}: optimizer is an instance, such as fr.optim.SGD(0.1), not {optimizer!r}")
-        if not all(isinstance(count, Integral) and count >= 1 for count in (replicas, servers)):
-            raise GraphError(
-                f"{user_site()}: expected at least 1 replica and 1 server, got {replicas!r} and {servers!r}"
-            )
+        if not isinstance(servers, Integral) or servers < 1:
+            raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")
         for name, spec in self.inputs.items():
             if not isinstance(spec, Spec):
                 raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), but {name!r} to {spec!r}")
         policy_to_data(self.policy)
-        self.policy.least(replicas)
 
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
@@ -214,7 +216,7 @@ class Replicated:
     def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> Shard:
         pairs = self.gradients_of(self.towers[0], server)
         variables = [variable for _, variable in pairs]
-        size = fixed_size(self.policy, self.replicas)
+        size = fixed_size(self.policy, self.replicas, self.floor)
         with name_scope(f"server_{server}"), device(where):
             fed = [fed_like([gradient for gradient, _ in pairs], any_rows=not size) for _ in range(size or 1)]
             means = [mean_of(member) for member in zip(*fed, strict=True)]
@@ -280,11 +282,10 @@ class Replicated:
 
     async def program(self, session: Session) -> Program:
         """What the nodes of ``session`` run, made once for those that are not lost."""
-        lost = session.lost
-        known = self._programs.get(session)
-        if known is None or known[0] != lost:
-            known = self._programs[session] = lost, await make_program(session, self)
-        return known[1]
+        maker = self._makers.get(session)
+        if maker is None:
+            maker = self._makers[session] = Maker(session, self)
+        return await maker.program()
 
     def statistics(self) -> Statistics:
         """Counts and latencies per replica, and batches dropped, over all of this trainer's steps."""
@@ -312,6 +313,18 @@ class Predictor:
         given = {**(values or {}), **more}
         check_names(given, self.inputs, "what a shared function takes")
         return opened.run(self.outputs, {self.inputs[name]: value for name, value in given.items()})
+
+
+def _range(replicas: Any) -> tuple[int, int]:
+    """The fewest, 0 where none come and go, and the most. Raises `GraphError` for what is no such numbers."""
+    least, most = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (0, replicas)
+    counts = all(isinstance(count, Integral) and not isinstance(count, bool) for count in (least, most))
+    if not counts or most < 1 or (isinstance(replicas, tuple) and not 1 <= least <= most):
+        raise GraphError(
+            f"{user_site()}: replicas={replicas!r}: expected how many copies train, 1 or more such as replicas=4, or "
+            "the fewest and the most, such as replicas=(2, 32)"
+        )
+    return int(least), int(most)
 
 
 def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
+from flowrt.progress import Activity
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.train.opening import agree
 from flowrt.train.program import Program, where_lost
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from flowrt.train.batches import Supply, Values
     from flowrt.train.replicated import Replicated
 
+NAMED = 4  # nodes that are awaited and told by name
 AGAIN = 0.2  # seconds between two tries to begin a replica again
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
 _log = logging.getLogger(__name__)
@@ -101,8 +103,10 @@ class Run:
 
     async def _make_program(self) -> Program:
         """The trainer on the nodes that are there; begun anew where one is lost meanwhile."""
+        if self._trainer.floor:
+            self._runner.expect(self._trainer.nodes)
         while True:
-            self._check_nodes()
+            await self._wait_for_replicas()
             lost, losses = self._runner.lost, dict(self._runner.losses)
             try:
                 program = await self._trainer.program(self._session)
@@ -305,13 +309,53 @@ class Run:
         self._trainer.tally.join(replica)
         self._fill()
 
-    def _check_nodes(self) -> None:
-        """Raise `NodeLost` where a server is lost already, or too few replicas are left: nothing could be compiled."""
-        trainer, lost = self._trainer, self._runner.lost
+    async def _wait_for_replicas(self) -> None:
+        """Wait until as many replicas are there as train, where they come and go.
+
+        Raises `NodeLost` where a server is lost, or too few are left and none come: nothing could be compiled.
+        """
+        trainer = self._trainer
         self._check_servers(trainer.servers, "training cannot begin")
-        gone = where_lost(trainer.nodes, lost)
-        if trainer.replicas - len(gone) < trainer.policy.least(trainer.replicas):
+        if not (missing := self._missing()):
+            return
+        if not trainer.floor:
+            gone = where_lost(trainer.nodes, self._runner.lost)
             raise NodeLost(f"training cannot begin: {self._too_few(gone)}")
+        _log.warning("%s waits for replicas: %s", trainer.name, missing)
+
+        def look(activity: Activity) -> None:
+            activity.left = self._missing()
+
+        with Activity(f"{trainer.name} waits for replicas", look=look):
+            while self._missing():
+                await self._wait_lost(self._runner.lost)
+                self._check_servers(trainer.servers, "training cannot begin")
+
+    def _missing(self) -> str:
+        """How many replicas are there, and who is awaited; empty where as many are there as train."""
+        trainer = self._trainer
+        gone = where_lost(trainer.nodes, self._runner.lost)
+        there = trainer.replicas - len(gone)
+        if there >= trainer.least:
+            return ""
+        names = [trainer.nodes[replica] for replica in gone]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        return f"{there} of at least {trainer.least} are there; awaited are {', '.join(names[:NAMED])}{more}"
+
+    async def _wait_lost(self, lost: frozenset[str]) -> None:
+        """Wait until others are lost than those; raises why this is to end, if it is meanwhile."""
+        changed = self._runner.wait_changed(lost, self._runner.suspects)
+        waits = [asyncio.ensure_future(changed), asyncio.ensure_future(self._news.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
+        if self._error is not None:
+            raise self._error
+        if not waits[0].cancelled():
+            waits[0].result()
 
     def _check_servers(self, servers: Sequence[str], what: str) -> None:
         gone = [servers[server] for server in where_lost(servers, self._runner.lost)]
@@ -342,7 +386,7 @@ class Run:
     def _too_few(self, gone: Sequence[int]) -> str:
         trainer = self._trainer
         names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
-        needed = trainer.policy.least(trainer.replicas)
+        needed = trainer.least
         return f"{trainer.policy} needs {needed} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
 
     async def rest(self) -> None:

@@ -75,6 +75,7 @@ class Coordination:
             len(role.servers),
             version=role.version,
             now=way.clock(),
+            floor=role.floor,
         )
         self._told: dict[int, tuple[int, Sequence[Any]]] = {}  # by replica: its update's version, what it tells
         self._came: dict[int, float] = {}  # by replica: when that came

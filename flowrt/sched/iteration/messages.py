@@ -65,6 +65,7 @@ class BeginServer:
         measures: Whether sums of squares are measured, for the policy.
         combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
             set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
+        floor: With how few replicas a version is made, where they come and go; 0 where all are counted on.
     """
 
     run: int
@@ -85,6 +86,7 @@ class BeginServer:
     seed: int
     combined: tuple[bool, ...] = ()
     measures: bool = False
+    floor: int = 0
 
 
 @valueclass

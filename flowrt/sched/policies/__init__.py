@@ -2,7 +2,7 @@
 
 from flowrt.sched.policies.adaptive import Adaptive
 from flowrt.sched.policies.all_of import AllOf
-from flowrt.sched.policies.asking import fixed_size
+from flowrt.sched.policies.asking import fewest, fixed_size
 from flowrt.sched.policies.asynchronous import Async
 from flowrt.sched.policies.bounded_staleness import BoundedStaleness
 from flowrt.sched.policies.deadline import Deadline
@@ -24,6 +24,7 @@ __all__ = [
     "Policy",
     "Record",
     "WaitUntil",
+    "fewest",
     "fixed_size",
     "policy_from_data",
     "policy_to_data",

@@ -18,12 +18,17 @@ Answer = TypeVar("Answer")
 
 
 def decide(
-    policy: Policy, replicas: int, offers: Sequence[Offer], able: Sequence[int], now: float
+    policy: Policy,
+    replicas: int,
+    offers: Sequence[Offer],
+    able: Sequence[int],
+    now: float,
+    there: int | None = None,
 ) -> Close | WaitUntil:
-    """What ``policy`` decides; raises `GraphError` for what nobody can obey."""
+    """What ``policy`` decides; raises `GraphError` for what nobody can obey. Of ``replicas`` so many are ``there``."""
     answer = _called(policy, policy.decide, offers, able, now)
     if isinstance(answer, Close):
-        _check_close(policy, answer, replicas, offers)
+        _check_close(policy, answer, replicas if there is None else there, offers)
     elif isinstance(answer, WaitUntil):
         _check_wait(policy, answer)
         if len(offers) == replicas and not now < answer.seconds < inf:
@@ -43,9 +48,27 @@ def weights(policy: Policy, kept: Sequence[Offer]) -> tuple[float, ...] | None:
     return tuple(map(float, answer))
 
 
-def fixed_size(policy: Policy, replicas: int) -> int | None:
-    """How many updates every set has whose mean is taken; None where that differs, or they are weighted or measured."""
-    return None if policy.measures or type(policy).weights is not Policy.weights else policy.size(replicas)
+def fixed_size(policy: Policy, replicas: int, floor: int = 0) -> int | None:
+    """How many updates every set has whose mean is taken; None where that differs, or they are weighted or measured.
+
+    With a ``floor``, any number of replicas from that up may be there.
+    """
+    if policy.measures or type(policy).weights is not Policy.weights:
+        return None
+    sizes = {policy.size(there) for there in range(floor or replicas, replicas + 1)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def fewest(policy: Policy, least: int, most: int) -> int:
+    """The fewest replicas, ``least`` or more, that can meet ``policy``; raises `GraphError` where ``most`` cannot."""
+    for replicas in range(least, most):
+        try:
+            policy.least(replicas)
+        except GraphError:
+            continue
+        return replicas
+    policy.least(most)
+    return most
 
 
 def learns(policy: Policy) -> bool:
