@@ -246,6 +246,23 @@ class Checkpoints:
             _log.warning("there is no checkpoint in %s to restore, in part or renamed; variables start anew", self.path)
         return set()
 
+    async def go_back(self, session: Session) -> None:
+        """Restore the newest whole checkpoint; while there is none, what the session began with.
+
+        Raises as `restore_newest`, and `CheckpointError` where there is none and the session began with what an
+        earlier one had left on the nodes.
+        """
+        if self.saves():
+            await self.restore_newest(session)
+            return
+        if not await session.start_over():
+            raise CheckpointError(
+                f"there is no checkpoint in {self.path} yet to go back to, and the variables were not this session's "
+                "own; save one before training, by session.save()"
+            )
+        self._step = self._saved_step = 0
+        self._saved_at = self._clock()
+
     async def restore(self, session: Session, step: int | None = None) -> int:
         """Restore the newest checkpoint of ``step``, or the newest whole one of all; answers its step."""
         if step is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
 from traceback import clear_frames
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from flowrt.checkpoint import Checkpoints
     from flowrt.explain import Explanation
+    from flowrt.graph import Resource
 
 Array = np.ndarray[Any, Any]
 
@@ -103,6 +104,7 @@ class Session(AsyncOnly):
         self._iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]] = {}  # by trainer: what ends that
         self._idle = asyncio.Event()
         self._closed, self._runs_now = False, 0
+        self._anew = False  # nodes held nothing of it when it was opened
         self._numbers = Numbers()
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
@@ -379,9 +381,7 @@ class Session(AsyncOnly):
         """Assign initial values to the variables that have none; an existing one of another spec raises."""
         have = await self._open().inventory()
         missing = {}
-        for key, resource in self.graph.resources.items():
-            if resource.kind != "variable":
-                continue
+        for key, resource in self._held().items():
             spec = resource.specs[0]
             if key in have and not have[key].accepts(spec.dtype, spec.shape):
                 raise GraphError(
@@ -390,11 +390,27 @@ class Session(AsyncOnly):
                 )
             if key not in have and key not in done:
                 missing[key] = resource
+        self._anew = len(missing) == len(self._held())
         begun = self._open().begin(arrays(missing), tables(self.graph, missing))
+        await self._begin_variables(missing, begun, 0)
+
+    def _held(self) -> dict[tuple[str, str], Resource]:
+        """The variables that this session's nodes hold."""
+        return {key: resource for key, resource in self.graph.resources.items() if resource.kind == "variable"}
+
+    async def start_over(self) -> bool:
+        """Give all variables initial values again, drawn anew, if the session began with such; answers whether."""
+        if self._anew:
+            await self._begin_variables(self._held(), (), None)
+        return self._anew
+
+    async def _begin_variables(
+        self, missing: Mapping[tuple[str, str], Resource], begun: Collection[tuple[str, str]], number: int | None
+    ) -> None:
         for place, wave in enumerate(initial_waves(missing)):  # draws are the same whatever has begun
             if left := [node for node in wave if node.resource not in begun]:
                 with Activity(f"initialising {len(left)} variables"):
-                    await self._run(self._step(left, ()), (), counted=False, number=None if place else 0)
+                    await self._run(self._step(left, ()), (), counted=False, number=None if place else number)
 
     @brief
     async def reset(self, container: str | None = None) -> None:

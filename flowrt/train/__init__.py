@@ -16,6 +16,7 @@ from flowrt.sched.policies import (
     WaitUntil,
 )
 from flowrt.train.diagnosis import Slow
+from flowrt.train.going_back import RolledBack
 from flowrt.train.replicated import Predictor, Replicated
 from flowrt.train.statistics import ReplicaStatistics, Statistics
 from flowrt.train.steps import StepReport
@@ -36,6 +37,7 @@ __all__ = [
     "Record",
     "ReplicaStatistics",
     "Replicated",
+    "RolledBack",
     "Slow",
     "Statistics",
     "StepReport",

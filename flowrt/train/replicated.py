@@ -269,10 +269,13 @@ class Replicated:
         Breaking out, ``aclose`` or leaving the session ends what runs and waits for it; what the servers had begun to
         apply, all apply. When too few batches are left for a step, the iterator ends.
 
-        Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy or a server is lost; the
-        error of a replica whose step fails otherwise; `RemoteError` while another client trains these variables, or if
-        the servers do not hold one version of them; `FeedError` for a batch with other names than ``inputs``;
-        `GraphError` for what is no `Session`.
+        When a server is lost, a session with `Checkpoints` waits for it, restores the newest one, and goes on from
+        there: the next report's ``rolled_back`` says which steps are undone.
+
+        Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy, or a server is lost and
+        there are no checkpoints; the error of a replica whose step fails otherwise; `RemoteError` while another client
+        trains these variables, or if the servers do not hold one version of them; `FeedError` for a batch with other
+        names than ``inputs``; `GraphError` for what is no `Session`.
         """
         if isinstance(ahead, bool) or not isinstance(ahead, Integral) or ahead < 0:
             raise GraphError(f"{user_site()}: ahead is a number of steps, 0 or more, not {ahead!r}")

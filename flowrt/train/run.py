@@ -15,7 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,9 @@ _log = logging.getLogger(__name__)
 class Run:
     """A run of ``trainer``, which is given batches of ``supply``: a listener of its nodes.
 
-    Before it begins, ``missed`` is told the reports that the client of the run before may not have had. ``reads`` are
-    fields of `BeginReplica`: what replicas read their batches of, where they do so themselves.
+    ``servers`` are the tasks that its servers are on, as far as that is known before it begins. Then ``missed`` is told
+    the reports that the client of the run before may not have had. ``reads`` are fields of `BeginReplica`: what
+    replicas read their batches of, where they do so themselves.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Run:
         supply: Supply,
         missed: Callable[[Sequence[Report]], None] = lambda reports: None,
         reads: Mapping[str, Any] = MappingProxyType({}),
+        servers: Sequence[str] = (),
     ) -> None:
         self._reads = reads
         self._trainer = trainer
@@ -70,6 +72,9 @@ class Run:
         self._lost: set[int] = set()
         self._turns = [0] * trainer.replicas  # how often each was begun again
         self._losses: list[int] = []  # how often the task of each had been lost when it was begun
+        self._losses_before = dict(self._runner.losses)
+        self.servers = tuple(servers) or trainer.servers
+        self._hearing = ExitStack()
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
         self._hands_out = False  # all have begun, and nobody is told to end
@@ -81,8 +86,10 @@ class Run:
     async def begin(self) -> None:
         """Have the nodes begin, at the version that all servers are at."""
         trainer, runner = self._trainer, self._runner
+        self._hearing.enter_context(runner.listening(self))
         program = self._program = await self._make_program()
-        self._check_servers(program.servers, "training cannot begin")
+        self.servers = program.servers
+        self._check_servers("training cannot begin")
         found = await agree(runner, program, trainer.name)
         self._missed(found.unseen)
         version = self._first = self._seen = found.version
@@ -172,6 +179,11 @@ class Run:
         self._post(0, Allow(self._number, self._allowed, self._seen, totals))
 
     @property
+    def version(self) -> int:
+        """The version that it began at."""
+        return self._first
+
+    @property
     def _came(self) -> int:
         """The version whose report comes next."""
         return self._seen + len(self._reports)
@@ -239,7 +251,7 @@ class Run:
             for replica in self._lost.difference(gone, self._joining):
                 self._joining[replica] = asyncio.ensure_future(self._join(replica))
             try:
-                self._check_servers(self._program.servers, f"training stopped at step {self._came + 1}")
+                self._check_servers(f"training stopped at step {self._came + 1}")
                 await self._runner.wait_changed(lost, suspects)
             except FlowrtError as error:
                 self.fail(error)
@@ -315,7 +327,7 @@ class Run:
         Raises `NodeLost` where a server is lost, or too few are left and none come: nothing could be compiled.
         """
         trainer = self._trainer
-        self._check_servers(trainer.servers, "training cannot begin")
+        self._check_servers("training cannot begin")
         if not (missing := self._missing()):
             return
         if not trainer.floor:
@@ -329,7 +341,7 @@ class Run:
         with Activity(f"{trainer.name} waits for replicas", look=look):
             while self._missing():
                 await self._wait_lost(self._runner.lost)
-                self._check_servers(trainer.servers, "training cannot begin")
+                self._check_servers("training cannot begin")
 
     def _missing(self) -> str:
         """How many replicas are there, and who is awaited; empty where as many are there as train."""
@@ -357,9 +369,14 @@ class Run:
         if not waits[0].cancelled():
             waits[0].result()
 
-    def _check_servers(self, servers: Sequence[str], what: str) -> None:
-        gone = [servers[server] for server in where_lost(servers, self._runner.lost)]
-        if gone:
+    @property
+    def lost_servers(self) -> tuple[str, ...]:
+        """The servers that are lost, or were since this was made: what they held is gone."""
+        lost, losses, before = self._runner.lost, self._runner.losses, self._losses_before
+        return tuple(task for task in self.servers if task in lost or losses.get(task, 0) > before.get(task, 0))
+
+    def _check_servers(self, what: str) -> None:
+        if gone := self.lost_servers:
             raise NodeLost(f"{what}: lost the parameter servers {', '.join(gone)}")
 
     # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -405,11 +422,17 @@ class Run:
         tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
         with suppress(FlowrtError, TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                unsettled = False
-                if tasks and tasks[0] == self._program.servers[0]:  # it has others apply what it ordered
-                    unsettled = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True)) < 0
-                stop = Stop(self._number, unsettled)
-                await together(self._runner.command(task, stop) for task in tasks)
+                if self.lost_servers:
+                    await together(self._runner.command(task, Stop(self._number, at_once=True)) for task in tasks)
+                else:
+                    await self._end(tasks)
+        self._hearing.close()
+
+    async def _end(self, tasks: list[str]) -> None:
+        unsettled = False
+        if tasks and tasks[0] == self._program.servers[0]:  # it has others apply what it ordered
+            unsettled = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True)) < 0
+        await together(self._runner.command(task, Stop(self._number, unsettled)) for task in tasks)
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:

@@ -1,39 +1,43 @@
 """An iteration over a trainer's steps: draws batches, and yields what the nodes report of each version.
 
 Law: what goes on on the nodes is a `run.Run`; here is what outlives it. An iteration that is left ends its run on all
-nodes and waits for that; what the servers had begun to apply, all apply.
+nodes and waits for that; what the servers had begun to apply, all apply. Where a run ends because a server is lost,
+another one begins, once there is a whole state to begin with: that is `going_back`'s to find.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import field
 from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.data import Source
-from flowrt.errors import ClosedError, GraphError, user_site
+from flowrt.errors import ClosedError, FlowrtError, GraphError, user_site
 from flowrt.finishing import to_the_end
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.ledger import Outcome
 from flowrt.tracebacks import shorten
 from flowrt.train.batches import Batches, Identities, Supply, Values
+from flowrt.train.going_back import RolledBack, wait_for_servers
 from flowrt.train.reads import what_replicas_read
 from flowrt.train.run import Run
 from flowrt.train.times import Clocks, Times, times_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.checkpoint import Checkpoints
     from flowrt.runners import Runner
     from flowrt.sched.iteration.messages import Report
     from flowrt.session import Session
     from flowrt.train.diagnosis import Slow
     from flowrt.train.replicated import Replicated
 
-_log = logging.getLogger(__name__)
 BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
+_log = logging.getLogger(__name__)
 
 
 @valueclass
@@ -47,7 +51,8 @@ class StepReport:
     gradient noise scale so far, in updates of a replica: beyond so many, more of them make a step little better
     (McCandlish et al., arXiv 1812.06162); NaN where the policy does not measure it, or nothing was measured yet.
     ``batches`` says by replica which batches this step decided about, by identity: their places, from 0, in the order
-    in which the source was drawn. ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps
+    in which the source was drawn. ``rolled_back`` tells of what was undone since the report before, as a parameter
+    server was lost; None mostly. ``slow`` is who is slow at the time, and why; ``times`` is how the replicas' steps
     divided, of those that server 0 has heard of since the report before.
     """
 
@@ -64,6 +69,7 @@ class StepReport:
     noise_scale: float = nan
     slow: tuple[Slow, ...] = ()
     batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    rolled_back: RolledBack | None = None
     measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -107,6 +113,10 @@ class Steps:
         self._ahead = 0 if session.checkpoints is not None and session.checkpoints.saves_by_itself else ahead
         self._stopping: asyncio.Task[None] | None = None
         self._kept = 0
+        self._over: ClosedError | None = None  # why there is to be no other run
+        self._going_back: asyncio.Task[None] | None = None
+        self._told = 0  # the step that was reported last
+        self._rolled_back: RolledBack | None = None  # of which no report has told
 
     async def run(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
@@ -120,12 +130,12 @@ class Steps:
             while trainer in session._iterating:
                 await session._iterating[trainer]()
             session._iterating[trainer] = self.end
+            self._reads = reads
             self._run = Run(trainer, session, self._supply, self._miss, reads)
             try:
-                with runner.listening(self._run):
-                    await self._run.begin()
-                    while (report := await self._next()) is not None:
-                        yield report
+                await self._begin()
+                while (report := await self._next()) is not None:
+                    yield report
             finally:
                 await to_the_end(self._stop())
         except BaseException as error:
@@ -143,17 +153,79 @@ class Steps:
 
     async def end(self) -> None:
         """End the iteration: its session closes, or another one begins on the same trainer."""
-        self._run.fail(
-            ClosedError("training was ended: its session was closed, or began to train the same variables anew")
+        self._over = ClosedError(
+            "training was ended: its session was closed, or began to train the same variables anew"
         )
+        self._run.fail(self._over)
+        if self._going_back is not None:
+            self._going_back.cancel()
+            await asyncio.wait([self._going_back])
         await to_the_end(self._stop())
 
     def _give(self, replica: int, number: int, identities: Sequence[int], batches: Sequence[Values]) -> None:
         self._run.give(replica, number, identities, batches)
 
+    # ── where a server is lost ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _begin(self) -> None:
+        try:
+            await self._run.begin()
+        except FlowrtError as error:
+            await self._go_on_after(error)
+
+    async def _go_on_after(self, error: FlowrtError) -> None:
+        """Begin another run, if it is lost servers that the one before ended of, and that can be made good.
+
+        Else raises ``error``.
+        """
+        while True:
+            lost, checkpoints = self._run.lost_servers, self._session.checkpoints
+            if not lost or checkpoints is None or self._over is not None:
+                raise error
+            self._going_back = asyncio.ensure_future(self._go_back(lost, checkpoints))
+            try:
+                await self._going_back
+                return
+            except asyncio.CancelledError:
+                if self._over is None:
+                    raise
+                raise self._over from None
+            except FlowrtError as another:
+                error = another
+            finally:
+                self._going_back = None
+
+    async def _go_back(self, lost: tuple[str, ...], checkpoints: Checkpoints) -> None:
+        """Begin another run at the newest checkpoint, once all servers are there."""
+        trainer, session, servers, began = self._trainer, self._session, self._run.servers, time.monotonic()
+        await self._run.stop()
+        waited = await wait_for_servers(session, trainer.name, servers, f"training stopped after step {self._told}")
+        self._run = Run(trainer, session, self._supply, reads=self._reads, servers=servers)
+        await to_the_end(checkpoints.go_back(session))
+        self._supply.begin_again()
+        await self._run.begin()
+        lost = tuple(dict.fromkeys((*lost, *waited)))
+        self._went_back(RolledBack(lost, self._run.version, self._told, time.monotonic() - began))
+
+    def _went_back(self, to: RolledBack) -> None:
+        """Tell of steps that are undone."""
+        before = self._rolled_back
+        if before is not None:  # and another server was lost before a step was made
+            lost = tuple(dict.fromkeys((*before.lost, *to.lost)))
+            to = RolledBack(lost, to.step, max(before.until, to.until), before.seconds + to.seconds)
+        self._rolled_back = to
+        _log.warning("%s: %s", self._trainer.name, to)
+
+    # ── its reports ──────────────────────────────────────────────────────────────────────────────────────────────────
+
     async def _next(self) -> StepReport | None:
         """The next report; None when too few batches are left for another step."""
-        report = await self._run.next(self._ahead)
+        while True:
+            try:
+                report = await self._run.next(self._ahead)
+                break
+            except FlowrtError as error:
+                await self._go_on_after(error)
         if report is None:
             return None
         made = self._report(report)
@@ -177,7 +249,9 @@ class Steps:
         kept = _those(outcomes, Outcome.KEPT)
         self._trainer.tally.count(outcomes, {replica: stale[replica] for replica in kept})
         loss, *metrics = report.told
+        rolled_back, self._rolled_back = self._rolled_back, None
         self._kept += len(kept)
+        self._told = report.version + 1
         return StepReport(
             report.version + 1,
             loss,
@@ -192,6 +266,7 @@ class Steps:
             report.noise_scale,
             self._trainer.tally.attribution.slow,
             batches,
+            rolled_back,
             (report, self._trainer.tally.attribution.clocks),
         )
 

@@ -165,8 +165,8 @@ class Iterations:
                 return self._begin_replica(asked, epoch, plans)
             case Join(run, replica, turn, given):
                 return self._coordination(run).join(replica, turn, given)
-            case Stop(run, patient):
-                return await self._stop(run, patient)
+            case Stop(run, patient, at_once):
+                return await self._stop(run, patient, at_once)
             case _:
                 raise InternalError(f"{type(asked).__name__} is nothing to be asked")
 
@@ -248,7 +248,7 @@ class Iterations:
             raise RemoteError(f"{self._host.task} does not coordinate that run, or not any more")
         return found
 
-    async def _stop(self, run: int, patient: bool) -> int:
+    async def _stop(self, run: int, patient: bool, at_once: bool) -> int:
         server = self._servers.get(run)
         ending = [replica.task for key, replica in self._replicas.items() if key[0] == run]
         coordination = None if server is None else server.coordination
@@ -259,7 +259,7 @@ class Iterations:
                         await server.wait_applied()
                     else:
                         coordination.end()
-                        await coordination.over.wait()
+                        await (server.wait_applied() if at_once else coordination.over.wait())
         if patient:
             self._end_replicas(run)
         elif coordination is None:

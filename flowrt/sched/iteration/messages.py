@@ -157,11 +157,13 @@ class Stop:
     """End the run here, once what was ordered is applied; answers the version that server 0 is at, -1 of other tasks.
 
     Where that takes too long, it is given up, and an opening decides by what all servers say. A ``patient`` end is not
-    given up: -1 is answered, and all apply what was ordered once the ways between them work again.
+    given up: -1 is answered, and all apply what was ordered once the ways between them work again. One ``at_once``
+    waits for no other server, as one is lost.
     """
 
     run: int
     patient: bool = False
+    at_once: bool = False
 
 
 @valueclass
