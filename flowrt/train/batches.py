@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from flowrt.graph import Tensor
 
 Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
-TOGETHER = 3  # batches that one message brings to a replica, where they are small
-SMALL, FEW = 20 << 10, 32  # bytes, and arrays, that such a batch has at most: together they are received in one go
+TOGETHER = 8  # batches that one message brings to a replica, where they are small
+SMALL, FEW = 60 << 10, 96  # bytes, and arrays, that these have at most: they are received in one go
 
 
 class Batches:
@@ -279,8 +279,8 @@ class Identities(Supply):
 
 def _together(batch: Values) -> int:
     """How many batches like this one a message may bring."""
-    small = len(batch) <= FEW and sum([value.nbytes for value in batch]) <= SMALL
-    return TOGETHER if small else 1
+    arrays, nbytes = len(batch), sum([value.nbytes for value in batch])
+    return max(1, min(TOGETHER, FEW // max(1, arrays), SMALL // max(1, nbytes)))
 
 
 def check_names(given: Any, expected: Iterable[str], who: str) -> None:
