@@ -20,6 +20,7 @@ import numpy as np
 
 from flowrt.device import CLIENT
 from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, name_error
+from flowrt.sched.batched import Plain
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.iteration.messages import (
     Allow,
@@ -69,7 +70,7 @@ class Coordination:
     ) -> None:
         self._role, self._way = role, way
         self._obey, self._publish, self._tell_ended, self._lives = obey, publish, ended, lives
-        self._value = Coordinator.start(
+        self._at = Coordinator.start(
             policy_from_data(role.policy),
             len(role.replicas),
             len(role.servers),
@@ -77,6 +78,7 @@ class Coordination:
             now=way.clock(),
             floor=role.floor,
         )
+        self._plain = Plain(self._at)
         self._told: dict[int, tuple[int, Sequence[Any]]] = {}  # by replica: its update's version, what it tells
         self._came: dict[int, float] = {}  # by replica: when that came
         self._samples: dict[int, int] = {}  # by replica: of how many it was made
@@ -95,9 +97,20 @@ class Coordination:
         self.over = asyncio.Event()
 
     @property
+    def _value(self) -> Coordinator:
+        """The coordinator, with all that was heard."""
+        if self._plain:
+            self._at = self._plain.told()
+        return self._at
+
+    @_value.setter
+    def _value(self, value: Coordinator) -> None:
+        self._at = self._plain.of = value
+
+    @property
     def version(self) -> int:
         """The open version."""
-        return self._value.version
+        return self._at.version
 
     @property
     def ending(self) -> bool:
@@ -218,12 +231,21 @@ class Coordination:
     def came(self, update: Update, told: float) -> None:
         """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""
         now, replica = self._way.clock(), update.replica
-        self._value = self._value.ready(replica, update.ready, now)
+        if not self._plain.give(replica, update.version, update.ready):
+            self._value = self._value.ready(replica, update.ready, now)
         newest = self._told[replica][0] if replica in self._told else -1
-        if update.version >= self._value.oldest(replica) and update.version > newest:
+        if update.version > newest and update.version >= self._at.oldest(replica):
             self._told[replica] = update.version, update.told
             self._came[replica], self._samples[replica] = now, update.samples
         self._heard[replica] = _ABOUT.pack(replica, update.version, told, 0) + update.times + _STAMP.pack(now)
+
+    def hold(self, server: int, version: int, replica: int, finite: bool, square: float) -> None:
+        """Server 0 itself holds its parts of an update, or refused them: see `Held`."""
+        now = self._way.clock()
+        if finite and self._plain.hold(replica, version, now, self._samples.get(replica, 0)):
+            self._whole[replica] = now
+        else:
+            self._follow(Held(self._role.run, server, version, replica, finite, square), now)
 
     def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
         """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""

@@ -219,10 +219,13 @@ class Server:
         self._tell(replica)
 
     def _say_held(self, replica: int, version: int, finite: bool) -> None:
-        square = self._squares[replica] if finite else nan
-        self._say(Held(self.role.run, self.role.server, version, replica, finite, square))
+        role, square = self.role, self._squares[replica] if finite else nan
+        if self.coordination is None:
+            self.way.post(role.servers[0], Held(role.run, role.server, version, replica, finite, square))
+        else:
+            self.coordination.hold(role.server, version, replica, finite, square)
 
-    def _say(self, message: Held | Applied | Failed) -> None:
+    def _say(self, message: Applied | Failed) -> None:
         """Tell server 0."""
         if self.coordination is None:
             self.way.post(self.role.servers[0], message)
@@ -361,9 +364,9 @@ class Server:
         self.way.post(role.replicas[replica], told_now)
 
     def _acknowledge(self, replica: int, version: int) -> None:
-        told = self._told[replica]
-        if told.waiting:
-            told.waiting = {other: when for other, when in told.waiting.items() if other > version}
+        waiting = self._told[replica].waiting
+        for other in [other for other in waiting if other <= version]:
+            del waiting[other]
 
     def _is_under_way(self, replica: int) -> bool:
         """Whether an update of a replica is here that may yet count: server 0 knows, others believe it."""
