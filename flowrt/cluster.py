@@ -196,7 +196,8 @@ class LocalCluster(AsyncOnly):
         threads: Kernel threads of each node; by default the usable cores are divided among the nodes.
         delays: For experiments with stragglers, by how much a task is slower: ``{"/job:worker/task:3": 0.2}`` in
             seconds, or one of `flowrt.delays`, itself or as text.
-        imports: Modules that nodes import first, for the policies they define: found as this process would find them.
+        imports: Modules that nodes import first, for what these define, such as ops and kernels, policies and sources:
+            found as this process would find them.
         warm: Awaited before the nodes start: a place to fill the kernel cache once.
         log_level: What the nodes write to this process's stderr.
         restart: Whether a node whose process ends is started again at its address, and how soon depends on how often.

@@ -168,6 +168,14 @@ class Site:
         return f"{self.file.removeprefix(here)}:{self.line}"
 
 
+def how_to_bring(what: str) -> str:
+    """What to do so that a node knows ``what`` a module of the user's defines."""
+    return (
+        f"bring the module that defines {what}, which may be a file beside the program: by --import MODULE where the "
+        "node is started, LocalCluster(imports=[MODULE]) where it is one of those"
+    )
+
+
 carried_site: ContextVar[Site | None] = ContextVar("flowrt_carried_site", default=None)
 """The user's line, where a call of theirs is carried to a thread on whose stack it is not."""
 

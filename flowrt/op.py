@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 import numpy as np
 
 from flowrt.alike import RECALL, in_order, likeness, met, roles_of
-from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, user_site
+from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, how_to_bring, user_site
 from flowrt.pages import held
 from flowrt.parameters import parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
@@ -493,4 +493,4 @@ def lookup(name: str) -> Op:
     try:
         return REGISTRY[name]
     except KeyError:
-        raise GraphError(f"no op is named {name!r}; is the module that defines it imported on this node?") from None
+        raise GraphError(f"no op named {name!r} is known here; {how_to_bring('it')}") from None

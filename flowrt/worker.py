@@ -14,9 +14,10 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
@@ -25,6 +26,7 @@ from flowrt.blocking import loop_factory
 from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
 from flowrt.errors import AuthenticationError, FlowrtError, GraphError
 from flowrt.kernels.building import build_standard_kernels
+from flowrt.net.code import hashes_here
 from flowrt.net.node import Node
 from flowrt.net.tokens import load_token
 from flowrt.sched.host import Host
@@ -59,18 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(given)
         for module in given.imports:
             bring(module)
+        imports = hashes_here(given.imports)
         if settings.die_with_parent:
             _die_with_parent()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve(settings))
+            runner.run(serve(settings, imports))
     except FlowrtError as error:
         print(f"flowrt worker: {error}", file=sys.stdout if given.die_with_parent else sys.stderr)
         return 2
     return 0
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until a signal, or the parent's end where it matters."""
+async def serve(settings: Settings, imports: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Serve until a signal, or the parent's end where it matters; ``imports`` are told to masters."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,7 +84,7 @@ async def serve(settings: Settings) -> None:
     build_standard_kernels()
     host = Host(settings.task, threads=settings.threads, delay=settings.delay)
     try:
-        async with Node(host, settings.token).serving(settings.host, settings.port) as server:
+        async with Node(host, settings.token, imports).serving(settings.host, settings.port) as server:
             name = f"[{settings.host}]" if ":" in settings.host else settings.host
             print(f"flowrt worker {settings.task} ready on {name}:{server.port}", flush=True)
             await stop.wait()
@@ -90,7 +93,7 @@ async def serve(settings: Settings) -> None:
 
 
 def bring(module: str) -> None:
-    """Import a module of the user's, for what it defines, such as policies. Raises `GraphError` if that fails."""
+    """Import a module of the user's, for what it defines: ops, policies, sources. Raises `GraphError` if that fails."""
     try:
         import_module(module)
     except Exception as error:
@@ -174,7 +177,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE",
         action="append",
         default=[],
-        help="import a module of yours first, for what it defines, such as policies; may be given again",
+        help="import a module of yours first, for the ops, kernels, policies and sources that it defines; may be given "
+        "again",
     )
     add("--threads", type=_positive, metavar="N", help="kernel threads; by default the cores it may use")
     add(

@@ -1,4 +1,7 @@
-"""The guide: what its pages tell a reader to type is run, page by page, as one program in an empty folder."""
+"""The guide: what its pages tell a reader to type is run, page by page, as one program in an empty folder.
+
+What begins with the name of a file, as ``# soft_step.py``, belongs there.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "guide").glob("*.md"))
 WORDS = 800
+FILE = re.compile(r"# (\w+\.py)\n")
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -27,7 +31,12 @@ def test_a_page_is_short_and_the_readme_links_to_it(page: Path) -> None:
 def test_the_snippets_of_a_page_run_one_after_another(page: Path, tmp_path: Path) -> None:
     snippets = SNIPPET.findall(page.read_text())
     assert snippets
-    (tmp_path / "page.py").write_text("\n".join(snippets))
+    files: dict[str, list[str]] = {"page.py": []}
+    for snippet in snippets:
+        named = FILE.match(snippet)
+        files.setdefault(named[1] if named else "page.py", []).append(snippet)
+    for name, parts in files.items():
+        (tmp_path / name).write_text("\n".join(parts))
     done = subprocess.run(
         [sys.executable, "page.py"],
         cwd=tmp_path,

@@ -13,7 +13,7 @@ import numpy as np
 
 from flowrt.data.order import Order, Rows, checked_order
 from flowrt.data.sources import Batch, Source, Table
-from flowrt.errors import FeedError, GraphError, user_site
+from flowrt.errors import FeedError, GraphError, how_to_bring, user_site
 from flowrt.plain import shortened
 from flowrt.tracebacks import brief
 from flowrt.valueclass import valueclass
@@ -70,10 +70,7 @@ class FunctionSource(Source):
 class _Calls(Table):
     def __init__(self, made: FunctionSource) -> None:
         if made.name not in FUNCTIONS:
-            raise GraphError(
-                f"the function {made.name!r} of a source is not known here; bring the module that holds it: by "
-                "--import MODULE where the node is started, LocalCluster(imports=[MODULE]) where it is one of those"
-            )
+            raise GraphError(f"the function {made.name!r} of a source is not known here; {how_to_bring('it')}")
         self.rows, self.specs = made.order.rows, made.specs
         self._function = FUNCTIONS[made.name]
         self._settings, self._seed, self._name = dict(made.settings), made.order.seed, made.name

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from flowrt.data.order import Order, Rows
-from flowrt.errors import FeedError, GraphError
+from flowrt.errors import FeedError, GraphError, how_to_bring
 from flowrt.spec import Spec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -143,10 +143,7 @@ def source_from_data(data: Mapping[str, Any]) -> Source:
     """The source that `source_to_data` wrote; raises `GraphError` where its class is not known here."""
     name = data[NAME]
     if name not in KNOWN:
-        raise GraphError(
-            f"a source named {name} is not known here; bring the module that holds it: by --import MODULE where the "
-            "node is started, LocalCluster(imports=[MODULE]) where it is one of those"
-        )
+        raise GraphError(f"a source named {name} is not known here; {how_to_bring('it')}")
     kind: Any = KNOWN[name]
     given = {field: _from_data(value) for field, value in data.items() if field != NAME}
     try:

@@ -68,12 +68,16 @@ class Carry:
 
 @valueclass
 class Serve:
-    """A node's, to whoever opens a connection. ``host`` and ``way`` say what others of its host may use (`Local`)."""
+    """A node's, to whoever opens a connection. ``host`` and ``way`` say what others of its host may use (`Local`).
+
+    ``imports`` are the modules of the user's that it has imported, and their hashes: see `code`.
+    """
 
     task: str
     devices: tuple[str, ...]
     host: str = ""
     way: str = "tcp"
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 # ── a master to a node ───────────────────────────────────────────────────────────────────────────────────────────────

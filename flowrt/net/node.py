@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,10 +85,11 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """A host on the network. `serving` opens its port."""
+    """A host on the network. `serving` opens its port. ``imports`` are what `Serve` tells of."""
 
-    def __init__(self, host: Host, token: str) -> None:
+    def __init__(self, host: Host, token: str, imports: Mapping[str, str] = MappingProxyType({})) -> None:
         self.host = host
+        self._imports = tuple(imports.items())
         self._token = token
         self._reigns: dict[str, Reign] = {}  # by epoch
         self._known: dict[str, tuple[str, int]] = {}  # where masters said last that tasks are
@@ -105,7 +107,8 @@ class Node:
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
-        hello = to_hello(Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way))
+        met = Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way, self._imports)
+        hello = to_hello(met)
         door = serve(
             host, port, self._token, self._attend, hello=hello, allocate=self._local.received, local=self._local
         )

@@ -30,6 +30,7 @@ class Peer:
     def __init__(self, task: str, place: tuple[str, int], met: Serve, control: Connection, link: Link) -> None:
         self.task = task
         self.local = met.host, met.way
+        self.imports = dict(met.imports)
         self.place = place
         self.address = f"{place[0]}:{place[1]}"
         self.devices = [Device.parse(f"{task}/device:{name}") for name in met.devices]

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
+from flowrt.net.code import differing, hashes_here, missing
 from flowrt.net.liveness import Change, Liveness, Standing
 from flowrt.net.messages import (
     Drive,
@@ -73,6 +74,7 @@ class Peers:
         self._losses: Counter[str] = Counter()  # how often each was lost
         self._turns: dict[str, int] = {}  # how often each was begun with anew
         self._changed = asyncio.Event()
+        self._here: dict[str, str] = {}  # the hashes of modules that this process has imported, too
         self._closed = False
         self.taken_over: FlowrtError | None = None  # by another master
 
@@ -109,6 +111,22 @@ class Peers:
             self._await(task, error)
         self._peers = {task: self._peers[task] for task in self._addresses if task in self._peers}
         self.spawn(self._watch())
+        self._check_code()
+        for text in missing(self._code):
+            _log.warning("%s", text)
+
+    @property
+    def _code(self) -> dict[str, Mapping[str, str]]:
+        """What each task that is there has imported."""
+        return {task: peer.imports for task, peer in self._peers.items() if peer.error is None}
+
+    def _check_code(self) -> None:
+        """Raise `RemoteError` where tasks have imported other code than this process, or than one another."""
+        code = self._code
+        modules = {module for imports in code.values() for module in imports}
+        self._here |= hashes_here(modules - self._here.keys())  # as they were when the session began: files change
+        if found := differing(code, self._here):
+            raise RemoteError("; ".join(found))
 
     async def aclose(self) -> None:
         """Part from all and end every task."""
@@ -378,6 +396,7 @@ class Peers:
         """Have a task be one of ours; answers whether it still is there then."""
         self._attend(peer)
         try:
+            self._check_code()
             await self._join(peer)
             peer.check()
         except FlowrtError as error:

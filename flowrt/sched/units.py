@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from flowrt.errors import GraphError
+from flowrt.errors import GraphError, how_to_bring
 from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.sched.effects import is_effect
 from flowrt.sched.machine import Enter, Kind, Topology
@@ -79,7 +79,7 @@ def action_of(node: PlanNode) -> Action:
         return Action.EFFECT
     if node.op in COMPUTED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
         return Action.COMPUTE
-    raise GraphError(f"{node.where()}: no kernel of {node.op} is installed on this node")
+    raise GraphError(f"{node.where()}: no kernel of {node.op} is known here; {how_to_bring('its op and kernel')}")
 
 
 def is_structural(op: str) -> bool:

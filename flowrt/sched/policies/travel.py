@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from flowrt.errors import GraphError, user_site
+from flowrt.errors import GraphError, how_to_bring, user_site
 from flowrt.sched.policies.policy import Policy, known, site_of
 
 NAME = "class"  # what the name of the class stands under, beside the fields, of which none can be called that
@@ -34,10 +34,7 @@ def policy_from_data(data: Mapping[str, Any]) -> Policy:
     """The policy that `policy_to_data` wrote; raises `GraphError` where its class is not known here."""
     name = data[NAME]
     if name not in known:
-        raise GraphError(
-            f"a policy named {name} is not known here; bring the module that holds it: by --import MODULE where the "
-            "node is started, LocalCluster(imports=[MODULE]) where it is one of those"
-        )
+        raise GraphError(f"a policy named {name} is not known here; {how_to_bring('it')}")
     kind: Any = known[name]
     try:
         made: Policy = kind(**{field: _from_data(value) for field, value in data.items() if field != NAME})
