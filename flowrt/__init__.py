@@ -37,6 +37,7 @@ from flowrt.errors import (
     GraphError,
     GraphFinalizedError,
     InternalError,
+    LedgerError,
     LinkBroken,
     NodeLost,
     PlacementError,
@@ -66,12 +67,14 @@ if _TYPE_CHECKING:
     from flowrt import data, delays, train
     from flowrt.checkpoint import Checkpoints
     from flowrt.cluster import ClusterSpec, LocalCluster
+    from flowrt.ledger import Ledger
     from flowrt.simulation import simulate
 
 # What not every program needs is imported where it is first used, so that `import flowrt` stays short.
 _LATER = {
     "Checkpoints": "flowrt.checkpoint",
     "ClusterSpec": "flowrt.cluster",
+    "Ledger": "flowrt.ledger",
     "LocalCluster": "flowrt.cluster",
     "data": "flowrt.data",
     "delays": "flowrt.delays",
@@ -110,6 +113,8 @@ __all__ = [
     "GraphError",
     "GraphFinalizedError",
     "InternalError",
+    "Ledger",
+    "LedgerError",
     "LinkBroken",
     "LocalCluster",
     "NodeLost",

@@ -96,6 +96,10 @@ class CheckpointError(FlowrtError):
     """A checkpoint could not be written, or none that is whole could be read."""
 
 
+class LedgerError(FlowrtError):
+    """A ledger could not be written, is damaged, or is not what it is taken for."""
+
+
 class RemoteError(FlowrtError):
     """Another node, or the way to it, failed."""
 

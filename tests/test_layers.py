@@ -65,10 +65,11 @@ MAY_IMPORT = {
     "delays": [*FLOOR, "delays"],
     "data": [*FLOOR, "data"],
     "kernels": [*FLOOR, "progress", "kernels"],
+    "ledger": [*FLOOR, "folders", "sched", "ledger"],
     "sched": [*FLOOR, "op", "delays", "data", "kernels", "sched"],
     "net": [*FLOOR, "sched", "net"],
 }
-HEAD = {"kernels/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
+HEAD = {"kernels/__main__", "ledger/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
 # module → the only places that may import it
 OWNERS = {
     "numba": ["kernels"],
@@ -127,6 +128,9 @@ PURE = [
     "simulation",
     "building_order",
     "net/liveness",
+    "ledger/frames",
+    "ledger/records",
+    "ledger/account",
     "net/frames",
     "delays",
     "data",

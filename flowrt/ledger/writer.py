@@ -1,0 +1,209 @@
+"""Writes a trainer's ledger, as its runs go on.
+
+Law: what is said here is with the operating system before the call returns, and is said before it is acted upon: what
+is about to be handed out, and what was made before the servers are told that this is known. So a client that is killed
+leaves a ledger from which another goes on, with what the servers can tell of the rest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flowrt.errors import LedgerError
+from flowrt.folders import sync_parents
+from flowrt.ledger.account import Account
+from flowrt.ledger.frames import MAGIC, framed, records_in
+from flowrt.ledger.ledger import Ledger
+from flowrt.ledger.records import (
+    Begun,
+    Handed,
+    Made,
+    Missed,
+    Over,
+    Record,
+    Returned,
+    Setup,
+    Undone,
+    record_from_data,
+    record_to_data,
+)
+
+OLDER = "the variables were restored from an older checkpoint, or reset"
+
+
+class Writer:
+    """Appends to the ledger at ``path``, which is made if need be, until `close`.
+
+    Raises `LedgerError` where another process writes it, where it is damaged, or is another trainer's.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], setup: Setup) -> None:
+        self.path = Path(path)
+        self.account = Account()
+        self._setup = setup
+        self._file = self._open()
+        _writers.add(self)
+        try:
+            self._end = self._read()
+            self._check(self.account.setup)
+            if self.account.setup != setup:
+                self._append(setup)
+        except BaseException:
+            self.close()
+            raise
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def first(self) -> int:
+        """The identity of the next batch that nobody was ever handed."""
+        return len(self.account.states)
+
+    def begin(self, run: int, version: int, unseen: Sequence[Any] = (), because: str = OLDER) -> None:
+        """A run begins at ``version``. ``unseen`` are the reports that the client of the run before may not have had.
+
+        Where the variables are not where the ledger had them, ``because`` says why they are older.
+        """
+        account = self.account
+        for report in unseen:
+            if (report.run, report.version) == (account.run, account.version):
+                self.made(report)
+        before = version if account.version is None else account.version
+        if version > before:
+            self._append(Missed(version, tuple(sorted(account.held))))
+        if account.run is not None:
+            self.over()
+        if version < before:
+            self.undo(version, because)
+        self._append(Begun(run, version, time.time()))
+
+    def over(self) -> None:
+        """The run is over; what is not accounted for is unused. Twice is once."""
+        if self.account.run is not None:
+            self._append(Over(self.account.version or 0, tuple(sorted(self.account.held))))
+
+    def undo(self, version: int, because: str) -> list[int]:
+        """The variables are at ``version`` again; answers which batches were kept since."""
+        self.over()
+        kept = [i for made in Ledger(self.path).versions if made.version >= version for i in made.kept_batches]
+        self._append(Undone(version, because, tuple(sorted(kept)), self._setup.late == "requeue"))
+        return kept
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def hand(self, replica: int, number: int, identities: Sequence[int]) -> None:
+        """A replica is about to be handed batches, of which the first is its ``number``-th."""
+        self._append(Handed(replica, number, tuple(identities)))
+
+    def made(self, report: Any) -> None:
+        """A version was made: see `Report`."""
+        each, numbered = self._setup.local_steps, self.account.numbered
+        receipts = []
+        for replica, group, code, _, staleness in report.receipts:
+            numbers = range((group - 1) * each + 1, group * each + 1)
+            found = tuple([numbered[replica, number] for number in numbers if (replica, number) in numbered])
+            receipts.append((replica, code, staleness, found))
+        self._append(Made(report.version, tuple(receipts)))
+
+    def returned(self, replica: int, identities: Sequence[int]) -> None:
+        """Batches came back of a replica that was lost before it began with them."""
+        known = tuple([identity for identity in identities if identity in self.account.held])
+        if known:
+            self._append(Returned(replica, known))
+
+    # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sync(self) -> None:
+        """Force what was written to the disk. Raises `LedgerError`."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise LedgerError(f"{self.path} could not be forced to the disk: {error}") from error
+
+    def close(self) -> None:
+        """Let others write. Twice is once."""
+        held, self._file = self._file, -1
+        if held >= 0:
+            os.close(held)
+
+    def _open(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise LedgerError(f"the ledger {self.path} cannot be opened to be written: {error}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            raise LedgerError(
+                f"another process or session writes the ledger {self.path}, and one at a time does ({error.strerror}); "
+                "close that one, or give this one another by ledger=PATH (to read is free)"
+            ) from None
+        return file
+
+    def _read(self) -> int:
+        """Take in what the file holds, and cut off what is not whole; answers its end."""
+        data = self.path.read_bytes()
+        end = 0
+        for end, record in records_in(data, str(self.path)):
+            self.account.take(record_from_data(record, f"{self.path} before byte {end}"))
+        if len(data) < len(MAGIC):
+            os.ftruncate(self._file, 0)
+            os.write(self._file, MAGIC)
+            self.sync()
+            sync_parents(self.path)
+        end = max(end, len(MAGIC))
+        if len(data) > end:
+            os.ftruncate(self._file, end)
+        return end
+
+    def _check(self, found: Setup | None) -> None:
+        """Raise where the ledger is not this trainer's."""
+        setup = self._setup
+        if found is None:
+            return
+        for what in ("trainer", "local_steps"):
+            if getattr(found, what) != getattr(setup, what):
+                raise LedgerError(
+                    f"the ledger {self.path} is of trainer {found.trainer!r} with {found.local_steps} local steps, not "
+                    f"of {setup.trainer!r} with {setup.local_steps}; give this one another by ledger=PATH"
+                )
+
+    def _append(self, record: Record) -> None:
+        data = framed(record_to_data(record))
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):
+                raise OSError(f"{written} of {len(data)} bytes were written")
+        except OSError as error:
+            self._cut()
+            raise LedgerError(
+                f"the ledger {self.path} could not be written: {error}; what is in it is whole, and training ends, as "
+                "batches could not be accounted for"
+            ) from error
+        self._end += written
+        self.account.take(record)
+
+    def _cut(self) -> None:
+        """Take away what was written of a record; if that fails too, readers pass over it."""
+        try:
+            os.ftruncate(self._file, self._end)
+        except OSError:
+            self.close()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: have no part in the locks, so that they end with the process that took them."""
+    for writer in _writers:
+        writer.close()
+
+
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,260 @@
+"""The ledger as a file: what it says, what is left of it when it is cut off or damaged, and who may write it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import flowrt as fr
+from flowrt.errors import LedgerError
+from flowrt.ledger.__main__ import main
+from flowrt.ledger.frames import MAGIC, framed
+from flowrt.ledger.records import Begun, Handed, Made, Over, Setup, record_to_data
+from flowrt.ledger.writer import Writer
+
+KEPT, LATE, REFUSED, LOST = range(4)
+POLICY = {"class": "FirstOf", "m": 2}
+
+
+def setup(**changes: Any) -> Setup:
+    given = {"trainer": "model", "replicas": 3, "local_steps": 1, "policy": POLICY, "servers": 1, "seed": 5}
+    return Setup(**{**given, "late": "drop", **changes})
+
+
+def report(version: int, *receipts: tuple[int, int, int], run: int = 1) -> Any:
+    """Receipts are (replica, number, outcome)."""
+    return SimpleNamespace(run=run, version=version, receipts=tuple((r, n, code, 0.0, 0) for r, n, code in receipts))
+
+
+def write_some(path: Path, **changes: Any) -> Writer:
+    """A ledger of two runs: batches 0, 2, 3 and 5 kept, 1 late, 4 lost, 7 refused, 6 and 8 unused."""
+    writer = Writer(path, setup(**changes))
+    writer.begin(1, 0)
+    writer.hand(0, 1, [0, 3])
+    writer.hand(1, 1, [1, 4])
+    writer.hand(2, 1, [2, 5])
+    writer.made(report(0, (0, 1, KEPT), (1, 1, LATE), (2, 1, KEPT)))
+    writer.hand(1, 3, [6])
+    writer.made(report(1, (0, 2, KEPT), (1, 2, LOST), (2, 2, KEPT)))
+    writer.returned(1, [6])
+    writer.over()
+    writer.begin(2, 2)
+    writer.hand(0, 1, [6])
+    writer.hand(2, 1, [7, 8])
+    writer.made(report(2, (2, 1, REFUSED), run=2))
+    writer.over()
+    return writer
+
+
+def states(ledger: fr.Ledger) -> list[str]:
+    return [ledger.state_of(identity) for identity in range(ledger.drawn)]
+
+
+def test_every_batch_ends_once_and_what_was_handed_out_and_not_used_is_unused(tmp_path: Path) -> None:
+    write_some(tmp_path / "some.ledger").close()
+    ledger = fr.Ledger(tmp_path / "some.ledger")
+    assert states(ledger) == ["kept", "late", "kept", "kept", "lost", "kept", "unused", "refused", "unused"]
+    assert (ledger.version, ledger.unused, ledger.violations, ledger.torn) == (3, [6, 8], (), 0)
+    assert [ledger.updates(1, outcome) for outcome in ("kept", "late", "refused", "lost")] == [0, 1, 0, 1]
+    assert [(v.version, v.run, dict(v.kept)) for v in ledger.versions[:2]] == [
+        (0, 1, {0: (0,), 2: (2,)}),
+        (1, 1, {0: (3,), 2: (5,)}),
+    ]
+
+
+def test_with_requeue_a_batch_that_was_late_or_lost_is_unused_until_it_is_kept(tmp_path: Path) -> None:
+    with_requeue = write_some(tmp_path / "some.ledger", late="requeue")
+    assert with_requeue.account.unused == [1, 4, 6, 8]
+    with_requeue.begin(3, 3)
+    with_requeue.hand(0, 1, [1])
+    with_requeue.made(report(3, (0, 1, KEPT), run=3))
+    with_requeue.close()
+    ledger = fr.Ledger(tmp_path / "some.ledger")
+    assert (ledger.state_of(1), ledger.violations) == ("kept", ())
+
+
+def test_who_goes_on_after_a_kill_takes_in_what_nobody_had_of_the_run_before(tmp_path: Path) -> None:
+    killed = Writer(tmp_path / "some.ledger", setup())
+    killed.begin(1, 0)
+    killed.hand(0, 1, [0, 2])
+    killed.hand(1, 1, [1])
+    killed.close()  # as the system does when the process ends
+    again = Writer(tmp_path / "some.ledger", setup())
+    assert again.first == 3
+    unseen = [report(version, (0, version + 1, KEPT)) for version in range(1)]
+    again.begin(2, 1, [*unseen, report(7, (0, 1, KEPT), run=6)])
+    again.close()
+    ledger = fr.Ledger(tmp_path / "some.ledger")
+    assert (states(ledger), ledger.unused, ledger.violations) == (["kept", "unused", "unused"], [1, 2], ())
+
+
+def test_versions_of_which_nothing_is_known_cost_what_may_have_been_used_in_them(tmp_path: Path) -> None:
+    killed = Writer(tmp_path / "some.ledger", setup())
+    killed.begin(1, 0)
+    killed.hand(0, 1, [0, 1])
+    killed.made(report(0, (0, 1, KEPT)))
+    killed.close()
+    again = Writer(tmp_path / "some.ledger", setup())
+    again.begin(2, 3)
+    again.close()
+    ledger = fr.Ledger(tmp_path / "some.ledger")
+    assert (states(ledger), ledger.version, ledger.violations) == (["kept", "lost"], 3, ())
+
+
+def test_what_was_kept_in_versions_that_are_undone_is_lost_or_used_again(tmp_path: Path) -> None:
+    for late, expected in (("drop", "lost"), ("requeue", "unused")):
+        path = tmp_path / f"{late}.ledger"
+        writer = write_some(path, late=late)
+        writer.begin(3, 1, because="a server was lost")
+        writer.close()
+        ledger = fr.Ledger(path)
+        assert [ledger.state_of(i) for i in (0, 2, 3, 5)] == ["kept", "kept", expected, expected]
+        assert [version.version for version in ledger.versions] == [0]
+        assert ledger.violations == ()
+        assert list(ledger.history(3))[-1].startswith("undone, as the variables are at version 1 again: a server was")
+
+
+def test_a_ledger_that_is_cut_off_at_any_byte_is_read_and_written_on_from_its_last_whole_record(tmp_path: Path) -> None:
+    write_some(tmp_path / "some.ledger").close()
+    data = (tmp_path / "some.ledger").read_bytes()
+    whole = fr.Ledger(tmp_path / "some.ledger")
+    ends = [0, len(MAGIC), *(end for _, end in whole._records)]
+    cut, seen = tmp_path / "cut.ledger", set()
+    for length in range(len(data)):
+        zeros = 40 if length in ends[1:] else 0  # as may be left where power is lost
+        cut.write_bytes(data[:length] + bytes(zeros))
+        ledger = fr.Ledger(cut)
+        kept = len(ledger._records)
+        seen.add(kept)
+        assert ledger._records == whole._records[:kept]
+        assert ledger.torn == length + zeros - max(end for end in ends if end <= length)
+        assert ledger.violations == ()
+        writer = Writer(cut, setup())
+        writer.begin(9, ledger.version or 0)
+        writer.close()
+        again = fr.Ledger(cut)
+        assert (again.torn, again.violations) == (0, ())
+    assert seen == set(range(len(whole._records)))
+
+
+def test_a_ledger_in_which_any_bit_is_flipped_is_refused_with_the_place(tmp_path: Path) -> None:
+    write_some(tmp_path / "some.ledger").close()
+    data = (tmp_path / "some.ledger").read_bytes()
+    ends = [len(MAGIC), *(end for _, end in fr.Ledger(tmp_path / "some.ledger")._records)]
+    bad, rng = tmp_path / "bad.ledger", random.Random(3)
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << rng.randrange(8)
+        bad.write_bytes(flipped)
+        begin = max((end for end in ends if end <= at), default=0)
+        expected = f"bad.ledger is damaged at byte {begin}: " if at >= len(MAGIC) else "bad.ledger is no ledger"
+        for read in (fr.Ledger, lambda path: Writer(path, setup())):
+            with pytest.raises(LedgerError, match=expected):
+                read(bad)
+        assert bad.read_bytes() == flipped
+
+
+def test_one_process_at_a_time_writes_a_ledger(tmp_path: Path) -> None:
+    first = write_some(tmp_path / "some.ledger")
+    with pytest.raises(LedgerError, match=r"writes the ledger .*some.ledger, and one at a time does"):
+        Writer(tmp_path / "some.ledger", setup())
+    code = "import sys; from test_ledger import *; Writer(sys.argv[1], setup())"
+    run = [sys.executable, "-c", code, str(tmp_path / "some.ledger")]
+    other = subprocess.run(run, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60, check=False)
+    assert "one at a time does" in other.stderr
+    fr.Ledger(tmp_path / "some.ledger")
+    first.close()
+    first.close()
+    Writer(tmp_path / "some.ledger", setup()).close()
+
+
+def test_a_forked_child_has_no_part_in_a_ledger(tmp_path: Path) -> None:
+    writer = write_some(tmp_path / "some.ledger")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)
+        os._exit(0)
+    writer.close()
+    Writer(tmp_path / "some.ledger", setup()).close()
+    os.write(write, b"x")
+    os.waitpid(child, 0)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_ledger_of_another_trainer_is_refused_and_of_another_policy_gone_on_with(tmp_path: Path) -> None:
+    write_some(tmp_path / "some.ledger").close()
+    with pytest.raises(LedgerError, match="is of trainer 'model' with 1 local steps, not of 'other' with 1"):
+        Writer(tmp_path / "some.ledger", setup(trainer="other"))
+    other = setup(policy={"class": "AllOf"}, replicas=4)
+    Writer(tmp_path / "some.ledger", other).close()
+    assert fr.Ledger(tmp_path / "some.ledger").setup == other
+
+
+def test_what_does_not_fit_what_was_said_before_is_a_violation(tmp_path: Path) -> None:
+    records = [
+        setup(),
+        Begun(1, 0, 0.0),
+        Handed(0, 1, (0, 1)),
+        Handed(1, 1, (1,)),
+        Made(0, ((0, KEPT, 0, (0,)),)),
+        Made(2, ((0, KEPT, 0, (0,)),)),
+        Over(3, ()),
+    ]
+    path = tmp_path / "bad.ledger"
+    path.write_bytes(MAGIC + b"".join(framed(record_to_data(record)) for record in records))
+    assert fr.Ledger(path).violations == (
+        "batch 1 is handed to replica 1, and was handed already",
+        "version 2 was used, and the variables were at 1",
+        "batch 0 is kept of replica 0 in version 2, and was kept already",
+        "a run is over, and [1] neither used nor unused",
+    )
+    assert main([str(path), "--verify"]) == 1
+
+
+def test_the_command_line_sums_up_tells_of_one_batch_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "some.ledger"
+    write_some(path).close()
+    assert main([str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "model: 3 replicas, FirstOf(m=2)\n2 runs, at version 3\n" in said
+    assert "9 batches drawn: 4 kept, 1 late, 1 refused, 1 lost, 2 unused" in said
+    assert "replica 2          2         0         1         0" in said
+    assert main([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["batches"]["kept"] == 4
+    assert main([str(path), "--batch", "6"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "batch 6: unused",
+        "  handed to replica 1 as its batch 3 of run 1",
+        "  came back of replica 1, which was lost before it began with it",
+        "  handed to replica 0 as its batch 1 of run 2",
+        "  not used in run 2, which was over at version 3",
+    ]
+    assert main([str(path), "--verify"]) == 0
+    assert capsys.readouterr().out == ""
+    path.write_bytes(b"no ledger at all, this")
+    assert main([str(path)]) == 2
+    assert "is no ledger: it begins with b'no ledger at all'" in capsys.readouterr().err
+    assert main([str(tmp_path / "absent")]) == 2
+    assert "there is no ledger to read at" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_ends_writing_with_what_was_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, write = write_some(tmp_path / "some.ledger"), os.write
+    before = (tmp_path / "some.ledger").read_bytes()
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+    with pytest.raises(LedgerError, match=r"could not be written: .* of .* bytes were written"):
+        writer.begin(3, 3)
+    writer.close()
+    assert (tmp_path / "some.ledger").read_bytes() == before
