@@ -165,3 +165,25 @@ async def test_a_frozen_replica_is_at_one_batch_and_is_handed_one_more_at_most()
             if 1 in report.kept:
                 break
         await steps.aclose()
+
+
+async def test_a_run_begins_and_ends_without_a_node_that_is_stopped() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=3, policy=fr.train.FirstOf(2))
+    async with LocalCluster(ps=1, worker=3) as cluster, fr.Session(graph, cluster=cluster) as session:
+        process = cluster.processes[WORKERS[1]]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(20):  # it is lost after 30 s only
+                steps = trainer.steps(session, batches())
+                assert [(await anext(steps)).kept for _ in range(3)] == [(0, 2)] * 3
+                await steps.aclose()
+                steps = trainer.steps(session, batches())
+                await anext(steps)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(20):
+            async for report in steps:
+                if 1 in report.kept:
+                    break
+            await steps.aclose()

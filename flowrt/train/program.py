@@ -72,12 +72,12 @@ class Maker:
         self._making = asyncio.Lock()
 
     async def program(self) -> Program:
-        """The program for the nodes that are not lost.
+        """The program for the nodes that are not `away`.
 
         Raises what compiling raises, and `GraphError` for what nodes cannot do by themselves.
         """
         async with self._making:
-            lost = self._runner.lost
+            lost = away(self._runner, self._trainer)
             if self._made is None or self._maker is None or not self._is_fixed(self._made[1]):
                 if self._made is None or self._made[0] != lost:
                     self._maker = self._make()
@@ -148,8 +148,8 @@ class _Maker:
 
     def _there(self) -> list[Tower]:
         """The towers whose nodes are."""
-        lost = self._runner.lost
-        return [tower for tower in self._trainer.towers if tower.node not in lost]
+        gone = away(self._runner, self._trainer)
+        return [tower for tower in self._trainer.towers if tower.node not in gone]
 
     def _steps_on(self, task: str) -> tuple[str, ...]:
         return tuple(self._shards[s].step.name for s in self._on(task))
@@ -349,6 +349,13 @@ def _parts(tower: Tower) -> list[Tensor]:
 
 def _name(variable: Any) -> Name:
     return variable.resource.container, variable.resource.name
+
+
+def away(runner: Runner, trainer: Replicated) -> frozenset[str]:
+    """The tasks that are lost, and, where enough replicas are left without them, those that are suspect."""
+    lost, suspects = runner.lost, runner.suspects
+    left = trainer.replicas - len(where_lost(trainer.nodes, lost | suspects))
+    return lost | suspects if left >= trainer.least else lost
 
 
 def where_lost(tasks: Sequence[str], lost: frozenset[str]) -> list[int]:

@@ -14,16 +14,16 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.progress import Activity
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.train.opening import agree
-from flowrt.train.program import Program, where_lost
+from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NAMED = 4  # nodes that are awaited and told by name
 AGAIN = 0.2  # seconds between two tries to begin a replica again
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -109,14 +110,17 @@ class Run:
         self._watching = [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
 
     async def _make_program(self) -> Program:
-        """The trainer on the nodes that are there; begun anew where one is lost meanwhile."""
+        """The trainer on the nodes that are there; begun anew where one is lost meanwhile, or answers nothing."""
         if self._trainer.floor:
             self._runner.expect(self._trainer.nodes)
         while True:
             await self._wait_for_replicas()
             lost, losses = self._runner.lost, dict(self._runner.losses)
+            there = frozenset(self._trainer.nodes) - away(self._runner, self._trainer)
             try:
-                program = await self._trainer.program(self._session)
+                program = await self._while_there(self._trainer.program(self._session), there)
+            except TimeoutError:
+                continue
             except NodeLost:
                 if self._runner.lost == lost:
                     raise
@@ -134,11 +138,32 @@ class Run:
             self.lose(replica)
             return
         try:
-            await self._command(task, begin(run=self._number, version=self._first, **self._reads))
+            message = begin(run=self._number, version=self._first, **self._reads)
+            await self._while_there(self._command(task, message), {task})
+        except TimeoutError:
+            self.lose(replica)
         except RemoteError:
             if task not in self._runner.lost:
                 raise
             self.lose(replica)
+
+    async def _while_there(self, work: Coroutine[Any, Any, T], tasks: Collection[str]) -> T:
+        """What ``work`` answers, which is cancelled once one of ``tasks`` is `away`; then raises `TimeoutError`."""
+        working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_away(tasks))
+        try:
+            await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            watching.result()
+            raise TimeoutError
+        finally:
+            working.cancel()
+            watching.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+    async def _wait_away(self, tasks: Collection[str]) -> None:
+        while away(self._runner, self._trainer).isdisjoint(tasks):
+            await self._runner.wait_changed(self._runner.lost, self._runner.suspects)
 
     async def _command(self, task: str, message: Any) -> None:
         self._began.append(task)
@@ -248,7 +273,8 @@ class Run:
             for replica, task in enumerate(self._program.replicas):
                 if replica in gone or losses.get(task, 0) > self._losses[replica]:
                     self.lose(replica)
-            for replica in self._lost.difference(gone, self._joining):
+            absent = where_lost(self._program.replicas, away(self._runner, self._trainer))
+            for replica in self._lost.difference(absent, self._joining):
                 self._joining[replica] = asyncio.ensure_future(self._join(replica))
             try:
                 self._check_servers(f"training stopped at step {self._came + 1}")
@@ -418,7 +444,7 @@ class Run:
     async def stop(self) -> None:
         """End the run on all nodes that are there; what was ordered, all servers apply, if not at once then later."""
         await self.rest()
-        lost = self._runner.lost
+        lost = self._runner.lost | self._runner.suspects.difference(self.servers)  # replicas are told by server 0, too
         tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
         with suppress(FlowrtError, TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
