@@ -209,9 +209,13 @@ def check_accounts(world: World, reports: list[StepReport], total: int) -> None:
         assert {(replica, *report.batches[replica]) for replica in report.kept} == updates
 
 
-@pytest.mark.parametrize(
-    "scenario", [trains_undisturbed, clients_die, replicas_die, replicas_return, replicas_return_and_batches_end]
-)
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (trains_undisturbed, clients_die, replicas_die, replicas_return, replicas_return_and_batches_end)
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values())
 def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) -> None:
     first = int(os.environ.get("FLOWRT_SEED", 1122))  # another one tries other schedules
     for seed in range(first, first + SEEDS):

@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import random
 import signal
 import statistics
@@ -41,7 +42,6 @@ from observing import Observed  # noqa: E402
 
 from flowrt.net.tokens import save_token  # noqa: E402
 
-CALM = 15.0  # seconds without faults, at the begin and at the end, that faults are compared with
 STOPPED, CUT = (1.0, 20.0), (2.0, 12.0)  # seconds for which a worker is, at least and at most
 SPEED, EVERY = 0.985, 20.0  # of the undisturbed, where faults are so many seconds apart
 PATIENCE = 60.0  # seconds in which who was struck has to count again
@@ -76,15 +76,15 @@ class Chaos:
             await self._start_client()
             try:
                 await self.observed.until(lambda report: report["step"] >= 20, PATIENCE)
-                await asyncio.sleep(CALM)
+                await asyncio.sleep(options.calm)
                 begin = time.monotonic()
                 await self._strike_for(60 * options.minutes)
                 end = time.monotonic()
-                await asyncio.sleep(CALM)
+                await asyncio.sleep(options.calm)
                 last = time.monotonic()
             finally:
                 await self._end_client()
-        calm = self.observed.rate([(begin - CALM, begin), (last - CALM, last)])
+        calm = self.observed.rate([(begin - options.calm, begin), (last - options.calm, last)])
         return {"calm": calm, "disturbed": self.observed.rate([(begin, end)]), "struck": self.struck}
 
     # ── the client ──
@@ -101,6 +101,7 @@ class Chaos:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
+            env={**os.environ, "FLOWRT_CHAOS_LOG": options.log_level},
         )
         self._reading = asyncio.create_task(self.observed.read(self._client))
 
@@ -137,7 +138,8 @@ class Chaos:
         job = {"server": "ps", "client": "client"}.get(fault, "worker")
         whom = [network.CLIENT] if job == "client" else [t for t in self.cluster.processes if f":{job}/" in t]
         free = [task for task in whom if task not in self._busy]
-        if not free or (job != "worker" and self._busy & set(whom)):
+        struck, most = len(whom) - len(free), self.options.replicas - self.options.keep if job == "worker" else 1
+        if struck >= most:  # so that enough are left
             return
         task = self.rng.choice(free)
         self._busy.add(task)
@@ -232,14 +234,16 @@ def main() -> int:
     add("--seed", type=int, default=0)
     add("--faults", nargs="+", choices=FAULTS, help="by default all that this machine and two servers allow")
     add("--every", type=float, default=29.0, help="seconds between two faults, on average")
+    add("--calm", type=float, default=15.0, help="seconds without faults before and after, that they are compared with")
     add("--replicas", type=int, default=8)
-    add("--keep", type=int, help="how many of them make a step; by default seven of eight")
+    add("--keep", type=int, help="how many of them make a step; by default three of four")
     add("--servers", type=int, default=2)
     add("--step", type=float, default=0.1, help="seconds that an update takes to compute")
+    add("--log-level", default="ERROR", help="what the client writes to stderr")
     add("--trainer", type=json.loads, default={}, help='options of the trainer as JSON: {"copies": 2}')
     add("--json", type=Path, help="a folder to write what was seen to, for docs/reliability.md")
     options = parser.parse_args()
-    options.keep = options.keep or max(1, options.replicas * 7 // 8)
+    options.keep = options.keep or max(1, options.replicas * 3 // 4)
     options.faults = options.faults or ["kill", "stop", *(["net"] if network.can_enter() else []), "client"]
     if "net" in options.faults:
         network.enter()

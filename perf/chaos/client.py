@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ def say(**what: Any) -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.ERROR)
+    logging.basicConfig(level=os.environ.get("FLOWRT_CHAOS_LOG", "ERROR"), format="%(asctime)s client %(message)s")
     say(violations=asyncio.run(train(Settings(**json.loads(sys.argv[1])))))
 
 

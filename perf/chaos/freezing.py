@@ -58,12 +58,14 @@ async def freeze(seconds: float, step: float) -> dict[str, Any]:
         await until(lambda _: clock() - begin > 2.0)
         begin = clock()
         calm = await until(lambda _: clock() - begin > CALM)
-        late = receipts.late.get(VICTIM, 0)
         process = cluster.processes[tasks[VICTIM]]
         process.send_signal(signal.SIGSTOP)
-        stopped, suspect = clock(), list[float]()
+        stopped, suspect, handed = clock(), list[float](), 0
 
-        def look(_: fr.train.StepReport) -> bool:
+        def look(report: fr.train.StepReport) -> bool:
+            nonlocal handed
+            assert report.measured is not None
+            handed += VICTIM in report.late and report.measured[0].stages[0] > stopped  # the version was opened since
             if not suspect and tasks[VICTIM] in session._open().suspects:
                 suspect.append(clock() - stopped)
             return clock() - stopped > seconds
@@ -72,7 +74,6 @@ async def freeze(seconds: float, step: float) -> dict[str, Any]:
         process.send_signal(signal.SIGCONT)
         back = clock()
         after = (await until(lambda report: VICTIM in report.kept))[-1] - back
-        handed = receipts.late.get(VICTIM, 0) - late
         await until(lambda _: clock() - back > after + 1.0)
         await steps.aclose()
         await receipts.check(session, trainer)
@@ -81,7 +82,7 @@ async def freeze(seconds: float, step: float) -> dict[str, Any]:
         "before": _median(calm),
         "during": _median(during),
         "suspect": suspect[0] if suspect else float("inf"),
-        "beyond": max(0, handed - 1),  # one is what it was at
+        "handed": handed,
         "again": after,
         "violations": receipts.violations,
     }
@@ -103,13 +104,13 @@ def main() -> int:
     broken = [
         *seen["violations"],
         *(["the median step was slower"] if slower > SLOWER else []),
-        *(["it was handed batches"] if seen["beyond"] > MORE else []),
+        *(["it was handed batches"] if seen["handed"] > MORE else []),
         *(["it was named late"] if seen["suspect"] > SUSPECT else []),
         *(["it counted again late"] if seen["again"] > SOON else []),
     ]
     figure = (
         f"median step {1000 * seen['during']:.1f} ms, {slower:.2f} times the undisturbed; suspect after "
-        f"{seen['suspect']:.1f} s; {seen['beyond']} batches handed beyond what it was at; counted again "
+        f"{seen['suspect']:.1f} s; {seen['handed']} batches handed to it meanwhile; counted again "
         f"{seen['again']:.2f} s after SIGCONT"
     )
     row = records.row(4, f"SIGSTOP of one of {REPLICAS} for {options.seconds:g} s", 1, broken, figure)

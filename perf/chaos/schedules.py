@@ -1,0 +1,62 @@
+"""Whole runs of client and nodes in virtual time, each with orders and faults that follow from a seed.
+
+    scripts/chaos --schedules 100000 --seed 0            # all scenarios of tests/test_schedules.py in turn
+    scripts/chaos --schedules 1 --seed 4711 --only clients_die
+
+The classes are those that nodes and clients run; the network, the clock and what is computed are not. Printed: each
+scenario and seed that breaks a promise, which the same seed breaks again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "perf"), str(Path(__file__).parent)]
+
+import records  # noqa: E402
+import test_schedules  # noqa: E402
+from sim_loop import simulate  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=1000, help="how many in all")
+    parser.add_argument("--seed", type=int, default=0, help="the first")
+    parser.add_argument("--only", nargs="+", default=list(test_schedules.SCENARIOS), choices=test_schedules.SCENARIOS)
+    parser.add_argument("--json", type=Path, help="a folder to write what was seen to, for docs/reliability.md")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    broken, began = [], time.monotonic()
+    for number in range(options.schedules):
+        name, seed = options.only[number % len(options.only)], options.seed + number // len(options.only)
+        if (why := _try(name, seed)) is not None:
+            broken.append(f"{name}, seed {seed}: {why}")
+            print(broken[-1], flush=True)
+    seconds = time.monotonic() - began
+    fault = f"schedules in virtual time: {', '.join(options.only)}"
+    figure = f"{options.schedules / seconds:.0f} schedules a second"
+    row = records.row(32, fault, options.schedules, broken, figure)
+    records.show([row])
+    if options.json:
+        records.write(options.json / f"schedules-{options.seed}.json", [row])
+    return 1 if broken else 0
+
+
+def _try(name: str, seed: int) -> str | None:
+    """What broke, if anything."""
+    rng = random.Random(seed)
+    try:
+        simulate(rng, lambda: test_schedules.SCENARIOS[name](rng))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
