@@ -14,9 +14,10 @@ class Options:
 
     ``optimize=False``: no pass rewrites, every node runs as written (tapes still do). ``tapes=False``: the machine runs
     every node. ``threads`` defaults to the cores the process may use. For an in-process session; nodes of a cluster
-    have their own. ``memory_limit``, in bytes, bounds what the session's steps hold together with its variables; a step
-    that does not fit, or without a limit does not fit what the machine has left, is refused with `ResourceError` before
-    it runs. ``seed`` decides what random ops without a seed draw; None draws a new one per session.
+    have their own. ``transfer_budget`` bounds, in bytes, the tensors on their way here. ``memory_limit``, in bytes,
+    bounds what the session's steps hold together with its variables; a step that does not fit, or without a limit does
+    not fit what the machine has left, is refused with `ResourceError` before it runs. ``seed`` decides what random ops
+    without a seed draw; None draws a new one per session.
     """
 
     optimize: bool = True

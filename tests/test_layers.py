@@ -121,6 +121,9 @@ PURE = [
             "sharing",
             "cost",
             "noise",
+            "credit",
+            "demand",
+            "ahead",
         )
     ),
     *(f"sched/policies/{path.stem}" for path in (ROOT / "sched" / "policies").glob("*.py")),

@@ -68,6 +68,60 @@ async def test_who_asked_first_is_served_first_however_much_it_asked_for() -> No
     assert (numbers(large.result()), numbers(small.result())) == ([1, 2, 3], [4])
 
 
+async def test_a_place_in_the_line_is_told_its_turn_and_filled_then() -> None:
+    queue, told = Queue("q", 1), list[str]()
+    await queue.enqueue([element(1)])
+    queue.line_up("a", 1, lambda: told.append("a"))
+    queue.line_up("b", 1, lambda: told.append("b"))
+    async with asyncio.TaskGroup() as group:
+        late = group.create_task(queue.enqueue([element(4)]))
+        early = group.create_task(queue.enqueue_made(1, lambda: [element(3)], "b"))
+        await asyncio.sleep(0)
+        assert told == []
+        assert numbers(await queue.dequeue(1)) == [1]
+        await asyncio.sleep(0)
+        assert told == ["a"]  # whose element all wait for
+        assert not early.done()
+        await queue.enqueue_made(1, lambda: [element(2)], "a")
+        assert numbers(await queue.dequeue(1)) == [2]
+        assert numbers(await queue.dequeue(1)) == [3]
+        assert numbers(await queue.dequeue(1)) == [4]
+        await late
+    assert told == ["a"]
+
+
+async def test_who_steps_back_from_a_place_lets_the_next_one_through() -> None:
+    queue, told = Queue("q", 1), list[str]()
+    queue.line_up("a", 1, lambda: told.append("a"))
+    queue.line_up("b", 1, lambda: told.append("b"))
+    assert told == ["a"]
+    queue.step_back("a")
+    queue.step_back("a")
+    assert told == ["a", "b"]
+    queue.close(cancel_pending_enqueues=True)
+    queue.line_up("c", 1, lambda: told.append("c"))  # to hear of the end
+    assert told == ["a", "b", "c"]
+    with pytest.raises(QueueClosedError):
+        await queue.enqueue_made(1, lambda: [element(1)], "b")
+
+
+async def test_elements_are_made_when_there_is_room_and_an_error_of_that_is_the_enqueues() -> None:
+    queue, made = Queue("q", 1), list[int]()
+    await queue.enqueue([element(1)])
+
+    def make() -> list[Element]:
+        made.append(2)
+        raise MemoryError("no room")
+
+    put = asyncio.ensure_future(queue.enqueue_made(1, make))
+    await asyncio.sleep(0)
+    assert made == []
+    assert numbers(await queue.dequeue(1)) == [1]
+    with pytest.raises(MemoryError, match="no room"):
+        await put
+    assert (made, len(queue)) == ([2], 0)
+
+
 async def test_a_large_enqueue_and_a_large_dequeue_do_not_wait_for_each_other() -> None:
     queue = Queue("q", 4)
     await queue.enqueue([element(1), element(2)])

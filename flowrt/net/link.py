@@ -14,7 +14,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +45,7 @@ from flowrt.net.messages import (
     is_posted,
     to_data,
 )
+from flowrt.sched.credit import way_to
 from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
 from flowrt.valueclass import valueclass
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from flowrt.codec import Allocate
     from flowrt.net.local import Local
     from flowrt.net.transport import Connection
+    from flowrt.sched.credit import Credit
     from flowrt.spec import Spec
 
 SMALL = 4096  # bytes that anybody has room for
@@ -86,7 +88,7 @@ class Store:
 
     ``knows`` says whether an epoch is in force: steps of others are over. ``allocate`` makes the memory for what is
     received. ``posted`` is told of the peer and message where one comes that is no pull's. ``local`` is what others of
-    this host see of the task.
+    this host see of the task, ``credit`` what it may hold of values that nobody can use yet.
     """
 
     rendezvous: Rendezvous
@@ -96,6 +98,13 @@ class Store:
     allocate: Allocate
     posted: Callable[[str, Any], None] = lambda peer, message: None
     local: Local | None = None
+    credit: Credit | None = None
+
+    def sending(self, peer: str, key: StepKey, nbytes: int) -> AbstractContextManager[None]:
+        """What is on its way to ``peer`` while the block runs has credit of this task."""
+        if self.credit is None or nbytes <= SMALL:
+            return nullcontext()
+        return self.credit.sending(way_to(peer), key, nbytes)
 
     def arrived(self, key: StepKey, edge: int, value: Any, peer: str) -> None:
         """Take in what ``peer`` pushed."""
@@ -169,9 +178,15 @@ class Link:
             return False
         return True
 
-    def push(self, key: StepKey, edge: int, value: Array | Dead) -> bool:
-        """Send a value that nobody has asked for, if it is small, or else announce it; answers which."""
+    def push(self, key: StepKey, edge: int, value: Array | Dead | None) -> bool:
+        """Send a value that nobody has asked for, if it is small, or else announce it; answers which.
+
+        None is announced, too: it will be made as soon as it is asked for.
+        """
         self.pushed.append(key)
+        if value is None:
+            self.post(Announce(*key, edge, 0))
+            return False
         if isinstance(value, Dead):
             self.post(Push(*key, edge, None))
         elif value.nbytes <= SMALL:
@@ -190,9 +205,9 @@ class Link:
     async def pull(self, key: StepKey, edge: int, spec: Spec, announced: int | None = None) -> Array | Dead:
         """The value of ``edge`` of step ``key``; waits until it is there and there is room for it.
 
-        ``announced`` is how many bytes it has, where the peer has said that it is there. Raises what went wrong at the
-        peer, `ResourceError` where there is no memory for it, or `LinkBroken`. Cancelled, it tells the peer to forget
-        the request.
+        ``announced`` is how many bytes it has, where the peer has said so of one that is there. Raises what went wrong
+        at the peer, `ResourceError` where there is no memory for it, or `LinkBroken`. Cancelled, it tells the peer to
+        forget the request.
         """
         if self._ending is not None:
             raise self._broken()
@@ -298,19 +313,21 @@ class Link:
 
     async def _serve(self, pull: Pull) -> None:
         try:
-            await self._send(await self._reply(pull))
+            value = await self._asked_for(pull)
+            if isinstance(value, Dead):
+                await self._send(DeadValue(pull.request))
+                return
+            with self._store.sending(self.peer, (pull.epoch, pull.number), value.nbytes):
+                if value.nbytes > pull.room:
+                    await self._offer(pull.request, value.nbytes)
+                await self._send(Value(pull.request, value))
         except (FlowrtError, MemoryError) as error:
             await self._send(Fault(pull.request, *name_error(error)))
 
-    async def _reply(self, pull: Pull) -> Value | DeadValue:
+    async def _asked_for(self, pull: Pull) -> Array | Dead:
         if not self._store.knows(pull.epoch):
             raise StepCancelled(f"step {pull.number} has ended: its master is gone")
-        value = await self._store.rendezvous.take((pull.epoch, pull.number), pull.edge)
-        if isinstance(value, Dead):
-            return DeadValue(pull.request)
-        if value.nbytes > pull.room:
-            await self._offer(pull.request, value.nbytes)
-        return Value(pull.request, value)
+        return await self._store.rendezvous.take((pull.epoch, pull.number), pull.edge)
 
     async def _offer(self, request: int, nbytes: int) -> None:
         grant = self._grants[request] = asyncio.get_running_loop().create_future()

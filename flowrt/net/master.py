@@ -427,7 +427,7 @@ class Master:
                 if not isinstance(value, Announced):
                     step.values[edge] = value if value is DEAD else checked(value, spec, f"edge {edge} of {task}")
                     return
-                announced = value.nbytes
+                announced = value.nbytes or None
             step.values[edge] = await link.pull(key, edge, spec, announced)
         except FlowrtError as error:
             step.fail(error)

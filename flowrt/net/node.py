@@ -97,7 +97,14 @@ class Node:
         knows = self._reigns.__contains__
         self._local = Local(host.memory)
         self._store = Store(
-            host.rendezvous, host.budget, Allowance(), knows, self._local.received, self._hear_posted, self._local
+            host.rendezvous,
+            host.budget,
+            Allowance(),
+            knows,
+            self._local.received,
+            self._hear_posted,
+            self._local,
+            host.credit,
         )
         self._links = Links(host.task, token, self._store, self._link_broke)
         self._tasks: asyncio.TaskGroup | None = None
@@ -133,8 +140,8 @@ class Node:
         """Whether values are asked for ahead: large ones, and a client's, which come with the start or not at all."""
         return peer == CLIENT or is_large(spec)
 
-    def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead) -> Pushed:
-        """Send a small value, or announce a large one, where there is a way to ``peer``."""
+    def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead | None) -> Pushed:
+        """Send a small value, or announce one that is large or not made yet, where there is a way to ``peer``."""
         reign = self._reign_of(key)
         link = reign.link if peer == CLIENT else self._links.standing(address_of(peer, reign))
         if link is None or link.closed:

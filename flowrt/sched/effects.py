@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.sched.queues import Element, Queue
-    from flowrt.sched.rendezvous import Array
+    from flowrt.sched.rendezvous import Array, Remote, StepKey
 
 Inputs: TypeAlias = "Sequence[Array | Dead]"
 Handler: TypeAlias = Callable[[Host, RunContext, PlanNode, "Sequence[Any]"], Awaitable["Sequence[Array | Dead]"]]
@@ -104,6 +105,12 @@ def send_at_once(host: Host, context: RunContext, node: PlanNode, inputs: Inputs
     return taken
 
 
+async def open_and_push(remote: Remote, peer: str, key: StepKey, edge: int) -> None:
+    """Announce a value that is not made yet to a peer to whom there is no way yet."""
+    while remote.push(peer, key, edge, None) is Pushed.NO_WAY:
+        await remote.open_way(peer, key)
+
+
 @effect
 async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) -> Sequence[Array | Dead]:
     edge, peer, announced = node.attrs["edge"], node.attrs["peer"], None
@@ -113,7 +120,7 @@ async def recv(host: Host, context: RunContext, node: PlanNode, inputs: Inputs) 
         value = host.rendezvous.pick(context.key, edge)
         if isinstance(value, (np.ndarray, Dead)):
             return (value,)
-        announced = value.nbytes if isinstance(value, Announced) else None
+        announced = value.nbytes or None if isinstance(value, Announced) else None
     try:
         return (await host.remote.pull(peer, context.key, edge, node.outputs[0], announced),)
     except ResourceError as error:
@@ -127,6 +134,12 @@ def recv_at_once(host: Host, context: RunContext, node: PlanNode, inputs: Inputs
         return _received(host, context, node, meet.pick(context.key, edge))
     if peer != host.task and (host.remote is None or host.remote.pulls(peer, node.outputs[0])):
         return Later.TASK
+    return await_arrival(host, context, node, then)
+
+
+def await_arrival(host: Host, context: RunContext, node: PlanNode, then: Then) -> Waiter:
+    """Have ``then`` called with what comes of a value that is pushed or announced here."""
+    edge, meet = node.attrs["edge"], host.rendezvous
     coming = Waiter(lambda value: then(_received(host, context, node, value)))
     meet.wait(context.key, edge, coming)
     return coming
@@ -166,20 +179,44 @@ def _component_specs(node: PlanNode) -> list[Spec]:
     return [Spec(d, None if shapes is None else shapes[i]) for i, d in enumerate(node.attrs["dtypes"])]
 
 
-def _element(node: PlanNode, specs: Sequence[Spec], components: Sequence[Array]) -> Element:
-    """One element, copied: the queue outlives the step's memory."""
+def _checked(node: PlanNode, specs: Sequence[Spec], components: Sequence[Array]) -> Sequence[Array]:
+    """The components of one element."""
     for i, (array, spec) in enumerate(zip(components, specs, strict=True)):
         if not spec.accepts(array.dtype, array.shape):
             raise FeedError(
                 f"{node.where()}: component {i} is {Spec(array.dtype, array.shape)}, the queue holds {spec}"
             )
-    return tuple(np.array(array) for array in components)
+    return components
+
+
+async def _put(host: Host, context: RunContext, node: PlanNode, elements: list[Sequence[Array]]) -> tuple[()]:
+    """Enqueue elements, copied when there is room for them: the queue outlives the step's memory."""
+
+    def make() -> list[Element]:
+        return [tuple(np.array(array) for array in components) for components in elements]
+
+    await _served(node, _queue(host, node).enqueue_made(len(elements), make, _holder(context, node)))
+    return ()
+
+
+def _holder(context: RunContext, node: PlanNode) -> tuple[StepKey, int]:
+    """Under which an enqueue has its place in a queue's line."""
+    return context.key, id(node)
+
+
+def line_up(host: Host, context: RunContext, node: PlanNode, rows: int, turn: Callable[[], None]) -> Callable[[], None]:
+    """Take a place in the line of the queue that ``node`` enqueues to; ``turn`` is called when there is room.
+
+    Answers what gives up the place, if it was not used.
+    """
+    queue, holder = _queue(host, node), _holder(context, node)
+    queue.line_up(holder, rows, turn)
+    return partial(queue.step_back, holder)
 
 
 @effect
 async def enqueue(host: Host, context: RunContext, node: PlanNode, inputs: Any) -> Sequence[Array | Dead]:
-    await _served(node, _queue(host, node).enqueue([_element(node, _component_specs(node), inputs)]))
-    return ()
+    return await _put(host, context, node, [_checked(node, _component_specs(node), inputs)])
 
 
 @effect
@@ -190,9 +227,8 @@ async def enqueue_many(host: Host, context: RunContext, node: PlanNode, inputs: 
     if len(counts) > 1:
         raise FeedError(f"{node.where()}: its components hold different numbers of elements: {sorted(counts)}")
     specs = _component_specs(node)
-    rows = [_element(node, specs, [np.asarray(a[i]) for a in inputs]) for i in range(len(inputs[0]))]
-    await _served(node, _queue(host, node).enqueue(rows))
-    return ()
+    rows = [_checked(node, specs, [np.asarray(a[i]) for a in inputs]) for i in range(len(inputs[0]))]
+    return await _put(host, context, node, rows)
 
 
 @effect

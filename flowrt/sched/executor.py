@@ -19,6 +19,7 @@ from flowrt.collection import held_back
 from flowrt.errors import ResourceError
 from flowrt.kernels.launch import STATUS
 from flowrt.kernels.locking import while_wanted
+from flowrt.sched.demand import find_demands
 from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.interrupts import Noted, Unbroken
@@ -58,6 +59,8 @@ class Executor:
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
         self.runners = Runners(plan, host.memory)
         self.wiring = connect(plan, self.units)
+        self.demands = find_demands(plan, self.units, self.wiring.topology)
+        self.sizes: dict[int, int] = {}  # by unit that may be put off: the bytes that it made last
         self._single_nodes = not tapes
         self._admitted: OrderedDict[tuple[tuple[int, ...], ...], None] = OrderedDict()  # shapes fed that fit
         self._alone = self.units[0] if len(self.units) == 1 and self.units[0].region is not None else None

@@ -5,10 +5,12 @@ Who makes a `Host` closes it. In-process sessions own a private one; ``python -m
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from flowrt.errors import ClosedError, GraphError
 from flowrt.kernels import pools
+from flowrt.sched.credit import Credit
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.memory import Memory
 from flowrt.sched.queues import Queue
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from flowrt.delays import Delay
     from flowrt.spec import Spec
+
+AHEAD = 4  # of the transfer budget, the part for values that nobody can use yet
 
 
 @valueclass
@@ -36,7 +40,8 @@ class Host:
     """A task's lanes, variables, queues and rendezvous.
 
     ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their
-    way here, ``memory_limit`` what it holds; ``delay`` makes it slow, for experiments with stragglers.
+    way here and, with a quarter of it, those that nobody can use yet; ``memory_limit`` bounds what it holds; ``delay``
+    makes it slow, for experiments with stragglers.
     """
 
     def __init__(
@@ -54,7 +59,9 @@ class Host:
         self.lanes = Lanes(threads, empty=self.memory.empty)
         self.variables = Variables(task)
         self.rendezvous = Rendezvous()
-        self.budget = Budget(transfer_budget)
+        ahead = transfer_budget // AHEAD
+        self.budget = Budget(max(1, transfer_budget - ahead))
+        self.credit = Credit(ahead, lambda call: asyncio.get_running_loop().call_soon(call))
         self.remote: Remote | None = None
         self.iterations: Resident | None = None  # who hears what other tasks post
         self.delay = delay

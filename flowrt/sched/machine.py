@@ -177,6 +177,10 @@ class StepMachine:
         """Whether nothing runs and nothing is to be launched."""
         return not self._running
 
+    def over(self, node: int) -> bool:
+        """Whether a node of the root has completed, or died."""
+        return self._pending[node] == COMPLETED
+
     def dead(self, value: int) -> bool:
         """Whether a value of the root turned out dead."""
         return value in self._root.dead

@@ -2,15 +2,16 @@
 
 Law: waiters are served strictly in order. An enqueue of several elements and a ``dequeue_many`` happen at once or not
 at all; a cancelled one changed nothing; a completed one stands. After `close`, enqueues raise and dequeues drain what
-is left. A queue belongs to one event loop.
+is left. Elements are made, or copied, when there is room for them; a place in the line can be had before they are
+there, by who is sure of them. A queue belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -38,8 +39,16 @@ class QueueStatistics:
 
 @dataclass(eq=False, slots=True)
 class _Put:
-    elements: list[Element]
-    done: asyncio.Future[None]
+    count: int
+    make: Callable[[], list[Element]] | None = None  # not there yet: only its place in the line is
+    turn: Callable[[], None] | None = None  # to be told once that there is room
+    elements: list[Element] = field(default_factory=list)  # in the queue, once there are any
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def tell_turn(self) -> None:
+        turn, self.turn = self.turn, None
+        if turn is not None:
+            turn()
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +70,7 @@ class Queue:
         self.closed = False
         self._elements: deque[Element] = deque()
         self._puts: deque[_Put] = deque()
+        self._lined_up: dict[Hashable, _Put] = {}
         self._takes: deque[_Take] = deque()
 
     def __len__(self) -> int:
@@ -72,16 +82,43 @@ class Queue:
             self.name, self.capacity, len(self._elements), len(self._puts), len(self._takes), self.closed
         )
 
+    def line_up(self, holder: Hashable, count: int, turn: Callable[[], None]) -> None:
+        """Take a place in the line for ``count`` elements of ``holder``, who is told when there is room for them.
+
+        Whoever comes later waits for these elements: who holds a place must be sure of them.
+        """
+        if self.closed or count > self.capacity:
+            turn()  # to be told the error
+            return
+        put = self._lined_up[holder] = _Put(count, turn=turn)
+        self._puts.append(put)
+        self._settle()
+
+    def step_back(self, holder: Hashable) -> None:
+        """Give up a place that was never filled, if there is one."""
+        put = self._lined_up.pop(holder, None)
+        if put is not None and put in self._puts:
+            self._puts.remove(put)
+            self._settle()
+
     async def enqueue(self, elements: list[Element]) -> None:
         """Add the elements at once, waiting until all of them fit."""
-        if len(elements) > self.capacity:
-            raise GraphError(
-                f"queue {self.name!r}: {len(elements)} elements never fit into a capacity of {self.capacity}"
-            )
-        if self.closed:
-            raise self._closed_error("nothing can be enqueued")
-        put = _Put(elements, asyncio.get_running_loop().create_future())
-        self._puts.append(put)
+        await self.enqueue_made(len(elements), lambda: elements)
+
+    async def enqueue_made(self, count: int, make: Callable[[], list[Element]], holder: Hashable = None) -> None:
+        """Add ``count`` elements at once, which are made when they fit, in the place of ``holder`` if that has one."""
+        put = self._lined_up.pop(holder, None)
+        if count > self.capacity:
+            if put is not None:
+                self._puts.remove(put)
+                self._settle()
+            raise GraphError(f"queue {self.name!r}: {count} elements never fit into a capacity of {self.capacity}")
+        if put is None:
+            if self.closed:
+                raise self._closed_error("nothing can be enqueued")
+            put = _Put(count)
+            self._puts.append(put)
+        put.count, put.make = count, make
         self._settle()
         try:
             await put.done
@@ -117,6 +154,8 @@ class Queue:
             while self._puts:
                 put = self._puts.popleft()
                 _fail(put.done, self._closed_error("the pending enqueue was cancelled"))
+                put.tell_turn()
+            self._lined_up.clear()
         self._settle()
 
     def _retract(self, put: _Put) -> None:
@@ -157,12 +196,22 @@ class Queue:
             self._puts.popleft()
         if not self._puts:
             return False
-        full = len(self._elements) + len(self._puts[0].elements) > self.capacity
+        put = self._puts[0]
+        full = len(self._elements) + put.count > self.capacity
         if full and not self._takes:  # a take that waits is served in the same breath, and leaves room for the rest
             return False
-        put = self._puts.popleft()
-        self._elements.extend(put.elements)
-        put.done.set_result(None)
+        if put.make is None:
+            put.tell_turn()
+            return False
+        self._puts.popleft()
+        try:
+            put.elements = put.make()
+        except Exception as error:
+            _fail(put.done, error)
+        else:
+            self._elements.extend(put.elements)
+            put.done.set_result(None)
+        put.make = None
         return True
 
     def _closed_error(self, what: str) -> QueueClosedError:

@@ -43,7 +43,7 @@ DEAD = Dead.DEAD
 
 @valueclass
 class Announced:
-    """What comes in place of a large value: its sender has it, and it is there to be pulled."""
+    """What comes in place of a large value: it is there to be pulled; of 0 bytes, it is made once it is pulled."""
 
     nbytes: int
 
@@ -69,8 +69,11 @@ class Remote(Protocol):
     def pulls(self, peer: str, spec: Spec) -> bool:
         """Whether values of ``spec`` are to be pulled from ``peer``; else they are pushed, or announced."""
 
-    def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead) -> Pushed:
-        """Send a value that nobody has asked for yet, if it is small, or else announce it."""
+    def push(self, peer: str, key: StepKey, edge: int, value: Array | Dead | None) -> Pushed:
+        """Send a value that nobody has asked for yet, if it is small, or else announce it.
+
+        None stands for one that will be made as soon as it is asked for.
+        """
 
     async def open_way(self, peer: str, key: StepKey) -> None:
         """Make it possible to push to ``peer``. Raises `LinkBroken` where it cannot be reached."""
@@ -174,6 +177,7 @@ class Resident(Listener, Protocol):
 class _Step:
     values: dict[int, tuple[Arrival, Taker | None]] = field(default_factory=dict)
     takers: dict[int, Taker] = field(default_factory=dict)
+    asked: dict[int, Callable[[], None]] = field(default_factory=dict)  # who is to be told of a taker
     begun: bool = False  # here: before, there are takers and what was pushed alone
 
 
@@ -262,8 +266,11 @@ class Rendezvous:
         step = self._step(key)
         if edge in step.values:
             _tell(taker, self.pick(key, edge))
-        else:
-            step.takers[edge] = taker
+            return
+        step.takers[edge] = taker
+        asked = step.asked.pop(edge, None)
+        if asked is not None:
+            asked()
 
     def pick(self, key: StepKey, edge: int) -> Arrival:
         """Take the value that waits here: see `holds`."""
@@ -276,6 +283,10 @@ class Rendezvous:
         """Whether somebody waits for the value of an edge."""
         taker = self._step(key).takers.get(edge)
         return taker is not None and not taker.done()
+
+    def when_awaited(self, key: StepKey, edge: int, then: Callable[[], None]) -> None:
+        """Have ``then`` called once somebody waits for the value of an edge, unless the step ends before."""
+        self._step(key).asked[edge] = then
 
     def holds(self, key: StepKey, edge: int) -> bool:
         """Whether a value waits here already (it came with the step's start, or was pushed)."""

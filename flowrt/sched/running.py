@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,15 +20,18 @@ import numpy as np
 
 from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
-from flowrt.sched.effects import AT_ONCE, Later, handler_of
+from flowrt.sched.ahead import Ahead
+from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line_up, open_and_push
 from flowrt.sched.machine import ALL_DEAD, StepMachine
-from flowrt.sched.rendezvous import DEAD, Array, Dead, Waiter
+from flowrt.sched.rendezvous import DEAD, Array, Dead, Pushed, Waiter
 from flowrt.sched.segments import has_own_slot
 from flowrt.sched.single import NodeRunner
 from flowrt.sched.tape import CANCELLED
 from flowrt.sched.units import Action, Unit
 
 if TYPE_CHECKING:
+    from flowrt.plan import PlanNode
+    from flowrt.sched.demand import Goal
     from flowrt.sched.executor import Executor
     from flowrt.sched.host import RunContext
 
@@ -60,6 +63,10 @@ class Run:
         self._news = news
         self._left: deque[int] = deque()  # ready as well, but only for a task
         self._waiters: dict[int, Waiter] = {}  # by activation: who will be told
+        self._tasks: list[Coroutine[Any, Any, None]] = []  # for a task, beside units
+        self._ahead: Ahead | None = None
+        if executor.demands is not None:
+            self._ahead = Ahead(executor.demands, self.host.credit, context.key, executor.sizes, self)
         self._begun = self._advancing = self._driven = False
         self._woken = asyncio.Event()
 
@@ -73,7 +80,7 @@ class Run:
     @property
     def needs_task(self) -> bool:
         """Whether it goes on only in `finish`."""
-        return bool(self._left or self.ready)
+        return bool(self._left or self.ready or self._tasks)
 
     def begin(self) -> None:
         """Go as far as that is possible now. Whenever there are news later, ``news`` is called."""
@@ -85,6 +92,12 @@ class Run:
         for waiter in self._waiters.values():
             waiter.withdraw()
         self._waiters.clear()
+        for task in self._tasks:
+            task.close()
+        self._tasks.clear()
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None  # which refers to this
 
     def _advance(self) -> None:
         self._advancing = True
@@ -94,7 +107,7 @@ class Run:
                     break
                 activation = self.ready.popleft()
                 if not self._start_inline(activation):
-                    self._left.append(activation)
+                    self._leave(activation)
         except Exception as error:
             self.error = error
         finally:
@@ -106,14 +119,79 @@ class Run:
         if isinstance(answer, Exception):
             self.error = answer
         elif answer is Later.TASK:
-            self._left.append(activation)
+            if self._ahead is not None:
+                self._ahead.announced(activation)
+            if self._may_start(activation):
+                self._left.append(activation)
         else:
             self._complete(activation, answer)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Something is ready that was not: see what can be done, and tell."""
         self._woken.set()
         if not (self._driven or self._advancing):
             self._advance()
             if self._news is not None:
                 self._news()
+
+    # ── what is put off: see `flowrt.sched.ahead` ──
+
+    def _may_start(self, activation: int) -> bool:
+        """Whether a unit may be carried out now, or is put off."""
+        return self._ahead is None or activation >= len(self.executor.units) or self._ahead.may_start(activation)
+
+    def _leave(self, activation: int) -> None:
+        """Leave a unit for a task; one that is put off and receives waits for word that its value is there."""
+        if self._may_start(activation):
+            self._left.append(activation)
+        elif (node := self._receiver(activation)) is not None:
+            then = partial(self._resume, activation)
+            self._waiters[activation] = await_arrival(self.host, self.context, node, then)
+
+    def _receiver(self, activation: int) -> PlanNode | None:
+        """The node of a unit that receives."""
+        unit = self._unit(activation)
+        node = self.executor.plan.nodes[unit.nodes[0]]
+        return node if unit.action is Action.EFFECT and node.op == "recv" else None
+
+    def is_over(self, unit: int) -> bool:
+        """Whether a unit has completed, or died."""
+        return self.machine.over(unit)
+
+    def call(self, goal: Goal, then: Callable[[], None]) -> Callable[[], None]:
+        """Have ``then`` called once a goal's value would be consumed at once."""
+        if goal.node is not None and goal.node.op == "send":
+            self._offer(goal.node, then)
+        elif goal.node is not None:
+            return line_up(self.host, self.context, goal.node, goal.rows, then)
+        else:
+            then()
+        return lambda: None
+
+    def _offer(self, node: PlanNode, then: Callable[[], None]) -> None:
+        """Have ``then`` called when a value is asked for that is not made yet."""
+        edge, peer, meet, remote = node.attrs["edge"], node.attrs["peer"], self.host.rendezvous, self.host.remote
+        if meet.awaited(self.context.key, edge):
+            then()
+            return
+        meet.when_awaited(self.context.key, edge, then)
+        if remote is None or peer == self.host.task:
+            return
+        if remote.push(peer, self.context.key, edge, None) is Pushed.NO_WAY:
+            self._tasks.append(open_and_push(remote, peer, self.context.key, edge))
+            self._go_on()
+
+    def go(self, units: Iterable[int]) -> None:
+        """Carry out units that were put off."""
+        for unit in units:
+            if self._receiver(unit) is None:
+                self.ready.append(unit)
+                continue
+            if (waiter := self._waiters.pop(unit, None)) is not None:
+                waiter.withdraw()
+            self._left.append(unit)
+        self._go_on()
 
     # ── in a task ──
 
@@ -158,14 +236,17 @@ class Run:
 
     async def _start_ready(self, group: asyncio.TaskGroup) -> None:
         started = 0
-        while self._left or self.ready:
+        while self._left or self.ready or self._tasks:
+            if self._tasks:
+                group.create_task(self._tasks.pop())
+                continue
             if self._left:
                 group.create_task(self._finish_later(self._left.popleft()))
                 continue
             activation = self.ready.popleft()
             started += 1
             if not self._start_inline(activation):
-                self._left.append(activation)
+                self._leave(activation)
             if started % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
 
@@ -174,9 +255,11 @@ class Run:
     def _start_inline(self, activation: int) -> bool:
         """Carry a unit out here and now, if it is short and need not wait, or see that it is told when it may go on."""
         unit = self._unit(activation)
+        if unit.action is Action.EFFECT:
+            return self._try_effect(activation, unit)
+        if not self._may_start(activation):
+            return True
         match unit.action:
-            case Action.EFFECT:
-                return self._try_effect(activation, unit)
             case Action.NOTHING:
                 self._complete(activation, ())
             case Action.MOVE:
@@ -265,14 +348,25 @@ class Run:
                 dead |= 1 << i
             elif not dead >> i & 1:
                 values[instance] = value
+        ahead = self._ahead
+        if ahead is not None:
+            ahead.made(activation, self._sizes(activation, outputs))
         if dead and dead == (1 << len(outputs)) - 1:
             dead = ALL_DEAD
         self._obey(self.machine.complete(activation, dead))
+        if ahead is not None:
+            ahead.completed(activation)
         self._woken.set()
+
+    def _sizes(self, activation: int, outputs: Outputs) -> dict[int, int]:
+        made = zip(self.machine.outputs(activation), outputs, strict=True)
+        return {instance: value.nbytes for instance, value in made if isinstance(value, np.ndarray)}
 
     def _obey(self, said: Any) -> None:
         for instance in said.free:
             self.values.pop(instance, None)
+            if self._ahead is not None:
+                self._ahead.freed(instance)
         self.ready.extend(said.launch)
 
     def fetches(self) -> list[Array]:
