@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
     from flowrt.net.master import Master
     from flowrt.options import Options
+    from flowrt.passes import StandIns
     from flowrt.placement import Rules
     from flowrt.plan import Plan
     from flowrt.sched.direct import Numbers
@@ -62,6 +63,16 @@ def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     return kind == "cpu" and is_scalar_function(op, dtypes)
 
 
+class Keeper(Protocol):
+    """Who sees to it that some variables are held twice."""
+
+    def stand_ins(self) -> StandIns:
+        """Who has now what others should have, and have not."""
+
+    async def copy_written(self, names: frozenset[Name]) -> None:
+        """Have what a step has just written, by (container, name), be written where it is held too."""
+
+
 class Runner(Protocol):
     """Runs compiled steps on its devices."""
 
@@ -86,6 +97,18 @@ class Runner(Protocol):
     @property
     def devices(self) -> Sequence[Device]:
         """The devices there are; what nothing ties down goes to the first."""
+
+    @property
+    def known_devices(self) -> Sequence[Device]:
+        """Those and, as far as is known, the ones of tasks that are lost."""
+
+    @property
+    def keepers(self) -> list[Keeper]:
+        """Who holds variables twice here."""
+
+    @property
+    def stand_ins(self) -> StandIns:
+        """Who has now what others should have: the very same mapping as long as that is so."""
 
     @property
     def client(self) -> str | None:
@@ -169,23 +192,30 @@ def compile_for(
     optimize: bool = True,
     placement: Rules | None = None,
     ends: Ends | None = None,
+    stand_ins: StandIns | None = None,
+    there: Collection[str] = (),
 ) -> Compiled:
-    """The step as plans for the runner's devices.
+    """The step as plans for the runner's devices, with ``stand_ins`` other than who stands in now, if given.
+
+    Tasks that are to be ``there`` count as if they were, should they be lost.
 
     Raises what `compile_step` raises, and `NodeLost` where a task that is lost, or not up yet, is asked for.
 
     With ``ends`` it is one that the nodes feed and fetch from by themselves.
     """
-    devices = runner.devices
+    devices, standing = runner.devices, runner.stand_ins if stand_ins is None else stand_ins
     if not devices:
         raise NodeLost(f"no task is left to run on: lost are {', '.join(sorted(runner.lost))}")
+    known = devices
+    if standing or there:
+        known = [d for d in runner.known_devices if d in devices or d.host in standing or d.host in there]
     try:
         return compile_step(
             graph,
             fetches,
             targets,
             feeds,
-            devices=devices,
+            devices=known,
             default=devices[0],
             supports=supports,
             fusible=fusible,
@@ -195,6 +225,7 @@ def compile_for(
             client=runner.client if ends is None else None,
             rules=placement.devices if placement else {},
             ends=ends or Ends.DEFAULT,
+            stand_ins=standing,
         )
     except PlacementError as error:
         asked = error.missing
@@ -218,6 +249,9 @@ class LocalRunner:
         self._way = Loopback(self._host)
         self._host.iterations = self._way.iterations
         self.devices = [Device.parse(f"{self._host.task}/device:{name}") for name in self._host.devices]
+        self.known_devices = self.devices
+        self.keepers: list[Keeper] = []
+        self.stand_ins: StandIns = {}
         self.client: str | None = None
 
     @property
@@ -329,10 +363,24 @@ class ClusterRunner:
         self._master = master
         self._compiler = Lanes(1, "compiler")
         self._fresh: set[Registered] = set()  # steps that have not run yet
+        self.keepers: list[Keeper] = []
+        self._stand_ins: StandIns = {}
 
     @property
     def devices(self) -> Sequence[Device]:
         return self._master.devices
+
+    @property
+    def known_devices(self) -> Sequence[Device]:
+        return self._master.known_devices
+
+    @property
+    def stand_ins(self) -> StandIns:
+        if self.keepers:
+            now = {task: other for keeper in self.keepers for task, other in keeper.stand_ins().items()}
+            if now != self._stand_ins:
+                self._stand_ins = now
+        return self._stand_ins
 
     @property
     def lost(self) -> frozenset[str]:

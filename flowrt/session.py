@@ -255,8 +255,7 @@ class Session(AsyncOnly):
             async with scope:
                 if self._retired:
                     await self._forget_retired(runner)
-                registered = step.registered or await step.register(runner)
-                values = await runner.run(registered, arrays, number=number, seed=self._seed)
+                values = await step.run(runner, arrays, number, self._seed)
         except (TimeoutError, StepCancelled) as error:
             if not scope.expired():
                 raise

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import FeedError, user_site
+from flowrt.errors import FeedError, LinkBroken, NodeLost, user_site
 from flowrt.feeds import as_feed
 from flowrt.graph import Tensor
 from flowrt.kernels.direct import Direct
+from flowrt.plan import resources_in
 from flowrt.progress import Activity
 from flowrt.runners import Registered, Runner, compile_for
 from flowrt.sched.regions import WRITES
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 LARGE = 1000  # nodes of graphs whose steps may take a while to prepare
+TRIES = 4  # to read what a task that is being lost holds
 YIELD_EVERY = 32  # runs in the caller's own task between two looks at the loop
 
 
@@ -49,13 +51,20 @@ class Step:
         self.feeds = tuple(feeds)
         self._copy = session._open().copy
         self._fits = [(tensor, tensor.spec.dtype, tensor.spec.dims) for tensor in self.feeds]
-        optimize, placement = session.options.optimize, session._placement
-        with Activity(f"preparing {self}") if len(graph.nodes) > LARGE else nullcontext():
-            self.compiled = compile_for(
-                session._open(), graph, fetches, targets, feeds, optimize=optimize, placement=placement
-            )
-        self.writes = any(node.op in WRITES for plan in self.compiled.plans.values() for node in plan.nodes)
+        self._nodes = len(graph.nodes)
+        self._compile = partial(
+            compile_for,
+            session._open(),
+            graph,
+            fetches,
+            targets,
+            feeds,
+            optimize=session.options.optimize,
+            placement=session._placement,
+        )
+        self._prepare(session._open())
         self.registered: Registered | None = None
+        self._fresh = session.fresh_number
         self.users = 0  # runs in progress, and who may run it at any time
         self._registering = asyncio.Lock()
         self._single = structure == LEAF and bool(fetches)
@@ -65,12 +74,45 @@ class Step:
         more = f" and {len(self._wanted) - 3} more" if len(self._wanted) > 3 else ""
         return f"the step that fetches {names or 'nothing'}{more}"
 
+    def _prepare(self, runner: Runner) -> None:
+        """Compile it, for where variables are now."""
+        self.stand_ins = runner.stand_ins
+        with Activity(f"preparing {self}") if self._nodes > LARGE else nullcontext():
+            self.compiled = self._compile()
+        nodes = [node for plan in self.compiled.plans.values() for node in plan.nodes]
+        self.written = frozenset(name for node in nodes if node.op in WRITES for name in resources_in(node.attrs))
+        self.writes = any(node.op in WRITES for node in nodes)
+
     async def register(self, runner: Runner) -> Registered:
-        """The step as its runner knows it; registered there the first time."""
+        """The step as its runner knows it; registered there the first time, and anew where variables have moved."""
         async with self._registering:
+            if self.stand_ins is not runner.stand_ins:
+                self._prepare(runner)
+                self.registered = None
             if self.registered is None:
                 self.registered = await runner.register(self.compiled)
         return self.registered
+
+    async def run(self, runner: Runner, arrays: Sequence[Array], number: int, seed: int) -> list[Array]:
+        """The fetches of one run. What it writes is written wherever that is held.
+
+        Where a task is lost meanwhile for which another stands in, a step that writes nothing is run there.
+        """
+        for _ in range(TRIES if runner.keepers and not self.writes else 1):
+            registered = self.registered
+            if registered is None or self.stand_ins is not runner.stand_ins:
+                registered = await self.register(runner)
+            try:
+                values = await runner.run(registered, arrays, number=number, seed=seed)
+                break
+            except (LinkBroken, NodeLost) as error:
+                failed, number = error, self._fresh()
+        else:
+            raise failed
+        if self.written:
+            for keeper in runner.keepers:
+                await keeper.copy_written(self.written)
+        return values
 
     def arrays(self, values: Sequence[Any]) -> list[Array]:
         """The fed values as C-contiguous arrays; raises `FeedError` for one that does not fit its tensor."""

@@ -24,8 +24,9 @@ import numpy as np
 from flowrt.device import CLIENT
 from flowrt.errors import NodeLost
 from flowrt.plan import PlanFeed
+from flowrt.sched.iteration.inquiries import Look
 from flowrt.sched.iteration.iterations import Iterations
-from flowrt.sched.iteration.messages import Allow, BeginReplica, BeginServer, Look
+from flowrt.sched.iteration.messages import Allow, BeginReplica, BeginServer
 from flowrt.sched.memory import Memory
 from flowrt.sched.policies import fixed_size, policy_to_data
 from flowrt.spec import Spec
@@ -438,7 +439,7 @@ class World:
         runner, program = Runner(self, epoch), self.program()
         self.runners[epoch] = runner
 
-        async def make(session: Any) -> Any:
+        async def make(session: Any, gone: frozenset[str]) -> Any:
             return program
 
         session = SimpleNamespace(
@@ -456,6 +457,7 @@ class World:
             nodes=self.replicas,
             policy=self.policy,
             local_steps=1,
+            copies=1,
             tally=Tally(len(self.replicas)),
             program=make,
         )

@@ -1,148 +1,253 @@
-"""Strided copies against NumPy: which entry a copy goes to, and that it moves every entry there."""
+"""Variables of parameter servers that are held twice: a server dies, and nothing that was reported is lost."""
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from flowrt.errors import FlowrtError
-from flowrt.kernels.copies import BOX_OP, COPY_OP, ROWS_OP, TURN_OP, plan_box, plan_copy
-from flowrt.kernels.launch import run_kernel
-from flowrt.kernels.table import View
-from flowrt.spec import Spec
+import flowrt as fr
+from flowrt.sched.iteration.inquiries import Hash
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from pathlib import Path
 
+    from flowrt.train.steps import Reports
 
-def transposed(x: Array, axes: tuple[int, ...]) -> Array:
-    (y,) = run_kernel("transpose", [x], [Spec(x.dtype, tuple(x.shape[a] for a in axes))], {"axes": axes})
-    return y
+INPUTS = {"x": fr.Spec("float32", (None, 3))}
 
 
-def numbered(dtype: str, *shape: int) -> Array:
-    """Entries that differ from their neighbours, as far as the dtype can tell."""
-    return np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+def loss_fn(inputs: dict[str, fr.Tensor]) -> Any:
+    """One whose gradient is what it is fed, for each of four variables: updates are counted by what they leave."""
+    a, *others = [fr.Variable(np.zeros((3,), np.float32), name=name) for name in "abcd"]
+    for other in others:
+        a = a + other
+    return fr.sum(a * fr.mean(inputs["x"], axis=0))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float32", "int64"])
-def test_squares_are_turned_around_with_what_is_left_of_them(dtype: str) -> None:
-    for shape in ((67, 300), (300, 67), (16, 16), (129, 33)):
-        x = numbered(dtype, *shape)
-        np.testing.assert_array_equal(transposed(x, (1, 0)), x.T)
+def batches() -> Iterator[dict[str, np.ndarray]]:
+    while True:
+        yield {"x": np.ones((2, 3), np.float32)}
 
 
-def test_any_order_of_axes_is_copied() -> None:
-    rng = np.random.default_rng(3)
-    print("seed 3")
-    for _ in range(150):
-        shape = tuple(rng.choice([1, 2, 3, 5, 9, 17, 40], rng.integers(1, 7)).tolist())
-        x, axes = numbered("float32", *shape), tuple(rng.permutation(len(shape)).tolist())
-        if x.size < 1 << 18:
-            np.testing.assert_array_equal(transposed(x, axes), x.transpose(axes))
+class Training:
+    """A trainer whose servers' variables are held twice, on a cluster."""
+
+    def __init__(self, cluster: fr.LocalCluster, session: fr.Session, trainer: fr.train.Replicated) -> None:
+        self.cluster, self.session, self.trainer = cluster, session, trainer
+
+    async def kill(self, *tasks: str) -> None:
+        for task in tasks:
+            self.cluster.processes[task].kill()
+        for task in tasks:
+            await self.cluster.processes[task].wait()
+        runner = self.session._open_here()
+        while not runner.lost.issuperset(tasks):
+            await runner.wait_changed(runner.lost, runner.suspects)
+
+    async def revive(self, task: str) -> None:
+        await self.cluster.respawn(task)
+        runner = self.session._open_here()
+        while task in runner.lost:
+            await runner.wait_changed(runner.lost, runner.suspects)
+
+    async def check(self, report: fr.train.StepReport) -> None:
+        """All variables are where this report says, wherever they are read."""
+        step, values = await self.session.run([self.trainer.step, self.trainer.variables])
+        assert step == report.step
+        for value in values:
+            np.testing.assert_array_equal(value, np.full(3, -report.step, np.float32))
+
+    async def check_equal(self) -> None:
+        """Each task holds what the one before it does, too, to the bit."""
+        runner, copies = self.session._open_here(), await self.trainer.copies_on(self.session)
+        for task in copies.tasks:
+            names = Hash(tuple(copies._holders.variables[task]))
+            one, other = [await runner.command(each, names) for each in (task, copies._holders.after(task))]
+            assert one == other != b""
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float64"])
-def test_rows_that_are_short_repeated_or_backwards_are_copied(dtype: str) -> None:
-    x = numbered(dtype, 50, 3)
-    for size in (1, 3, 33, 300):
-        wide = numbered(dtype, 7, size)
-        for rows in (None, -2):
-            want, key = wide[::rows, ::-1], ((None, None, rows), (None, None, -1))
-            (y,) = run_kernel("getitem", [wide], [Spec(dtype, want.shape)], {"key": key})
-            np.testing.assert_array_equal(y, want)
-        (y,) = run_kernel("broadcast_to", [wide[:, :1], np.array([2, 7, size])], [Spec(dtype, (2, 7, size))], {})
-        np.testing.assert_array_equal(y, np.broadcast_to(wide[:, :1], (2, 7, size)))
-    (y,) = run_kernel("concat", [x, x[:, :2], x], [Spec(dtype, (50, 8))], {"axis": 1})
-    np.testing.assert_array_equal(y, np.concatenate([x, x[:, :2], x], 1))
+@asynccontextmanager
+async def training(
+    servers: int = 2,
+    policy: fr.train.Policy | None = None,
+    checkpoints: fr.Checkpoints | None = None,
+    optimizer: Any = None,
+) -> AsyncIterator[Training]:
+    with fr.Graph() as graph:
+        optimizer = optimizer or fr.optim.Momentum(1.0, momentum=0.0)
+        trainer = fr.train.Replicated(loss_fn, INPUTS, optimizer, replicas=2, policy=policy, servers=servers, copies=2)
+    async with (
+        fr.LocalCluster(ps=servers, worker=2) as cluster,
+        fr.Session(graph, cluster=cluster, checkpoints=checkpoints) as session,
+        asyncio.timeout(90),
+    ):
+        yield Training(cluster, session, trainer)
 
 
-def test_rows_of_any_length_are_copied_and_gathered() -> None:
-    for length in (*range(1, 140), 300):
-        left, right = numbered("uint8", 5, length), ~numbered("uint8", 5, 3)
-        (y,) = run_kernel("concat", [left, right], [Spec("uint8", (5, length + 3))], {"axis": 1})
-        np.testing.assert_array_equal(y, np.concatenate([left, right], 1))
-        for numbers in (
-            np.array([4, 0, 0, 3] * 5, np.int32),
-            np.array([2, 1, 4]),
-            np.array([1, -1, 3]),
-            np.array([1])[:0],
+async def follow(steps: Reports, report: fr.train.StepReport | None, count: int) -> fr.train.StepReport:
+    """The report of the step that is so many further on; none is left out, and none comes twice."""
+    last = 0 if report is None else report.step
+    for _ in range(count):
+        report = await anext(steps)
+        assert report.step == last + 1
+        assert np.isfinite(report.loss)
+        last = report.step
+    assert report is not None
+    return report
+
+
+@pytest.mark.parametrize(
+    ("servers", "victims", "policy"),
+    [
+        (2, (0, 1), fr.train.FirstOf(1)),
+        (2, (1, 0), fr.train.AllOf()),
+        (3, (0, 2), fr.train.FirstOf(1)),
+    ],
+)
+async def test_a_server_dies_and_no_step_is_lost(servers: int, victims: tuple[int, ...], policy: Any) -> None:
+    """One after another, each back before the next: so those that are left have what the first to die had alone."""
+    async with training(servers, policy) as at:
+        steps = at.trainer.steps(at.session, batches())
+        report = await follow(steps, None, 5)
+        for victim in victims:
+            task = f"/job:ps/task:{victim}"
+            await at.kill(task)
+            report = await follow(steps, report, 10)
+            await at.check(report)
+            await at.revive(task)
+            report = await follow(steps, report, 3)
+            await at.check(report)
+            await at.check_equal()
+        await steps.aclose()
+
+
+async def test_what_is_kept_beside_the_variables_survives_too() -> None:
+    """Adam's moments and its count: the same numbers, to the bit, as without a fault."""
+    found = []
+    for dies in (False, True):
+        async with training(optimizer=fr.optim.Adam(0.1), policy=fr.train.AllOf()) as at:
+            steps = at.trainer.steps(at.session, batches())
+            report = await follow(steps, None, 4)
+            if dies:
+                await at.kill("/job:ps/task:0")
+            await follow(steps, report, 4)
+            found.append(await at.session.run(at.trainer.variables))
+            await steps.aclose()
+    np.testing.assert_array_equal(*found)
+
+
+async def test_reads_predictions_and_saves_go_to_who_stands_in_while_nothing_trains(tmp_path: Path) -> None:
+    checkpoints = fr.Checkpoints(tmp_path)
+    async with training(checkpoints=checkpoints) as at:
+        read = at.session.compile(at.trainer.variables)
+        steps = at.trainer.steps(at.session, batches())
+        report = await follow(steps, None, 3)
+        await steps.aclose()
+        await at.check(report)
+        await read()
+        await at.kill("/job:ps/task:1")
+        await at.check(report)
+        assert [float(value[0]) for value in await read()] == [-3.0] * 4
+        assert await at.session.save() == 3
+        assert await at.session.restore() == 3
+        await at.check(report)
+        await at.revive("/job:ps/task:1")  # with nothing
+        await at.check(report)
+        steps = at.trainer.steps(at.session, batches())
+        await at.check(await follow(steps, report, 2))
+        await at.check_equal()
+        await steps.aclose()
+
+
+async def test_what_a_program_writes_is_written_twice() -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2, copies=2)
+        assigns = [v.assign(np.full(3, 100.0, np.float32)) for v in trainer.variables]
+    for ahead in (0, 2):
+        async with (
+            fr.LocalCluster(ps=2, worker=2) as cluster,
+            fr.Session(graph, cluster=cluster) as session,
+            asyncio.timeout(60),
         ):
-            (y,) = run_kernel("take", [left, numbers], [Spec("uint8", (numbers.size, length))], {"axis": 0})
-            np.testing.assert_array_equal(y, left.take(numbers, 0))
+            at = Training(cluster, session, trainer)
+            steps = trainer.steps(session, batches(), ahead=ahead)
+            await follow(steps, None, 3)
+            await session.run(assigns)
+            await anext(steps)
+            await at.kill("/job:ps/task:0")
+            report = await anext(steps)
+            values = await session.run(trainer.variables)
+            assert all(value[0] > 50 - report.step for value in values)
+            assert len({value[0] for value in values}) == 1 or ahead  # which may move between two of the writes
+            await steps.aclose()
 
 
-@pytest.mark.parametrize("number", [5, -6, 2**31, 2**40])
-def test_a_row_that_is_not_there_is_not_gathered(number: int) -> None:
-    numbers = np.array([0] * 20 + [number], np.int64 if number >= 2**31 else np.int32)
-    with pytest.raises(FlowrtError, match="out of range"):
-        run_kernel("take", [numbered("uint8", 5, 8), numbers], [Spec("uint8", (21, 8))], {"axis": 0})
+async def test_where_both_that_held_something_are_lost_training_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
+    async with training(checkpoints=fr.Checkpoints(tmp_path, every_steps=4)) as at:
+        steps = at.trainer.steps(at.session, batches())
+        report = await follow(steps, None, 6)
+        both = "/job:ps/task:0", "/job:ps/task:1"
+        await at.kill(*both)
+        for task in both:
+            await at.revive(task)
+        report = await anext(steps)
+        assert report.rolled_back is not None
+        assert report.rolled_back.step == report.step - 1 == 4
+        await at.check(report)
+        await at.kill(both[1])
+        await at.check(await follow(steps, report, 2))
+        await steps.aclose()
 
 
-def test_each_copy_goes_to_the_entry_that_is_good_at_it() -> None:
-    f32 = np.dtype(np.float32)
-
-    def op(source: View, target: View) -> str:
-        return plan_copy(source, target, f32).op
-
-    square, row = View.dense((100, 100)), View.dense((100, 1))
-    assert op(square, square) == COPY_OP
-    assert op(square.permute((1, 0)), square) == TURN_OP
-    assert op(row.broadcast_to((100, 100)), square) == ROWS_OP
-    assert op(square.window((0, 99), (100, 100), (1, -1)), square) == ROWS_OP
-    assert op(square.window((0, 0), (100, 3)), View.dense((100, 3))) == ROWS_OP
-    assert op(View.dense((0, 5)).permute((1, 0)), View.dense((5, 0))) == COPY_OP
+async def test_where_both_are_lost_and_there_is_no_checkpoint_training_ends() -> None:
+    async with training() as at:
+        steps = at.trainer.steps(at.session, batches())
+        await follow(steps, None, 2)
+        await at.kill("/job:ps/task:0", "/job:ps/task:1")
+        with pytest.raises(fr.NodeLost, match="lost"):
+            await follow(steps, None, 5)
 
 
-def test_a_copy_is_planned_the_same_whatever_order_axes_of_one_come_in() -> None:
-    dense = View.dense((4, 20, 1, 30))
-    for axes in itertools.permutations(range(4)):
-        if [a for a in axes if a != 2] == [0, 3, 1]:
-            moved = plan_copy(dense.permute(axes), View.dense(dense.permute(axes).shape), np.dtype(np.int16))
-            assert moved.op == TURN_OP
-            assert moved.dtype == np.uint16
-            assert moved.call.words[:5] == (30, 1, 20, 20, 30)
+async def test_servers_that_die_at_random_moments_lose_nothing() -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with training(3, fr.train.FirstOf(1)) as at:
+        steps = at.trainer.steps(at.session, batches(), ahead=1)
+        report = await follow(steps, None, 3)
+        for _ in range(4):
+            task = f"/job:ps/task:{rng.randrange(3)}"
+            asyncio.get_running_loop().call_later(rng.random() * 0.02, at.cluster.processes[task].kill)
+            report = await follow(steps, report, 50)
+            await at.cluster.processes[task].wait()
+            await at.revive(task)
+            report = await follow(steps, report, 3)
+        await steps.aclose()
+        await at.check_equal()
 
 
-# ── boxes in the midst of a filling ──────────────────────────────────────────────────────────────────────────────────
+def test_copies_that_make_no_sense_are_refused() -> None:
+    def made(**how: Any) -> Any:
+        with fr.Graph():
+            return fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, **how)
+
+    for copies in (0, 3, True, "2", 1.5):
+        with pytest.raises(fr.GraphError, match=r"test_copies\.py:\d+.* expected 1, or 2"):
+            made(servers=2, copies=copies)
+    with pytest.raises(fr.GraphError, match="copies=2 with servers=1"):
+        made(copies=2)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "float32", "int64"])
-def test_boxes_are_copied_and_filled_around(dtype: str) -> None:
-    rng = np.random.default_rng(4)
-    print("seed 4")
-    for _ in range(60):
-        shape = tuple(rng.choice([1, 2, 3, 17, 40], rng.integers(1, 6)).tolist())
-        paddings = tuple((int(a), int(b)) for a, b in rng.choice([0, 0, 1, 5], (len(shape), 2)))
-        x, value = numbered(dtype, *shape), float(rng.choice([0, 1]))
-        want = np.pad(x, paddings, constant_values=np.array(value).astype(dtype))
-        if want.size < 1 << 18:
-            (y,) = run_kernel("pad", [x], [Spec(dtype, want.shape)], {"paddings": paddings, "value": value})
-            np.testing.assert_array_equal(y, want)
-
-
-def test_a_box_is_any_part_of_neighbours() -> None:
-    rng = np.random.default_rng(5)
-    print("seed 5")
-    for _ in range(60):
-        shape = tuple(rng.choice([1, 3, 17, 40], rng.integers(1, 5)).tolist())
-        spans = [sorted(rng.integers(0, n + 1, 2).tolist()) for n in shape]
-        step = int(rng.choice([1, 1, 2]))
-        key = tuple((a, b, step if i == 0 else None) for i, (a, b) in enumerate(spans))
-        want = np.zeros(shape, np.float32)
-        part = want[tuple(slice(*k) for k in key)]
-        part[...] = x = numbered("float32", *part.shape) + 1
-        (y,) = run_kernel("place", [x, np.array(shape)], [Spec("float32", shape)], {"key": key})
-        np.testing.assert_array_equal(y, want)
-
-
-def test_only_wide_boxes_are_copied_so_and_the_rows_are_shared_out() -> None:
-    image, f32 = View.dense((2, 8, 8, 5)), np.dtype(np.float32)
-    made = plan_box(image, View.dense((2, 10, 10, 5)).window((0, 1, 1, 0), image.shape), 1000, 0.5, f32)
-    assert made is not None
-    assert (made.op, made.call.units) == (BOX_OP, 20)
-    assert plan_box(View.dense((50, 1)), View.dense((50, 3)).window((0, 1), (50, 1)), 150, 0.0, f32) is None
-    backwards = View.dense((50, 40)).window((49, 0), (25, 40), (-1, 1))
-    assert plan_box(View.dense((25, 40)), backwards, 2000, 0.0, f32) is None
+async def test_two_servers_on_one_task_are_no_copies_of_each_other() -> None:
+    with fr.Graph() as graph:
+        where = {"server_device": "", "worker_device": ""}
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2, copies=2, **where)
+    async with fr.Session(graph) as session:
+        with pytest.raises(fr.GraphError, match=r"all its servers are on .*two tasks"):
+            await anext(trainer.steps(session, batches()))

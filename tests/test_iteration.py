@@ -15,8 +15,9 @@ from flowrt.device import CLIENT
 from flowrt.errors import RemoteError
 from flowrt.sched.iteration import iterations as iterations_module
 from flowrt.sched.iteration.coordination import OUTCOMES
+from flowrt.sched.iteration.inquiries import Look, Settle
 from flowrt.sched.iteration.iterations import left_from_data
-from flowrt.sched.iteration.messages import Ended, Look, Lost, Order, Settle, Stop, Update, Version
+from flowrt.sched.iteration.messages import Ended, Lost, Order, Stop, Update, Version
 from flowrt.sched.ledger import Outcome
 
 

@@ -15,7 +15,6 @@ from flowrt.errors import FlowrtError
 from flowrt.sched.iteration.asking import Asking
 from flowrt.sched.iteration.gathering import Gathering
 from flowrt.sched.iteration.messages import Rows, Version, Wants
-from flowrt.train.program import make_program
 
 WIDTH, RATE = 4, 0.25
 SIZES = {"users": 500, "items": 300, "small": 8, "tied": 80}
@@ -119,7 +118,7 @@ async def test_a_table_of_which_rows_alone_are_taken_is_not_told() -> None:
     with fr.Graph() as graph:
         trainer = trainer_of(2, **HERE)
     async with fr.Session(graph) as session:
-        program = await make_program(session, trainer)
+        program = await trainer.program(session)
         told = {name for _, name in program.begin_servers[0].keywords["values"]}
         assert told == {v.name for v in trainer.variables} - {v.name for v in trainer.variables[:2]}
 

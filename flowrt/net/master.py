@@ -161,6 +161,11 @@ class Master:
         """The devices of the tasks that are not lost."""
         return self._peers.devices
 
+    @property
+    def known_devices(self) -> list[Device]:
+        """The devices of all tasks, as far as is known of those that are lost."""
+        return self._peers.known_devices
+
     def way(self, one: str, other: str) -> str:
         """How bytes travel between two tasks, of which one may be the client: shared (memory), unix or tcp."""
         mine = self._local.host, self._local.way

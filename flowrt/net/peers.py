@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from flowrt.device import Device
 from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
 from flowrt.net.code import differing, hashes_here, missing
 from flowrt.net.liveness import Change, Liveness, Standing
@@ -35,7 +36,6 @@ from flowrt.net.messages import (
 from flowrt.net.peer import RETRY, Peer, is_gone, meet
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
     from flowrt.net.link import Store
 
 REACH = 2.0  # seconds that one try to reach a severed task takes at most
@@ -171,6 +171,13 @@ class Peers:
         """The devices of the tasks that are not lost."""
         lost = self.lost
         return [device for task, peer in self._peers.items() if task not in lost for device in peer.devices]
+
+    @property
+    def known_devices(self) -> list[Device]:
+        """The devices of all tasks: those that a lost one had; a CPU, if it never was there."""
+        peers, cpu = self._peers, "/device:cpu:0"
+        known = [peers[t].devices if t in peers else [Device.parse(f"{t}{cpu}")] for t in self._addresses]
+        return [device for devices in known for device in devices]
 
     def local(self, task: str) -> tuple[str, str]:
         """The host that a task is on, and the best way to talk to it there."""

@@ -31,6 +31,7 @@ from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune
 from flowrt.passes.settle import settle
 from flowrt.passes.simplify import simplify
+from flowrt.passes.stand_in import StandIn, StandIns, stand_in
 from flowrt.passes.step import FED
 from flowrt.passes.trim import trim
 from flowrt.valueclass import valueclass
@@ -43,7 +44,19 @@ if TYPE_CHECKING:
     from flowrt.passes.step import Step
     from flowrt.plan import Plan
 
-__all__ = ["Client", "Compiled", "Ends", "Evaluate", "Fusible", "PassReport", "Supports", "Transfer", "compile_step"]
+__all__ = [
+    "Client",
+    "Compiled",
+    "Ends",
+    "Evaluate",
+    "Fusible",
+    "PassReport",
+    "StandIn",
+    "StandIns",
+    "Supports",
+    "Transfer",
+    "compile_step",
+]
 
 
 class Ends(Enum):
@@ -97,6 +110,7 @@ def compile_step(
     client: str | None = None,
     rules: Mapping[str, str] | None = None,
     ends: Ends = Ends.DEFAULT,
+    stand_ins: StandIns | None = None,
 ) -> Compiled:
     """Turn what a step asks for into one plan per task.
 
@@ -105,7 +119,8 @@ def compile_step(
     they run on CPUs. ``fusible``, asked the same way, says what may become part of one fused kernel; without it nothing
     does. ``regions`` says whether the nodes of a region run as one. ``evaluate`` computes an op on arrays, to fold
     constants. ``client`` is the task that feeds and fetches, where that is none of the devices'; without one, ``ends``
-    says where that is done. ``rules`` map patterns of names to devices.
+    says where that is done. ``rules`` map patterns of names to devices. What is placed on a task of ``stand_ins`` is
+    done where these are.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -120,7 +135,8 @@ def compile_step(
         step = _reduce(step, evaluate, report)
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
-    placed = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    asked = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    placed = stand_in(step, asked, devices, stand_ins or {})
     placement = move_gathers(step, placed, supports) if optimize else placed
     moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
     home = _home(devices, _end(step, placement, default) if ends is Ends.FETCHED else default)

@@ -34,13 +34,16 @@ class Left:
         run: Its number.
         version: The version that the server's shard is at.
         held: The updates that it holds: (replica, the version that it was computed from).
-        order: On server 0, the set that was ordered and that some server may not have applied, with its version.
+        order: On server 0, the set that was ordered and that some server may not have applied, with its version; on
+            others, where server 0 may be lost, the set that they were ordered last.
         weights: Those of the updates in that order, where it is no mean.
         versions: Those that they were computed from, where not all from the one that they are applied to.
         ended: Whether it goes on no more: nothing is being applied, and nothing will be.
         client: Who drives it, for people; empty once that client is gone. Only what server 0 says of it counts.
         broke: Whether it began to apply that version and could not end it.
-        unseen: On server 0, the reports of what was applied that the run's client is not known to have had, in order.
+        unseen: On server 0, the reports of what was applied that the run's client is not known to have had, in order;
+            on others, where server 0 may be lost, what is known there of the newest.
+        server: Which of the run's servers it was.
     """
 
     run: int
@@ -53,6 +56,7 @@ class Left:
     weights: tuple[float, ...] | None = None
     versions: tuple[int, ...] = ()
     unseen: tuple[Any, ...] = ()
+    server: int = 0
 
 
 @valueclass
@@ -125,30 +129,41 @@ def decide(trainer: str, said: Sequence[Said]) -> Opening:
         return Refuse(f"{trainer}: an update could not be applied whole on {', '.join(broke)}; {_FIX}")
     versions = [one.version or 0 for one in said]
     if min(versions) == max(versions):
-        return Go(versions[0], _unseen(said[0], versions[0]))
+        return Go(versions[0], _unseen(said, versions[0]))
     return _missing(said, versions) or Refuse(_apart(trainer, said))
 
 
-def _unseen(first: Said, version: int) -> tuple[Any, ...]:
-    """What server 0 reported and nobody may have had of how the variables came to ``version``; nothing if otherwise."""
-    left = first.left
-    return left.unseen if left is not None and left.version == version else ()
+def _unseen(said: Sequence[Said], version: int) -> tuple[Any, ...]:
+    """What was reported and nobody may have had of how the variables came to ``version``; nothing if otherwise.
+
+    Server 0 of that run knows; without it, the others know of what they were ordered.
+    """
+    first = said[0].left
+    if first is None or first.version != version:
+        return ()
+    if first.server == 0:
+        return first.unseen
+    left = [one.left for one in said if one.left is not None and one.left.run == first.run]
+    known = {report.version: report for one in left for report in one.unseen if report.version < version}
+    return tuple([known[at] for at in sorted(known)])
 
 
 def _missing(said: Sequence[Said], versions: list[int]) -> Apply | None:
     """What the servers that are behind have to apply to be where the others are; None where that cannot be known."""
-    first, least = said[0].left, min(versions)
-    if first is None or first.order is None or first.order[0] != least or max(versions) != least + 1:
+    least, first = min(versions), said[0].left
+    left = [one.left for one in said if one.left is not None and first is not None and one.left.run == first.run]
+    knows = next((one for one in left if one.order is not None and one.order[0] == least), None)
+    if first is None or knows is None or knows.order is None or max(versions) != least + 1:
         return None
-    replicas = first.order[1]
-    updates = list(zip(replicas, first.versions or (least,) * len(replicas), strict=True))
+    replicas = knows.order[1]
+    updates = list(zip(replicas, knows.versions or (least,) * len(replicas), strict=True))
     for one, version in zip(said, versions, strict=True):
         if one.left is None or one.left.run != first.run or one.left.version != version:
             return None
         if version == least and not one.left.held.issuperset(updates):
             return None
     behind = tuple(i for i, version in enumerate(versions) if version == least)
-    return Apply(first.run, least, replicas, behind, first.weights, first.versions)
+    return Apply(first.run, least, replicas, behind, knows.weights, knows.versions)
 
 
 _FIX = "go back to a checkpoint by session.restore(), or, to begin anew, forget all variables by session.reset()"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import RemoteError
+from flowrt.sched.iteration.inquiries import Settle
 from flowrt.sched.iteration.iterations import left_from_data
-from flowrt.sched.iteration.messages import Settle, Stop
+from flowrt.sched.iteration.messages import Stop
 from flowrt.sched.opening import Apply, End, Go, Refuse, Said, decide
 
 if TYPE_CHECKING:

@@ -1,14 +1,14 @@
 """Plans of a trainer for the nodes of a session, and what each node is told to be when a run of them begins.
 
-Law: pure but for registering. Parameter servers of a trainer that lie on one task are one server of a run. Of the
-variables that lie on servers, replicas are told the values that their towers read; of those that a tower takes nothing
-but rows of, which its batch tells, these are gathered on the server.
+Law: pure but for registering. Plans are made once, for all nodes that are there; which of them a run takes, and who
+tells what, is put together of these for each run (`_Servers`). Parameter servers of a trainer that lie on one task are
+one server of a run. Of the variables that lie on servers, replicas are told the values that their towers read; of those
+that a tower takes nothing but rows of, which its batch tells, these are gathered on the server.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,11 +16,12 @@ from flowrt.device import Device
 from flowrt.eager import evaluate
 from flowrt.errors import GraphError
 from flowrt.op import as_value
-from flowrt.passes import Compiled, Ends
+from flowrt.passes import Compiled, Ends, StandIn, StandIns
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
-from flowrt.runners import Runner, compile_for
-from flowrt.sched.iteration.messages import BeginReplica, BeginServer, Look
+from flowrt.plan import resources_in
+from flowrt.sched.iteration.inquiries import Look
+from flowrt.sched.iteration.messages import BeginReplica, BeginServer
 from flowrt.sched.policies import policy_to_data
 from flowrt.train.gathers import Asked, Gather, find_gathers
 from flowrt.train.updates import of_rows, parts_of
@@ -29,7 +30,9 @@ from flowrt.valueclass import replace, valueclass
 if TYPE_CHECKING:
     from flowrt.graph import Tensor
     from flowrt.plan import Plan
-    from flowrt.session import Session
+    from flowrt.runners import Runner
+    from flowrt.spec import Spec
+    from flowrt.train.local import LocalTower
     from flowrt.train.replicated import Replicated, Tower
 
 Name: TypeAlias = tuple[str, str]
@@ -51,52 +54,51 @@ class Program:
     nbytes: int
 
 
-async def make_program(session: Session, trainer: Replicated) -> Program:
-    """Compile what ``trainer`` is made of and give each node its plans: see `Maker`."""
-    return await Maker(session, trainer).program()
+@valueclass
+class Holders:
+    """What each task that a server is on holds: variables, by (container, name), each with its spec and its device.
 
-
-class Maker:
-    """Makes the program of ``trainer`` on the nodes of ``session``, and more of it as more of them come.
-
-    It must not know the session, by which it is kept.
+    ``steps`` are the names of those that hold its version. Where all is held twice, the task after another one, in
+    order, holds what that one does, too.
     """
 
-    def __init__(self, session: Session, trainer: Replicated) -> None:
-        runner, options = session._open_here(), session.options
-        self._runner, self._trainer = runner, trainer
-        compiler = partial(compile_for, runner, trainer.graph, optimize=options.optimize, placement=session._placement)
-        self._make = partial(_Maker, trainer, runner, compiler, session._seed, options.optimize)
-        self._maker: _Maker | None = None
-        self._made: tuple[frozenset[str], Program] | None = None  # with what was lost then
-        self._making = asyncio.Lock()
+    tasks: tuple[str, ...]
+    variables: Mapping[str, Mapping[Name, tuple[Spec, str]]]
+    steps: Mapping[str, tuple[str, ...]]
 
-    async def program(self) -> Program:
-        """The program for the nodes that are not `away`.
+    def after(self, task: str) -> str:
+        """Who holds, too, what ``task`` does."""
+        return self.tasks[(self.tasks.index(task) + 1) % len(self.tasks)]
 
-        Raises what compiling raises, and `GraphError` for what nodes cannot do by themselves.
-        """
-        async with self._making:
-            lost = away(self._runner, self._trainer)
-            if self._made is None or self._maker is None or not self._is_fixed(self._made[1]):
-                if self._made is None or self._made[0] != lost:
-                    self._maker = self._make()
-                    self._made = lost, await self._maker.make()
-            elif self._made[0] != lost:
-                self._made = lost, await self._maker.add(self._made[1])
-            return self._made[1]
-
-    def _is_fixed(self, program: Program) -> bool:
-        """Whether nothing of it could be elsewhere: what is lost is then as it was when it is back."""
-        trainer = self._trainer
-        return program.replicas == trainer.nodes and set(program.servers) <= set(trainer.servers)
+    def before(self, task: str) -> str:
+        """Whose variables ``task`` holds, too."""
+        return self.tasks[self.tasks.index(task) - 1]
 
 
-class _Maker:
+@valueclass
+class _Tower:
+    """A tower whose plans are installed, by their numbers there; -1 for none. ``reads`` are of what servers tell."""
+
+    built: Tower
+    asked: Asked
+    reads: Mapping[Name, Tensor]
+    home: str
+    plan: int
+    ask: int
+    start: int = -1
+    load: int = -1
+    loaded: tuple[str, ...] = ()  # the names of what that is fed
+    differ: int = -1
+
+
+class Parts:
+    """All that programs of ``trainer`` are put together of, on the nodes of ``runner``."""
+
     def __init__(self, trainer: Replicated, runner: Runner, compiler: Compile, seed: int, optimize: bool) -> None:
         self._trainer = trainer
         self._runner = runner
         self._compile = compiler
+        self._compile_held = partial(compiler, stand_ins={}, there=trainer.servers) if trainer.copies > 1 else compiler
         self._optimize = optimize
         self._common: dict[str, Any] = {
             "container": trainer.container,
@@ -105,114 +107,175 @@ class _Maker:
             "seed": seed,
         }
         self._shards = trainer.shards
-        self._home = self._places([as_value(v) for v in (*trainer.variables, *(s.step for s in self._shards))])
-        self._task_of = [self._home[_name(shard.step)] for shard in self._shards]
-        self._servers = tuple(dict.fromkeys(self._task_of))
-        self._values: list[tuple[Name, ...]] = []  # by server: what it tells replicas
+        self.home_of = self._places([as_value(v) for v in (*trainer.variables, *(s.step for s in self._shards))])
+        self.task_of = [self.home_of[_name(shard.step)] for shard in self._shards]
+        self._tasks = tuple(dict.fromkeys(self.task_of))
+        self._twice = trainer.copies > 1
+        if self._twice and len(self._tasks) < 2:
+            raise GraphError(
+                f"copies={trainer.copies} of {trainer.name!r}: all its servers are on {self._tasks[0]}, and a copy is "
+                "to survive its task; give it servers=2 or more, and two tasks to put them on"
+            )
+        self.holders = self._find_holders()
+        self.towers: dict[int, _Tower] = {}
+        self._applies: dict[str, tuple[int, Plan]] = {}
+        self._gathers: dict[tuple[str, frozenset[str]], int] = {}  # by task, and the tasks whose tables it is for
 
     def _places(self, reads: Sequence[Tensor]) -> dict[Name, str]:
         """The task of each variable."""
-        placed = self._compile(reads, [], [], ends=Ends.USED).placement
+        placed = self._compile_held(reads, [], [], ends=Ends.USED).placement
         return {read.op.resources[0]: Device.parse(placed[read.op.name]).host for read in reads}
 
-    async def make(self) -> Program:
-        trainer = self._trainer
-        there = self._there()
-        asked = {tower.replica: self._asked(tower) for tower in there}
-        read = {r: self._reads(trainer.towers[r], asked[r]) for r in asked}
-        self._values = [
-            tuple(dict.fromkeys(name for reads in read.values() for name in reads if self._home[name] == task))
-            for task in self._servers
+    async def make(self) -> None:
+        """Give each node that is there its plans, if it has none."""
+        lost, gone = self._runner.lost, away(self._runner, self._trainer)
+        for tower in self._trainer.towers:
+            if tower.node not in gone and tower.replica not in self.towers:
+                self.towers[tower.replica] = await self._make_tower(tower)
+        await self._make_applies([task for task in self._tasks if task not in self._applies and task not in lost])
+        asked = next(iter(self.towers.values())).asked
+        for task in self._applies:
+            for homes in [{task}, {task, self.holders.before(task)}] if self._twice else [{task}]:
+                if (task, frozenset(homes)) not in self._gathers:
+                    self._gathers[task, frozenset(homes)] = await self._make_gather(task, frozenset(homes), asked)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing of it could be elsewhere: what is lost is then as it was when it is back."""
+        there = all(tower.home == tower.built.node for tower in self.towers.values())
+        return there and set(self._tasks) <= set(self._trainer.servers)
+
+    # ── who does what ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def program(self, gone: frozenset[str]) -> Program:
+        """The program of a run whose servers are on the tasks that are not ``gone``."""
+        trainer, run = self._trainer, _Servers(self, gone)
+        replicas = tuple(self.towers[t.replica].home if t.replica in self.towers else t.node for t in trainer.towers)
+        begin_servers = tuple([self._begin_server(run, number, replicas) for number in range(len(run.tasks))])
+        begin_replicas = [
+            self._begin_replica(run, self.towers[t.replica]) if t.replica in self.towers else None
+            for t in trainer.towers
         ]
-        towers = {r: self._compile_tower(trainer.towers[r], asked[r], list(read[r].values())) for r in read}
-        replicas = tuple(towers[t.replica].home if t.replica in towers else t.node for t in trainer.towers)
-        begin_servers = await self._make_servers(replicas, next(iter(asked.values())))
-        begin_replicas: list[Callable[..., BeginReplica] | None] = [None] * trainer.replicas
-        for r, tower in towers.items():
-            begin_replicas[r] = await self._make_replica(trainer.towers[r], asked[r], read[r], tower)
-        looks = tuple(Look(trainer.container, trainer.name, self._steps_on(task)) for task in self._servers)
+        looks = tuple(Look(trainer.container, trainer.name, self._steps(run.told_by(task))) for task in run.tasks)
         sizes = {_name(variable): variable.spec.nbytes for variable in trainer.variables}
-        nbytes = sum(sizes.get(name, 0) for told in self._values for name in told)
-        return Program(self._servers, looks, begin_servers, replicas, tuple(begin_replicas), nbytes)
+        nbytes = sum(sizes.get(name, 0) for told in run.values for name in told)
+        return Program(run.tasks, looks, begin_servers, replicas, tuple(begin_replicas), nbytes)
 
-    async def add(self, program: Program) -> Program:
-        """``program``, with the towers whose nodes have come since it was made."""
-        begin = list(program.begin_replicas)
-        for tower in self._there():
-            if begin[tower.replica] is None:
-                asked = self._asked(tower)
-                reads = self._reads(tower, asked)
-                compiled = self._compile_tower(tower, asked, list(reads.values()))
-                begin[tower.replica] = await self._make_replica(tower, asked, reads, compiled)
-        return replace(program, begin_replicas=tuple(begin))
+    def _steps(self, shards: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self._shards[s].step.name for s in shards)
 
-    def _there(self) -> list[Tower]:
-        """The towers whose nodes are."""
-        gone = away(self._runner, self._trainer)
-        return [tower for tower in self._trainer.towers if tower.node not in gone]
-
-    def _steps_on(self, task: str) -> tuple[str, ...]:
-        return tuple(self._shards[s].step.name for s in self._on(task))
-
-    def _on(self, task: str) -> list[int]:
+    def own(self, task: str) -> list[int]:
         """The trainer's servers that lie on a task."""
-        return [server for server, where in enumerate(self._task_of) if where == task]
+        return [server for server, where in enumerate(self.task_of) if where == task]
+
+    def held(self, task: str) -> list[int]:
+        """The trainer's servers that a task has the variables of."""
+        return [*self.own(task), *(self.own(self.holders.before(task)) if self._twice else ())]
 
     # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _make_servers(self, replicas: tuple[str, ...], asked: Asked) -> tuple[Callable[..., BeginServer], ...]:
-        version = self._trainer.version
-        feeds = [*(part for s in self._shards for member in s.parts for part in member), version]
-        plans = self._compile([], [shard.apply for shard in self._shards], feeds, ends=Ends.USED).plans
-        if others := sorted(plans.keys() - set(self._servers)):
-            raise GraphError(
-                f"the updates of {self._trainer.name!r} need what lies on {', '.join(others)}, where none of its "
-                f"servers {', '.join(self._servers)} is; place that on one of them, by fr.device"
-            )
-        apply = await self._runner.install(plans)
-        return tuple(
-            [
-                partial(
-                    BeginServer,
-                    server=number,
-                    servers=self._servers,
-                    replicas=replicas,
-                    policy=policy_to_data(self._trainer.policy),
-                    floor=self._trainer.floor,
-                    apply=apply,
-                    applied=self._applied(task, plans[task]),
-                    combined=tuple(rows for server in self._on(task) for rows in self._shards[server].combined),
-                    versions=self._steps_on(task),
-                    measures=self._trainer.policy.measures,
-                    values=self._values[number],
-                    gather=await self._make_gather(task, asked),
-                    **self._common,
-                )
-                for number, task in enumerate(self._servers)
-            ]
+    def _find_holders(self) -> Holders:
+        """Who holds what: all that is told, and all that applying works on."""
+        reads = [as_value(variable) for variable in self._trainer.variables]
+        plans = self._compile_held(reads, [shard.apply for shard in self._shards], self._fed(), ends=Ends.USED).plans
+        known = self._trainer.graph.resources
+        found = {
+            task: {
+                name: (known[name].specs[0], node.device)
+                for node in (plans[task].nodes if task in plans else ())
+                for name in resources_in(node.attrs)
+            }
+            for task in self._tasks
+        }
+        return Holders(self._tasks, found, {task: self._steps(self.own(task)) for task in self._tasks})
+
+    def _fed(self) -> list[Tensor]:
+        """What applying is fed."""
+        return [*(part for s in self._shards for member in s.parts for part in member), self._trainer.version]
+
+    async def _make_applies(self, tasks: Sequence[str]) -> None:
+        """Make what moves the variables that are held on each of ``tasks``."""
+        if self._twice:
+            for task in tasks:
+                self._applies[task] = await self._make_apply(task)
+        elif tasks:
+            plans = self._compile_held([], [shard.apply for shard in self._shards], self._fed(), ends=Ends.USED).plans
+            if others := sorted(plans.keys() - set(self._tasks)):
+                raise self._elsewhere(others, f"none of its servers {', '.join(self._tasks)} is; place that on one of")
+            number = await self._runner.install(plans)
+            self._applies = {task: (number, plan) for task, plan in plans.items()}
+
+    async def _make_apply(self, task: str) -> tuple[int, Plan]:
+        """What moves the variables of a task, and those of another that it holds too."""
+        applies = [self._shards[server].apply for server in self.held(task)]
+        plans = self._compile_held([], applies, self._fed(), ends=Ends.USED, stand_ins=self._as_if(task)).plans
+        if others := sorted(plans.keys() - {task}):
+            raise self._elsewhere(others, f"copies={self._trainer.copies} has no copy of it; place that beside all of")
+        return await self._runner.install(plans), plans[task]
+
+    def _as_if(self, task: str) -> StandIns:
+        """A task in place of the one whose variables it holds too."""
+        return {self.holders.before(task): StandIn(task, frozenset(self._trainer.graph.resources))}
+
+    def _elsewhere(self, others: Sequence[str], why: str) -> GraphError:
+        return GraphError(
+            f"the updates of {self._trainer.name!r} need what lies on {', '.join(others)}, where {why} them, by "
+            "fr.device"
         )
 
-    def _applied(self, task: str, plan: Plan) -> tuple[tuple[int, int], ...]:
+    def _begin_server(self, run: _Servers, number: int, replicas: tuple[str, ...]) -> Callable[..., BeginServer]:
+        task, measures = run.tasks[number], self._trainer.policy.measures
+        shards = run.on(task)
+        apply, plan = self._applies[task]
+        asked = next(iter(self.towers.values())).asked
+        combined = [tuple(self._shards[server].combined) for server in shards]
+        return partial(
+            BeginServer,
+            server=number,
+            servers=run.tasks,
+            replicas=replicas,
+            policy=policy_to_data(self._trainer.policy),
+            floor=self._trainer.floor,
+            apply=apply,
+            applied=self._applied(task, shards, plan),
+            combined=tuple(rows for parts in combined for rows in parts),
+            versions=self._steps(shards),
+            measures=measures,
+            counted=sum(len(parts) for parts, server in zip(combined, shards, strict=True) if run.tells(task, server)),
+            values=run.values[number],
+            gather=self._gathers[task, run.homes(task)] if self._gathers_on(run, task, asked) else -1,
+            keeps=self._twice,
+            **self._common,
+        )
+
+    def _applied(self, task: str, shards: Sequence[int], plan: Plan) -> tuple[tuple[int, int], ...]:
         """What the plan that applies updates is fed on a task."""
         members = range(len(self._shards[0].parts))
         known = {self._trainer.version.op.name: (-1, -1)}
         for member in members:
-            parts = [part for server in self._on(task) for part in self._shards[server].parts[member]]
+            parts = [part for server in shards for part in self._shards[server].parts[member]]
             known |= {part.op.name: (member, place) for place, part in enumerate(parts)}
         if foreign := [feed.name for feed in plan.feeds if feed.name not in known]:
             raise GraphError(f"{foreign[0]!r}, the mean of another server's gradients, is used on {task}")
         return tuple(known[feed.name] for feed in plan.feeds)
 
-    async def _make_gather(self, task: str, asked: Asked) -> int:
-        """What takes the rows of a task's tables that a tower asks for."""
-        gathers = self._gathers_on(task, asked)
+    async def _make_gather(self, task: str, homes: frozenset[str], asked: Asked) -> int:
+        """What takes, on a task, the rows that a tower asks for of tables that are at home on ``homes``."""
+        gathers = [gather for gather in asked.gathers if self.home(gather.table) in homes]
         if not gathers:
             return -1
-        feeds = [asked.values[i] for i in asked.wants(gathers)]
-        return await self._install(self._compile([g.rows for g in gathers], [], feeds, ends=Ends.FETCHED), task)
+        feeds, standing = [asked.values[i] for i in asked.wants(gathers)], {}
+        if self._twice:
+            standing = {"stand_ins": self._as_if(task)}
+        compiled = self._compile_held([g.rows for g in gathers], [], feeds, ends=Ends.FETCHED, **standing)
+        return await self._install(compiled, task)
 
-    def _gathers_on(self, task: str, asked: Asked) -> list[Gather]:
-        return [gather for gather in asked.gathers if self._home[_name(gather.table)] == task]
+    def home(self, variable: Any) -> str:
+        """The task that a variable is at home on."""
+        return self.home_of[_name(variable)]
+
+    def _gathers_on(self, run: _Servers, task: str, asked: Asked) -> list[Gather]:
+        return [gather for gather in asked.gathers if run.teller(self.home(gather.table)) == task]
 
     async def _install(self, compiled: Compiled, task: str = "") -> int:
         if len(compiled.plans) > 1 or (task and task not in compiled.plans):
@@ -230,7 +293,7 @@ class _Maker:
         if tower.local is not None:
             return Asked.of(inputs, ())  # it takes rows of its own copies
         tables = self._trainer.variables if self._optimize else []
-        on_servers = [table for table in tables if self._home[_name(table)] in self._servers]
+        on_servers = [table for table in tables if self.home(table) in self._tasks]
         return Asked.of(inputs, find_gathers(_fetches(tower), inputs, on_servers))
 
     def _reads(self, tower: Tower, asked: Asked) -> dict[Name, Tensor]:
@@ -240,7 +303,7 @@ class _Maker:
         step = prune(self._trainer.graph, fetches, targets, asked.feeds)
         reads = reads_of(fold_constants(step, evaluate) if self._optimize else step)
         found = {read.op.resources[0]: read for read in reads}
-        return {name: read for name, read in found.items() if self._home.get(name) in self._servers}
+        return {name: read for name, read in found.items() if self.home_of.get(name) in self._tasks}
 
     def _compile_tower(self, tower: Tower, asked: Asked, reads: Sequence[Tensor]) -> Compiled:
         """What computes with one batch: an update, or one local step, which reads nothing of servers."""
@@ -248,49 +311,38 @@ class _Maker:
             return self._compile(_fetches(tower), [], [*asked.feeds, *reads], ends=Ends.FETCHED)
         return self._compile(_fetches(tower), [tower.local.step], asked.feeds, ends=Ends.FETCHED)
 
-    async def _make_feeds(self, asked: Asked, reads: Iterable[Name], task: str) -> dict[str, Any]:
-        """What a tower on a task is fed, and what it asks for."""
-        feeds, rows = [(-1, i) for i in range(len(asked.values))], [len(told) for told in self._values]
-        for name in (_name(gather.table) for gather in asked.gathers):
-            server = self._servers.index(self._home[name])
-            feeds.append((server, rows[server]))
-            rows[server] += 1
-        feeds += [self._told(name) for name in reads]
+    async def _make_tower(self, tower: Tower) -> _Tower:
+        asked = self._asked(tower)
+        reads = self._reads(tower, asked)
+        known = {name for other in self.towers.values() for name in other.reads}
+        if self._applies and (new := reads.keys() - known):  # those are made, and may tell others already
+            raise GraphError(
+                f"variable {min(new)[1]!r} is read by one replica of {self._trainer.name!r}, not by others"
+            )
+        compiled = self._compile_tower(tower, asked, list(reads.values()))
         ask = -1
         if asked.computed:
-            ask = await self._install(self._compile(asked.computed, [], asked.inputs, ends=Ends.FETCHED), task)
-        wants = tuple(asked.wants(self._gathers_on(server, asked)) for server in self._servers)
-        return {"feeds": tuple(feeds), "ask": ask, "wants": wants}
+            wants = self._compile(asked.computed, [], asked.inputs, ends=Ends.FETCHED)
+            ask = await self._install(wants, compiled.home)
+        made = _Tower(tower, asked, reads, compiled.home, await self._install(compiled), ask)
+        return made if tower.local is None else await self._make_local(made, tower.local)
 
-    def _told(self, name: Name) -> tuple[int, int]:
-        """Which server tells a variable's value, and where among its values."""
-        server = self._servers.index(self._home[name])
-        if name not in self._values[server]:
-            raise GraphError(f"variable {name[1]!r} is read by one replica of {self._trainer.name!r}, not by others")
-        return server, self._values[server].index(name)
-
-    async def _make_local(self, tower: Tower, reads: Mapping[Name, Tensor], task: str) -> dict[str, Any]:
-        """The plans around local steps, and what they are fed."""
-        local = tower.local
-        if local is None:
-            return {}
-        told = {read.op.name: self._told(name) for name, read in reads.items()}
-        load = self._compile([], local.load, list(reads.values()), ends=Ends.USED)
-        differ = self._compile([*_update(tower), local.finite], [], list(reads.values()), ends=Ends.FETCHED)
+    async def _make_local(self, tower: _Tower, local: LocalTower) -> _Tower:
+        """A tower with the plans around its local steps."""
+        reads, task = list(tower.reads.values()), tower.home
+        load = self._compile([], local.load, reads, ends=Ends.USED)
+        differ = self._compile([*_update(tower.built), local.finite], [], reads, ends=Ends.FETCHED)
         start = self._compile([], local.start, [], ends=Ends.USED) if local.start else None
-        return {
-            "steps": self._trainer.local_steps,
-            "start": -1 if start is None else await self._install(start, task),
-            "load": await self._install(load, task),
-            "loaded": tuple([told[feed.name] for feed in load.plans[task].feeds]),
-            "differ": await self._install(differ, task),
-            "differed": tuple(told.values()),
-        }
+        return replace(
+            tower,
+            start=-1 if start is None else await self._install(start, task),
+            load=await self._install(load, task),
+            loaded=tuple([feed.name for feed in load.plans[task].feeds]),
+            differ=await self._install(differ, task),
+        )
 
-    async def _make_replica(
-        self, tower: Tower, asked: Asked, reads: Mapping[Name, Tensor], compiled: Compiled
-    ) -> Callable[..., BeginReplica]:
-        trainer, task = self._trainer, compiled.home
+    def _begin_replica(self, run: _Servers, made: _Tower) -> Callable[..., BeginReplica]:
+        trainer, tower = self._trainer, made.built
         parts = _parts(tower)
         order = {id(part): i for i, part in enumerate(parts)}
         checks = [server for server, finite in enumerate(tower.finite) if finite is not None]  # behind the parts
@@ -298,39 +350,105 @@ class _Maker:
             BeginReplica,
             replica=tower.replica,
             replicas=trainer.replicas,
-            servers=self._servers,
-            plan=await self._install(compiled),
+            servers=run.tasks,
+            plan=made.plan,
             told=1 + len(tower.metrics),
             parts=tuple(
                 tuple(
                     order[id(part)]
-                    for server in self._on(task)
+                    for server in run.on(task)
                     for part in parts_of(gradient for gradient, _ in trainer.gradients_of(tower, server))
                 )
-                for task in self._servers
+                for task in run.tasks
             ),
             finite=tuple(
-                tuple(len(parts) + place for place, server in enumerate(checks) if server in self._on(task))
-                for task in self._servers
+                tuple(len(parts) + place for place, server in enumerate(checks) if server in run.on(task))
+                for task in run.tasks
             ),
-            measured=self._measured(tower),
+            measured=self._measured(run, tower),
+            **self._feeds(run, made),
+            **self._local(run, made),
             **self._common,
-            **await self._make_feeds(asked, reads if tower.local is None else (), task),
-            **await self._make_local(tower, reads, task),
         )
 
-    def _measured(self, tower: Tower) -> tuple[tuple[bool, ...], ...]:
-        """For each server, which of its parts are of rows; nothing where nobody measures them."""
+    def _feeds(self, run: _Servers, made: _Tower) -> dict[str, Any]:
+        """What a tower is fed, and what it asks for."""
+        asked = made.asked
+        feeds, rows = [(-1, i) for i in range(len(asked.values))], [len(told) for told in run.values]
+        for gather in asked.gathers:
+            server = run.tasks.index(run.teller(self.home(gather.table)))
+            feeds.append((server, rows[server]))
+            rows[server] += 1
+        feeds += [run.told(name) for name in (made.reads if made.built.local is None else ())]
+        wants = tuple(asked.wants(self._gathers_on(run, task, asked)) for task in run.tasks)
+        return {"feeds": tuple(feeds), "ask": made.ask, "wants": wants}
+
+    def _local(self, run: _Servers, made: _Tower) -> dict[str, Any]:
+        """The plans around local steps, and what they are fed."""
+        if made.built.local is None:
+            return {}
+        told = {read.op.name: run.told(name) for name, read in made.reads.items()}
+        return {
+            "steps": self._trainer.local_steps,
+            "start": made.start,
+            "load": made.load,
+            "loaded": tuple([told[name] for name in made.loaded]),
+            "differ": made.differ,
+            "differed": tuple(told.values()),
+        }
+
+    def _measured(self, run: _Servers, tower: Tower) -> tuple[tuple[bool, ...], ...]:
+        """For each server, which of its parts are of rows, of those whose squares count; nothing where none do."""
         if not self._trainer.policy.measures:
             return ()
         return tuple(
             tuple(
                 rows
-                for server in self._on(task)
+                for server in run.on(task)
+                if run.tells(task, server)
                 for rows in of_rows(gradient for gradient, _ in self._trainer.gradients_of(tower, server))
             )
-            for task in self._servers
+            for task in run.tasks
         )
+
+
+class _Servers:
+    """Who does what in a run whose servers are on the tasks that are not ``gone``.
+
+    What is at home on a task that is gone is told by the one that holds it too. A task is first of what it tells, then
+    of what it holds beside that.
+    """
+
+    def __init__(self, maker: Parts, gone: frozenset[str]) -> None:
+        self._maker, self._gone = maker, gone
+        self.tasks = tuple(task for task in maker.holders.tasks if task not in gone)
+        read = dict.fromkeys(name for tower in maker.towers.values() for name in tower.reads)
+        self.values = [tuple(n for n in read if self.teller(maker.home_of[n]) == task) for task in self.tasks]
+        self._told = {name: (s, place) for s, told in enumerate(self.values) for place, name in enumerate(told)}
+
+    def teller(self, home: str) -> str:
+        """The task that tells what is at home on one."""
+        return self._maker.holders.after(home) if home in self._gone else home
+
+    def tells(self, task: str, server: int) -> bool:
+        """Whether a task tells what one of the trainer's servers has."""
+        return self.teller(self._maker.task_of[server]) == task
+
+    def homes(self, task: str) -> frozenset[str]:
+        """Those of whose variables a task tells."""
+        return frozenset(home for home in self._maker.holders.tasks if self.teller(home) == task)
+
+    def on(self, task: str) -> list[int]:
+        """The trainer's servers that a task has the variables of."""
+        return sorted(self._maker.held(task), key=lambda server: not self.tells(task, server))
+
+    def told_by(self, task: str) -> list[int]:
+        """Those of the trainer's servers whose variables a task tells."""
+        return [server for server in self.on(task) if self.tells(task, server)]
+
+    def told(self, name: Name) -> tuple[int, int]:
+        """Which server tells a variable's value, and where among its values."""
+        return self._told[name]
 
 
 def _fetches(tower: Tower) -> list[Tensor]:

@@ -28,8 +28,10 @@ from flowrt.spec import Spec
 from flowrt.structure import flatten
 from flowrt.tracebacks import brief
 from flowrt.train.batches import check_names
-from flowrt.train.local import Copies, LocalTower, apply_differences, build_local, outer_of
-from flowrt.train.program import Maker, Program
+from flowrt.train.copies import Copies, copies_known
+from flowrt.train.local import Copies as LocalCopies
+from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
+from flowrt.train.making import Maker
 from flowrt.train.reads import check_source
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
@@ -40,6 +42,7 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from flowrt.optim import Optimizer
     from flowrt.session import Session
+    from flowrt.train.program import Program
 
 Array = np.ndarray[Any, Any]
 LossFn = Callable[[dict[str, Tensor]], Any]
@@ -92,6 +95,8 @@ class Replicated:
             policy is asked about those that are there: `AllOf` waits for all of these.
         policy: Whose updates make a step, such as `AllOf`, `FirstOf` or `Adaptive`, or a `Policy` of your own.
         servers: Over how many parameter servers the variables are spread, by bytes.
+        copies: With 2, each server's variables are held by the next one, too, which moves them by the same updates: a
+            server may be lost, and nothing is. With 1, training goes back to a checkpoint then, if the session has any.
         name: Prefixes the names of what is built, and names the trainer on the nodes.
         server_device: Where server ``{}`` is, or a device for each; empty for anywhere.
         worker_device: Where replica ``{}`` is, or a device for each. With both empty, all may run in one process.
@@ -111,6 +116,7 @@ class Replicated:
         policy: Policy | None = None,
         *,
         servers: int = 1,
+        copies: int = 1,
         name: str = "replicated",
         server_device: str | Sequence[str] = "/job:ps/task:{}",
         worker_device: str | Sequence[str] = "/job:worker/task:{}",
@@ -123,6 +129,7 @@ class Replicated:
         self.inputs = dict(inputs)
         least, self.replicas = _range(replicas)
         self._check(servers, optimizer)
+        self.copies = _checked_copies(copies, servers)
         self.floor: int = fewest(self.policy, least, self.replicas) if least else 0  # 0 where none come and go
         self.least: int = self.floor or self.policy.least(self.replicas)  # fewer do not train
         self._workers = _devices(worker_device, self.replicas)
@@ -172,7 +179,7 @@ class Replicated:
         with name_scope(f"replica_{replica}"), device(self._workers[replica]):
             source = first or LaterCopy(self._shared, who, current_scope().prefix)
             inputs = {name: placeholder(s.dtype, s.dims, name=name) for name, s in self.inputs.items()}
-            copies = Copies(source) if self.outer is not None else None
+            copies = LocalCopies(source) if self.outer is not None else None
             with variables_from(copies or source):
                 loss, metrics = _loss_and_metrics(loss_fn(dict(inputs)), who)
             if isinstance(source, LaterCopy):
@@ -283,12 +290,20 @@ class Replicated:
             check_source(self, batches, user_site())
         return Reports(Steps(self, awaited_session(session, "trainer.steps"), int(ahead)).run(batches))
 
-    async def program(self, session: Session) -> Program:
-        """What the nodes of ``session`` run, made once for those that are not lost."""
+    async def program(self, session: Session, gone: frozenset[str] = frozenset()) -> Program:
+        """What the nodes of ``session`` run, made once for those that are there, with no server on those ``gone``."""
+        return await self._maker(session).program(gone)
+
+    async def copies_on(self, session: Session) -> Copies:
+        """The variables that are held twice on the nodes of ``session``."""
+        known = copies_known(session, self)
+        return known or Copies(session, self, await self._maker(session).holders())
+
+    def _maker(self, session: Session) -> Maker:
         maker = self._makers.get(session)
         if maker is None:
             maker = self._makers[session] = Maker(session, self)
-        return await maker.program()
+        return maker
 
     def statistics(self) -> Statistics:
         """Counts and latencies per replica, and batches dropped, over all of this trainer's steps."""
@@ -328,6 +343,17 @@ def _range(replicas: Any) -> tuple[int, int]:
             "the fewest and the most, such as replicas=(2, 32)"
         )
     return int(least), int(most)
+
+
+def _checked_copies(copies: Any, servers: int) -> int:
+    if isinstance(copies, bool) or copies not in (1, 2):
+        raise GraphError(f"{user_site()}: copies={copies!r}: expected 1, or 2 for variables that are held twice")
+    if copies > 1 and servers < 2:
+        raise GraphError(
+            f"{user_site()}: copies={copies} with servers={servers}: a copy is another server's; give it servers=2 or "
+            "more, and two tasks to put them on"
+        )
+    return int(copies)
 
 
 def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.progress import Activity
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
+from flowrt.train.copies import copies_known
 from flowrt.train.opening import agree
 from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 NAMED = 4  # nodes that are awaited and told by name
 AGAIN = 0.2  # seconds between two tries to begin a replica again
+AT_ONCE_SECONDS = 1.0  # how long another run waits for the end of one that has lost a server
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -74,7 +76,10 @@ class Run:
         self._turns = [0] * trainer.replicas  # how often each was begun again
         self._losses: list[int] = []  # how often the task of each had been lost when it was begun
         self._losses_before = dict(self._runner.losses)
-        self.servers = tuple(servers) or trainer.servers
+        self.copies = copies_known(session, trainer) if trainer.copies > 1 else None
+        self._gone: frozenset[str] = frozenset()  # tasks that have not what they should, beside which others do
+        whole = () if self.copies is None else tuple(t for t in self.copies.tasks if self.copies.is_whole(t))
+        self.servers = tuple(servers) or (trainer.servers if trainer.copies == 1 else whole)
         self._hearing = ExitStack()
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
@@ -92,6 +97,11 @@ class Run:
         self.servers = program.servers
         self._check_servers("training cannot begin")
         found = await agree(runner, program, trainer.name)
+        if self.copies is not None:
+            self._gone = await self.copies.make_whole(self._gone)
+            program = self._program = await trainer.program(self._session, self._gone)
+            self.servers = program.servers
+            self._check_servers("training cannot begin")
         self._missed(found.unseen)
         version = self._first = self._seen = found.version
         who = f"{self._client()}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
@@ -118,7 +128,7 @@ class Run:
             lost, losses = self._runner.lost, dict(self._runner.losses)
             there = frozenset(self._trainer.nodes) - away(self._runner, self._trainer)
             try:
-                program = await self._while_there(self._trainer.program(self._session), there)
+                program = await self._while_there(self._find_program(), there)
             except TimeoutError:
                 continue
             except NodeLost:
@@ -127,6 +137,12 @@ class Run:
             else:
                 self._losses = [losses.get(task, 0) for task in program.replicas]
                 return program
+
+    async def _find_program(self) -> Program:
+        if self._trainer.copies > 1:
+            self.copies = await self._trainer.copies_on(self._session)
+            self._gone = await self.copies.find_gone()
+        return await self._trainer.program(self._session, self._gone)
 
     def _client(self) -> str:
         name = self._session._name
@@ -177,6 +193,8 @@ class Run:
         Raises why the run has ended, or has to.
         """
         self._allowed = self._seen + 1 + ahead
+        if self.copies is not None:
+            self.copies.moving = ahead > 0
         self._allow()
         self._hands_out = True
         self._fill()
@@ -207,6 +225,16 @@ class Run:
     def version(self) -> int:
         """The version that it began at."""
         return self._first
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a server that was lost may take part again, in another run."""
+        return self.copies is not None and self.copies.may_grow
+
+    @property
+    def left(self) -> tuple[Report, ...]:
+        """The reports that have come, and were not taken."""
+        return tuple(self._reports)
 
     @property
     def _came(self) -> int:
@@ -326,7 +354,7 @@ class Run:
     async def _begin_again(self, replica: int) -> None:
         begin = self._program.begin_replicas[replica]
         if begin is None:  # its node was not there when the run began
-            begin = (await self._trainer.program(self._session)).begin_replicas[replica]
+            begin = (await self._trainer.program(self._session, self._gone)).begin_replicas[replica]
             if begin is None:
                 raise NodeLost(f"replica {replica} was lost again")
         task, turn = self._program.replicas[replica], self._turns[replica] + 1
@@ -447,12 +475,14 @@ class Run:
         lost = self._runner.lost | self._runner.suspects.difference(self.servers)  # replicas are told by server 0, too
         tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
         with suppress(FlowrtError, TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
+            async with asyncio.timeout(AT_ONCE_SECONDS if self.lost_servers else SETTLE_SECONDS):
                 if self.lost_servers:
                     await together(self._runner.command(task, Stop(self._number, at_once=True)) for task in tasks)
                 else:
                     await self._end(tasks)
         self._hearing.close()
+        if self.copies is not None:
+            self.copies.moving = False
 
     async def _end(self, tasks: list[str]) -> None:
         unsettled = False

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -114,7 +116,8 @@ class Steps:
         self._stopping: asyncio.Task[None] | None = None
         self._kept = 0
         self._over: ClosedError | None = None  # why there is to be no other run
-        self._going_back: asyncio.Task[None] | None = None
+        self._changing: asyncio.Task[None] | None = None  # one run for another
+        self._missed: deque[StepReport] = deque()  # that are to be told
         self._told = 0  # the step that was reported last
         self._rolled_back: RolledBack | None = None  # of which no report has told
 
@@ -157,9 +160,9 @@ class Steps:
             "training was ended: its session was closed, or began to train the same variables anew"
         )
         self._run.fail(self._over)
-        if self._going_back is not None:
-            self._going_back.cancel()
-            await asyncio.wait([self._going_back])
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.wait([self._changing])
         await to_the_end(self._stop())
 
     def _give(self, replica: int, number: int, identities: Sequence[int], batches: Sequence[Values]) -> None:
@@ -172,6 +175,7 @@ class Steps:
             await self._run.begin()
         except FlowrtError as error:
             await self._go_on_after(error)
+        self._told = self._told or self._run.version
 
     async def _go_on_after(self, error: FlowrtError) -> None:
         """Begin another run, if it is lost servers that the one before ended of, and that can be made good.
@@ -179,27 +183,78 @@ class Steps:
         Else raises ``error``.
         """
         while True:
-            lost, checkpoints = self._run.lost_servers, self._session.checkpoints
-            if not lost or checkpoints is None or self._over is not None:
+            copies, checkpoints = self._run.copies, self._session.checkpoints
+            lost = self._run.lost_servers or (() if copies is None else copies.missing)
+            if not lost or self._over is not None:
                 raise error
-            self._going_back = asyncio.ensure_future(self._go_back(lost, checkpoints))
+            if copies is not None and copies.survive:
+                way = self._go_on_without(lost)
+            elif checkpoints is not None:
+                way = self._go_back(lost, checkpoints)
+            else:
+                raise error
             try:
-                await self._going_back
+                await self._change_runs(way)
                 return
-            except asyncio.CancelledError:
-                if self._over is None:
-                    raise
-                raise self._over from None
             except FlowrtError as another:
                 error = another
-            finally:
-                self._going_back = None
+
+    async def _change_runs(self, way: Coroutine[Any, Any, None]) -> None:
+        """End a run and begin another, unless the iteration is ended meanwhile."""
+        self._changing = asyncio.ensure_future(way)
+        try:
+            await self._changing
+        except asyncio.CancelledError:
+            if self._over is None:
+                raise
+            raise self._over from None
+        finally:
+            self._changing = None
+
+    async def _go_on_without(self, lost: tuple[str, ...]) -> None:
+        """Begin another run with the servers that are left, which have all that those had that are lost."""
+        began = time.monotonic()
+        await self._begin_another()
+        _log.warning(
+            "%s: training goes on at step %d without %s, whose variables others hold too, after %.2f s",
+            self._trainer.name,
+            self._told + 1,
+            ", ".join(lost),
+            time.monotonic() - began,
+        )
+
+    async def _grow(self) -> None:
+        """Begin another run in which servers take part again that were lost."""
+        began = time.monotonic()
+        await self._begin_another()
+        servers, seconds = ", ".join(self._run.servers), time.monotonic() - began
+        _log.warning("%s: the servers are %s again, after %.2f s", self._trainer.name, servers, seconds)
+
+    async def _begin_another(self) -> None:
+        """Begin another run at the version that the one before has come to."""
+        before = self._run
+        await before.stop()
+        self._run = Run(self._trainer, self._session, self._supply, partial(self._take_over, before), self._reads)
+        await self._run.begin()
+        if self._run.version > self._told:
+            _log.warning("%s: what became of step %d is not known", self._trainer.name, self._run.version)
+        self._told = self._run.version
+
+    def _take_over(self, before: Run, reports: Sequence[Report]) -> None:
+        """Take in what a run came to, beyond what was told of it; what nobody has a receipt of is handed out again."""
+        for report in (*before.left, *reports):
+            if report.version == self._told:
+                self._missed.append(self._report(report))
+        self._supply.begin_again()
 
     async def _go_back(self, lost: tuple[str, ...], checkpoints: Checkpoints) -> None:
         """Begin another run at the newest checkpoint, once all servers are there."""
-        trainer, session, servers, began = self._trainer, self._session, self._run.servers, time.monotonic()
+        trainer, session, copies, began = self._trainer, self._session, self._run.copies, time.monotonic()
+        servers = self._run.servers if copies is None else copies.tasks
         await self._run.stop()
         waited = await wait_for_servers(session, trainer.name, servers, f"training stopped after step {self._told}")
+        if copies is not None:
+            copies.forget()
         self._run = Run(trainer, session, self._supply, reads=self._reads, servers=servers)
         await to_the_end(checkpoints.go_back(session))
         self._supply.begin_again()
@@ -213,25 +268,26 @@ class Steps:
         if before is not None:  # and another server was lost before a step was made
             lost = tuple(dict.fromkeys((*before.lost, *to.lost)))
             to = RolledBack(lost, to.step, max(before.until, to.until), before.seconds + to.seconds)
-        self._rolled_back = to
+        self._rolled_back, self._told = to, to.step
         _log.warning("%s: %s", self._trainer.name, to)
 
     # ── its reports ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _next(self) -> StepReport | None:
         """The next report; None when too few batches are left for another step."""
-        while True:
+        while not self._missed:
             try:
-                report = await self._run.next(self._ahead)
-                break
+                if self._run.may_grow:
+                    await self._change_runs(self._grow())
+                elif (report := await self._run.next(self._ahead)) is not None:
+                    self._missed.append(self._report(report))
+                else:
+                    return None
             except FlowrtError as error:
                 await self._go_on_after(error)
-        if report is None:
-            return None
-        made = self._report(report)
         if self._session.checkpoints is not None:
             await self._session.checkpoints.after_step(self._session)
-        return made
+        return self._missed.popleft()
 
     def _miss(self, reports: Sequence[Report]) -> None:
         """Take down what was applied for a client that may not have heard of it, as it was lost."""

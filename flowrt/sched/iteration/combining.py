@@ -36,11 +36,11 @@ ALIGNMENT = 64  # of sums, in bytes: a cache line
 class Combiner:
     """Combines updates of ``replicas`` replicas at most; ``rows`` says of each part of one whether it is of rows.
 
-    Where it ``measures``, ``square`` is the sum of the squares of what it made last of several updates.
+    ``square`` is the sum of the squares of what it made last of several updates, of the first ``measured`` parts.
     """
 
-    def __init__(self, rows: Sequence[bool], replicas: int, way: Way, measures: bool = False) -> None:
-        self._rows, self._replicas, self._way, self._measures = tuple(rows), replicas, way, measures
+    def __init__(self, rows: Sequence[bool], replicas: int, way: Way, measured: int = 0) -> None:
+        self._rows, self._replicas, self._way, self._measured = tuple(rows), replicas, way, measured
         self.square = math.nan
         self._sums: tuple[Any, list[_Sum]] = (None, [])
 
@@ -130,8 +130,8 @@ class Combiner:
             if of_rows:
                 made[part] = _behind_one_another([parts[part] for parts in updates], weights)
         combined = [made[part] for part in range(len(self._rows))]
-        if self._measures:
-            self.square = square_of(combined, self._rows)
+        if self._measured:
+            self.square = square_of(combined, self._rows[: self._measured])
         return combined
 
 

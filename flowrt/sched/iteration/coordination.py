@@ -270,7 +270,7 @@ class Coordination:
         elif pending is not None:
             for task in role.servers[1:]:
                 if task == peer:
-                    self._way.post(task, Order(role.run, *pending, self.weights, self.versions))
+                    self._way.post(task, self.order(*pending))
 
     def end(self, error: str = "", text: str = "") -> None:
         """Order nothing more, and end the run once all that was ordered is applied."""
@@ -324,11 +324,24 @@ class Coordination:
         self._value, replicas = self._value.order(now)
         if replicas is None:
             return False
-        version, role = self.version, self._role
-        for task in role.servers[1:]:
-            self._way.post(task, Order(role.run, version, replicas, self.weights, self.versions))
-        self._obey(version, replicas, self.weights, self.versions)
+        order = self.order(self.version, replicas)
+        for task in self._role.servers[1:]:
+            self._way.post(task, order)
+        self._obey(order.version, replicas, order.weights, order.versions)
         return True
+
+    def order(self, version: int, replicas: tuple[int, ...]) -> Order:
+        """The order to apply the set of the open version."""
+        order = Order(self._role.run, version, replicas, self.weights, self.versions)
+        if not self._role.keeps:
+            return order
+        was = dict(self._value.was)
+        batches = tuple([was.get(replica, self._value.spent[replica]) for replica in replicas])
+        return replace(order, batches=batches, told=self._means(replicas))
+
+    def _means(self, kept: Sequence[int]) -> tuple[Any, ...]:
+        """What is told of the updates of these."""
+        return tuple([_mean(column) for column in zip(*(self._told[replica][1] for replica in kept), strict=True)])
 
     def _end_if_stuck(self) -> None:
         if self._end is not None or (stuck := self._value.stuck()) is None:
@@ -369,7 +382,7 @@ class Coordination:
                 (r.replica, r.batch, OUTCOMES.index(r.outcome), self._took(before, r.replica), r.staleness)
                 for r in receipts
             ),
-            tuple([_mean(column) for column in zip(*(self._told[replica][1] for replica in kept), strict=True)]),
+            self._means(kept),
             now - began - waited,
             (began, decided, ordered, now),
             b"".join([heard + _STAMP.pack(self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),

@@ -7,16 +7,20 @@ is left of it may be what makes all servers whole. Whoever wants to begin one is
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from flowrt.device import CLIENT
 from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.sched.closed import Closed
+from flowrt.sched.iteration.inquiries import Hash, Look, Settle
 from flowrt.sched.iteration.local import Rounds
 from flowrt.sched.iteration.messages import (
     Allow,
@@ -29,7 +33,6 @@ from flowrt.sched.iteration.messages import (
     Failed,
     Held,
     Join,
-    Look,
     Lost,
     Order,
     Probe,
@@ -37,7 +40,6 @@ from flowrt.sched.iteration.messages import (
     Report,
     Rows,
     Seen,
-    Settle,
     Stop,
     Update,
     Version,
@@ -165,6 +167,8 @@ class Iterations:
                 return self._begin_replica(asked, epoch, plans)
             case Join(run, replica, turn, given):
                 return self._coordination(run).join(replica, turn, given)
+            case Hash(names):
+                return await self._hash(frozenset(names))
             case Stop(run, patient, at_once):
                 return await self._stop(run, patient, at_once)
             case _:
@@ -180,6 +184,15 @@ class Iterations:
             return (*versions, ())
         left = server.left if self._lives(server.way.epoch) else replace(server.left, client="")
         return (*versions, left_to_data(left))
+
+    async def _hash(self, names: frozenset[tuple[str, str]]) -> bytes:
+        """A hash of the values of variables; nothing where one has none."""
+        variables, known = self._host.variables, self._host.inventory()
+        if not names <= known.keys():
+            return b""
+        async with variables.hold(names, frozenset()):
+            values = [variables.value(name, known[name]) for name in sorted(names)]
+            return await self._host.lanes.run(_hash_of, values)
 
     def _version(self, container: str, name: str) -> int:
         value = self._host.variables.find((container, name), _STEPS)
@@ -312,6 +325,13 @@ class Iterations:
         await self._tasks.aclose()
 
 
+def _hash_of(values: Sequence[Any]) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for value in values:
+        found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    return found.digest()
+
+
 def left_to_data(left: Left) -> tuple[Any, ...]:
     """``left`` as it travels."""
     order = () if left.order is None else left.order
@@ -325,6 +345,7 @@ def left_to_data(left: Left) -> tuple[Any, ...]:
         left.broke,
         left.weights,
         left.versions,
+        left.server,
         tuple(tuple(getattr(report, field.name) for field in fields(report)) for report in left.unseen),
     )
 
@@ -333,6 +354,6 @@ def left_from_data(data: tuple[Any, ...]) -> Left | None:
     """What `left_to_data` wrote; None of nothing."""
     if not data:
         return None
-    run, version, held, order, *others = data[:-1]
-    unseen = tuple(Report(*report) for report in data[-1])
-    return replace(Left(run, version, frozenset(held), order or None, *others), unseen=unseen)
+    run, version, held, order, *others, server, unseen = data
+    reports = tuple(Report(*report) for report in unseen)
+    return replace(Left(run, version, frozenset(held), order or None, *others), unseen=reports, server=server)

@@ -22,11 +22,12 @@ SURE = 1e-30, 1e30  # a block's square in between has neither left float32 nor l
 def square_of(parts: Sequence[Any], rows: Sequence[bool]) -> float:
     """The sum of the squares of all numbers of an update.
 
-    ``rows`` says of each part whether it is of rows, whose indices are one part and whose values the next. Of those,
-    equal rows are added up first, and values that are fewer than the indices are each for as many in a row.
+    ``rows`` says of each part whether it is of rows, whose indices are one part and whose values the next; parts beyond
+    these do not count. Of rows, equal ones are added up first, and values that are fewer than the indices are each for
+    as many in a row.
     """
     total, place = 0.0, 0
-    while place < len(parts):
+    while place < min(len(parts), len(rows)):
         if rows[place]:
             total += _square_of_rows(parts[place], parts[place + 1])
             place += 2

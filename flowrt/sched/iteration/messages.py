@@ -12,32 +12,10 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
+from flowrt.sched.iteration.inquiries import INQUIRIES
 from flowrt.valueclass import valueclass
 
 # ── the client, to begin and to end: each is answered ────────────────────────────────────────────────────────────────
-
-
-@valueclass
-class Look:
-    """Say what version the variables are at and what is left of an earlier run of the trainer: see `opening.Said`.
-
-    ``versions`` are the names of the variables, in ``container``, that hold the version here.
-    """
-
-    container: str
-    group: str
-    versions: tuple[str, ...]
-
-
-@valueclass
-class Settle:
-    """Apply, in a run that has ended, the updates of ``replicas`` to ``version``, as `Order` says: others have."""
-
-    run: int
-    version: int
-    replicas: tuple[int, ...]
-    weights: tuple[float, ...] | None = None
-    versions: tuple[int, ...] = ()
 
 
 @valueclass
@@ -65,6 +43,8 @@ class BeginServer:
         measures: Whether sums of squares are measured, for the policy.
         combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
             set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
+        counted: Of the parts, how many, from the first on, count in sums of squares: others have the rest, too.
+        keeps: Whether another server may have to say what this one was ordered, and knows no more: see `Order`.
         floor: With how few replicas a version is made, where they come and go; 0 where all are counted on.
     """
 
@@ -86,6 +66,8 @@ class BeginServer:
     seed: int
     combined: tuple[bool, ...] = ()
     measures: bool = False
+    counted: int = 0
+    keeps: bool = False
     floor: int = 0
 
 
@@ -118,7 +100,7 @@ class BeginReplica:
         differed: What that plan is fed: as ``feeds``.
         turn: How often the replica was lost, and is begun again.
         given: How many of the counted batches the one before it may have had: it is given those after them.
-        measured: For each server, of each of its parts whether it is of rows, where their squares are measured.
+        measured: For each server, of each of its parts that count whether it is of rows, where squares are measured.
         source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
         inputs: What such a batch is made of, in order: (name, dtype, dims).
     """
@@ -387,7 +369,9 @@ class Held:
 class Order:
     """From server 0: apply these replicas' updates to ``version``: their mean, or each times its one of ``weights``.
 
-    ``versions`` are those that they were computed from, empty where that is ``version`` for all.
+    ``versions`` are those that they were computed from, empty where that is ``version`` for all. Where server 0 may be
+    lost and nothing else (`BeginServer.keeps`), ``batches`` are those that they were made of, and ``told`` is what is
+    to be told of them, as in `Report`.
     """
 
     run: int
@@ -395,6 +379,8 @@ class Order:
     replicas: tuple[int, ...]
     weights: tuple[float, ...] | None = None
     versions: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    told: tuple[Any, ...] = ()
 
 
 @valueclass
@@ -485,7 +471,8 @@ class Ended:
 
 
 KINDS: tuple[type[Any], ...] = (
-    *(Look, Settle, BeginServer, BeginReplica, Join, Stop),
+    *INQUIRIES,
+    *(BeginServer, BeginReplica, Join, Stop),
     *(Batch, Draw, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),
     *(Version, Rows, Held, Order, Applied, Report, Gone, Pending, Ended),

@@ -10,6 +10,7 @@ numbers are finite says an update itself.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import nan
@@ -36,10 +37,12 @@ from flowrt.sched.iteration.messages import (
     Version,
     Wants,
 )
+from flowrt.sched.iteration.standing_in import left_with_orders, report_of
 from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 from flowrt.sched.opening import Left
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
+from flowrt.valueclass import replace
 
 if TYPE_CHECKING:
     from flowrt.sched.closed import Closed
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 Parts: TypeAlias = "tuple[Array, ...]"
 AHEAD = 2  # versions on their way to a replica
+REMEMBERED = 64  # orders, in case that server 0 is lost: the client may not have had the reports of the newest
 
 
 @dataclass(slots=True)
@@ -86,7 +90,12 @@ class Server:
         self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
         self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, self._obey_waiting)
         self._waiting: Order | None = None  # for rows to be taken first
-        self._combiner = Combiner(role.combined, len(role.replicas), way, role.measures) if role.combined else None
+        self._orders: deque[Order] = deque(maxlen=REMEMBERED)  # that were heard, should server 0 be lost
+        self._combiner = (
+            Combiner(role.combined, len(role.replicas), way, role.counted if role.measures else 0)
+            if role.combined
+            else None
+        )
         self._squares = [nan] * len(role.replicas)  # of the newest update of each
         self._square = nan  # of what the variables were moved by last
         self._applying: asyncio.Task[None] | None = None
@@ -108,12 +117,17 @@ class Server:
         """What is kept of this run, for an opening to decide by."""
         shard, coordination = self._shard, self.coordination
         held = frozenset((r, shard.computed[r]) for r, update in enumerate(shard.held) if update is not None)
-        order = None if coordination is None else coordination.pending
-        how = (None, ()) if order is None or coordination is None else (coordination.weights, coordination.versions)
         ended = self.over and shard.taken is None
-        client = "" if coordination is not None and coordination.ending else self.role.client
-        unseen = () if coordination is None else coordination.unseen
-        return Left(self.role.run, self.version, held, order, ended, client, self.broke, *how, unseen)
+        left = Left(self.role.run, self.version, held, None, ended, self.role.client, self.broke)
+        if coordination is None:
+            return left_with_orders(left, self._orders, self.role.server)
+        left = replace(left, client="" if coordination.ending else left.client, unseen=coordination.unseen)
+        if coordination.pending is None:
+            return left
+        order = coordination.order(*coordination.pending)
+        if self.role.keeps and order.version < self.version:  # who has not applied it may be lost
+            left = replace(left, unseen=(*left.unseen, report_of(order)))
+        return replace(left, order=coordination.pending, weights=order.weights, versions=order.versions)
 
     def hear(self, message: Any) -> None:
         """Do as a message says."""
@@ -146,6 +160,8 @@ class Server:
                     self._tell(replica)
             case Order(_, version, replicas, weights, versions):
                 if not self.over:  # else the opening of the next run decides
+                    if self.role.keeps and (not self._orders or self._orders[-1].version < version):
+                        self._orders.append(message)
                     self.obey(version, replicas, weights, versions)
             case Lost(_, replica, turn):
                 if turn >= self._told[replica].turn:  # else it was begun again meanwhile

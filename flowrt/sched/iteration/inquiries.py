@@ -1,0 +1,40 @@
+"""What a client asks servers before a run begins, and has them do, so that they hold one version: each is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowrt.valueclass import valueclass
+
+
+@valueclass
+class Look:
+    """Say what version the variables are at and what is left of an earlier run of the trainer: see `opening.Said`.
+
+    ``versions`` are the names of the variables, in ``container``, that hold the version here.
+    """
+
+    container: str
+    group: str
+    versions: tuple[str, ...]
+
+
+@valueclass
+class Hash:
+    """Say a hash of the values of the variables ``names``, by (container, name); nothing where one has none."""
+
+    names: tuple[tuple[str, str], ...]
+
+
+@valueclass
+class Settle:
+    """Apply, in a run that has ended, the updates of ``replicas`` to ``version``, as `Order` says: others have."""
+
+    run: int
+    version: int
+    replicas: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
+    versions: tuple[int, ...] = ()
+
+
+INQUIRIES: tuple[type[Any], ...] = (Look, Hash, Settle)

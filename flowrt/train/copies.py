@@ -1,0 +1,189 @@
+"""Variables of a trainer's servers that are held twice: who has them, who stands in, and how a node gets them again.
+
+Law: a task is *whole* while it is known to hold what it should: its own variables, and those of the task before it. One
+that was lost is whole again only once it was given both, whatever it may still have. While it is not, the task after it
+stands in for it, if that is whole. Between two runs nothing moves, so that is when variables are copied, from node to
+node; and that copies are equal is proved by their versions and hashes, not believed, where nobody here made them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import NodeLost, RemoteError
+from flowrt.passes import Client, Compiled, StandIn, StandIns
+from flowrt.plan import Plan, PlanNode
+from flowrt.sched.iteration.inquiries import Hash, Look
+
+if TYPE_CHECKING:
+    from flowrt.session import Session
+    from flowrt.spec import Spec
+    from flowrt.train.program import Holders, Name
+    from flowrt.train.replicated import Replicated
+
+_log = logging.getLogger(__name__)
+
+
+class Copies:
+    """The variables of ``trainer`` on the nodes of ``session``, which ``holders`` hold: a `Keeper`."""
+
+    def __init__(self, session: Session, trainer: Replicated, holders: Holders) -> None:
+        self.trainer, self.tasks = trainer, holders.tasks
+        self._session, self._holders = session, holders
+        self._runner = session._open_here()
+        self._runner.keepers.append(self)
+        self._whole: dict[str, int] = {}  # by task: how often it had been lost when it was made whole
+        self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
+        self.moving = False  # variables may move at any time
+        self.doubtful = False  # something was written while they moved, which copies may have otherwise
+
+    # ── who has what ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_whole(self, task: str) -> bool:
+        """Whether a task is known to hold what it should."""
+        runner, whole = self._runner, self._whole.get(task)
+        return whole is not None and task not in runner.lost and runner.losses.get(task, 0) == whole
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """The tasks that are not whole."""
+        return frozenset(task for task in self.tasks if not self.is_whole(task))
+
+    @property
+    def survive(self) -> bool:
+        """Whether all that is held is still held by a task that is whole."""
+        return bool(self._whole) and all(
+            self.is_whole(task) or self.is_whole(self._holders.after(task)) for task in self.tasks
+        )
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a task that is not whole is there to be made so."""
+        return self.survive and (self.doubtful or bool(self.gone - self._runner.lost))
+
+    def stand_ins(self) -> StandIns:
+        """See `Keeper.stand_ins`."""
+        lost, after = self._runner.lost, self._holders.after
+        return {
+            task: StandIn(after(task), frozenset(self._holders.variables[task]), task in lost)
+            for task in (self.gone if self._whole else ())
+            if self.is_whole(after(task))
+        }
+
+    def forget(self) -> None:
+        """Variables are to be restored, where they are at home: nobody stands in for anybody."""
+        self._whole.clear()
+
+    # ── where a run begins ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def find_gone(self) -> frozenset[str]:
+        """The tasks that have not what they should; of each of these, the task after it has it.
+
+        Raises `NodeLost` where nobody has it.
+        """
+        tasks, lost = self.tasks, self._runner.lost
+        known = {task: self.is_whole(task) for task in tasks}
+        own, copied = dict[str, int | None](), dict[str, int | None]()
+        for task in tasks:
+            if task not in lost:
+                own[task] = await self._version(task, self._holders.steps[task])
+                copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
+        stale = {task for task in own if self._whole and not known[task]}
+        gone = {task for task in tasks if own.get(task) is None} | stale
+        if not self._whole and all(version is None for version in own.values()):
+            return frozenset(task for task in tasks if task in lost)  # nobody has any: that is `agree`'s to say
+        newest = max((version for held in (own, copied) for version in held.values() if version is not None), default=0)
+        for task in tasks:  # it was silent, or away, while another client trained
+            behind, other = own.get(task), copied.get(self._holders.after(task))
+            if behind is not None and other is not None and behind < newest - 1 <= other:
+                gone.add(task)
+        after = self._holders.after
+        missing = [task for task in gone if after(task) in gone or copied.get(after(task)) is None]
+        self.missing = tuple(sorted(missing))
+        if missing:
+            raise NodeLost(
+                f"the variables of {self.trainer.name!r} on {', '.join(self.missing)} are lost: neither they nor "
+                f"{', '.join(after(task) for task in self.missing)} have them"
+            )
+        return frozenset(gone)
+
+    async def _version(self, task: str, steps: tuple[str, ...]) -> int | None:
+        """What version variables have on a task; None where one has no value."""
+        look = Look(self.trainer.container, self.trainer.name, steps)
+        version, _ = await self._runner.command(task, look)
+        return None if version < 0 else int(version)
+
+    async def make_whole(self, gone: frozenset[str]) -> frozenset[str]:
+        """Give each task that is there what it should hold; answers those that are not.
+
+        Those that are not ``gone`` are at one version, with what the ones that are should have.
+        """
+        runner, before = self._runner, self._holders.before
+        losses = dict(runner.losses)
+        there = [task for task in self.tasks if task not in runner.lost]
+        known = {task for task in there if self.is_whole(task) and not self.doubtful}
+        for restore in (True, False):  # what is at home on a task, and then what it holds beside that
+            for task in list(there):
+                try:
+                    if restore and task in gone:
+                        await self._copy(self._holders.variables[task], self._holders.after(task), task)
+                    elif not restore and task not in known and before(task) in there:
+                        await self._make_equal(before(task), task)
+                except RemoteError:
+                    if task not in runner.lost or task not in gone:
+                        raise
+                    there.remove(task)  # it was lost again
+        self._whole = {task: losses.get(task, 0) for task in there}
+        self.doubtful = False
+        return frozenset(self.tasks) - frozenset(there)
+
+    async def _make_equal(self, task: str, other: str) -> None:
+        """Have another task hold what a task does, too."""
+        variables = self._holders.variables[task]
+        ask = Hash(tuple(variables))
+        mine, others = [await self._runner.command(each, ask) for each in (task, other)]
+        if mine != others:
+            _log.info("%s: %s copies what %s holds", self.trainer.name, other, task)
+            await self._copy(variables, task, other)
+
+    # ── copying ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def copy_written(self, names: frozenset[Name]) -> None:
+        """See `Keeper.copy_written`. What moves meanwhile is made equal before the next run."""
+        for task, variables in self._holders.variables.items():
+            other = self._holders.after(task)
+            written = {name: variables[name] for name in names & variables.keys()}
+            if written and self.is_whole(task) and self.is_whole(other):
+                self.doubtful |= self.moving
+                await self._copy(written, task, other)
+
+    async def _copy(self, variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) -> None:
+        """Copy variables from one task to another, from node to node."""
+        runner, session = self._runner, self._session
+        registered = await runner.register(Compiled(_copying(variables, task, other), Client("", (), ())))
+        try:
+            await runner.run(registered, [], number=session._numbers.aside(), seed=0)
+        finally:
+            await runner.unregister(registered)
+
+
+def _copying(variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) -> dict[str, Plan]:
+    """Plans that send variables from one task, and make them those of another."""
+    sends: list[PlanNode] = []
+    takes: list[PlanNode] = []
+    for edge, ((container, name), (spec, device)) in enumerate(variables.items()):
+        kind = {"dtype": spec.dtype.name, "shape": spec.dims}
+        held: dict[str, Any] = {"resource": name, "container": container, **kind}
+        read = PlanNode("read_variable", f"{name}/copied", (), (spec,), {**held, "fresh": False}, (), device)
+        sends += [read, PlanNode("send", f"{name}/sent", (edge,), (), {"edge": edge, "peer": other})]
+        takes.append(PlanNode("recv", f"{name}/came", (), (spec,), {"edge": edge, "peer": task, **kind}))
+        takes.append(PlanNode("assign", f"{name}/copy", (edge,), (), held, (), device))
+    return {task: Plan(task, tuple(sends)), other: Plan(other, tuple(takes))}
+
+
+def copies_known(session: Session, trainer: Replicated) -> Copies | None:
+    """What is known of the variables of ``trainer`` on the nodes of ``session``."""
+    known = (keeper for keeper in session._open_here().keepers if isinstance(keeper, Copies))
+    return next((copies for copies in known if copies.trainer is trainer), None)

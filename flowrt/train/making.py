@@ -1,0 +1,54 @@
+"""Programs of a trainer for a session: of parts that are made once, and of more as more nodes come."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flowrt.runners import compile_for
+from flowrt.train.program import Parts, away
+
+if TYPE_CHECKING:
+    from flowrt.session import Session
+    from flowrt.train.program import Holders, Program
+    from flowrt.train.replicated import Replicated
+
+
+class Maker:
+    """Makes the program of ``trainer`` on the nodes of ``session``, and more of it as more of them come.
+
+    It must not know the session, by which it is kept.
+    """
+
+    def __init__(self, session: Session, trainer: Replicated) -> None:
+        runner, options = session._open_here(), session.options
+        self._runner, self._trainer = runner, trainer
+        compiler = partial(compile_for, runner, trainer.graph, optimize=options.optimize, placement=session._placement)
+        self._make = partial(Parts, trainer, runner, compiler, session._seed, options.optimize)
+        self._made: Parts | None = None
+        self._lost: frozenset[str] = frozenset()  # when that was made
+        self._making = asyncio.Lock()
+
+    async def program(self, gone: frozenset[str] = frozenset()) -> Program:
+        """The program for the nodes that are not `away`, its servers on tasks that are not ``gone``.
+
+        Raises what compiling raises, and `GraphError` for what nodes cannot do by themselves.
+        """
+        return (await self._maker()).program(gone)
+
+    async def holders(self) -> Holders:
+        """Who holds what."""
+        return (await self._maker()).holders
+
+    async def _maker(self) -> Parts:
+        async with self._making:
+            lost = away(self._runner, self._trainer)
+            if self._made is None or (lost != self._lost and not self._made.is_fixed):
+                made = self._make()
+                await made.make()
+                self._made, self._lost = made, lost
+            elif not self._lost <= lost:  # somebody is there for whom there is no plan
+                await self._made.make()
+                self._lost &= lost
+            return self._made
