@@ -268,11 +268,11 @@ class Iterations:
         if server is not None:
             with suppress(TimeoutError):  # what it waits for of another server may be lost with that
                 async with asyncio.timeout(SETTLE_SECONDS):
-                    if coordination is None:
-                        await server.wait_applied()
-                    else:
+                    if coordination is not None:
                         coordination.end()
-                        await (server.wait_applied() if at_once else coordination.over.wait())
+                        if not at_once:
+                            await coordination.over.wait()
+                    await server.wait_applied()
         if patient:
             self._end_replicas(run)
         elif coordination is None:

@@ -291,7 +291,8 @@ class Server:
             self._square = self._squares[replicas[0]] if alone else combiner.square
             self._move(version, [parts])
 
-        self._applying = combiner.combine(updates, weights, combined, failed)
+        if (combining := combiner.combine(updates, weights, combined, failed)) is not None:
+            self._applying = combining  # else they are moved already, or that goes on in another task
 
     def _obey_waiting(self) -> None:
         """Apply what was ordered while rows were being taken."""
