@@ -346,15 +346,17 @@ class World:
         return {TOWER: towers, ASK: Kernel(self, [UPDATE], ask)}
 
     def _server_kernels(self, task: str) -> dict[int, Any]:
+        host = self.hosts[task]  # and no later one in its place
+
         def gather(batch: Array) -> Computing:
-            w = self.hosts[task].held["", "w"]
+            w = host.held["", "w"]
             first = int(w[0])
             yield
             return [np.array([first, w[1], batch[0]])]
 
         def apply(made: Array, *given: Array) -> Computing:
             updates = tuple(update for each in given for update in each.reshape(-1, 3))
-            host, version = self.hosts[task], int(made) - 1
+            version = int(made) - 1
             self._check_apply(host, version, updates)
             w, step = host.held["", "w"], host.held[CONTAINER, "step"]
             for place in range(2):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from copies_world import CopiesWorld
 from policy_world import AllOfThoseLeft, Hasty, Patient
 from schedule_world import Faults, Violation, World, batches
 from sim_loop import simulate
@@ -209,9 +210,37 @@ def check_accounts(world: World, reports: list[StepReport], total: int) -> None:
         assert {(replica, *report.batches[replica]) for replica in report.kept} == updates
 
 
+async def servers_die(rng: random.Random) -> None:
+    """Servers whose variables others hold too die, come back with nothing, and die again: no step is lost."""
+    drew = drawn(rng)
+    world = CopiesWorld(rng, drew.policy, replicas=len(drew.replicas), servers=rng.randint(2, 3), faults=drew.faults)
+    loop = asyncio.get_running_loop()
+    for at in [rng.uniform(0.05, 4.0) for _ in range(rng.randint(1, 6))]:
+        loop.call_later(at, world.strike, rng.randrange(len(world.servers)), rng.random() < 0.9)
+    reports: list[StepReport] = []
+    async with left_in_order(world):
+        training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
+        async with asyncio.timeout(1000):
+            while loop.time() < 6.0 or len(reports) < 20:
+                reports.append(await anext(training))
+                await asyncio.sleep(0.01)
+        await training.aclose()
+        assert [report.step for report in reports] == list(range(1, len(reports) + 1))
+        applied = next(world.hosts[t].applied for t in world.servers if t not in world.dead and world.hosts[t].held)
+        for report, updates in zip(reports, applied, strict=False):
+            assert {(replica, *report.batches[replica][-1:]) for replica in report.kept} == updates
+
+
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (trains_undisturbed, clients_die, replicas_die, replicas_return, replicas_return_and_batches_end)
+    for scenario in (
+        trains_undisturbed,
+        clients_die,
+        replicas_die,
+        replicas_return,
+        replicas_return_and_batches_end,
+        servers_die,
+    )
 }
 
 

@@ -1,0 +1,141 @@
+"""A simulated world whose servers' variables are held twice, and whose servers die and come back with nothing.
+
+What a task holds for itself and for the one before it is one array here, as all servers apply the same sets. The
+shipped `Copies` decides who is whole; only the copying itself is done by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from schedule_world import CONTAINER, Look, SimHost, Violation, World
+
+from flowrt.errors import NodeLost
+from flowrt.train.copies import Copies, copies_known
+from flowrt.train.program import Holders
+
+
+class CopiesWorld(World):
+    """`World`, with ``copies=2``."""
+
+    def client(self, epoch: str, ahead: int = 0) -> Any:
+        steps = super().client(epoch, ahead)
+        trainer, session = steps._trainer, steps._session
+        runner = session._open_here()
+        runner.keepers = []
+        holders = Holders(self.servers, {t: {} for t in self.servers}, dict.fromkeys(self.servers, ("step",)))
+
+        async def program(session: Any, gone: frozenset[str] = frozenset()) -> Any:
+            return self.program_without(gone)
+
+        async def copies_on(session: Any) -> Any:
+            return copies_known(session, trainer) or SimCopies(self, session, trainer, holders)
+
+        trainer.copies, trainer.program, trainer.copies_on = 2, program, copies_on
+        trainer.container = CONTAINER
+        del steps._miss  # which only knows of clients that are lost
+        return steps
+
+    def program_without(self, gone: frozenset[str]) -> Any:
+        """The program in which those that are left tell what those had that are gone."""
+        whole = self.program()
+        left = [server for server, task in enumerate(self.servers) if task not in gone]
+        tasks = tuple(self.servers[server] for server in left)
+        count = len(self.servers)
+        teller = [server if server in left else (server + 1) % count for server in range(count)]
+        told = [[server for server in range(count) if teller[server] == each] for each in left]
+        begin_servers = []
+        for number, mine in enumerate(told):
+            how = whole.begin_servers[left[number]].keywords
+            values = how["values"] * len(mine)
+            begin_servers.append(_with(whole.begin_servers[0], server=number, servers=tasks, values=values, keeps=True))
+        feeds = [
+            (left.index(teller[server]), told[left.index(teller[server])].index(server)) for server in range(count)
+        ]
+        begin_replicas = [
+            _with(
+                begin,
+                servers=tasks,
+                feeds=((-1, 0), *feeds),
+                parts=tuple((server,) for server in left),
+                finite=((),) * len(left),
+                wants=begin.keywords["wants"][: len(left)],
+            )
+            for begin in whole.begin_replicas
+        ]
+        looks = (Look(CONTAINER, "trainer", ("step",)),) * len(left)
+        return SimpleNamespace(
+            servers=tasks,
+            looks=looks,
+            begin_servers=tuple(begin_servers),
+            replicas=whole.replicas,
+            begin_replicas=tuple(begin_replicas),
+            nbytes=16,
+        )
+
+    def strike(self, number: int, back: bool) -> None:
+        """A server dies, if no other one is away; and is there again after a while, if it comes ``back``."""
+        task, loop = self.servers[number], asyncio.get_running_loop()
+        copies = [keeper for runner in self.runners.values() for keeper in getattr(runner, "keepers", ())]
+        if self.dead.intersection(self.servers) or any(keeper.gone for keeper in copies) or not copies:
+            return
+        self.dead.add(task)
+        self._gone.append(self.hosts[task])
+        known = loop.time() + self.while_(0.2)
+        for runner in self.runners.values():
+            loop.call_at(known, runner.lose, task)
+        if back:
+            loop.call_at(known + 0.001 + self.while_(0.5), self._bring_back, number)
+
+    def _bring_back(self, number: int) -> None:
+        task = self.servers[number]
+        for (sender, receiver, _), way in self._ways.items():
+            if task in (sender, receiver):
+                way.life += 1
+        host = self.hosts[task] = SimHost(self, task, number)
+        host.held = {}  # it comes with nothing
+        self.kernels[task] = self._server_kernels(task)
+        self.dead.discard(task)
+        for runner in self.runners.values():
+            asyncio.get_running_loop().call_later(self.while_(0.1), runner.regain, task)
+
+    def check_whole(self) -> None:
+        """As of all servers, of those that hold anything."""
+        servers = self.servers
+        self.servers = tuple(t for t in servers if t not in self.dead and self.hosts[t].held)
+        try:
+            super().check_whole()
+        finally:
+            self.servers = servers
+
+
+class SimCopies(Copies):
+    """The shipped decisions; what is copied are the arrays of a simulated host, and how they came about."""
+
+    def __init__(self, world: CopiesWorld, session: Any, trainer: Any, holders: Holders) -> None:
+        super().__init__(session, trainer, holders)
+        self._world = world
+
+    async def _copy(self, variables: Any, task: str, other: str) -> None:
+        await asyncio.sleep(self._world.while_(self._world.faults.latency))
+        for each in (task, other):
+            if each in self._world.dead:
+                self._runner.lose(each)
+                raise NodeLost(f"{each} was lost")
+        source, target = self._world.hosts[task], self._world.hosts[other]
+        if any(driver.left.ended is False for driver in source.iterations._servers.values()):
+            raise Violation(f"{task} is copied while it trains")
+        target.held = {name: value.copy() for name, value in source.held.items()}
+        target.applied, target.stale = list(source.applied), list(source.stale)
+
+    async def _make_equal(self, task: str, other: str) -> None:
+        if self._world.hosts[task].applied != self._world.hosts[other].applied:
+            raise Violation(f"{task} applied {self._world.hosts[task].applied}, {other} other sets")
+
+
+def _with(begin: Any, **changes: Any) -> Any:
+    """How to begin somebody, otherwise: a function of the fields that a run has."""
+    return lambda **of_run: replace(begin(**of_run), **changes)
