@@ -26,6 +26,7 @@ from flowrt.sched.ledger import Outcome
 from flowrt.sched.policies import AllOf, Close
 from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
+from flowrt.sched.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +57,7 @@ class State(NamedTuple):
     clock: float  # the newest time that the coordinator was woken at: no other passes
     joins: int  # replacements that may still come
     faults: int  # updates that may still be not finite
+    leaves: int  # replicas that may still leave
 
 
 class Values:
@@ -106,6 +108,7 @@ class World(Values):
         joins: int = 1,
         faults: int = 1,
         floor: int = 0,
+        leaves: int = 0,
         coordinator: type[Coordinator] = Coordinator,
         shard: type[Shard] = Shard,
     ) -> None:
@@ -134,6 +137,7 @@ class World(Values):
             0.0,
             joins,
             faults,
+            leaves,
         )
 
     def done(self, state: State) -> bool:
@@ -244,8 +248,12 @@ class World(Values):
             )
 
     def _life(self, state: State, replica: int) -> Iterator[tuple[bool, State]]:
-        believed = self.values[state.coordinator].alive[replica]
+        coordinator = self.values[state.coordinator]
+        believed = coordinator.alive[replica] or coordinator.standing[replica] is Standing.RUNNING
         if state.alive[replica]:
+            if state.leaves and coordinator.alive[replica] and sum(coordinator.alive) > self.least:
+                left, _ = self._coordinate(state, "left", replica)
+                yield False, left._replace(leaves=state.leaves - 1, calm=False)
             if sum(state.alive) > self.least:
                 sent = tuple((version, broken, True) for version, broken, _ in state.tries[replica])
                 alive, tries = put(state.alive, replica, False), put(state.tries, replica, sent)

@@ -208,6 +208,22 @@ def test_a_lost_replica_is_not_waited_for_where_they_come_and_go_and_one_that_jo
     assert (verdict, coordinator.decided(1)) == (CLOSE, (0, 1, 2))
 
 
+def test_what_a_replica_that_leaves_has_begun_may_count_and_it_begins_nothing_more() -> None:
+    coordinator = Coordinator.start(FirstOf(2), 3, 2, allowed=9)
+    for replica in range(2):
+        coordinator = coordinator.ready(replica, 9, 0.0)
+    coordinator = coordinator.left(1).left(2)
+    assert (coordinator.spent, coordinator.stuck()) == ((1, 1, 0), None)
+    assert coordinator.left(0).left(1).stuck() is None, "both have begun"
+    coordinator, verdict = whole(whole(coordinator, 1)[0], 0)
+    assert (verdict, coordinator.decided(0)) == (CLOSE, (0, 1))
+    after = applied(coordinator)
+    assert after.ready(1, 9, 0.0) == after
+    assert (after.spent, after.begun(0), after.begun(1)) == ((2, 1, 0), 2, 0)
+    assert coordinator.lost(1).decided(0) == (0, 1)
+    assert started(0, 1).left(1).lost(1).standing[1] is Standing.LOST
+
+
 def test_too_few_replicas_are_stuck_where_they_come_and_go() -> None:
     coordinator = Coordinator.start(AllOf(), 3, 1, allowed=9, floor=2).lost(0).lost(2)
     assert coordinator.stuck() == Stuck(0, 2, (1,), (), (0, 2), ())

@@ -63,6 +63,15 @@ def test_no_reachable_state_breaks_the_protocol_when_replicas_come_and_go(policy
     assert found.complete > 0
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("floor", [0, 1])
+def test_no_reachable_state_breaks_the_protocol_when_a_replica_leaves_and_comes_again(floor: int) -> None:
+    policy: Policy = AllOf() if floor else FirstOf(1)
+    found = search(World(policy, replicas=2, least=1, floor=floor, versions=2, joins=1, faults=0, leaves=1))
+    print(found)
+    assert found.complete > 0
+
+
 @dataclass
 class Net:
     """Two servers, a coordinator and replicas, joined by a network that loses, repeats and reorders."""

@@ -34,7 +34,7 @@ from flowrt.sched.book import Book
 from flowrt.sched.ledger import Ledger, Receipt, Stuck
 from flowrt.sched.policies.policy import Offer, Policy, Record
 from flowrt.sched.quorum import Quorum, Verdict
-from flowrt.sched.standing import AT_LOSS, ENDED, Standing, outcome
+from flowrt.sched.standing import ENDED, Standing, outcome
 from flowrt.valueclass import among, put, replace, stateclass
 
 
@@ -301,12 +301,14 @@ class Coordinator:
         See to what is `due`, and ask `stuck` afterwards. Say this before a replacement `joined`, and also when a tower
         failed with its replica alive: its parts that arrived must not be mixed with those of another try.
         """
+        gone, running = self.left(replica), self.standing[replica] is Standing.RUNNING
+        return gone._stand(replica, Standing.LOST) if running and not self._is_late(self.computed[replica]) else gone
+
+    def left(self, replica: int) -> Coordinator:
+        """Note that ``replica`` begins nothing any more. What it has begun may count, until it is `lost`."""
         self._check(self.version, replica)
         gone = replace(self, alive=put(self.alive, replica, False), book=self.book.withdraw(replica))
-        if self._is_late(self.computed[replica]):
-            return gone
-        standing = self.standing[replica]
-        return gone._stand(replica, AT_LOSS[standing]) if standing in AT_LOSS else gone
+        return gone._stand(replica, Standing.ABSENT) if self.standing[replica] is Standing.IDLE else gone
 
     def joined(self, replica: int, given: int = 0) -> Coordinator:
         """Note that ``replica`` is back; if it was lost in the open version, it may begin from the next one on.
@@ -457,7 +459,8 @@ class Coordinator:
         if not self.quorum.floor or self.quorum.closed_at is not None:
             return self
         here, gone = zip(self.standing, self.alive, strict=True), (Standing.LOST, Standing.ABSENT)
-        there = sum([standing is Standing.WHOLE or (alive and standing not in gone) for standing, alive in here])
+        begun = (Standing.RUNNING, Standing.WHOLE)
+        there = sum([standing in begun or (alive and standing not in gone) for standing, alive in here])
         return replace(self, quorum=self.quorum.follow(there))
 
     def _stand(self, replica: int, standing: Standing) -> Coordinator:
@@ -472,7 +475,7 @@ class Coordinator:
             [
                 replica
                 for replica, (standing, alive) in pairs
-                if alive and (standing is running or (standing is idle and expects(replica))) and replica != beside
+                if (standing is running or (standing is idle and alive and expects(replica))) and replica != beside
             ]
         )
 

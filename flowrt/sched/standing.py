@@ -22,7 +22,6 @@ class Standing(Enum):
     ABSENT = "absent"  # lost while IDLE
 
 
-AT_LOSS = {Standing.IDLE: Standing.ABSENT, Standing.RUNNING: Standing.LOST}
 ENDED = {
     Standing.WHOLE: Outcome.KEPT,
     Standing.RUNNING: Outcome.LATE,

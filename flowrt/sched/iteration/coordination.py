@@ -206,6 +206,10 @@ class Coordination:
                 self._value = value.allow(version)
                 if totals is not None:
                     self._value, self._counted = self._value.exhausted(totals), seen
+            case Lost(_, replica, turn, leaves) if leaves:
+                if turn == self._turns[replica] and value.alive[replica]:
+                    self._value = value.left(replica)
+                    self._gone[replica] = self._value.spent[replica]
             case Lost(_, replica, turn):
                 if turn >= self._turns[replica]:  # else it was begun again meanwhile
                     self._lose(replica, turn)
@@ -222,7 +226,7 @@ class Coordination:
         return self.version, self._gone[replica]
 
     def _lose(self, replica: int, turn: int) -> None:
-        if self._value.alive[replica]:
+        if self._value.alive[replica] or self._value.begun(replica):
             self._value, self._counted = self._value.lost(replica), -1
             self._gone[replica] = self._value.spent[replica]
         for task in self._role.servers[1:]:

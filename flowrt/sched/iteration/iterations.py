@@ -298,6 +298,17 @@ class Iterations:
                 for coordination in away:
                     await coordination.wait_rest()
 
+    async def leave(self) -> None:
+        """Have replicas here begin nothing any more, and wait until of all that they have begun is known if it counts.
+
+        Servers go on: what they lose with this host is for their clients to make good.
+        """
+        leaving = list(self._replicas.values())
+        for replica in leaving:
+            replica.leave()
+        for replica in leaving:
+            await replica.rested.wait()
+
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def reset(self, container: str | None) -> None:

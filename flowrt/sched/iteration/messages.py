@@ -205,12 +205,14 @@ class Allow:
 class Lost:
     """To server 0, which tells the others: a replica's task is lost, as it was begun for the ``turn``-th time.
 
-    Answered by `Gone`, unless it was begun again meanwhile.
+    Answered by `Gone`, unless it was begun again meanwhile. A replica that ``leaves`` says that itself, to server 0
+    alone: it begins nothing any more, what it has begun may count.
     """
 
     run: int
     replica: int
     turn: int = 0
+    leaves: bool = False
 
 
 @valueclass

@@ -28,6 +28,7 @@ from flowrt.sched.iteration.messages import (
     Doing,
     Draw,
     Failed,
+    Lost,
     Probe,
     Ready,
     Rows,
@@ -84,6 +85,8 @@ class Replica:
 
             self._reader = Reader(role, way.host.task, self._come)
         self._reads: asyncio.Task[None] | None = None
+        self._leaves = False
+        self.rested = asyncio.Event()  # nothing is begun, or to be begun, here any more
 
     def start(self) -> None:
         """Ask every server for its values."""
@@ -99,6 +102,13 @@ class Replica:
         for task in (self.task, self._reads):
             if task is not None:
                 task.cancel()
+        self.rested.set()
+
+    def leave(self) -> None:
+        """Begin nothing any more; when server 0 has told a version after that of the last update, this `rested`."""
+        self._leaves = True
+        self.way.post(self.role.servers[0], Lost(self.role.run, self.role.replica, self.role.turn, leaves=True))
+        self._go_on()
 
     def hear(self, message: Batch | Draw | Version | Rows | Probe) -> None:
         """Take in a batch, or which one to read, a version, or rows; or say what is done here."""
@@ -214,6 +224,10 @@ class Replica:
     def _go_on(self) -> None:
         """Compute the newest version, if it is there whole, was not computed, and there is a batch for it."""
         version = self._at[0]
+        if self._leaves:
+            if self.task is None and version > self._done:
+                self.rested.set()
+            return
         if self.task is not None or version <= self._done or any(at != version for at in self._at):
             return
         if self._under_way:

@@ -163,8 +163,8 @@ class Server:
                     if self.role.keeps and (not self._orders or self._orders[-1].version < version):
                         self._orders.append(message)
                     self.obey(version, replicas, weights, versions)
-            case Lost(_, replica, turn):
-                if turn >= self._told[replica].turn:  # else it was begun again meanwhile
+            case Lost(_, replica, turn, leaves):
+                if turn >= self._told[replica].turn and not leaves:  # else it was begun again meanwhile
                     self._told[replica].lost = True
                 if coordination is not None:
                     coordination.hear(message)
