@@ -47,6 +47,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLI
 class ClusterSpec:
     """The addresses of a cluster's tasks, by job: ``ClusterSpec({"ps": ["127.0.0.1:7001"], "worker": [...]})``.
 
+    An empty address is in the place of a task that there is not, so that those after it keep their numbers.
     Its token is in ``token_file``, else in the file that FLOWRT_TOKEN_FILE names, else in this user's own, which serves
     clusters within one machine. Raises `GraphError` for what is not a cluster.
     """
@@ -104,6 +105,7 @@ class ClusterSpec:
             f"/job:{job}/task:{number}": parse_address(address)
             for job, addresses in self.jobs.items()
             for number, address in enumerate(addresses)
+            if address
         }
 
     @property
@@ -130,9 +132,11 @@ def _checked(jobs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
             raise GraphError(
                 f"{job!r} cannot name a job: letters, digits and _, and not client, which is the session's"
             )
-        if isinstance(addresses, str) or not isinstance(addresses, Sequence) or not addresses:
+        if isinstance(addresses, str) or not isinstance(addresses, Sequence) or not any(addresses):
             raise GraphError(f"job {job!r}: expected a list of addresses, got {addresses!r}; {_FORM}")
         for number, address in enumerate(addresses):
+            if address == "":
+                continue
             task, place = f"/job:{job}/task:{number}", parse_address(address)
             if place in seen:
                 raise GraphError(f"{seen[place]} and {task} have the same address, {address}")
@@ -240,7 +244,7 @@ class LocalCluster(AsyncOnly):
         self._startup = startup
         self._grace = grace
         self._restart = restart
-        self._keeping: list[asyncio.Task[None]] = []
+        self._keeping: dict[str, asyncio.Task[None]] = {}
         self._spec: ClusterSpec | None = None
         self.token = new_token()
         self.processes: dict[str, Process] = {}
@@ -291,6 +295,69 @@ class LocalCluster(AsyncOnly):
             async with asyncio.timeout(self._startup):
                 await _ready(task, process)
 
+    async def add(self, job: str) -> str:
+        """Start another node, as the first task of ``job`` that there is not; answers which that is, once it serves.
+
+        Sessions that run meet it, as it joins the cluster by one of its nodes; `spec` names it to those to come. Raises
+        `GraphError` for what cannot name a job, `ResourceError` if it does not come up.
+        """
+        _check_job(job)
+        there = self.spec.jobs.get(job, ())
+        number = next((number for number, address in enumerate(there) if not address), len(there))
+        task, places = f"/job:{job}/task:{number}", self.spec.tasks()
+        up = [places[other] for other, process in self.processes.items() if process.returncode is None]
+        with self._folder() as folder:
+            process = self.processes[task] = await self._spawn(job, number, folder, door=up[0] if up else None)
+            try:
+                async with asyncio.timeout(self._startup):
+                    address = await _ready(task, process)
+            except BaseException:
+                del self.processes[task]
+                await to_the_end(self._end(process))
+                raise
+        self._place(job, number, address)
+        if self._restart:
+            self._keeping[task] = asyncio.create_task(self._keep(task))
+        return task
+
+    async def remove(self, task: str) -> None:
+        """Have a node end: it leaves as `SIGTERM` has it do, or is killed after ``grace`` seconds. `spec` forgets it.
+
+        Raises `GraphError` for a task that is not there, and for the last one.
+        """
+        if task not in self.processes:
+            raise GraphError(f"{task} is not in the cluster, which has {', '.join(self.processes)}")
+        if len(self.processes) == 1:
+            raise GraphError(f"{task} is the last node of the cluster; leave its block to end it")
+        if (keeping := self._keeping.pop(task, None)) is not None:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+        await to_the_end(self._end(self.processes[task]))
+        del self.processes[task]
+        job, number = task.removeprefix("/job:").split("/task:")
+        self._place(job, int(number), "")
+
+    def _place(self, job: str, number: int, address: str) -> None:
+        """Have `spec` say that a task is at that address; nowhere if that is empty."""
+        jobs = {name: list(addresses) for name, addresses in self.spec.jobs.items()}
+        addresses = jobs.setdefault(job, [])
+        addresses += [""] * (number + 1 - len(addresses))
+        addresses[number] = address
+        while addresses and not addresses[-1]:
+            addresses.pop()
+        self._spec = ClusterSpec({name: addresses for name, addresses in jobs.items() if addresses})
+
+    async def _end(self, process: Process) -> None:
+        """End a process: asked first, then forced."""
+        _signal(process, "terminate")
+        try:
+            async with asyncio.timeout(self._grace):
+                await process.wait()
+        except TimeoutError:
+            _signal(process, "kill")
+            await process.wait()
+        _close_stdin(process)
+
     async def _keep(self, task: str) -> None:
         """Start a node again whenever its process ends: at once, and each time later where it does not last."""
         pause = SOON
@@ -324,16 +391,20 @@ class LocalCluster(AsyncOnly):
             jobs.setdefault(job, []).append(addresses[f"/job:{job}/task:{number}"])
         self._spec = ClusterSpec(jobs)
         if self._restart:
-            self._keeping = [asyncio.create_task(self._keep(task)) for task in self.processes]
+            self._keeping = {task: asyncio.create_task(self._keep(task)) for task in self.processes}
 
     def _where(self, task: str) -> tuple[Sequence[str], str]:
         """What is put before a node's command, and the address that it listens at: experiments put it elsewhere."""
         return (), "127.0.0.1"
 
-    async def _spawn(self, job: str, number: int, folder: Path, port: int = 0) -> Process:
+    async def _spawn(
+        self, job: str, number: int, folder: Path, port: int = 0, door: tuple[str, int] | None = None
+    ) -> Process:
         before, host = self._where(f"/job:{job}/task:{number}")
         options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": folder / "token"}
         options |= {"threads": self._threads, "log-level": self._log_level}
+        if door is not None:
+            options["join"] = f"{door[0]}:{door[1]}"
         delay = self._delays.get(f"/job:{job}/task:{number}")
         if delay is not None:
             file = folder / f"{job}-{number}.delay"  # a trace may be longer than an argument
@@ -351,10 +422,11 @@ class LocalCluster(AsyncOnly):
 
     async def _reap(self) -> None:
         """End every process: asked first, then forced."""
-        for task in self._keeping:
+        keeping = self._keeping.values()
+        for task in keeping:
             task.cancel()
-        if self._keeping:
-            await asyncio.wait(self._keeping)
+        if keeping:
+            await asyncio.wait(keeping)
         for process in self.processes.values():
             _signal(process, "terminate")
             _close_stdin(process)

@@ -10,30 +10,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from flowrt.device import CLIENT, Device
+from flowrt.device import Device
 from flowrt.eager import evaluate
 from flowrt.errors import (
     FlowrtError,
-    GraphError,
     InternalError,
     NodeLost,
     PlacementError,
     ResourceError,
-    user_site,
 )
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.passes import Compiled, Ends, compile_step
-from flowrt.progress import Activity
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.iteration.loopback import Loopback
-from flowrt.sched.lanes import Lanes
-from flowrt.sched.warming import warm
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor
-    from flowrt.net.master import Master
     from flowrt.options import Options
     from flowrt.passes import StandIns
     from flowrt.placement import Rules
@@ -93,6 +87,10 @@ class Runner(Protocol):
     @property
     def suspects(self) -> frozenset[str]:
         """The tasks that have been silent for longer than they use to be, and are not lost."""
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The suspects that were told to end."""
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -272,6 +270,10 @@ class LocalRunner:
     def suspects(self) -> frozenset[str]:
         return frozenset()
 
+    @property
+    def leaving(self) -> frozenset[str]:
+        return frozenset()
+
     async def register(self, compiled: Compiled) -> Executor:
         (plan,) = compiled.plans.values()
         return Executor(plan, self._host, tapes=self.tapes)
@@ -352,149 +354,3 @@ class LocalRunner:
 
     async def aclose(self) -> None:
         await self._host.aclose()
-
-
-class ClusterRunner:
-    """Runs steps on the nodes of a cluster, through their master."""
-
-    def __init__(self, master: Master) -> None:
-        self.client: str | None = CLIENT
-        self.tapes = True
-        self._master = master
-        self._compiler = Lanes(1, "compiler")
-        self._fresh: set[Registered] = set()  # steps that have not run yet
-        self.keepers: list[Keeper] = []
-        self._stand_ins: StandIns = {}
-
-    @property
-    def devices(self) -> Sequence[Device]:
-        return self._master.devices
-
-    @property
-    def known_devices(self) -> Sequence[Device]:
-        return self._master.known_devices
-
-    @property
-    def stand_ins(self) -> StandIns:
-        if self.keepers:
-            now = {task: other for keeper in self.keepers for task, other in keeper.stand_ins().items()}
-            if now != self._stand_ins:
-                self._stand_ins = now
-        return self._stand_ins
-
-    @property
-    def lost(self) -> frozenset[str]:
-        return self._master.lost
-
-    @property
-    def losses(self) -> Mapping[str, int]:
-        return self._master.losses
-
-    def why_lost(self, task: str) -> FlowrtError:
-        return self._master.why_lost(task)
-
-    def expect(self, tasks: Iterable[str]) -> None:
-        self._master.expect(tasks)
-
-    @property
-    def suspects(self) -> frozenset[str]:
-        return self._master.suspects
-
-    async def register(self, compiled: Compiled) -> Registered:
-        client = compiled.client
-        if client is None:
-            raise InternalError("a step for a cluster was compiled without a client")
-        feeds = [[(t.edge, t.task) for t in transfers] for transfers in client.feeds]
-        fetches = [t if isinstance(t, int) else (t.edge, t.task) for t in client.fetches]
-        # here, once, rather than side by side on the nodes of this machine
-        await self._compile(list(compiled.plans.values()))
-        registered = await self._master.register(compiled.plans, feeds, fetches)
-        self._fresh.add(registered)
-        return registered
-
-    async def _compile(self, plans: list[Plan]) -> None:
-        wanted = [True]
-        await self._compiler.run(warm, plans, lambda: bool(wanted), stop=wanted.clear)
-
-    async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
-        if registered not in self._fresh:
-            return await self._master.run(registered, feeds, number=number, seed=seed)
-        self._fresh.discard(registered)
-        with Activity(
-            f"waiting for a step's first run, for which nodes may have to compile: {', '.join(registered.tasks)}"
-        ):
-            return await self._master.run(registered, feeds, number=number, seed=seed)
-
-    async def unregister(self, registered: Registered) -> None:
-        await self._master.unregister(registered)
-
-    def run_now(
-        self, registered: Registered, feeds: Sequence[Array], number: int, seed: int, within: float
-    ) -> list[Array] | None:
-        return None
-
-    def direct_plan(
-        self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float
-    ) -> Any:
-        return None
-
-    def copy(self, array: Array) -> Array:
-        return np.ascontiguousarray(array)
-
-    def way(self, one: str, other: str) -> str:
-        return self._master.way(one, other)
-
-    @property
-    def helpers(self) -> tuple[int, int]:
-        return 0, 0
-
-    def held_beside(self, registered: Registered | None) -> int:
-        return 0
-
-    async def inventory(self) -> Mapping[tuple[str, str], Spec]:
-        return await self._master.inventory()
-
-    def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
-        return ()  # they are sent to where they lie
-
-    async def install(self, plans: Mapping[str, Plan]) -> int:
-        await self._compile(list(plans.values()))
-        return (await self._master.register(plans, (), ())).plan
-
-    async def command(self, task: str, message: Any) -> Any:
-        return await self._master.command(task, message)
-
-    def post(self, task: str, message: Any) -> None:
-        self._master.post(task, message)
-
-    def listening(self, listener: Listener) -> AbstractContextManager[None]:
-        return self._master.listeners.listening(listener)
-
-    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
-        await self._master.wait_changed(lost, suspects)
-
-    async def reset(self, container: str | None) -> None:
-        await self._master.reset(container)
-
-    async def aclose(self) -> None:
-        self._compiler.close()
-        await self._master.aclose()
-
-
-async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
-    """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node."""
-    from flowrt.net.master import Master  # a session in one process needs no network
-
-    spec = getattr(cluster, "spec", cluster)
-    if not hasattr(spec, "tasks"):
-        raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
-    tasks = spec.tasks()
-    master = Master(tasks, cluster.token, name=name)
-
-    def look(activity: Activity) -> None:
-        absent = master.absent
-        activity.done, activity.left = len(tasks) - len(absent), f"not up yet {', '.join(absent)}"
-
-    with Activity("waiting for nodes", len(tasks), look=look):
-        await master.open()
-    return ClusterRunner(master)

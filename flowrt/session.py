@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.cluster_runner import open_cluster
 from flowrt.errors import (
     ClosedError,
     FlowrtError,
@@ -40,7 +41,7 @@ from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.producing import Failures, Producing, why_closed
 from flowrt.progress import Activity
-from flowrt.runners import LocalRunner, Runner, open_cluster
+from flowrt.runners import LocalRunner, Runner
 from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.spec import Spec

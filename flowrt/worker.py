@@ -1,7 +1,10 @@
 """A node of a cluster: ``python -m flowrt.worker --job ps --task 0 --cluster cluster.toml``.
 
-Prints one line on stdout once it can be reached, serves until SIGTERM or SIGINT, and then exits with 0. What keeps it
-from starting is one line on stderr, or on stdout where a parent reads that, and exit code 2.
+One that no cluster file names joins by ``--join HOST:PORT``, of any node that is up, and is told which task it is.
+
+Prints one line on stdout once it can be reached, and serves until SIGTERM or SIGINT. Then it says so to who uses it,
+ends what its replicas are at, if that takes no longer than `LEAVE_SECONDS`, and exits with 0; a second signal ends it
+at once. What keeps it from starting is one line on stderr, or on stdout where a parent reads that, and exit code 2.
 """
 
 from __future__ import annotations
@@ -12,36 +15,44 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
 from flowrt import progress
 from flowrt.blocking import loop_factory
 from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
-from flowrt.errors import AuthenticationError, FlowrtError, GraphError
+from flowrt.errors import AuthenticationError, FlowrtError, GraphError, ResourceError
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.net.code import hashes_here
+from flowrt.net.enlisting import enlist, host_towards
+from flowrt.net.messages import Enlist
 from flowrt.net.node import Node
 from flowrt.net.tokens import load_token
 from flowrt.sched.host import Host
-from flowrt.valueclass import valueclass
+from flowrt.valueclass import replace, valueclass
 
 if TYPE_CHECKING:
     from flowrt.delays import Delay
 
+LEAVE_SECONDS = 3.0  # in which replicas may end what they are at
 LAST_SECONDS = 5  # for the end of a node whose parent is gone
 _PR_SET_PDEATHSIG = 1
 
 
 @valueclass
 class Settings:
-    """What a node is told when it starts."""
+    """What a node is told when it starts; with a ``door``, the ``task`` that it is, it is told there.
+
+    Until then that is one it asks for, or -1, of a ``job``, and the ``host`` may be empty.
+    """
 
     task: str
     host: str
@@ -50,12 +61,16 @@ class Settings:
     threads: int | None
     delay: Delay | None
     die_with_parent: bool
+    door: tuple[str, int] | None = None
+    job: str = ""
+    number: int = -1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to end; answers the exit code."""
     given = _parser().parse_args(arguments)
-    logging.basicConfig(level=given.log_level.upper(), format=f"%(levelname)s {given.job}:{given.task} %(message)s")
+    who = given.job if given.task is None else f"{given.job}:{given.task}"
+    logging.basicConfig(level=given.log_level.upper(), format=f"%(levelname)s {who} %(message)s")
     progress.draws = False  # the terminal is that of whoever started this node
     try:
         settings = read_settings(given)
@@ -74,22 +89,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def serve(settings: Settings, imports: Mapping[str, str] = MappingProxyType({})) -> None:
     """Serve until a signal, or the parent's end where it matters; ``imports`` are told to masters."""
-    stop = asyncio.Event()
+    told, gone = asyncio.Event(), asyncio.Event()  # it was told to end; its parent is gone
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as it is of SIGINT under nohup: then it stays ignored
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, _end, told)
     if settings.die_with_parent:
-        loop.add_reader(0, _watch_parent, loop, stop)
+        loop.add_reader(0, _watch_parent, loop, gone)
+    if settings.door is not None:
+        joining = asyncio.ensure_future(_join(settings, settings.door))
+        await _first(joining, told.wait(), gone.wait())
+        if joining.cancelled():
+            return
+        settings = joining.result()
     build_standard_kernels()
     host = Host(settings.task, threads=settings.threads, delay=settings.delay)
     try:
-        async with Node(host, settings.token, imports).serving(settings.host, settings.port) as server:
+        node = Node(host, settings.token, imports)
+        async with node.serving(settings.host, settings.port) as server:
             name = f"[{settings.host}]" if ":" in settings.host else settings.host
             print(f"flowrt worker {settings.task} ready on {name}:{server.port}", flush=True)
-            await stop.wait()
+            await _first(told.wait(), gone.wait())
+            await _first(node.leave(LEAVE_SECONDS), gone.wait())
     finally:
         await host.aclose()
+
+
+def _end(told: asyncio.Event) -> None:
+    """End in order, within a bounded time; told so again, at once."""
+    if told.is_set():
+        os._exit(0)
+    told.set()
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, LEAVE_SECONDS + LAST_SECONDS)
+
+
+async def _join(settings: Settings, door: tuple[str, int]) -> Settings:
+    """With the task that the cluster gives a newcomer, and where it listens."""
+    seen = await host_towards(door)
+    host = settings.host or seen
+    told = seen if host in ("0.0.0.0", "::") else host
+    with _bound(host, settings.port) as port:
+        asked = Enlist(settings.job, settings.number, told, port)
+        task = await enlist(door, settings.token, asked, lambda: _say_waits(door))
+    return replace(settings, task=task, host=host, port=port)
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[int]:
+    """Keep a port for this node, which does not listen there yet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ResourceError(f"cannot listen on {host}:{port}: {error}; port 0 takes any free one") from error
+        yield held.getsockname()[1]
+
+
+def _say_waits(door: tuple[str, int]) -> None:
+    print(f"flowrt worker waits for a session: the node at {door[0]}:{door[1]} will tell it its task", flush=True)
+
+
+async def _first(*works: Awaitable[Any]) -> None:
+    """Wait until one of ``works`` is done, and end the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def bring(module: str) -> None:
@@ -102,6 +173,10 @@ def bring(module: str) -> None:
 
 def read_settings(given: argparse.Namespace) -> Settings:
     """What the command line and the cluster file say together. Raises a `FlowrtError` that says what is wrong."""
+    if given.join:
+        return _newcomer(given)
+    if given.task is None:
+        raise GraphError("--task says which of the job's tasks this node is; or let it --join a cluster, to be told")
     task = f"/job:{given.job}/task:{given.task}"
     cluster = _cluster(given)
     if cluster is None:
@@ -119,6 +194,19 @@ def read_settings(given: argparse.Namespace) -> Settings:
         given.threads,
         _delay(given.delay),
         given.die_with_parent,
+    )
+
+
+def _newcomer(given: argparse.Namespace) -> Settings:
+    """The settings of a node that joins."""
+    if given.cluster:
+        raise GraphError("--join is for a node that no cluster file names: give --cluster or --join, not both")
+    door = parse_address(given.join)
+    host, port = parse_address(given.bind, lowest=0) if given.bind else ("", 0)
+    token = _token(given, None, host or door[0])
+    number = -1 if given.task is None else given.task
+    return Settings(
+        "", host, port, token, given.threads, _delay(given.delay), given.die_with_parent, door, given.job, number
     )
 
 
@@ -158,11 +246,21 @@ def _parser() -> argparse.ArgumentParser:
         description="A node of a flowrt cluster: computes what masters ask for, and keeps variables between them.",
         epilog="A cluster file is TOML with the addresses of each job's tasks: "
         'ps = ["127.0.0.1:7001"], worker = ["127.0.0.1:7002", "127.0.0.1:7003"], and perhaps token_file = "PATH". '
-        "It ends with exit code 0 on SIGTERM or SIGINT; 2 says that it could not start.",
+        "A node that is in no such file takes part by --join HOST:PORT, the address of any node that is up; if no "
+        "session runs it waits for one. On SIGTERM or SIGINT a node says that it leaves, ends the batch that it is at, "
+        "and ends with exit code 0; a second signal ends it at once. 2 says that it could not start.",
     )
     add = parser.add_argument
     add("--job", required=True, help="the job this node has a task of, as in ps")
-    add("--task", required=True, type=_count, help="which of the job's tasks it is, from 0")
+    add(
+        "--task", type=_count, help="which of the job's tasks it is, from 0; with --join, by default the first free one"
+    )
+    add(
+        "--join",
+        metavar="HOST:PORT",
+        help="take part in the cluster of the node that listens there, though no cluster file names this one; it "
+        "listens at --bind, by default at any port of the address by which that node sees it",
+    )
     add("--cluster", metavar="FILE", help="the cluster file; by default what FLOWRT_CLUSTER or TF_CONFIG says")
     add("--bind", metavar="HOST:PORT", help="where to listen, if not at the task's address; port 0 is any free one")
     add(
@@ -215,11 +313,11 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
     if not os.read(0, 4096):
         loop.remove_reader(0)
         signal.alarm(LAST_SECONDS)
-        stop.set()
+        gone.set()
 
 
 if __name__ == "__main__":

@@ -145,6 +145,7 @@ class Runner:
     alive: bool = True
     lost: frozenset[str] = frozenset()
     suspects: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
     losses: Counter[str] = field(default_factory=Counter)
     listener: Any = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)

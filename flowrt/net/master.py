@@ -30,6 +30,7 @@ from flowrt.errors import (
     as_error,
 )
 from flowrt.net.frames import NoRoom
+from flowrt.net.joining import Joining
 from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
 from flowrt.net.liveness import BEAT
 from flowrt.net.local import Local, way_between
@@ -39,6 +40,9 @@ from flowrt.net.messages import (
     Ask,
     Command,
     Done,
+    Introduce,
+    Introduced,
+    Recruit,
     Register,
     Start,
     Unregister,
@@ -113,6 +117,7 @@ class Master:
         self._steps: dict[int, Step] = {}
         self._plans: dict[int, Mapping[str, Plan]] = {}  # of each registered step, by task
         self._numbers = itertools.count()
+        self._joining = Joining(self._peers, self._ask, self._numbers)
         self._opened = self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -196,8 +201,13 @@ class Master:
 
     @property
     def suspects(self) -> frozenset[str]:
-        """The tasks that have been silent for a while."""
+        """The tasks that have been silent for a while, or were told to end."""
         return self._peers.suspects
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The suspects that were told to end."""
+        return self._peers.leaving
 
     async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str] = frozenset()) -> None:
         """Wait until `lost` or `suspects` differ from these; raises `TakenOver` where another master has come."""
@@ -251,6 +261,10 @@ class Master:
                 reply = peer.replies.get(request)
                 if reply is not None and not reply.done():
                     reply.set_result(message)
+            case Recruit():
+                self._peers.spawn(self._joining.recruit(peer, message))
+            case Introduced():
+                self._joining.learn(message)
             case _:
                 raise BrokenStream(f"a node cannot say {type(message).__name__}")
 
@@ -270,7 +284,7 @@ class Master:
             return
         step.settle(peer.task)
 
-    async def _ask(self, task: str, message: Register | Ask | Command) -> Any:
+    async def _ask(self, task: str, message: Register | Ask | Command | Introduce) -> Any:
         """Send a request and wait for its answer."""
         peer = await self._peers.reach(task)
         reply = peer.replies[message.request] = asyncio.get_running_loop().create_future()

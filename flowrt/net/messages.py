@@ -4,7 +4,8 @@ Law: a message on the wire is a sequence of the name of its kind and the fields 
 anything else is `BrokenStream`. Deciding what a message means is for who receives it.
 
 A connection begins with two hellos (plain dicts, exchanged by the transport). The opener's says what the connection is:
-`Drive` or `Resume` (a master commands a node) or `Carry` (tensors, pushed and pulled in either direction).
+`Drive` or `Resume` (a master commands a node), `Carry` (tensors, pushed and pulled in either direction) or `Enlist` (a
+newcomer asks to be a task).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from flowrt.sched.iteration.messages import KINDS
 from flowrt.valueclass import valueclass
 
 Array: TypeAlias = np.ndarray[Any, Any]
+UNASKED = -1  # the number of a request that nobody waits for
 
 
 # ── hellos ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -39,13 +41,15 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class Drive:
     """A master's: ``epoch`` is its own, ``peers`` says where each task is: ``{task: (host, port)}``.
 
-    ``turn`` counts how often it has given the node up and begins anew with it: what it had there is forgotten.
+    ``turn`` counts how often it has given the node up and begins anew with it: what it had there is forgotten. Those of
+    the peers that ``joined`` are in no cluster file.
     """
 
     session: str
     epoch: str
     peers: dict[str, Any]
     turn: int = 0
+    joined: tuple[str, ...] = ()
 
 
 @valueclass
@@ -56,6 +60,7 @@ class Resume:
     epoch: str
     peers: dict[str, Any]
     turn: int = 0
+    joined: tuple[str, ...] = ()
 
 
 @valueclass
@@ -64,6 +69,19 @@ class Carry:
 
     task: str
     epoch: str
+
+
+@valueclass
+class Enlist:
+    """A newcomer's, that will listen at ``host:port``, and asks to be a ``task`` of a job: -1 for the first free one.
+
+    It is told `Enlisted` or `Refused`, at once or, after `Waits`, when a session has come.
+    """
+
+    job: str
+    task: int
+    host: str
+    port: int
 
 
 @valueclass
@@ -146,12 +164,39 @@ class Command:
     data: Array
 
 
+@valueclass
+class Recruited:
+    """The newcomer of that `Recruit` is ``task`` from now on; or why it cannot be one."""
+
+    number: int
+    task: str
+    error: str = ""
+    text: str = ""
+
+
+@valueclass
+class Introduce:
+    """A node that joined is ``task``, at ``host:port``. Answered by `Answer`, unless the request is `UNASKED`.
+
+    The value is empty where that is well; else it is (task, host, port) as the node knows it otherwise: it knows that
+    task at another place than ``was``, or that place as another task's.
+    """
+
+    request: int
+    task: str
+    host: str
+    port: int
+    was: tuple[Any, ...] = ()
+
+
 # ── a node to its master ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @valueclass
 class Welcome:
-    """The node obeys."""
+    """The node obeys. It knows tasks that ``joined``: {task: (host, port)}."""
+
+    joined: dict[str, Any]
 
 
 @valueclass
@@ -160,6 +205,31 @@ class Refused:
 
     error: str
     text: str
+
+
+@valueclass
+class Recruit:
+    """A newcomer has come to this node: see `Enlist`. Answered by `Recruited`."""
+
+    number: int
+    job: str
+    task: int
+    host: str
+    port: int
+
+
+@valueclass
+class Introduced:
+    """Another master says that a node has joined as ``task``."""
+
+    task: str
+    host: str
+    port: int
+
+
+@valueclass
+class Leaves:
+    """The node was told to end, and will: it is to be given nothing any more."""
 
 
 @valueclass
@@ -188,6 +258,21 @@ class Done:
     values: tuple[Any, ...] = ()
     error: str = ""
     text: str = ""
+
+
+# ── a node to a newcomer ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Waits:
+    """No session runs that could say which task the newcomer is: it is told when one does."""
+
+
+@valueclass
+class Enlisted:
+    """The newcomer is ``task``, and is to serve as that."""
+
+    task: str
 
 
 # ── tensors, either way ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -322,9 +407,10 @@ def _register(*kinds: type[Any]) -> None:
 
 
 _register(
-    *(Drive, Resume, Carry, Serve),
-    *(Ping, Register, Unregister, Start, Abort, Ask, Command),
-    *(Welcome, Refused, Pong, Answer, Done),
+    *(Drive, Resume, Carry, Enlist, Serve),
+    *(Ping, Register, Unregister, Start, Abort, Ask, Command, Recruited, Introduce),
+    *(Welcome, Refused, Recruit, Introduced, Leaves, Pong, Answer, Done),
+    *(Waits, Enlisted),
     *(Push, Announce, Pull, Forget, Value, DeadValue, Offer, Grant, Fault),
 )
 register_kinds(*KINDS)

@@ -32,7 +32,6 @@ from flowrt.errors import (
     LinkBroken,
     NodeLost,
     RemoteError,
-    SpecError,
     StepCancelled,
     name_error,
 )
@@ -46,10 +45,13 @@ from flowrt.net.messages import (
     Ask,
     Carry,
     Command,
-    Done,
     Drive,
+    Enlist,
+    Introduce,
+    Leaves,
     Ping,
     Pong,
+    Recruited,
     Refused,
     Register,
     Resume,
@@ -62,8 +64,9 @@ from flowrt.net.messages import (
     to_data,
     to_hello,
 )
+from flowrt.net.newcomers import Newcomers
 from flowrt.net.plans import ReadyPlan, dismantle, make_ready
-from flowrt.net.reign import Reign, address_of, addresses_in, superseded
+from flowrt.net.reign import Reign, address_of, addresses_in, say, superseded
 from flowrt.net.sockets import was_silent
 from flowrt.net.started import Started
 from flowrt.net.transport import Connection, Server, serve
@@ -77,8 +80,7 @@ if TYPE_CHECKING:
     from flowrt.spec import Spec
 
 REMEMBERED_EPOCHS = 1024
-RETURN, SOON = 9.0, 2.0  # seconds since a master's last sign of life, and since its connection broke: who does not come
-# back before is given up,
+RETURN, SOON = 9.0, 2.0  # seconds that a master has to come back, since its last sign of life and since its way broke
 HEAL = 30.0  # but where the way to it is gone without a word: it may be well, and come back when that is mended
 MASTER_SILENCE = 120.0  # seconds without a heartbeat after which a master that still has a connection is given up
 _log = logging.getLogger(__name__)
@@ -106,6 +108,7 @@ class Node:
             self._local,
             host.credit,
         )
+        self._newcomers = Newcomers()
         self._links = Links(host.task, token, self._store, self._link_broke)
         self._tasks: asyncio.TaskGroup | None = None
         self._iterations = host.iterations = Iterations(host, self.post, self._is_driven)
@@ -191,21 +194,19 @@ class Node:
         reign = self._reigns.get(epoch)
         if peer == self.host.task:
             asyncio.get_running_loop().call_soon(self._hear_posted, peer, message)
-        elif reign is None:
+        elif reign is None or (peer != CLIENT and peer not in reign.addresses):
             self._post_after(peer, message)
         elif peer == CLIENT:
             self._post_to_client(reign, message)
-        elif peer not in reign.addresses:
-            _log.info("%s: nothing is posted to %s: no node has joined as it", self.host.task, peer)
         else:
             self._links.post(peer, address_of(peer, reign), message)
 
     def _post_after(self, peer: str, message: Any) -> None:
-        """Send a message of a master that is gone: what it had ordered, all servers apply all the same."""
+        """Send a message though no master says where to: what one that is gone has ordered, all servers apply."""
         if peer in self._known:
             self._links.post(peer, self._known[peer], message)
         else:
-            _log.info("%s: nothing is posted to %s: its master is gone", self.host.task, peer)
+            _log.info("%s: nothing is posted to %s: nobody says where it is", self.host.task, peer)
 
     def _post_to_client(self, reign: Reign, message: Any) -> None:
         if reign.link is not None:
@@ -230,6 +231,14 @@ class Node:
         if self.host.iterations is not None:
             self.host.iterations.broken(peer, epoch)
 
+    async def leave(self, seconds: float) -> None:
+        """Say that this node ends, and let its replicas end what they are at, for so many seconds at most."""
+        for reign in self._reigns.values():
+            reign.tell(Leaves())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._iterations.leave()
+
     # ── connections ──
 
     async def _attend(self, connection: Connection) -> None:
@@ -245,6 +254,8 @@ class Node:
                     await Link(connection, task, self._store).run()
                 case Carry():
                     await self._carry_for_client(hello, connection)
+                case Enlist():
+                    await self._newcomers.attend(hello, connection, [*self._reigns.values()])
                 case _:
                     raise BrokenStream(f"a connection began with {type(hello).__name__}")
         except (RemoteError, ClosedError) as error:
@@ -289,9 +300,11 @@ class Node:
             self._end_reign(reign)
 
     def _begin_reign(self, drive: Drive | Resume, connection: Connection) -> Reign:
-        tell = partial(self._tell, connection)
-        self._known.update(addresses_in(drive.peers))
-        return Reign(drive, connection, addresses_in(drive.peers), Started(self.host, drive.epoch, tell, self._report))
+        tell = partial(say, connection)
+        addresses = addresses_in(drive.peers)
+        self._known.update(addresses)
+        self._newcomers.joined.update({task: addresses[task] for task in drive.joined})
+        return Reign(drive, connection, addresses, Started(self.host, drive.epoch, tell, self._report))
 
     async def _resume(self, resume: Resume, connection: Connection) -> None:
         """Let a master go on that was here before: its plans still are, its steps have ended."""
@@ -333,7 +346,8 @@ class Node:
             async with asyncio.TaskGroup() as tasks:
                 try:
                     await self._iterations.come_to_rest()
-                    await self._say(reign, Welcome())
+                    await self._say(reign, Welcome(dict(self._newcomers.joined)))
+                    self._newcomers.show(reign)
                     await self._obey(reign, tasks)
                 finally:
                     reign.steps.abort_all()
@@ -390,7 +404,7 @@ class Node:
             case Ping(number):
                 reign.heard = asyncio.get_running_loop().time()
                 silence.reschedule(reign.heard + MASTER_SILENCE)
-                self._tell(reign.connection, Pong(number))
+                reign.tell(Pong(number))
             case Abort(number):
                 reign.steps.abort(number)
             case Register():
@@ -400,7 +414,13 @@ class Node:
             case Command():
                 tasks.create_task(self._obey_command(reign, message))
             case Ask():
-                self._tell(reign.connection, self._answer(message))
+                reign.tell(self._answer(message))
+            case Recruited():
+                self._newcomers.hear(message)
+            case Introduce():
+                if self._newcomers.introduce(message, reign, self._reigns.values()):
+                    self._known[message.task] = reign.addresses[message.task]
+                    self._tell_broken(message.task)  # what was posted to it before went nowhere
             case _:
                 raise BrokenStream(f"a master cannot say {type(message).__name__}")
 
@@ -414,7 +434,7 @@ class Node:
             reign.plans[message.plan] = await self.host.lanes.run(make_ready, message.data, self.host)
         except Exception as error:
             answer = Answer(message.request, None, *self._report(error, "a plan"))
-        self._tell(reign.connection, answer)
+        reign.tell(answer)
 
     def _forget(self, plans: list[ReadyPlan]) -> None:
         """Let plans go that nobody runs any more, in a lane."""
@@ -432,7 +452,7 @@ class Node:
             answer = Answer(command.request, await self._iterations.answer(asked, reign.drive.epoch, plans))
         except Exception as error:
             answer = Answer(command.request, None, *self._report(error, "a run of a trainer"))
-        self._tell(reign.connection, answer)
+        reign.tell(answer)
 
     def _executor(self, reign: Reign, plan: int) -> Executor:
         if plan not in reign.plans:
@@ -465,18 +485,3 @@ class Node:
         if not isinstance(error, FlowrtError):
             _log.error("%s: %s failed", self.host.task, where, exc_info=error)
         return name_error(error)
-
-    def _tell(self, connection: Connection, message: Answer | Done | Pong) -> None:
-        with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
-            try:
-                connection.post(to_data(message))
-            except (SpecError, MemoryError) as error:  # it cannot be sent, this can
-                connection.post(to_data(_failed(message, error)))
-
-
-def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:
-    """What to say in place of ``message``."""
-    name, text = name_error(error)
-    if isinstance(message, Answer):
-        return Answer(message.request, None, name, text)
-    return Done(message.number, error=name, text=text)

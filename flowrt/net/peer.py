@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Mapping
 
 from flowrt.device import CLIENT, Device
 from flowrt.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
@@ -27,8 +28,17 @@ RETRY = 0.2  # seconds between two tries to reach a node that is not up yet
 class Peer:
     """One task, as its master sees it."""
 
-    def __init__(self, task: str, place: tuple[str, int], met: Serve, control: Connection, link: Link) -> None:
+    def __init__(
+        self,
+        task: str,
+        place: tuple[str, int],
+        met: Serve,
+        control: Connection,
+        link: Link,
+        joined: Mapping[str, tuple[str, int]],
+    ) -> None:
         self.task = task
+        self.joined = joined  # as its node knew when it was met
         self.local = met.host, met.way
         self.imports = dict(met.imports)
         self.place = place
@@ -87,7 +97,7 @@ async def meet(
         else:
             control = await _reach(host, port, token, hello, store, patience)
         try:
-            met = await _be_welcomed(task, control, patience)
+            met, joined = await _be_welcomed(task, control, patience)
             carry = to_hello(Carry(CLIENT, hello.epoch))
             carrying = await connect(
                 host, port, token, carry, timeout=patience, allocate=store.allocate, local=store.local
@@ -99,7 +109,7 @@ async def meet(
             raise
     except RemoteError as error:
         raise type(error)(f"{task}: {error}") from error
-    return Peer(task, place, met, control, Link(carrying, task, store))
+    return Peer(task, place, met, control, Link(carrying, task, store), joined)
 
 
 async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, patience: float) -> Connection:
@@ -117,7 +127,7 @@ async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, p
         await asyncio.sleep(RETRY)
 
 
-async def _be_welcomed(task: str, control: Connection, patience: float) -> Serve:
+async def _be_welcomed(task: str, control: Connection, patience: float) -> tuple[Serve, Mapping[str, tuple[str, int]]]:
     met = from_data(control.peer_hello)
     if not isinstance(met, Serve) or met.task != task:
         who = met.task if isinstance(met, Serve) else "no node"
@@ -128,8 +138,8 @@ async def _be_welcomed(task: str, control: Connection, patience: float) -> Serve
     except TimeoutError:
         raise NodeLost(f"{control.peer} is still busy with an older session, after {patience:g} s") from None
     match first:
-        case Welcome():
-            return met
+        case Welcome(joined):
+            return met, {other: (str(host), int(port)) for other, (host, port) in joined.items()}
         case Refused(error, text):
             raise as_error(error, text)
         case _:

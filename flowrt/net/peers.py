@@ -24,7 +24,10 @@ from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, Remote
 from flowrt.net.code import differing, hashes_here, missing
 from flowrt.net.liveness import Change, Liveness, Standing
 from flowrt.net.messages import (
+    UNASKED,
     Drive,
+    Introduce,
+    Leaves,
     Ping,
     Pong,
     Refused,
@@ -73,6 +76,10 @@ class Peers:
         self._awaited: dict[str, FlowrtError] = {}  # tasks that are lost, or were not up yet, and why
         self._losses: Counter[str] = Counter()  # how often each was lost
         self._turns: dict[str, int] = {}  # how often each was begun with anew
+        self.joined: set[str] = set()  # tasks that are in no cluster file
+        self._gone_for_good: set[str] = set()  # those whose nodes have left, or at whose addresses nobody listens
+        self._expected: set[str] = set()
+        self._leaving: frozenset[str] = frozenset()  # tasks whose nodes were told to end
         self._changed = asyncio.Event()
         self._here: dict[str, str] = {}  # the hashes of modules that this process has imported, too
         self._closed = False
@@ -103,6 +110,7 @@ class Peers:
         except BaseExceptionGroup as errors:
             raise root_error(errors) from None
         absent = {task: error for task, meeting in meetings.items() if (error := meeting.result()) is not None}
+        absent = {t: error for t, error in (absent | await self._meet_joined()).items() if t not in self._peers}
         present = {_job(task) for task in self._addresses if task not in absent}
         for task, error in absent.items():
             if _job(task) not in present:
@@ -154,15 +162,83 @@ class Peers:
         try:
             self._attend(await meet(task, place, self._token, Drive(*self._hello), self._store, patience))
         except NodeLost as error:
+            if is_gone(error):
+                self._gone_for_good.add(task)
             return error
         return None
+
+    async def _meet_joined(self) -> dict[str, NodeLost]:
+        """Meet those that the nodes know to have joined; answers who is not up, and why."""
+        known = {task: place for peer in self._peers.values() for task, place in peer.joined.items()}
+        absent = {}
+        for task in sorted(known.keys() - self._peers.keys()):
+            self._addresses[task] = known[task]
+            self.joined.add(task)
+            if (error := await self._meet(task, known[task], RETRY)) is not None:
+                absent[task] = error
+            self._introduce(task)
+        return absent
 
     def _attend(self, peer: Peer) -> None:
         """Begin to listen to a task."""
         self._peers[peer.task] = peer
+        for task in sorted(self.joined):  # whom it may have missed
+            self._introduce(task, peer)
         self._liveness.joined(peer.task, asyncio.get_running_loop().time())
         for work in (self._listen(peer), self._beat(peer), self._carry(peer)):
             self.spawn(work)
+
+    # ── who joins ──
+
+    @property
+    def addresses(self) -> Mapping[str, tuple[str, int]]:
+        """Where tasks are, be they there or not."""
+        return self._addresses
+
+    @property
+    def jobs(self) -> frozenset[str]:
+        """The jobs that have tasks, or are to have some."""
+        return frozenset(_job(task).removeprefix("/job:") for task in (*self._addresses, *self._expected))
+
+    @property
+    def vacant(self) -> frozenset[str]:
+        """The tasks that other nodes may be, as theirs are gone."""
+        return frozenset(self._gone_for_good & self._awaited.keys())
+
+    def expect(self, tasks: Iterable[str]) -> None:
+        """Await those of ``tasks`` of which no address is known."""
+        for task in tasks:
+            if task not in self._addresses and _TASK.fullmatch(task):
+                job = _job(task).removeprefix("/job:")
+                self._expected.add(task)
+                self._awaited.setdefault(
+                    task,
+                    NodeLost(
+                        f"{task} is not in the cluster, and no node has joined as it yet; start one by "
+                        f"python -m flowrt.worker --job {job} --join HOST:PORT, of any node that is up"
+                    ),
+                )
+
+    def welcome(self, task: str, place: tuple[str, int]) -> None:
+        """A node has joined as ``task``, at ``place``: meet it, as soon as it serves."""
+        before = self._addresses.get(task)
+        if before == place:
+            return
+        self._addresses[task] = place
+        self.joined.add(task)
+        self._gone_for_good.discard(task)
+        if before is None:
+            self._awaited.setdefault(
+                task, NodeLost(f"{task} has joined, at {place[0]}:{place[1]}, and does not serve yet")
+            )
+            self.spawn(self._wait_for(task))
+
+    def _introduce(self, task: str, to: Peer | None = None) -> None:
+        """Tell nodes that were met before where ``task`` is."""
+        place = self._addresses[task]
+        for peer in list(self._peers.values()) if to is None else [to]:
+            if peer.task != task:
+                self.post(peer, Introduce(UNASKED, task, *place, place))
 
     # ── who is there ──
 
@@ -201,22 +277,14 @@ class Peers:
         """The tasks that have not answered yet, with their addresses."""
         return [f"{t} ({host}:{port})" for t, (host, port) in self._addresses.items() if t not in self._peers]
 
-    def expect(self, tasks: Iterable[str]) -> None:
-        """Await those of ``tasks`` of which no address is known."""
-        for task in tasks:
-            if task not in self._addresses and _TASK.fullmatch(task):
-                job = _job(task).removeprefix("/job:")
-                self._awaited.setdefault(
-                    task,
-                    NodeLost(
-                        f"{task} is not in the cluster, and no node has joined as it yet; start one by "
-                        f"python -m flowrt.worker --job {job} --join HOST:PORT, of any node that is up"
-                    ),
-                )
-
     @property
     def suspects(self) -> frozenset[str]:
-        return self._liveness.having(Standing.SUSPECT)
+        return self._liveness.having(Standing.SUSPECT) | self._leaving
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The tasks whose nodes were told to end."""
+        return self._leaving
 
     def serving(self) -> list[str]:
         """The tasks that answer, or will when they are reached again."""
@@ -251,6 +319,7 @@ class Peers:
         self._changed = asyncio.Event()
 
     def _give_up(self, peer: Peer, error: FlowrtError) -> None:
+        self._leaving -= {peer.task}
         if peer.error is None:
             peer.lose(error)
         self._gone(peer)
@@ -310,6 +379,10 @@ class Peers:
         match message:
             case Pong():
                 pass
+            case Leaves():
+                _log.warning("%s (%s) was told to end, and is given nothing any more", peer.task, peer.address)
+                self._leaving |= {peer.task}
+                self._notify()
             case Refused(error, text):
                 refusal = as_error(error, text)
                 if isinstance(refusal, TakenOver):
@@ -327,7 +400,10 @@ class Peers:
 
     def _broke(self, peer: Peer, cause: str) -> None:
         ours = self._peers.get(peer.task) is peer and not peer.severed and peer.error is None
-        if ours and not self._closed:
+        if ours and not self._closed and peer.task in self._leaving:
+            self._gone_for_good.add(peer.task)
+            self._apply(self._liveness.broke(peer.task, "it was terminated"))
+        elif ours and not self._closed:
             peer.sever(_ended_step(peer, cause))
             self.spawn(self._mend(peer, cause))
 
@@ -336,15 +412,9 @@ class Peers:
         _log.info("%s (%s): %s; trying to reach it again", peer.task, peer.address, cause)
         await peer.control.aclose()
         while peer.error is None:
+            resume = Resume(*self._hello, self._turns.get(peer.task, 0), tuple(sorted(self.joined)))
             try:
-                found = await meet(
-                    peer.task,
-                    peer.place,
-                    self._token,
-                    Resume(*self._hello, self._turns.get(peer.task, 0)),
-                    self._store,
-                    REACH,
-                )
+                found = await meet(peer.task, peer.place, self._token, resume, self._store, REACH)
             except TakenOver as error:
                 self._cede(error)
             except RemoteError as error:
@@ -384,13 +454,14 @@ class Peers:
         while self.taken_over is None:
             await asyncio.sleep(AWAIT)
             self._turns[task] = turn = self._turns.get(task, 0) + 1
-            drive = Drive(*self._hello, turn)
+            drive = Drive(*self._hello, turn, tuple(sorted(self.joined)))
             try:
                 peer = await meet(task, self._addresses[task], self._token, drive, self._store, REACH)
             except TakenOver as error:
                 self._cede(error)
-            except NodeLost:
-                pass  # it is not up yet
+            except NodeLost as error:  # it is not up yet
+                if is_gone(error):
+                    self._gone_for_good.add(task)
             except RemoteError as error:
                 if str(error) != said:
                     _log.warning("%s is awaited, and cannot be met: %s", task, error)
@@ -411,6 +482,7 @@ class Peers:
             self._give_up(peer, NodeLost(f"{peer.task} ({peer.address}) was lost: {error}"))
             return False
         del self._awaited[peer.task]
+        self._gone_for_good.discard(peer.task)
         _log.warning("%s (%s) has come", peer.task, peer.address)
         self._notify()
         return True

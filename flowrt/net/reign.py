@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import BrokenStream, InternalError, TakenOver
+from flowrt.errors import BrokenStream, ClosedError, InternalError, RemoteError, SpecError, TakenOver, name_error
 from flowrt.net.links import WAITING
-from flowrt.net.messages import Drive, Refused, Resume
+from flowrt.net.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
 
 if TYPE_CHECKING:
     from flowrt.net.link import Link
@@ -25,7 +26,7 @@ class Reign:
 
     drive: Drive | Resume
     connection: Connection
-    addresses: Mapping[str, tuple[str, int]]
+    addresses: dict[str, tuple[str, int]]
     steps: Started
     plans: dict[int, ReadyPlan] = field(default_factory=dict)
     client: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -38,6 +39,27 @@ class Reign:
     def link(self) -> Link | None:
         """The client's, if there is one."""
         return self.client.result() if self.client.done() and not self.client.cancelled() else None
+
+    def tell(self, message: Any) -> None:
+        """Tell the master, if it is there."""
+        say(self.connection, message)
+
+
+def say(connection: Connection, message: Any) -> None:
+    """Send without waiting; of an answer that cannot be sent, why."""
+    with suppress(RemoteError, ClosedError):  # the reign is ending; whoever reads the connection says so
+        try:
+            connection.post(to_data(message))
+        except (SpecError, MemoryError) as error:  # it cannot be sent, this can
+            connection.post(to_data(_failed(message, error)))
+
+
+def _failed(message: Answer | Done | Pong, error: Exception) -> Answer | Done:
+    """What to say in place of ``message``."""
+    name, text = name_error(error)
+    if isinstance(message, Answer):
+        return Answer(message.request, None, name, text)
+    return Done(message.number, error=name, text=text)
 
 
 def superseded(reign: Reign) -> Refused:

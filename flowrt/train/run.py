@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
-from flowrt.progress import Activity
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.train.copies import copies_known
+from flowrt.train.enough import too_few, wait_for_replicas
 from flowrt.train.opening import agree
 from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from flowrt.train.batches import Supply, Values
     from flowrt.train.replicated import Replicated
 
-NAMED = 4  # nodes that are awaited and told by name
 AGAIN = 0.2  # seconds between two tries to begin a replica again
 AT_ONCE_SECONDS = 1.0  # how long another run waits for the end of one that has lost a server
 SETTLE_SECONDS = 10.0  # how long an iteration that is left waits for the nodes
@@ -114,7 +113,7 @@ class Run:
             program,
             runner,
             self._number,
-            lambda: self._lost,
+            self._going,
             self._supply,
         )
         self._watching = [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
@@ -124,7 +123,8 @@ class Run:
         if self._trainer.floor:
             self._runner.expect(self._trainer.nodes)
         while True:
-            await self._wait_for_replicas()
+            self._check_servers("training cannot begin")
+            await wait_for_replicas(self._trainer, self._runner, self._other_nodes)
             lost, losses = self._runner.lost, dict(self._runner.losses)
             there = frozenset(self._trainer.nodes) - away(self._runner, self._trainer)
             try:
@@ -162,6 +162,8 @@ class Run:
             if task not in self._runner.lost:
                 raise
             self.lose(replica)
+        else:
+            self._trainer.tally.join(replica)
 
     async def _while_there(self, work: Coroutine[Any, Any, T], tasks: Collection[str]) -> T:
         """What ``work`` answers, which is cancelled once one of ``tasks`` is `away`; then raises `TimeoutError`."""
@@ -318,6 +320,11 @@ class Run:
                 self._supply.include(replica)
         self._fill()
 
+    def _going(self) -> set[int]:
+        """The replicas that are lost, or will be as their nodes were told to end."""
+        leaving = self._runner.leaving
+        return self._lost.union(r for r, task in enumerate(self._program.replicas) if task in leaving)
+
     def lose(self, replica: int) -> None:
         """Go on without a replica."""
         if replica in self._lost:
@@ -375,42 +382,10 @@ class Run:
         self._trainer.tally.join(replica)
         self._fill()
 
-    async def _wait_for_replicas(self) -> None:
-        """Wait until as many replicas are there as train, where they come and go.
-
-        Raises `NodeLost` where a server is lost, or too few are left and none come: nothing could be compiled.
-        """
-        trainer = self._trainer
-        self._check_servers("training cannot begin")
-        if not (missing := self._missing()):
-            return
-        if not trainer.floor:
-            gone = where_lost(trainer.nodes, self._runner.lost)
-            raise NodeLost(f"training cannot begin: {self._too_few(gone)}")
-        _log.warning("%s waits for replicas: %s", trainer.name, missing)
-
-        def look(activity: Activity) -> None:
-            activity.left = self._missing()
-
-        with Activity(f"{trainer.name} waits for replicas", look=look):
-            while self._missing():
-                await self._wait_lost(self._runner.lost)
-                self._check_servers("training cannot begin")
-
-    def _missing(self) -> str:
-        """How many replicas are there, and who is awaited; empty where as many are there as train."""
-        trainer = self._trainer
-        gone = where_lost(trainer.nodes, self._runner.lost)
-        there = trainer.replicas - len(gone)
-        if there >= trainer.least:
-            return ""
-        names = [trainer.nodes[replica] for replica in gone]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        return f"{there} of at least {trainer.least} are there; awaited are {', '.join(names[:NAMED])}{more}"
-
-    async def _wait_lost(self, lost: frozenset[str]) -> None:
-        """Wait until others are lost than those; raises why this is to end, if it is meanwhile."""
-        changed = self._runner.wait_changed(lost, self._runner.suspects)
+    async def _other_nodes(self) -> None:
+        """Wait until other nodes are lost; raises `NodeLost` where servers are, and why this is to end, if it is."""
+        self._news.clear()
+        changed = self._runner.wait_changed(self._runner.lost, self._runner.suspects)
         waits = [asyncio.ensure_future(changed), asyncio.ensure_future(self._news.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -422,6 +397,7 @@ class Run:
             raise self._error
         if not waits[0].cancelled():
             waits[0].result()
+        self._check_servers("training cannot begin")
 
     @property
     def lost_servers(self) -> tuple[str, ...]:
@@ -431,7 +407,8 @@ class Run:
 
     def _check_servers(self, what: str) -> None:
         if gone := self.lost_servers:
-            raise NodeLost(f"{what}: lost the parameter servers {', '.join(gone)}")
+            why = [str(self._runner.why_lost(task)) for task in gone if task in self._runner.lost]
+            raise NodeLost(": ".join([f"{what}: lost the parameter servers {', '.join(gone)}", *why]))
 
     # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -440,6 +417,11 @@ class Run:
         if self._error is None:
             self._error = error
         self._news.set()
+
+    @property
+    def too_few(self) -> bool:
+        """Whether it has ended for want of replicas, and others may come."""
+        return bool(self._trainer.floor) and self._ended is not None and self._ended.error == NodeLost.__name__
 
     def _finish(self, ended: Ended) -> None:
         """Raise why the run has ended, if it is not that there are no more batches."""
@@ -452,13 +434,7 @@ class Run:
         """``error``, with the names of the nodes that are gone."""
         if not isinstance(error, NodeLost) or not self._lost:
             return error
-        return NodeLost(f"training stopped at step {version + 1}: {self._too_few(sorted(self._lost))}")
-
-    def _too_few(self, gone: Sequence[int]) -> str:
-        trainer = self._trainer
-        names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
-        needed = trainer.least
-        return f"{trainer.policy} needs {needed} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
+        return NodeLost(f"training stopped at step {version + 1}: {too_few(self._trainer, sorted(self._lost))}")
 
     async def rest(self) -> None:
         """Watch no more who is there, and hand nothing out."""

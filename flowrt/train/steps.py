@@ -168,7 +168,7 @@ class Steps:
     def _give(self, replica: int, number: int, identities: Sequence[int], batches: Sequence[Values]) -> None:
         self._run.give(replica, number, identities, batches)
 
-    # ── where a server is lost ───────────────────────────────────────────────────────────────────────────────────────
+    # ── where a server is lost, or too few replicas are left ─────────────────────────────────────────────────────────
 
     async def _begin(self) -> None:
         try:
@@ -178,16 +178,18 @@ class Steps:
         self._told = self._told or self._run.version
 
     async def _go_on_after(self, error: FlowrtError) -> None:
-        """Begin another run, if it is lost servers that the one before ended of, and that can be made good.
+        """Begin another run, if what the one before ended of can be made good: lost servers, or too few replicas.
 
         Else raises ``error``.
         """
         while True:
             copies, checkpoints = self._run.copies, self._session.checkpoints
             lost = self._run.lost_servers or (() if copies is None else copies.missing)
-            if not lost or self._over is not None:
+            if self._over is not None or not (lost or self._run.too_few):
                 raise error
-            if copies is not None and copies.survive:
+            if not lost:
+                way = self._begin_another()
+            elif copies is not None and copies.survive:
                 way = self._go_on_without(lost)
             elif checkpoints is not None:
                 way = self._go_back(lost, checkpoints)

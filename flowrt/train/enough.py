@@ -1,0 +1,54 @@
+"""Whether enough replicas are there to train, who is awaited else, and what people are told of both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from flowrt.errors import NodeLost
+from flowrt.progress import Activity
+from flowrt.train.program import where_lost
+
+if TYPE_CHECKING:
+    from flowrt.runners import Runner
+    from flowrt.train.replicated import Replicated
+
+NAMED = 4  # nodes that are awaited and told by name
+_log = logging.getLogger(__name__)
+
+
+async def wait_for_replicas(trainer: Replicated, runner: Runner, changed: Callable[[], Awaitable[None]]) -> None:
+    """Wait until as many replicas are there as train, where they come and go; ``changed`` awaits other nodes.
+
+    Raises `NodeLost` where too few are left and none come, and what ``changed`` does.
+    """
+    if not (missing := _missing(trainer, runner)):
+        return
+    if not trainer.floor:
+        raise NodeLost(f"training cannot begin: {too_few(trainer, where_lost(trainer.nodes, runner.lost))}")
+    _log.warning("%s waits for replicas: %s", trainer.name, missing)
+
+    def look(activity: Activity) -> None:
+        activity.left = _missing(trainer, runner)
+
+    with Activity(f"{trainer.name} waits for replicas", look=look):
+        while _missing(trainer, runner):
+            await changed()
+
+
+def _missing(trainer: Replicated, runner: Runner) -> str:
+    """How many replicas are there, and who is awaited; empty where as many are there as train."""
+    gone = where_lost(trainer.nodes, runner.lost)
+    there = trainer.replicas - len(gone)
+    if there >= trainer.least:
+        return ""
+    names = [trainer.nodes[replica] for replica in gone]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{there} of at least {trainer.least} are there; awaited are {', '.join(names[:NAMED])}{more}"
+
+
+def too_few(trainer: Replicated, gone: Sequence[int]) -> str:
+    """That a trainer's policy cannot be met without the replicas that are ``gone``."""
+    names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
+    return f"{trainer.policy} needs {trainer.least} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"
