@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -57,3 +58,9 @@ def gated(rows: Any, size: int) -> dict[str, Any]:
     asked.set()
     assert gate.wait(30)
     return {"x": np.zeros((len(rows), size), np.uint8)}
+
+
+@fr.data.source
+def slow(rows: Any, seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)
+    return columns(len(rows))

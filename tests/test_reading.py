@@ -107,6 +107,15 @@ async def test_a_replica_that_comes_again_reads_again(tmp_path: Path) -> None:
         assert returned
 
 
+async def test_time_that_a_replica_waits_for_its_reading_is_input() -> None:
+    source = fr.data.function(world.slow, rows=640, batch=8, epochs=1, seconds=0.03)
+    graph, trainer = world.build(1)
+    async with fr.Session(graph) as session:
+        reports = [report async for report in trainer.steps(session, source)][-20:]
+    waited = sum(report.times[0].input for report in reports)
+    assert waited > 0.5 * sum(report.seconds for report in reports)
+
+
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
