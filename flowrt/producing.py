@@ -8,7 +8,7 @@ elements in this session has it as the cause.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -108,8 +108,10 @@ class Producing(AsyncOnly):
                     return
 
     def _components(self, element: Any) -> Sequence[Any]:
-        """An element's components; a list is an array where there is one alone."""
+        """An element's components, of a mapping its values; a list is an array where there is one alone."""
         count = len(self._put.feeds)
+        if isinstance(element, Mapping):
+            element = tuple(element.values())
         whole = count == 1 and not isinstance(element, tuple)
         parts = [element] if whole or not isinstance(element, (tuple, list)) else element
         if len(parts) == count:

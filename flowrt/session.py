@@ -473,9 +473,10 @@ class Session(AsyncOnly):
     def producing(self, queue: Any, source: Iterable[Any] | AsyncIterable[Any]) -> Producing:
         """``async with``: fill ``queue`` from an iterable of elements while the block runs, and close it at the end.
 
-        An element is an array, or a tuple of one per component. Leaving the block early, or an error of the iterable,
-        closes the queue too, so nobody waits for what never comes, and an asynchronous generator with it; that error is
-        raised from the block, and is the cause of the `QueueClosedError` of whoever waits for elements elsewhere.
+        An element is an array, a tuple of one per component, or a mapping of these in order, as of `fr.data`. Leaving
+        the block early, or an error of the iterable, closes the queue too, so nobody waits for what never comes, and an
+        asynchronous generator with it; that error is raised from the block, and is the cause of the `QueueClosedError`
+        of whoever waits for elements elsewhere.
         """
         return Producing(self, queue, source, self._failed_sources)
 

@@ -96,6 +96,27 @@ def test_images_and_labels_stay_together() -> None:
         assert np.array_equal(batch["images"], IMAGES[batch["labels"]])
 
 
+def test_arrays_of_any_layout_travel_as_tensors_are() -> None:
+    odd = {"images": np.asfortranarray(IMAGES)[::2], "labels": LABELS.astype(">i4")[::2]}
+    source = source_from_data(codec.unpack(codec.pack(source_to_data(fr.data.arrays(odd, batch=8, shuffle=False)))))
+    assert np.array_equal(source.batch(1)["images"], IMAGES[16:32:2])
+    assert source.batch(1)["labels"].dtype == np.int32
+
+
+async def test_a_source_fills_a_queue() -> None:
+    with fr.Graph() as graph:
+        queue = fr.FIFOQueue(4, ["float32", "int32"], [(8, 4), (8,)])
+        taken = queue.dequeue()
+    found = []
+    source = fr.data.arrays(COLUMNS, batch=8, epochs=1)
+    async with fr.Session(graph) as session, session.producing(queue, source):
+        for _ in range(source.total or 0):
+            images, labels = await session.run(taken)
+            assert np.array_equal(images, IMAGES[labels])
+            found.append(labels)
+    assert np.array_equal(np.concatenate(found), labels_of(source, *range(7)))
+
+
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -166,6 +187,8 @@ def test_members_of_an_npz_are_mapped_where_they_lie(tmp_path: Path) -> None:
 def test_a_source_that_is_read_leaves_no_file_open(tmp_path: Path) -> None:
     source = in_file("npz", tmp_path)
     with source.open() as reading:
+        reading.batch(3)
+    with pytest.raises(fr.ClosedError, match="open it again"):
         reading.batch(3)
     for maps in Path("/proc/self").glob("maps"):
         assert "some.npz" not in maps.read_text()

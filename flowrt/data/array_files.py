@@ -96,7 +96,7 @@ def arrays(
 
     Args:
         columns: Arrays by name, with a row for each example along the first axis. Where workers read, they travel to
-            each of them once for each iteration; what is large is better read from files.
+            each of them once for each iteration; what is large is better read from files. They may not change later.
         batch: The rows of a batch.
         shuffle: Whether each epoch is in an order of its own, that ``seed`` and its number tell.
         seed: From 0 on.
@@ -110,9 +110,10 @@ def arrays(
         raise GraphError(f"{user_site()}: arrays takes {{name: array}}, not {type(columns).__name__}")
     found = {name: np.asarray(array) for name, array in columns.items()}
     what = "a source of arrays"
-    rows, _ = checked_columns(what, found)
+    rows, specs = checked_columns(what, found)
     order = checked_order(what, rows, batch, shuffle, seed, epochs, remainder)
-    return Arrays(tuple(found.items()), order)
+    plain = tuple((name, np.ascontiguousarray(found[name], spec.dtype)) for name, spec in specs)
+    return Arrays(plain, order)
 
 
 @brief

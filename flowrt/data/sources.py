@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from flowrt.data.order import Order, Rows
-from flowrt.errors import FeedError, GraphError, how_to_bring
+from flowrt.errors import ClosedError, FeedError, GraphError, how_to_bring
 from flowrt.spec import Spec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -101,6 +101,7 @@ class Reading:
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self._closed = False
         self._table = source.table()
         try:
             self._check()
@@ -109,11 +110,14 @@ class Reading:
             raise
 
     def batch(self, identity: int) -> Batch:
-        """The batch of that identity."""
+        """The batch of that identity. Raises `ClosedError` once this is closed."""
+        if self._closed:
+            raise ClosedError(f"{self.source} was closed here; open it again")
         return self._table.take(self.source.order.rows_of(identity), identity)
 
     def close(self) -> None:
         """Close what is open. Closing twice is closing once."""
+        self._closed = True
         self._table.close()
 
     def __enter__(self) -> Self:
