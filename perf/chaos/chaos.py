@@ -156,13 +156,17 @@ class Chaos:
                     "fault": fault,
                     "task": task,
                     "away": round(back - began, 2),
-                    "counted after": round(counted - back, 2),
+                    "counted after": round(counted - self._able(task, back), 2),
                     "stall": round(self.observed.longest(began, counted), 2),
                 }
             )
             print(json.dumps(self.struck[-1]), flush=True)
         finally:
             self._busy.discard(task)
+
+    def _able(self, task: str, back: float) -> float:
+        """When a worker could count that was back then: not while there is no client."""
+        return max(back, self.observed.resumed) if ":worker/" in task else back
 
     async def _counts_again(self, task: str, back: float) -> float:
         """When a worker's update counts, or, of others, a step is made, after it was back."""
@@ -289,7 +293,9 @@ def _rows(options: argparse.Namespace, seen: dict[str, Any]) -> list[records.Row
         late = [f"{one['task']} counted again after {one['counted after']} s" for one in of]
         late = [told for told, seconds in zip(late, after, strict=True) if seconds > most]
         if of:
-            figure = f"counted again after {_spread(after)}; longest time without a step {_spread(stalls)}"
+            figure = f"counted again after {_spread(after)}"
+            if fault in ("client", "server") or not {"client", "server"}.intersection(options.faults):
+                figure += f"; longest time without a step {_spread(stalls)}"
             rows.append(records.row(promise, f"{text}, {replicas} workers", len(of), late, figure))
     return rows
 

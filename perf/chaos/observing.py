@@ -18,6 +18,7 @@ class Observed:
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.steps = 0
+        self.resumed = 0.0  # when the first step of the client that goes on was
         self._times: list[float] = []
         self._first = False  # the next step is a client's first one
         self._news: set[asyncio.Future[Report]] = set()
@@ -42,6 +43,8 @@ class Observed:
         step = report["step"]
         if step <= self.steps or (step > self.steps + 1 and not self._first):
             self.violations.append(f"step {step} was made after step {self.steps}")
+        if self._first or not self.steps:
+            self.resumed = report["at"]
         self._first, self.steps = False, step
         self._times.append(report["at"])
         for waiter in self._news:
