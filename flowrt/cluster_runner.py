@@ -126,8 +126,8 @@ class ClusterRunner:
     def held_beside(self, registered: Registered | None) -> int:
         return 0
 
-    async def inventory(self) -> Mapping[tuple[str, str], Spec]:
-        return await self._master.inventory()
+    async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
+        return await self._master.inventory(wanted)
 
     def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
         return ()  # they are sent to where they lie

@@ -151,8 +151,8 @@ class Runner(Protocol):
     def held_beside(self, registered: Registered | None) -> int:
         """The bytes held here beside what a step keeps for its own next run; 0 where none are."""
 
-    async def inventory(self) -> Mapping[tuple[str, str], Spec]:
-        """The variables that have a value."""
+    async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
+        """The variables that have a value; see `Master.inventory`."""
 
     def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
         """Have variables start as copies of ``arrays``, and ``tables`` as arrays of `pages`, where that is possible
@@ -311,7 +311,7 @@ class LocalRunner:
     def held_beside(self, registered: Executor | None) -> int:
         return self._host.memory.held - (0 if registered is None else registered.tapes.kept_bytes)
 
-    async def inventory(self) -> Mapping[tuple[str, str], Spec]:
+    async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
         return self._host.inventory()
 
     def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:

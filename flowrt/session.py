@@ -379,7 +379,7 @@ class Session(AsyncOnly):
 
     async def _initialize(self, done: set[tuple[str, str]]) -> None:
         """Assign initial values to the variables that have none; an existing one of another spec raises."""
-        have = await self._open().inventory()
+        have = await self._open().inventory(self._held())
         missing = {}
         for key, resource in self._held().items():
             spec = resource.specs[0]

@@ -187,3 +187,20 @@ async def test_a_run_begins_and_ends_without_a_node_that_is_stopped() -> None:
                 if 1 in report.kept:
                     break
             await steps.aclose()
+
+
+async def test_a_session_opens_without_waiting_for_a_node_that_is_stopped_and_holds_nothing_that_it_wants() -> None:
+    async with LocalCluster(ps=1, worker=2) as cluster, driving(cluster) as master:
+        process = cluster.processes[WORKERS[1]]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(20):
+                assert await master.inventory([]) == {}
+            everything = asyncio.ensure_future(master.inventory())
+            other = asyncio.ensure_future(master.inventory([("", "w")]))
+            done, _ = await asyncio.wait([everything, other], timeout=0.5)
+            assert not done
+        finally:
+            process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(20):
+            assert await everything == await other == {}

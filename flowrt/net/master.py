@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,7 +29,7 @@ from flowrt.errors import (
     ResourceError,
     as_error,
 )
-from flowrt.net.frames import NoRoom
+from flowrt.net.inventory import collect
 from flowrt.net.joining import Joining
 from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
 from flowrt.net.liveness import BEAT
@@ -51,7 +51,7 @@ from flowrt.net.messages import (
 )
 from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
-from flowrt.plan import Plan, plan_to_parts, spec_from_data, too_large
+from flowrt.plan import Plan, plan_to_parts, too_large
 from flowrt.sched.memory import Memory
 from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
 
@@ -318,16 +318,11 @@ class Master:
 
     # ── state ──
 
-    async def inventory(self) -> dict[tuple[str, str], Spec]:
-        """The variables of all tasks that are not lost, by (container, name)."""
-        found: dict[tuple[str, str], Spec] = {}
-        for task, packed in (await self._ask_all("inventory")).items():
-            if isinstance(packed, NoRoom):
-                raise packed.error(f"the variables of {task}")
-            for container, name, spec in codec.unpack_parts(packed.data):
-                found[container, name] = spec_from_data(spec)
-                await asyncio.sleep(0)
-        return found
+    async def inventory(self, wanted: Collection[tuple[str, str]] | None = None) -> dict[tuple[str, str], Spec]:
+        """The variables of all tasks that are not lost, by (container, name): see `inventory.collect`."""
+        self._check_open()
+        asks = {task: Ask(next(self._numbers), "inventory", "") for task in self._peers.serving()}
+        return await collect({task: self._ask(task, ask) for task, ask in asks.items()}, self._peers, wanted)
 
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container, or of all."""

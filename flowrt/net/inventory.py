@@ -1,0 +1,57 @@
+"""What variables the nodes of a cluster say that they have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flowrt import codec
+from flowrt.net.frames import NoRoom
+from flowrt.plan import spec_from_data
+
+if TYPE_CHECKING:
+    from flowrt.net.peers import Peers
+    from flowrt.spec import Spec
+
+Name = tuple[str, str]
+
+
+async def collect(
+    asks: Mapping[str, Coroutine[Any, Any, Any]], peers: Peers, wanted: Collection[Name] | None = None
+) -> dict[Name, Spec]:
+    """The variables that tasks answer when they are asked, by (container, name).
+
+    Who is suspect is not waited for once the others have all that are ``wanted``; without these, all are.
+    """
+    found: dict[Name, Spec] = {}
+    enough = None if wanted is None else frozenset(wanted)
+    asked = {asyncio.ensure_future(ask): task for task, ask in asks.items()}
+    try:
+        while asked and not (enough is not None and enough <= found.keys() and peers.suspects >= {*asked.values()}):
+            await _wait_for_news(asked, peers)
+            for answer in [answer for answer in asked if answer.done()]:
+                await _unpack(answer.result(), asked.pop(answer), found)
+    finally:
+        for answer in asked:
+            answer.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return found
+
+
+async def _wait_for_news(asked: Collection[asyncio.Future[Any]], peers: Peers) -> None:
+    """Wait for one of these answers, or for a change of who is there."""
+    changed = asyncio.ensure_future(peers.wait_changed(peers.lost, peers.suspects))
+    try:
+        await asyncio.wait([*asked, changed], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        changed.cancel()
+        await asyncio.gather(changed, return_exceptions=True)
+
+
+async def _unpack(packed: Any, task: str, found: dict[Name, Spec]) -> None:
+    if isinstance(packed, NoRoom):
+        raise packed.error(f"the variables of {task}")
+    for container, name, spec in codec.unpack_parts(packed.data):
+        found[container, name] = spec_from_data(spec)
+        await asyncio.sleep(0)
