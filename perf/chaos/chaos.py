@@ -40,6 +40,7 @@ from client import Settings  # noqa: E402
 from nodes import Cluster  # noqa: E402
 from observing import Observed  # noqa: E402
 
+import flowrt as fr  # noqa: E402
 from flowrt.net.tokens import save_token  # noqa: E402
 
 STOPPED, CUT = (1.0, 20.0), (2.0, 12.0)  # seconds for which a worker is, at least and at most
@@ -85,7 +86,23 @@ class Chaos:
             finally:
                 await self._end_client()
         calm = self.observed.rate([(begin - options.calm, begin), (last - options.calm, last)])
-        return {"calm": calm, "disturbed": self.observed.rate([(begin, end)]), "struck": self.struck}
+        return {
+            "calm": calm,
+            "disturbed": self.observed.rate([(begin, end)]),
+            "struck": self.struck,
+            "ended": self._read_ledger(),
+        }
+
+    def _read_ledger(self) -> str:
+        """How the batches ended; what does not fit is a violation."""
+        ledger, observed = fr.Ledger(self.folder / "ledger"), self.observed
+        observed.violations += ledger.violations
+        counts = {state: ledger.count(state) for state in ("kept", "late", "refused", "lost", "unused", "handed")}
+        if counts["handed"]:
+            observed.violations.append(f"{counts['handed']} batches are accounted for nowhere")
+        if ledger.version != observed.steps:
+            observed.violations.append(f"the ledger is at {ledger.version}, {observed.steps} steps were reported")
+        return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
     # ── the client ──
 
@@ -94,7 +111,13 @@ class Chaos:
         if not token.exists():
             save_token(token, self.cluster.token)
         settings = Settings(
-            self.cluster.spec.jobs, str(token), options.replicas, options.keep, options.servers, options.trainer
+            self.cluster.spec.jobs,
+            str(token),
+            options.replicas,
+            options.keep,
+            options.servers,
+            str(self.folder / "ledger"),
+            options.trainer,
         )
         self._client = await asyncio.create_subprocess_exec(
             *(sys.executable, str(HERE / "client.py"), settings.to_json()),
@@ -283,7 +306,7 @@ def _rows(options: argparse.Namespace, seen: dict[str, Any]) -> list[records.Row
     slow = [figure] if speed < SPEED and options.every >= EVERY else []
     every = f"{' or '.join(options.faults)} every {options.every:g} s for {options.minutes:g} min, {replicas} workers"
     rows = [
-        records.row(32, every, len(struck), seen["violations"], f"{seen['steps']} steps"),
+        records.row(32, every, len(struck), seen["violations"], f"{seen['steps']} steps; batches: {seen['ended']}"),
         records.row(39, every, len(struck), slow, figure),
     ]
     for fault in options.faults:

@@ -21,7 +21,7 @@ class Observed:
         self.resumed = 0.0  # when the first step of the client that goes on was
         self._times: list[float] = []
         self._first = False  # the next step is a client's first one
-        self._news: set[asyncio.Future[Report]] = set()
+        self._awaited: list[tuple[Callable[[Report], bool], asyncio.Future[Report]]] = []
 
     def again(self) -> None:
         """Another client goes on: it begins with a step after all that were reported."""
@@ -47,20 +47,19 @@ class Observed:
             self.resumed = report["at"]
         self._first, self.steps = False, step
         self._times.append(report["at"])
-        for waiter in self._news:
-            if not waiter.done():
-                waiter.set_result(report)
-        self._news.clear()
+        for sign, found in self._awaited:
+            if not found.done() and sign(report):
+                found.set_result(report)
 
     async def until(self, sign: Callable[[Report], bool], seconds: float) -> Report:
         """The first report from now on that is the ``sign``. Raises `TimeoutError` if none comes in so many seconds."""
-        async with asyncio.timeout(seconds):
-            while True:
-                waiter: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
-                self._news.add(waiter)
-                report = await waiter
-                if sign(report):
-                    return report
+        awaited = sign, asyncio.get_running_loop().create_future()
+        self._awaited.append(awaited)
+        try:
+            async with asyncio.timeout(seconds):
+                return await awaited[1]
+        finally:
+            self._awaited.remove(awaited)
 
     def rate(self, spans: Iterable[tuple[float, float]]) -> float:
         """Steps a second in these spans of time."""
