@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from flowrt.net.master import Master
-    from flowrt.passes import Compiled, StandIns
+    from flowrt.passes import Compiled, StandIn, StandIns
     from flowrt.plan import Plan
     from flowrt.runners import Array, Keeper, Name, Registered
     from flowrt.sched.direct import Numbers
@@ -47,10 +47,10 @@ class ClusterRunner:
 
     @property
     def stand_ins(self) -> StandIns:
-        if self.keepers:
-            now = {task: other for keeper in self.keepers for task, other in keeper.stand_ins().items()}
-            if now != self._stand_ins:
-                self._stand_ins = now
+        now: dict[str, tuple[StandIn, ...]] = {}
+        for keeper in self.keepers:
+            now |= {task: (*now.get(task, ()), *others) for task, others in keeper.stand_ins().items()}
+        self._stand_ins = self._stand_ins if now == self._stand_ins else now
         return self._stand_ins
 
     @property

@@ -93,23 +93,23 @@ class Killing:
         await self.check()
 
 
-async def kills(count: int, servers: int, size: int, policy: fr.train.Policy, seed: int) -> None:
-    rng = random.Random(seed)
+async def kills(count: int, seconds: float, servers: int, size: int, policy: fr.train.Policy, seed: int) -> None:
+    rng, end = random.Random(seed), time.monotonic() + seconds
     graph, trainer = build(size, servers, 2, policy, 2)
     async with (
         fr.LocalCluster(ps=servers, worker=2, restart=True) as cluster,
         fr.Session(graph, cluster=cluster) as session,
     ):
         killing = Killing(cluster, session, trainer)
-        for number in range(count):
-            await killing.kill(rng, f"/job:ps/task:{number % servers}")
+        while len(killing.stalls) < count and time.monotonic() < end:
+            await killing.kill(rng, f"/job:ps/task:{len(killing.stalls) % servers}")
         await killing.steps.aclose()
     stalls = sorted(killing.stalls)
     print(
-        f"{count} kills of {servers} servers in turn, {policy}, {VARIABLES * size * 4 >> 20} MiB of variables, seed "
-        f"{seed}: {killing.last} steps, median step {statistics.median(killing.usual) * 1e3:.1f} ms; lost or repeated "
-        f"{len(killing.wrong)}; stall median {statistics.median(stalls) * 1e3:.0f} ms, "
-        f"p95 {stalls[int(0.95 * (count - 1))] * 1e3:.0f}, most {stalls[-1] * 1e3:.0f}"
+        f"{len(stalls)} kills of {servers} servers in turn, {policy}, {VARIABLES * size * 4 >> 20} MiB of variables, "
+        f"seed {seed}: {killing.last} steps, median step {statistics.median(killing.usual) * 1e3:.1f} ms; "
+        f"lost or repeated {len(killing.wrong)}; stall median {statistics.median(stalls) * 1e3:.0f} ms, "
+        f"p95 {stalls[int(0.95 * (len(stalls) - 1))] * 1e3:.0f}, most {stalls[-1] * 1e3:.0f}"
     )
     for wrong in killing.wrong:
         print("  ", wrong)
@@ -149,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["kills", "cost"])
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no more are killed")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--size", type=int, default=1 << 20, help="numbers in each of the variables")
     parser.add_argument("--policy", choices=["first", "all"], default="first")
@@ -160,7 +161,7 @@ def main() -> None:
     print(describe())
     policy = fr.train.FirstOf(1) if options.policy == "first" else fr.train.AllOf()
     if options.what == "kills":
-        asyncio.run(kills(options.kills, options.servers, options.size, policy, options.seed))
+        asyncio.run(kills(options.kills, options.seconds, options.servers, options.size, policy, options.seed))
     else:
         for size in (64, options.size):
             asyncio.run(cost(size, options.steps, options.turns))

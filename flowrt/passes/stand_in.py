@@ -26,8 +26,8 @@ class StandIn:
     lost: bool = True
 
 
-StandIns: TypeAlias = Mapping[str, StandIn]
-"""By task, who stands in for it."""
+StandIns: TypeAlias = Mapping[str, tuple[StandIn, ...]]
+"""By task, who stands in for it: each for other variables."""
 
 
 def stand_in(
@@ -41,20 +41,22 @@ def stand_in(
         return placement
     found: dict[int, Device] = {}
     for i, device in placement.items():
-        other = stand_ins.get(device.host)
-        found[i] = device if other is None else _moved(step.nodes[i], device, other, devices)
+        others = stand_ins.get(device.host)
+        found[i] = device if others is None else _moved(step.nodes[i], device, others, devices)
     return found if found != placement else placement
 
 
-def _moved(node: StepNode, device: Device, other: StandIn, devices: Sequence[Device]) -> Device:
-    alone = [name for name in node.resources if name not in other.names]
-    if not alone and (node.resources or other.lost):
-        return _like(device, other.task, devices)
-    if other.lost:
-        error = PlacementError(f"{node.where()}: {device.host} alone had {alone[0][1]!r}, which it works on")
-        error.missing = device
-        raise error
-    return device
+def _moved(node: StepNode, device: Device, others: Sequence[StandIn], devices: Sequence[Device]) -> Device:
+    wanted, lost = frozenset(node.resources), any(other.lost for other in others)
+    has_all = [other for other in others if wanted <= other.names]
+    if has_all and (wanted or lost):
+        return _like(device, has_all[0].task, devices)
+    if not lost:
+        return device
+    alone = wanted.difference(*(other.names for other in others)) or wanted
+    error = PlacementError(f"{node.where()}: {device.host} alone had {min(alone)[1]!r}, which it works on")
+    error.missing = device
+    raise error
 
 
 def _like(device: Device, task: str, devices: Sequence[Device]) -> Device:

@@ -67,7 +67,7 @@ class Copies:
         """See `Keeper.stand_ins`."""
         lost, after = self._runner.lost, self._holders.after
         return {
-            task: StandIn(after(task), frozenset(self._holders.variables[task]), task in lost)
+            task: (StandIn(after(task), frozenset(self._holders.variables[task]), task in lost),)
             for task in (self.gone if self._whole else ())
             if self.is_whole(after(task))
         }
@@ -92,7 +92,7 @@ class Copies:
                 copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
         stale = {task for task in own if self._whole and not known[task]}
         gone = {task for task in tasks if own.get(task) is None} | stale
-        if not self._whole and all(version is None for version in own.values()):
+        if not stale and all(version is None for version in own.values()):
             return frozenset(task for task in tasks if task in lost)  # nobody has any: that is `agree`'s to say
         newest = max((version for held in (own, copied) for version in held.values() if version is not None), default=0)
         for task in tasks:  # it was silent, or away, while another client trained
@@ -155,9 +155,15 @@ class Copies:
         for task, variables in self._holders.variables.items():
             other = self._holders.after(task)
             written = {name: variables[name] for name in names & variables.keys()}
-            if written and self.is_whole(task) and self.is_whole(other):
-                self.doubtful |= self.moving
+            if not (written and self.is_whole(task) and self.is_whole(other)):
+                continue
+            self.doubtful |= self.moving
+            try:
                 await self._copy(written, task, other)
+            except RemoteError:
+                if not self.is_whole(task):
+                    raise
+                self.doubtful = True  # the other one is lost, or was not reached: it is made equal before the next run
 
     async def _copy(self, variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) -> None:
         """Copy variables from one task to another, from node to node."""

@@ -215,7 +215,7 @@ class Parts:
 
     def _as_if(self, task: str) -> StandIns:
         """A task in place of the one whose variables it holds too."""
-        return {self.holders.before(task): StandIn(task, frozenset(self._trainer.graph.resources))}
+        return {self.holders.before(task): (StandIn(task, frozenset(self._trainer.graph.resources)),)}
 
     def _elsewhere(self, others: Sequence[str], why: str) -> GraphError:
         return GraphError(
