@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -245,3 +246,17 @@ class World:
     async def aclose(self) -> None:
         for node in self.nodes.values():
             await node.aclose()
+
+
+W = TypeVar("W", bound=World)
+
+
+@asynccontextmanager
+async def begun(made: W) -> AsyncIterator[W]:
+    """A world that runs, for half a minute at most."""
+    async with asyncio.timeout(30):
+        await made.begin()
+        try:
+            yield made
+        finally:
+            await made.aclose()

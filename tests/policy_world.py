@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
+
+import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, LocalSteps, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies import (
+    Adaptive,
+    AllOf,
+    Close,
+    Deadline,
+    FirstOf,
+    LocalSteps,
+    Offer,
+    Policy,
+    Record,
+    WaitUntil,
+)
+from flowrt.valueclass import replace, valueclass
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,37 @@ class Alternating(Policy):
         return Alternating(3 - self.keeps)
 
 
+@valueclass
+class Remembering(Adaptive):
+    """`Adaptive`, told apart by all that it has seen, of which what it decides follows: a search must visit each."""
+
+    seen: bytes = field(default=b"", init=False)
+    """A digest of it."""
+
+    def after(self, record: Record) -> Remembering:
+        known = Adaptive.after(self, record)  # super() knows no slotted class
+        assert isinstance(known, Remembering)
+        return known._told_apart()
+
+    def _told_apart(self) -> Remembering:
+        digest = blake2b(digest_size=16)
+        assert self._history is not None
+        known = self._history.arrivals
+        for value in (replace(self._history, arrivals=None), known):
+            for fact in (getattr(value, part.name) for part in fields(value)):
+                digest.update(fact.tobytes() if isinstance(fact, np.ndarray) else repr(fact).encode())
+        return replace(self, seen=digest.digest())
+
+    def renamed(self, order: tuple[int, ...]) -> Remembering:
+        """The same where replicas have other numbers."""
+        if self._history is None:
+            return self
+        known, rows = self._history.arrivals.of(len(order)), list(order)
+        assert not known.fresh, "versions that are yet to be looked at name replicas, too"
+        known = replace(known, own=known.own[:, rows], usual=known.usual[rows], alive=known.alive[rows])
+        return replace(self, _history=replace(self._history, arrivals=known))._told_apart()
+
+
 @dataclass(frozen=True)
 class Hasty(Policy):
     """Keeps the first update, however stale, and cuts off whoever falls further behind than ``bound`` versions."""
@@ -65,5 +111,5 @@ class Hasty(Policy):
 
 POLICIES: tuple[Policy, ...] = (
     *(AllOf(), FirstOf(2), Deadline(1.0), Deadline(1.0, at_least=2), LocalSteps(4, FirstOf(2), grace=1.0)),
-    *(Patient(), AllOfThoseLeft(), Alternating()),
+    *(Patient(), AllOfThoseLeft(), Alternating(), Remembering(at_least=2)),
 )

@@ -19,6 +19,8 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from policy_world import Remembering
+
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
 from flowrt.sched.coordinator import Coordinator
@@ -114,6 +116,7 @@ class World(Values):
     ) -> None:
         super().__init__()
         self.least, self.versions, self.replicas, self.floor = least, versions, range(replicas), floor
+        self.square = (1.0,) if policy.measures else ()  # of every update and mean, on each server
         self.arrivals: dict[tuple, list[tuple]] = {}
         self.news: dict[tuple, list[tuple]] = {}
         self.columns: dict[Any, int] = {}
@@ -153,7 +156,7 @@ class World(Values):
         for server in SERVERS:
             yield from self._applies(state, server)
             for version in range(state.applied[server]):
-                yield True, self._coordinate(state, "publish", server, version, state.clock)[0]
+                yield True, self._coordinate(state, "publish", server, version, state.clock, *self.square)[0]
         coordinator = self.values[state.coordinator]
         if coordinator.version < self.versions and coordinator.stuck() is not None:
             if state.calm or self._would_close(coordinator.quorum):
@@ -296,7 +299,7 @@ class World(Values):
             for server in SERVERS:
                 for finite in (False, True):
                     if reports & bit(version, finite, server):
-                        yield server, version, replica, finite, clock
+                        yield server, version, replica, finite, clock, *self.square
 
     def _applies(self, state: State, server: int) -> Iterator[tuple[bool, State]]:
         hands = state.hands[server]
@@ -455,9 +458,13 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
         decided = tuple(sorted(name[r] for r in ledger.decided))
         history.append(replace(ledger, decided=decided, receipts=tuple(receipts)))
     offers = tuple(replace(offer, replica=name[offer.replica]) for offer in value.quorum.offers)
+    policy = value.quorum.policy
+    if isinstance(policy, Remembering):
+        policy = policy.renamed(order)
+    kept = tuple(sorted(name[r] for r in value.quorum.kept))
     return replace(
         value,
-        quorum=replace(value.quorum, offers=offers, kept=tuple(sorted(name[r] for r in value.quorum.kept))),
+        quorum=replace(value.quorum, policy=policy, offers=offers, kept=kept),
         book=Book(pick(book.given, order), pick(book.spent, order), book.totals and pick(book.totals, order)),
         standing=pick(value.standing, order),
         holders=tuple(frozenset(servers[s] for s in holders) for holders in pick(value.holders, order)),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from iteration_world import RUN, World
+from iteration_world import RUN, World, begun
 
 from flowrt.device import CLIENT
 from flowrt.errors import RemoteError
@@ -20,16 +19,12 @@ from flowrt.sched.iteration.iterations import left_from_data
 from flowrt.sched.iteration.messages import Ended, Lost, Order, Stop, Update, Version
 from flowrt.sched.ledger import Outcome
 
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
 
-@asynccontextmanager
-async def world(*args: Any, **kwargs: Any) -> AsyncIterator[World]:
-    made = World(*args, **kwargs)
-    async with asyncio.timeout(30):
-        await made.begin()
-        try:
-            yield made
-        finally:
-            await made.aclose()
+
+def world(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[World]:
+    return begun(World(*args, **kwargs))
 
 
 def outcomes(made: World, version: int) -> dict[int, tuple[int, Outcome]]:

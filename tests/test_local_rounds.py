@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from iteration_world import NUMBER, RUN, FakePlan, World
+from iteration_world import NUMBER, RUN, FakePlan, World, begun
 
 from flowrt.device import CLIENT
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.iteration.messages import BeginReplica, Ended
 from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
 from flowrt.sched.ledger import Outcome
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
 
 K = 4
 
@@ -91,15 +93,8 @@ class LocalWorld(World):
             await asyncio.sleep(0)
 
 
-@asynccontextmanager
-async def world(*args: Any, **kwargs: Any) -> AsyncIterator[LocalWorld]:
-    made = LocalWorld(*args, **kwargs)
-    async with asyncio.timeout(30):
-        await made.begin()
-        try:
-            yield made
-        finally:
-            await made.aclose()
+def world(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[LocalWorld]:
+    return begun(LocalWorld(*args, **kwargs))
 
 
 def receipts(made: World) -> list[list[tuple[int, int, Outcome]]]:

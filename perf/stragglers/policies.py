@@ -16,12 +16,13 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from digits import batches, digits
 from experiment import Finding, run
 
 import flowrt as fr
@@ -38,7 +39,6 @@ TARGETS = {"dense": 0.45, "convolutional": 0.6}  # held-out losses
 LIMIT = 20.0  # seconds of training after which nothing is waited for any more
 STALE = ("BoundedStaleness", "Async", "LocalSteps")  # policies by which replicas go on with what they have
 SIDE = Path(__file__).resolve().parents[1] / "sides" / "torch_policies.py"
-Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -74,27 +74,6 @@ def policies(replicas: int) -> dict[str, fr.train.Policy]:
 
 
 # ── what is trained ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def digits() -> tuple[Batch, Batch]:
-    """What is learnt, and what is held out, less the mean image."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    images, labels = images[order] / 16, labels[order]
-    images = (images - images[TEST:].mean(axis=0)).astype(np.float32).reshape(-1, 8, 8, 1)
-    both = {"images": images, "labels": labels.astype(np.int32)}
-    return {name: array[TEST:] for name, array in both.items()}, {name: array[:TEST] for name, array in both.items()}
-
-
-def batches(train: Batch, seed: int) -> Iterator[Batch]:
-    """Random ones without end."""
-    rng = np.random.default_rng(seed)
-    while True:
-        order = rng.permutation(len(train["labels"]))
-        for start in range(0, len(order) - BATCH + 1, BATCH):
-            yield {name: array[order[start : start + BATCH]] for name, array in train.items()}
 
 
 def weights(model: str, seed: int) -> dict[str, np.ndarray]:
@@ -139,12 +118,12 @@ async def train(
 
     Without the looks, replicas that go on meanwhile would train for nothing.
     """
-    learnt, held_out = digits()
+    learnt, held_out = digits(TEST, (8, 8, 1))
     graph, trainer, judge = build(model, policy, options.replicas, options.seed, f"{model} {name}")
     victim = f"/job:worker/task:{options.replicas - 1}"
     began, counted, killed = 0.0, 0, False
     async with fr.Session(graph, cluster=cluster) as session:
-        training = trainer.steps(session, batches(learnt, options.seed))
+        training = trainer.steps(session, batches(learnt, BATCH, options.seed))
         try:
             while True:
                 async with asyncio.timeout(LIMIT):
@@ -206,8 +185,8 @@ def beside(scene: Scene, model: str, options: argparse.Namespace) -> Mapping[str
     if python is None:
         return {}
     delays = [scene.others] * (options.replicas - 1) + [scene.delay]
-    learnt, held_out = digits()
-    source = batches(learnt, options.seed)
+    learnt, held_out = digits(TEST, (8, 8, 1))
+    source = batches(learnt, BATCH, options.seed)
     rounds = 200
     rng = np.random.default_rng(options.seed)
     waits = [[float(fr.delays.parse(d).sample(rng, step, 1, 0.0)[0]) for d in delays] for step in range(rounds)]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from digits import batches, digits
 from experiment import Finding, run
 
 import flowrt as fr
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 HIDDEN, BATCH, TEST = 128, 32, 360
 IMAGES, LABELS = fr.Spec("float32", (None, 64)), fr.Spec("int32", (None,))
-Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,6 @@ WAYS = (
     Way("Async", fr.train.Async()),
     *(Way(f"k = {k}", fr.train.LocalSteps(k, outer=fr.optim.SGD(1.0)), k) for k in (2, 5, 10, 25)),
 )
-
-
-def digits() -> tuple[Batch, Batch]:
-    """What is learnt, and what is held out, less the mean image."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    images, labels = images[order] / 16, labels[order]
-    images = (images - images[TEST:].mean(axis=0)).astype(np.float32)
-    both = {"images": images, "labels": labels.astype(np.int32)}
-    return {name: array[TEST:] for name, array in both.items()}, {name: array[:TEST] for name, array in both.items()}
-
-
-def batches(train: Batch, seed: int) -> Iterator[Batch]:
-    """Random ones without end."""
-    rng = np.random.default_rng(seed)
-    while True:
-        order = rng.permutation(len(train["labels"]))
-        for start in range(0, len(order) - BATCH + 1, BATCH):
-            yield {name: array[order[start : start + BATCH]] for name, array in train.items()}
 
 
 def build(way: Way, replicas: int, rate: float, seed: int) -> tuple[fr.Graph, fr.train.Replicated, Any]:
@@ -93,11 +72,11 @@ def build(way: Way, replicas: int, rate: float, seed: int) -> tuple[fr.Graph, fr
 
 async def train(way: Way, cluster: fr.LocalCluster, options: argparse.Namespace, seed: int) -> Mapping[str, float]:
     """Train until enough batches have counted; what came of it."""
-    learnt, held_out = digits()
+    learnt, held_out = digits(TEST)
     graph, trainer, judge = build(way, options.replicas, options.rate, seed)
     wanted, counted, stale = options.replicas * options.steps, 0, list[int]()
     async with fr.Session(graph, cluster=cluster) as session:
-        training = trainer.steps(session, batches(learnt, seed))
+        training = trainer.steps(session, batches(learnt, BATCH, seed))
         began = time.perf_counter()
         while counted < wanted:
             report = await anext(training)

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import GraphError, user_site
+from flowrt.errors import user_site
 from flowrt.sched.noise import NoiseScale
 from flowrt.sched.policies.arrivals import Arrivals
-from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, check_at_least, least_of
 from flowrt.valueclass import replace, valueclass
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -36,6 +36,8 @@ class History:
         spare: The worth that may be spent on trying out; below zero, too much was.
         since: Versions since something was tried out.
         tries: Whether that is due.
+        rate: Worth per second, of late.
+        worths: By number of updates, what a step with so many is worth.
     """
 
     versions: int
@@ -46,15 +48,22 @@ class History:
     spare: float
     since: int
     tries: bool
+    rate: float = 0.0
+    worths: Array = field(default_factory=lambda: np.zeros(1))
 
-    @property
-    def rate(self) -> float:
-        """Worth per second, of late."""
-        return float(self.kept @ self.worth(np.arange(len(self.kept)))) / max(self.seconds, 1e-12)
+    def weighed(self) -> History:
+        """With what follows of it."""
+        worths = self.worth(np.arange(1 + max(len(self.kept), self.arrivals.replicas)))
+        rate = float(self.kept @ worths[: len(self.kept)]) / max(self.seconds, 1e-12)
+        return replace(self, rate=rate, worths=worths)
 
     def worth(self, updates: Any) -> Any:
         """What a step with so many ``updates`` is worth; supposing B to be as many as there are replicas."""
         return updates / (updates + self.noise.believed(float(self.arrivals.replicas)))
+
+    def worth_of(self, fewest: int, most: int) -> Array:
+        """The same, by number, from ``fewest`` to ``most``."""
+        return self.worths[fewest : most + 1] if most < len(self.worths) else self.worth(np.arange(fewest, most + 1))
 
 
 @valueclass
@@ -78,11 +87,7 @@ class Adaptive(Policy):
     _history: History | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.at_least, bool) or not isinstance(self.at_least, int) or self.at_least < 1:
-            raise GraphError(
-                f"{user_site()}: Adaptive(at_least={self.at_least!r}): a step needs at least one update; use "
-                "at_least=1 or more"
-            )
+        check_at_least(f"{user_site()}: Adaptive(at_least={self.at_least!r})", self.at_least)
 
     @property
     def measures(self) -> bool:
@@ -91,12 +96,7 @@ class Adaptive(Policy):
 
     def least(self, replicas: int) -> int:
         """As many as it says; raises `GraphError` when there are fewer replicas than that."""
-        if self.at_least > replicas:
-            raise GraphError(
-                f"{self} of {replicas} replicas can never be met; "
-                f"use at_least={replicas} or fewer, or replicas={self.at_least} or more"
-            )
-        return self.at_least
+        return least_of(self, self.at_least, replicas)
 
     # ── now ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,7 +120,7 @@ class Adaptive(Policy):
         missing = [replica for replica, _ in record.missing]
         came, seconds = _split(record.offers)
         noise = history.noise.learn([offer.square for offer in record.offers], record.square)
-        history = replace(history, noise=noise)
+        history = replace(history, noise=noise).weighed()
         gained = float(history.worth(len(record.kept)))
         lost = max(0.0, history.rate * record.seconds - gained) if history.tries else 0.0
         spare = min(history.spare - lost + BUDGET * gained, 0.2)
@@ -138,7 +138,7 @@ class Adaptive(Policy):
             spare=spare,
             since=since,
             tries=spare >= 0 and since >= APART,
-        )
+        ).weighed()
         return replace(self, _history=known)
 
 
@@ -167,7 +167,7 @@ def _decide(history: History, offers: Sequence[Offer], able: Sequence[int], now:
     """Wait until the time at which most is gained, if that is more than waiting costs."""
     count = len(offers)
     times, more = history.arrivals.expected(*_split(offers), able, now)
-    worth = history.worth(np.arange(count, count + len(able) + 1))
+    worth = history.worth_of(count, count + len(able))
     gains = np.interp(more, np.arange(len(worth)), worth) - worth[0]
     costs = history.rate * (times - now)
     best = int((gains - costs).argmax())

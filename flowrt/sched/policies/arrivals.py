@@ -61,6 +61,7 @@ def _factors() -> Array:
 
 FACTORS = _factors()
 LOGS = FACTORS * WIDTH
+SPANS = np.abs(LOGS)
 GAPS = np.gradient(FACTORS.astype(float))
 GRID = np.exp(WIDTH * np.arange(BINS + 1))
 PLACES = np.arange(BINS)
@@ -155,34 +156,32 @@ class Arrivals:
             return 0.0
         step = 1 + (len(came) + len(able)) // SAMPLE
         some = np.array(came[::step]), np.array(able[::step])
-        return self._weigh(self._evidence(*some, np.log(np.maximum(seconds[::step], 1e-9)), _log(now)))[0]
+        return self._believe(self._evidence(*some, np.log(np.maximum(seconds[::step], 1e-9)), _log(now)))
 
     def _evidence(self, came: Array, missing: Array, logs: Array, cut: float) -> Array:
         """For each of `FACTORS`, the logarithm of how likely it makes what came, and others have not by ``cut``."""
-        likely: Array = self.log_density.take(self._relative(came, logs)[:, None] - FACTORS, mode="clip").sum(axis=0)
+        places = self._relative(came, logs)
+        likely: Array = np.add.reduce(self.log_density.take(places[:, None] - FACTORS, mode="clip"))
         if len(missing):
-            places = self._relative(missing, np.full(len(missing), cut))
-            likely += self.log_alive.take(places[:, None] - FACTORS, mode="clip").sum(axis=0)
+            places = self._relative(missing, cut)
+            likely += np.add.reduce(self.log_alive.take(places[:, None] - FACTORS, mode="clip"))
         return likely
 
-    def _relative(self, replicas: Array, logs: Array) -> Array:
+    def _relative(self, replicas: Array, logs: Array | float) -> Array:
         """In which bins times lie, where each replica's usual one is in the middle."""
         bins: Array = ((logs - self.usual[replicas]) / WIDTH + (MIDDLE + 1e-6)).astype(np.int64)
         return bins
 
-    def _weigh(self, evidence: Array) -> tuple[float, float]:
-        """The mean of the logarithm of the factor by Bayes' rule, and of its square less what chance adds to that.
+    def _believe(self, evidence: Array) -> float:
+        """The mean of the logarithm of the factor by Bayes' rule.
 
-        Factors are supposed to fall off as Laplace's distribution does, which takes to rare large ones. The second is
-        of the evidence alone, so that it does not confirm what was believed before.
+        Factors are supposed to fall off as Laplace's distribution does, which takes to rare large ones.
         """
-        alone = np.exp(evidence - evidence.max()) * GAPS
-        alone /= alone.sum()
-        mean = float(alone @ LOGS)
-        chance = float(alone @ (LOGS - mean) ** 2)
-        believed = evidence - np.abs(LOGS) * sqrt(2 / max(self.common, 1e-8))
-        weights = np.exp(believed - believed.max()) * GAPS
-        return float(weights @ LOGS / weights.sum()), mean * mean - chance
+        weights = evidence - SPANS * sqrt(2 / max(self.common, 1e-8))
+        weights -= np.maximum.reduce(weights)
+        np.exp(weights, out=weights)
+        weights *= GAPS
+        return float(weights @ LOGS / np.add.reduce(weights))
 
     # ── what came ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -216,7 +215,7 @@ class Arrivals:
             origin=origin,
             late=self.late + LATE * (float(logs[len(logs) // 2]) + passing - self.late),
             common=common,
-            pool=self._count_pool(self._relative(there, logs), self._relative(gone, np.full(len(gone), cut))),
+            pool=self._count_pool(self._relative(there, logs), self._relative(gone, cut)),
         )
 
     def _factor_and_common(self, came: Array, missing: Array, logs: Array, cut: float) -> tuple[float, float]:
@@ -225,7 +224,8 @@ class Arrivals:
         Where less than half of the replicas came it may be either, so nothing is learned of the variance.
         """
         step = 1 + (len(came) + len(missing)) // SAMPLE
-        factor, square = self._weigh(self._evidence(came[::step], missing[::step], logs[::step], cut))
+        evidence = self._evidence(came[::step], missing[::step], logs[::step], cut)
+        factor, square = self._believe(evidence), _square(evidence)
         share = max(STEADY, 1 / (self.versions + 3))
         if len(came) >= len(missing):
             return factor, self.common + share * (square - self.common)
@@ -281,6 +281,17 @@ class Arrivals:
             own=own,
             alive=self.alive.take(np.arange(BINS + 1) + off, axis=1, mode="clip"),
         )
+
+
+def _square(evidence: Array) -> float:
+    """The square of the logarithm of a version's factor less what chance adds to that.
+
+    It is of the evidence alone, so that it does not confirm what was believed before.
+    """
+    weights = np.exp(evidence - evidence.max()) * GAPS
+    weights /= weights.sum()
+    mean = float(weights @ LOGS)
+    return mean * mean - float(weights @ (LOGS - mean) ** 2)
 
 
 def _log(seconds: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from flowrt.errors import GraphError, user_site
-from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
+from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil, check_at_least, least_of
 from flowrt.valueclass import valueclass
 
 
@@ -36,8 +36,7 @@ class Deadline(Policy):
             raise GraphError(
                 f"{made}: a step ends after a finite time that is more than 0; AllOf() waits for everybody"
             )
-        if isinstance(self.at_least, bool) or not isinstance(self.at_least, int) or self.at_least < 1:
-            raise GraphError(f"{made}: a step needs at least one update; use at_least=1 or more")
+        check_at_least(made, self.at_least)
 
     def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close | WaitUntil:
         """All that is there, when it is time."""
@@ -51,9 +50,4 @@ class Deadline(Policy):
 
     def least(self, replicas: int) -> int:
         """As many as it says; raises `GraphError` when there are fewer replicas than that."""
-        if self.at_least > replicas:
-            raise GraphError(
-                f"{self} of {replicas} replicas can never be met; "
-                f"use at_least={replicas} or fewer, or replicas={self.at_least} or more"
-            )
-        return self.at_least
+        return least_of(self, self.at_least, replicas)

@@ -78,6 +78,22 @@ class Record:
     square: float = nan
 
 
+def check_at_least(made: str, at_least: object) -> None:
+    """Raise `GraphError` where ``at_least`` is no number of updates; ``made`` says where, and how it was written."""
+    if isinstance(at_least, bool) or not isinstance(at_least, int) or at_least < 1:
+        raise GraphError(f"{made}: a step needs at least one update; use at_least=1 or more")
+
+
+def least_of(policy: Policy, at_least: int, replicas: int) -> int:
+    """``at_least``; raises `GraphError` when there are fewer ``replicas`` than that."""
+    if at_least > replicas:
+        raise GraphError(
+            f"{policy} of {replicas} replicas can never be met; "
+            f"use at_least={replicas} or fewer, or replicas={at_least} or more"
+        )
+    return at_least
+
+
 class Policy:
     """Whose updates make a version. A policy is a subclass that is a frozen dataclass of plain values.
 
