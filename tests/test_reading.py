@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -50,6 +52,14 @@ async def test_replicas_that_read_train_to_the_same_bits_as_with_a_clients_batch
         assert not readers()
     assert found[0] == found[1]
     assert found[0][0] == 24 // trainer.local_steps
+
+
+async def test_local_steps_go_on_where_a_group_of_batches_has_no_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "AHEAD_BYTES", 1)
+    graph, trainer = world.build(2, fr.train.LocalSteps(4))
+    async with fr.Session(graph) as session, asyncio.timeout(40):
+        source = fr.data.arrays(world.columns(), batch=8, epochs=2)
+        assert len([report async for report in trainer.steps(session, source)]) == 2
 
 
 async def test_workers_of_a_cluster_read_files_and_functions(tmp_path: Path) -> None:
@@ -228,6 +238,39 @@ async def test_batches_are_admitted_in_order_and_told_twice_are_read_once() -> N
     assert "batches are 0 to 99, not 200" in str(unread.error)
     assert [int(values[0][0]) for _, values in admitted] == [7, 3, 50, 8]
     assert not readers()
+
+
+@dataclass(frozen=True)
+class Opened(fr.data.Source):
+    """Takes its time to open, and counts how often it is."""
+
+    inner: fr.data.Source
+    times: ClassVar[list[int]] = []
+
+    @property
+    def order(self) -> Any:
+        return self.inner.order
+
+    def table(self) -> fr.data.Table:
+        self.times.append(1)
+        time.sleep(0.05)
+        return self.inner.table()
+
+    @property
+    def specs(self) -> Any:
+        return self.inner.specs
+
+
+async def test_a_source_is_opened_once_for_all_threads_of_a_replica() -> None:
+    source = Opened(fr.data.arrays({"x": np.arange(100)}, batch=1, shuffle=False, epochs=1))
+    admitted = Admitted()
+    reader = reader_of(source, admitted)
+    work = asyncio.ensure_future(reader.run())
+    reader.draw(1, range(20))
+    await admitted.reach(20)
+    work.cancel()
+    await asyncio.wait([work])
+    assert len(source.times) == 1
 
 
 async def test_what_is_read_ahead_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

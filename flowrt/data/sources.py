@@ -159,6 +159,8 @@ def source_from_data(data: Mapping[str, Any]) -> Source:
 
 def _to_data(value: Any) -> Any:
     match value:
+        case Source():
+            return {"source": source_to_data(value)}
         case Order():
             return {"order": tuple(getattr(value, field.name) for field in fields(value))}
         case Spec():
@@ -171,6 +173,8 @@ def _to_data(value: Any) -> Any:
 
 def _from_data(value: Any) -> Any:
     match value:
+        case {"source": parts}:
+            return source_from_data(parts)
         case {"order": parts}:
             return Order(*parts)
         case {"spec": parts}:

@@ -267,11 +267,12 @@ class Replicated:
         """Train until ``batches`` are used up; one report per step.
 
         ``batches`` yields ``{name: array}``, one for each replica and step; they are drawn, and sent to the replicas,
-        ``ahead`` + 3 for each at most before they are used. Training goes on from the version that the variables are
-        at. They move when a report is asked for, and ``ahead`` steps beyond it: with 0 they are in the loop's body at
-        exactly ``report.step``, while the replicas already compute the next updates; with more the nodes need not wait
-        for a slow body, and a session that saves checkpoints by itself has them wait all the same. What the body
-        writes to variables of ``loss_fn``, or restores, is seen by updates from the step after the next on.
+        ``ahead`` + 3 for each at most before they are used. Of a source of `flowrt.data` only identities are sent, and
+        replicas read what they name themselves. Training goes on from the version that the variables are at. They move
+        when a report is asked for, and ``ahead`` steps beyond it: with 0 they are in the loop's body at exactly
+        ``report.step``, while the replicas already compute the next updates; with more the nodes need not wait for a
+        slow body, and a session that saves checkpoints by itself has them wait all the same. What the body writes to
+        variables of ``loss_fn``, or restores, is seen by updates from the step after the next on.
 
         Breaking out, ``aclose`` or leaving the session ends what runs and waits for it; what the servers had begun to
         apply, all apply. When too few batches are left for a step, the iterator ends.

@@ -46,7 +46,9 @@ class Reader:
         self._read: dict[int, Sequence[Any] | Unread] = {}  # what is read before one that comes earlier
         self._moved = asyncio.Event()
         self._lanes = Lanes(READERS, "reader")
-        self._reading: Reading | None = None
+        self._opening = asyncio.Lock()
+        self._reading: Reading | None = None  # the source, once it is open
+        self._shut: BaseException | None = None  # why it could not be opened
 
     def draw(self, number: int, identities: Iterable[int]) -> None:
         """The batches from ``number`` on are those of these identities; what was told before changes nothing."""
@@ -79,6 +81,9 @@ class Reader:
                 self._moved.clear()
                 await self._moved.wait()
             wanted = dict(self._next() for _ in range(self._together))
+            async with self._opening:
+                if self._reading is None:
+                    await self._lanes.run(self._open)
             found = await self._lanes.run(self._read_all, list(wanted.values()))
             for number, values in zip(wanted, found, strict=True):
                 self._take_in(number, values)
@@ -108,18 +113,25 @@ class Reader:
 
     # ── in a thread ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _open(self) -> None:
+        try:
+            self._reading = self._source.open()
+        except BaseException as error:  # whatever it is, it is the error of a batch
+            self._shut = error
+
     def _read_all(self, identities: Iterable[int]) -> list[Values | Unread]:
         return [self._read_or_explain(identity) for identity in identities]
 
     def _read_or_explain(self, identity: int) -> Values | Unread:
         try:
             return self._read_batch(identity)
-        except Exception as error:
+        except BaseException as error:  # as above
             return Unread(self._explained(identity, error))
 
     def _read_batch(self, identity: int) -> Values:
         if self._reading is None:
-            self._reading = self._source.open()
+            assert self._shut is not None
+            raise self._shut
         batch = self._reading.batch(identity)
         if batch.keys() != self._inputs.keys():
             raise FeedError(f"expected {', '.join(self._inputs)}; it has {', '.join(batch)}")
