@@ -344,4 +344,4 @@ class Steps:
 
 
 def _those(outcomes: Mapping[int, Outcome], wanted: Outcome) -> tuple[int, ...]:
-    return tuple(replica for replica, outcome in outcomes.items() if outcome is wanted)
+    return tuple([replica for replica, outcome in outcomes.items() if outcome is wanted])
