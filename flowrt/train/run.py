@@ -80,6 +80,7 @@ class Run:
         self._hearing = ExitStack()
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
+        self.ended_at = -1  # the version that all servers are at, once it is over and that is known
         self._hands_out = False  # all have begun, and nobody is told to end
         self._seen = 0  # versions before this one are reported
         self._allowed = 0  # versions before this one may be applied
@@ -224,11 +225,6 @@ class Run:
     def number(self) -> int:
         """By which all messages know it."""
         return self._number
-
-    @property
-    def ended_at(self) -> int | None:
-        """The version that all servers are at, once it is over."""
-        return self._ended.version if self._ended is not None and self._ended.whole else None
 
     @property
     def version(self) -> int:
@@ -462,6 +458,7 @@ class Run:
                     await together(self._runner.command(task, Stop(self._number, at_once=True)) for task in tasks)
                 else:
                     await self._end(tasks)
+        await asyncio.sleep(0)  # for what was said at the end to be heard
         self._hearing.close()
         if self.copies is not None:
             self.copies.moving = False
@@ -469,5 +466,6 @@ class Run:
     async def _end(self, tasks: list[str]) -> None:
         unsettled = False
         if tasks and tasks[0] == self._program.servers[0]:  # it has others apply what it ordered
-            unsettled = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True)) < 0
+            self.ended_at = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True))
+            unsettled = self.ended_at < 0
         await together(self._runner.command(task, Stop(self._number, unsettled)) for task in tasks)
