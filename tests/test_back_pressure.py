@@ -109,7 +109,7 @@ async def test_values_that_wait_for_room_in_a_queue_or_for_another_value_take_no
             assert max(memory.grown().values()) < MOST, memory.grown()
 
 
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize(("way", "asked"), [("shared", True), ("tcp", False)], indirect=["way"])
 async def test_values_for_a_task_that_is_stopped_take_no_more_than_their_credit(way: str, asked: bool) -> None:
     """Also where it has asked for them before."""
     program = Program()

@@ -14,7 +14,7 @@ from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.ledger import Cause, Ledger, Outcome, Receipt, Stuck
-from flowrt.sched.policies import AllOf, Deadline, FirstOf, Offer, Policy, WaitUntil
+from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
 from flowrt.sched.quorum import Quorum, Verdict
 from flowrt.sched.shard import Shard
 from flowrt.sched.standing import Standing
@@ -593,3 +593,35 @@ def test_what_does_not_exist_is_an_error() -> None:
             event(3)
     with pytest.raises(GraphError, match="at least 1 server"):
         Coordinator.start(AllOf(), 1, 0)
+
+
+def test_where_nobody_is_there_yet_all_that_are_needed_are_waited_for() -> None:
+    alone = Quorum.start(AllOf(), 3, floor=2, there=0)
+    assert (alone.there, alone.least) == (0, 2)
+    assert Quorum.start(AllOf(), 3, floor=2).there == 3
+
+
+@dataclass(frozen=True)
+class Noting(Policy):
+    """Keeps the first update, and what it is told of versions."""
+
+    records: tuple[Record, ...] = ()
+
+    def decide(self, offers: Sequence[Offer], able: Sequence[int], now: float) -> Close:
+        return Close((offers[0].replica,))
+
+    def after(self, record: Record) -> Policy:
+        return Noting((*self.records, record))
+
+
+def test_a_record_has_the_squares_of_all_servers_and_no_time_in_which_the_client_was_awaited() -> None:
+    coordinator = Coordinator.start(Noting(), 2, 2, now=10.0, allowed=0)
+    for server in (0, 1):
+        coordinator, _ = coordinator.held(server, 0, 1, True, 11.0)
+    assert coordinator.order(11.0)[1] is None
+    coordinator, ordered = coordinator.allow(1).order(15.0)
+    assert ordered == (1,)
+    coordinator = coordinator.publish(0, 0, 15.5, square=2.0).publish(1, 0, 16.0, square=3.0)
+    assert isinstance(coordinator.quorum.policy, Noting)
+    (record,) = coordinator.quorum.policy.records
+    assert (record.square, record.closed, record.seconds) == (5.0, 1.0, 2.0)
