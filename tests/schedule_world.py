@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -23,7 +23,6 @@ import numpy as np
 
 from flowrt.device import CLIENT
 from flowrt.errors import NodeLost
-from flowrt.ledger import Ledger
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.inquiries import Look
 from flowrt.sched.iteration.iterations import Iterations
@@ -36,7 +35,6 @@ from flowrt.train.steps import Steps
 
 if TYPE_CHECKING:
     import random
-    from pathlib import Path
 
     from flowrt.sched.policies import Policy
 
@@ -191,8 +189,16 @@ class Runner:
     def regain(self, task: str) -> None:
         self._now(self.lost - {task})
 
+    def expect(self, tasks: Iterable[str]) -> None:
+        """All are known."""
+
+    def leaves(self, task: str) -> None:
+        self.leaving |= {task}
+        self._now(self.lost)
+
     def _now(self, lost: frozenset[str]) -> None:
-        self.lost = lost
+        self.lost, self.leaving = lost, self.leaving - lost
+        self.suspects = self.leaving
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -209,8 +215,9 @@ class World:
         servers: int,
         faults: Faults | None = None,
         rows: bool = False,
+        floor: int = 0,
     ) -> None:
-        self.rows = rows
+        self.rows, self.floor = rows, floor
         self.rng, self.policy, self.faults = rng, policy, faults or Faults()
         self.servers = tuple(f"/job:ps/task:{i}" for i in range(servers))
         self.replicas = tuple(f"/job:worker/task:{i}" for i in range(replicas))
@@ -222,9 +229,6 @@ class World:
         self.dead: set[str] = set()
         self._gone: list[SimHost] = []  # of nodes that were started again
         self.allowed = 0  # versions that any client has asked for
-        self.late = rng.choice(["drop", "requeue"])
-        self.ledger: Path | None = None
-        self.clients: dict[str, Steps] = {}
         self.known: set[int] = set()  # versions that clients have had reports of, their own or another's
         self.delivered = self.broke = 0
         self._ways: dict[tuple[str, str, str], Way] = {}
@@ -290,8 +294,6 @@ class World:
     def kill_client(self, epoch: str) -> None:
         """A client is gone, at once; the nodes learn of it one by one."""
         self.runners[epoch].alive = False
-        if (ledger := self.clients[epoch]._ledger) is not None:
-            ledger.close()  # as the system does
         for task in (*self.servers, *self.replicas):
             after = self.while_(10 * self.faults.latency)
             asyncio.get_running_loop().call_later(after, self._tell_ended, task, epoch)
@@ -320,6 +322,18 @@ class World:
         for runner in self.runners.values():
             loop.call_at(known, runner.lose, task)
         loop.call_at(known + 0.001 + self.while_(0.1), self._start_anew, replica)
+
+    async def leave(self, replica: int) -> None:
+        """A replica's node is told to end, and does so in order, or not if that takes long; another takes its place."""
+        task = self.replicas[replica]
+        if task in self.dead:
+            return
+        for runner in self.runners.values():
+            runner.leaves(task)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.while_(0.5)):
+                await self.hosts[task].iterations.leave()
+        self.restart(replica)
 
     def _start_anew(self, replica: int) -> None:
         task = self.replicas[replica]
@@ -375,7 +389,7 @@ class World:
             host.stale.append(tuple(version - int(u[2]) for u in updates))
             return []
 
-        size = fixed_size(self.policy, len(self.replicas))
+        size = fixed_size(self.policy, len(self.replicas), self.floor)
         applies = Kernel(self, [COUNT, *([SEVERAL] if size is None else [UPDATE] * size)], apply)
         return {APPLY: applies, GATHER: Kernel(self, [UPDATE], gather)}
 
@@ -394,7 +408,7 @@ class World:
 
     def program(self) -> Any:
         servers, count = len(self.servers), len(self.replicas)
-        size = fixed_size(self.policy, count)
+        size = fixed_size(self.policy, count, self.floor)
         common: dict[str, Any] = {"container": CONTAINER, "group": "trainer", "seed": 0}
         common["staleness"] = self.policy.staleness
         applied = ((-1, -1), *((member, 0) for member in range(size or 1)))
@@ -412,6 +426,7 @@ class World:
                 versions=("step",),
                 values=() if self.rows else (("", "w"),),
                 gather=GATHER if self.rows else -1,
+                floor=self.floor,
             )
             for server in range(servers)
         )
@@ -453,7 +468,7 @@ class World:
             return program
 
         session = SimpleNamespace(
-            checkpoints=None, _open_here=lambda: runner, _iterating={}, _name=epoch, lost=frozenset(), _seed=0
+            checkpoints=None, _open_here=lambda: runner, _iterating={}, _name=epoch, lost=frozenset()
         )
         tower = SimpleNamespace(inputs={"x": SimpleNamespace(spec=UPDATE)}, metrics={})
         trainer = Trainer(
@@ -461,44 +476,19 @@ class World:
             inputs={"x": UPDATE},
             towers=[tower] * len(self.replicas),
             replicas=len(self.replicas),
-            floor=0,
-            least=self.policy.least(len(self.replicas)),
+            floor=self.floor,
+            least=self.floor or self.policy.least(len(self.replicas)),
             servers=self.servers,
             nodes=self.replicas,
             policy=self.policy,
             local_steps=1,
             copies=1,
-            late=self.late,
-            shards=[None] * len(self.servers),
             tally=Tally(len(self.replicas)),
             program=make,
         )
-        steps = Steps(trainer, session, ahead, self.ledger)  # type: ignore[arg-type]
-        take_down = steps._miss
-
-        def miss(reports: Any) -> None:
-            self.known.update(report.version for report in reports)
-            take_down(reports)
-
-        steps._miss = miss  # type: ignore[method-assign]
-        self.clients[epoch] = steps
+        steps = Steps(trainer, session, ahead)  # type: ignore[arg-type]
+        steps._miss = lambda reports: self.known.update(r.version for r in reports)  # type: ignore[method-assign]
         return steps
-
-    def check_ledger(self) -> None:
-        """The ledger knows of every version what it was made of, and nothing in it is amiss."""
-        assert self.ledger is not None
-        ledger, applied = Ledger(self.ledger), self.hosts[self.servers[0]].applied
-        if ledger.violations or ledger.count("handed"):
-            raise Violation(f"the ledger: {ledger.violations}, {ledger.count('handed')} batches are with replicas")
-        if ledger.version not in (None, len(applied)):
-            raise Violation(f"the ledger is at version {ledger.version} of {len(applied)}")
-        for version, updates in zip(ledger.versions, applied, strict=True):
-            if set(version.kept) != {replica for replica, _ in updates}:
-                raise Violation(
-                    f"version {version.version} was made of {sorted(updates)}, the ledger says {version.kept}"
-                )
-        if ledger.count("kept") != sum(map(len, applied)):
-            raise Violation(f"{ledger.count('kept')} batches were kept in {sum(map(len, applied))} updates")
 
     def check_known(self) -> None:
         """Of each version a client has had a report, or server 0 keeps it for the next one."""
@@ -519,7 +509,7 @@ class World:
             at = {int(host.held[CONTAINER, "step"]), *host.held["", "w"].tolist()}
             if at != {len(host.applied)}:
                 raise Violation(f"{task} is at {at} after {len(host.applied)} updates")
-        counted = [batch for updates in first.applied for _, batch in updates]
+        counted = [update for updates in first.applied for update in updates]
         if len(set(counted)) != len(counted):
             raise Violation(f"a batch counted twice: {sorted(counted)}")
 

@@ -100,6 +100,7 @@ def key(tmp_path: Path) -> Any:
     return write
 
 
+@pytest.mark.timeout(180)
 async def test_a_node_that_is_added_trains_in_the_running_iteration_and_one_that_is_removed_is_not_missed() -> None:
     graph, trainer = trainer_of((1, 3), fr.train.AllOf())
     async with LocalCluster(ps=1, worker=1) as cluster, asyncio.timeout(120):
@@ -132,6 +133,7 @@ async def test_a_node_that_is_added_trains_in_the_running_iteration_and_one_that
             await cluster.remove("/job:worker/task:7")
 
 
+@pytest.mark.timeout(180)
 async def test_newcomers_wait_for_a_session_and_are_told_different_tasks_by_whomever_they_ask(key: Any) -> None:
     graph, trainer = trainer_of((3, 4), fr.train.AllOf())
     async with LocalCluster(ps=1, worker=1) as cluster, asyncio.timeout(120):

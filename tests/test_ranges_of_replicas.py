@@ -50,7 +50,10 @@ def test_a_range_begins_where_the_policy_can_be_met() -> None:
         trainer_of((1, 4), fr.train.FirstOf(5))
 
 
-@pytest.mark.parametrize("policy", [fr.train.AllOf(), fr.train.FirstOf(1), fr.train.Adaptive()], ids=str)
+POLICIES = [fr.train.AllOf(), fr.train.FirstOf(1), fr.train.Adaptive(), fr.train.BoundedStaleness(2)]
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, fr.train.LocalSteps(2, outer=fr.optim.SGD(1.0))], ids=str)
 async def test_who_is_there_trains_and_who_is_not_is_awaited(policy: Any) -> None:
     graph, trainer = trainer_of((1, 4), policy)
     async with LocalCluster(ps=1, worker=2) as cluster, fr.Session(graph, cluster=cluster) as session:
@@ -65,7 +68,8 @@ async def test_who_is_there_trains_and_who_is_not_is_awaited(policy: Any) -> Non
                 assert report.kept == (0, 1)
             assert trainer.statistics().lost == WORKERS[2:]
             step, w = await session.run([trainer.step, trainer.variables[0]])
-            assert (w == -step).all()
+            if not policy.staleness:  # which weighs updates by their age
+                assert (w == -step * trainer.local_steps).all()
 
 
 class Heard(logging.Handler):

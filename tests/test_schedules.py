@@ -12,8 +12,6 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +22,7 @@ from sim_loop import simulate
 
 from flowrt.errors import GraphError, NodeLost, RemoteError
 from flowrt.sched.iteration.messages import Report, Update
-from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil
+from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 
 if TYPE_CHECKING:
     from flowrt.train.steps import StepReport
@@ -45,28 +43,13 @@ def drawn(rng: random.Random, most: int = 4) -> World:
 
 @asynccontextmanager
 async def left_in_order(world: World) -> AsyncIterator[World]:
-    """The world, which is whole in the end, and whose ledger then knows of everything."""
+    """The world, which is whole in the end."""
     try:
-        with TemporaryDirectory() as folder:
-            world.ledger = Path(folder) / "trainer.ledger"
-            yield world
-            await asyncio.sleep(100)
-            world.check_whole()
-            await one_that_looks(world)
-            world.check_ledger()
+        yield world
+        await asyncio.sleep(100)
+        world.check_whole()
     finally:
         await world.aclose()
-
-
-async def one_that_looks(world: World) -> None:
-    """Another client comes, and trains nothing: what was done without a client is known to it."""
-    for _ in range(20):
-        try:
-            assert [report async for report in world.client("that looks").run(iter(()))] == []
-        except RemoteError:
-            await asyncio.sleep(1.0)
-        else:
-            return
 
 
 def check_reports(world: World, reports: list[StepReport]) -> None:
@@ -217,16 +200,40 @@ async def replicas_return_and_batches_end(rng: random.Random) -> None:
         check_accounts(world, reports, total)
 
 
+async def replicas_come_and_go(rng: random.Random) -> None:
+    """Replicas leave in order, die and return, at times too many: training waits for them, and no batch ends twice."""
+    count = rng.randint(1, 4)
+    policy = rng.choice([AllOf(), FirstOf(rng.randint(1, count)), Deadline(0.1, rng.randint(1, count)), Async()])
+    floor = fewest(policy, rng.randint(1, count), count)
+    faults = Faults(breaks=rng.choice([0.0, 0.01]), slow=rng.choice([0.0, 0.05]))
+    world, total = World(rng, policy, replicas=count, servers=rng.randint(1, 3), faults=faults, floor=floor), 120
+
+    async def strike() -> None:
+        for _ in range(rng.randint(1, 8)):
+            await asyncio.sleep(rng.uniform(0.0, 0.5))
+            replica = rng.randrange(count)
+            if rng.random() < 0.5:
+                world.restart(replica)
+            else:
+                await world.leave(replica)
+
+    reports: list[StepReport] = []
+    async with left_in_order(world):
+        training = world.client("one", rng.choice([0, 0, 1, 5])).run(itertools.islice(batches(), total))
+        striking = asyncio.ensure_future(strike())
+        async with asyncio.timeout(1000):
+            async for report in training:
+                reports.append(report)
+                await asyncio.sleep(0.01)
+        await striking
+        check_accounts(world, reports, total)
+        check_reports(world, reports)
+        assert reports
+
+
 def check_accounts(world: World, reports: list[StepReport], total: int) -> None:
     """No batch ended twice, and those that were kept are those that were applied."""
-    again = {"late", "lost"} if world.late == "requeue" else {}
-    ended = [
-        identity
-        for report in reports
-        for outcome in {"kept", "refused", "late", "lost"}.difference(again)
-        for replica in getattr(report, outcome)
-        for identity in report.batches[replica]
-    ]
+    ended = [identity for report in reports for batches in report.batches.values() for identity in batches]
     assert len(set(ended)) == len(ended)
     assert set(ended) <= set(range(total))
     applied = world.hosts[world.servers[0]].applied
@@ -263,6 +270,7 @@ SCENARIOS = {
         replicas_die,
         replicas_return,
         replicas_return_and_batches_end,
+        replicas_come_and_go,
         servers_die,
     )
 }
