@@ -96,13 +96,13 @@ async def serve(settings: Settings, imports: Mapping[str, str] = MappingProxyTyp
             loop.add_signal_handler(number, _end, told)
     if settings.die_with_parent:
         loop.add_reader(0, _watch_parent, loop, gone)
+    build_standard_kernels()
     if settings.door is not None:
         joining = asyncio.ensure_future(_join(settings, settings.door))
         await _first(joining, told.wait(), gone.wait())
         if joining.cancelled():
             return
         settings = joining.result()
-    build_standard_kernels()
     host = Host(settings.task, threads=settings.threads, delay=settings.delay)
     try:
         node = Node(host, settings.token, imports)

@@ -84,14 +84,9 @@ def run(
             except (Failed, FileNotFoundError) as why:
                 failed[name] = str(why)
         for _ in range(rounds):
-            for side in list(ready):
+            for side in ready:
                 time.sleep(PAUSE_SECONDS)
-                try:
-                    side.measure(seconds)
-                except Failed as why:
-                    ready.remove(side)
-                    failed[side.name] = str(why)
-                    side.process.kill()
+                side.measure(seconds)
         for side in list(ready):
             if not side.process.end().get("right"):
                 ready.remove(side)

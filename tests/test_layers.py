@@ -135,8 +135,6 @@ PURE = [
     "ledger/records",
     "ledger/account",
     "net/frames",
-    "net/brief",
-    "net/briefly",
     "delays",
     "data",
 ]

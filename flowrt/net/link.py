@@ -30,7 +30,6 @@ from flowrt.errors import (
     as_error,
     name_error,
 )
-from flowrt.net import briefly
 from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
     Announce,
@@ -174,11 +173,7 @@ class Link:
         if self._ending is not None:
             return False
         try:
-            framed = briefly.write(message)
-            if framed is None:
-                self._connection.post(to_data(message))
-            else:
-                self._connection.post_frame(framed)
+            self._connection.post(to_data(message))
         except (RemoteError, ClosedError):
             return False
         return True

@@ -452,7 +452,7 @@ class Peers:
         """Meet a task as soon as a node serves it, again."""
         said = ""
         while self.taken_over is None:
-            await asyncio.sleep(AWAIT)
+            await asyncio.sleep(RETRY if task in self.joined else AWAIT)  # who joins is about to serve
             self._turns[task] = turn = self._turns.get(task, 0) + 1
             drive = Drive(*self._hello, turn, tuple(sorted(self.joined)))
             try:
