@@ -311,9 +311,11 @@ class LocalCluster(AsyncOnly):
             try:
                 async with asyncio.timeout(self._startup):
                     address = await _ready(task, process)
-            except BaseException:
+            except BaseException as error:
                 del self.processes[task]
                 await to_the_end(self._end(process))
+                if isinstance(error, TimeoutError):
+                    raise ResourceError(f"{task} did not come up within {self._startup:g} s") from error
                 raise
         self._place(job, number, address)
         if self._restart:

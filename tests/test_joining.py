@@ -51,11 +51,12 @@ def test_a_newcomer_is_the_first_task_that_no_node_is(number: int, port: int, va
         ("wroker", -1, 9, "job 'wroker' is not in the cluster, which has ps, worker; give --job one of these"),
         ("worker", 1, 9, f"{WORKERS[1]} is 127.0.0.1:3; give another --task, or none for the first that is free"),
         ("worker", -1, 1, f"127.0.0.1:1 is {PS}; give another --bind, or port 0 for any that is free"),
+        ("ps", -1, 4, f"127.0.0.1:4 is {WORKERS[3]}; give another --bind, or port 0 for any that is free"),
     ],
 )
 def test_what_a_newcomer_cannot_be_is_said_with_the_way_out(job: str, number: int, port: int, says: str) -> None:
     with pytest.raises(GraphError, match=re.escape(says)):
-        choose(job, number, (HERE, port), THERE, (), (), {"ps", "worker"})
+        choose(job, number, (HERE, port), THERE, {WORKERS[3]}, {WORKERS[3]}, {"ps", "worker"})
 
 
 def at(place: tuple[str, int]) -> str:

@@ -100,7 +100,7 @@ def choose(
     wanted = f"/job:{job}/task:{number}"
     if here is not None and (here == wanted or (number < 0 and here.startswith(f"/job:{job}/task:"))):
         return here
-    if here is not None and here not in vacant:
+    if here is not None:
         raise GraphError(f"{place[0]}:{place[1]} is {here}; give another --bind, or port 0 for any that is free")
     if number >= 0:
         if wanted in addresses and wanted not in vacant:
