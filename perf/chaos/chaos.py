@@ -45,7 +45,6 @@ from flowrt.net.tokens import save_token  # noqa: E402
 
 STOPPED, CUT = (1.0, 20.0), (2.0, 12.0)  # seconds for which a worker is, at least and at most
 SPEED, EVERY = 0.985, 20.0  # of the undisturbed, where faults are so many seconds apart
-LEDGER = False  # whether trainers write one
 PATIENCE = 60.0  # seconds in which who was struck has to count again
 
 
@@ -96,13 +95,13 @@ class Chaos:
 
     def _read_ledger(self) -> str:
         """How the batches ended; what does not fit is a violation."""
-        if not LEDGER:
-            return "no ledger was kept"
         ledger, observed = fr.Ledger(self.folder / "ledger"), self.observed
         observed.violations += ledger.violations
         counts = {state: ledger.count(state) for state in ("kept", "late", "refused", "lost", "unused", "handed")}
         if counts["handed"]:
             observed.violations.append(f"{counts['handed']} batches are accounted for nowhere")
+        if counts["kept"] != self.options.keep * observed.steps:
+            observed.violations.append(f"{counts['kept']} batches made {observed.steps} steps of {self.options.keep}")
         if ledger.version != observed.steps:
             observed.violations.append(f"the ledger is at {ledger.version}, {observed.steps} steps were reported")
         return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -119,7 +118,7 @@ class Chaos:
             options.replicas,
             options.keep,
             options.servers,
-            str(self.folder / "ledger") if LEDGER else "",
+            str(self.folder / "ledger"),
             options.trainer,
         )
         self._client = await asyncio.create_subprocess_exec(

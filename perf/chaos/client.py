@@ -34,7 +34,7 @@ class Settings:
     replicas: int
     keep: int
     servers: int
-    ledger: str = ""
+    ledger: str
     options: Mapping[str, Any] = field(default_factory=dict)  # of the trainer
 
     def to_json(self) -> str:
@@ -49,8 +49,7 @@ async def train(settings: Settings) -> list[str]:
     asyncio.get_running_loop().add_reader(0, told.set)
     cluster = fr.ClusterSpec(settings.jobs, settings.token_file)
     async with fr.Session(graph, cluster=cluster, name="chaos") as session:
-        kept_where = {"ledger": settings.ledger} if settings.ledger else {}
-        steps = trainer.steps(session, ones(), **kept_where)
+        steps = trainer.steps(session, ones(), ledger=settings.ledger)
         async for report in steps:
             receipts.add(report)
             took_part = sorted({*report.kept, *report.late})
