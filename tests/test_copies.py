@@ -214,6 +214,29 @@ async def test_where_both_are_lost_and_there_is_no_checkpoint_training_ends() ->
             await follow(steps, None, 5)
 
 
+async def test_another_session_goes_on_from_what_the_servers_hold_that_are_left() -> None:
+    """One with nothing of the first but the nodes; then a third one, when the server is back with nothing."""
+    server = "/job:ps/task:0"
+    async with fr.LocalCluster(ps=2, worker=2) as cluster, asyncio.timeout(60):
+        step = 0
+        for number in range(3):
+            with fr.Graph() as graph:
+                trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2, copies=2)
+            async with fr.Session(graph, cluster=cluster) as session:
+                steps = trainer.steps(session, batches())
+                for _ in range(3):
+                    step += 1
+                    assert (await anext(steps)).step == step
+                await steps.aclose()
+                for value in await session.run(trainer.variables):
+                    np.testing.assert_array_equal(value, np.full(3, -step, np.float32))
+            if number == 0:
+                cluster.processes[server].kill()
+                await cluster.processes[server].wait()
+            elif number == 1:
+                await cluster.respawn(server)
+
+
 async def test_servers_that_die_at_random_moments_lose_nothing() -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
