@@ -152,6 +152,9 @@ class Runner:
 
     copy = staticmethod(np.ascontiguousarray)
 
+    def why_lost(self, task: str) -> NodeLost:
+        return NodeLost(f"{task} was lost")
+
     @contextmanager
     def listening(self, listener: Any) -> Iterator[None]:
         self.listener = listener
