@@ -98,6 +98,7 @@ class Checkpoints:
         self._saving = asyncio.Lock()
         self._lock = FolderLock(self.path)
         self._durable = False
+        self.before_save: Callable[[], None] = lambda: None  # in the thread that writes
 
     @property
     def step(self) -> int:
@@ -183,6 +184,7 @@ class Checkpoints:
     def _write(self, step: int, run: int, content: Any) -> None:
         claimed = self._claim()
         try:
+            self.before_save()
             if not self._durable:
                 sync_parents(self.path)
                 self._durable = True

@@ -90,7 +90,7 @@ def _encode(message: Message, limits: Limits) -> tuple[bytes, list[memoryview], 
     arrays: list[Array] = []
 
     def set_aside(value: Any) -> msgpack.ExtType:
-        array = _sendable(value)
+        array = sendable(value)
         arrays.append(array)
         return _describe(array.dtype, array.shape)
 
@@ -198,7 +198,8 @@ def _check_keys(mapping: dict[Any, Any]) -> None:
             raise SpecError(f"the keys of a message are str, got {key!r}; send pairs instead")
 
 
-def _sendable(value: Any) -> Array:
+def sendable(value: Any) -> Array:
+    """``value`` as it may be sent: copied where it does not lie in order. Raises `SpecError` for what is no array."""
     if type(value) is np.ndarray and value.flags.c_contiguous and value.dtype in _CODES:
         return value
     if isinstance(value, np.generic):
@@ -212,9 +213,14 @@ def _sendable(value: Any) -> Array:
 
 @lru_cache(_LAYOUTS)
 def _describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> msgpack.ExtType:
+    return msgpack.ExtType(_ARRAY, describe(dtype, shape))
+
+
+def describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """What stands for an array in a header: three bytes of dtype, eight per dimension."""
     if len(shape) > MAX_RANK:
         raise SpecError(f"an array in a message has at most {MAX_RANK} dimensions, got {len(shape)}")
-    return msgpack.ExtType(_ARRAY, _CODES[dtype] + _DIMENSIONS[len(shape)].pack(*shape))
+    return _CODES[dtype] + _DIMENSIONS[len(shape)].pack(*shape)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -293,7 +299,7 @@ def _surveyed(header: Bytes, limits: Limits) -> tuple[list[Layout], int]:
         raise BrokenStream(f"the header is truncated at {len(header)} bytes") from None
     if end != len(header):
         raise BrokenStream(f"the header has {len(header)} bytes, its value {end}")
-    _check_sizes(layouts, limits)
+    check_sizes(layouts, limits)
     return layouts, items
 
 
@@ -449,10 +455,7 @@ def _array(header: bytes, at: int, limits: Limits) -> tuple[Layout, int]:
     width = _EXTENSIONS.get(header[at], 0)
     length = _number(header, at + 1, width) if width else _FIXED_EXTENSIONS[header[at]]
     start = at + 1 + width
-    layout = _layout(header[start], header[start + 1 : start + 1 + length])
-    if len(layout[1]) > limits.rank:
-        raise _too_many_dimensions(len(layout[1]), limits.rank)
-    return layout, start + 1 + length
+    return layout_of(header[start + 1 : start + 1 + length], limits, header[start]), start + 1 + length
 
 
 @lru_cache(_LAYOUTS)
@@ -460,6 +463,14 @@ def _sized(kind: int, data: bytes) -> tuple[Layout, int]:
     """The array that an extension describes, and its bytes."""
     layout = _layout(kind, data)
     return layout, nbytes(layout)
+
+
+def layout_of(description: bytes, limits: Limits, kind: int = _ARRAY) -> Layout:
+    """The array that `describe` described; `BrokenStream` for what describes none, or one of too many dimensions."""
+    layout = _layout(kind, description)
+    if len(layout[1]) > limits.rank:
+        raise _too_many_dimensions(len(layout[1]), limits.rank)
+    return layout
 
 
 def _layout(kind: int, data: bytes) -> Layout:
@@ -476,7 +487,8 @@ def _too_many_dimensions(rank: int, limit: int) -> BrokenStream:
     return BrokenStream(f"the header describes an array of {rank} dimensions, over the limit of {limit}")
 
 
-def _check_sizes(layouts: Sequence[Layout], limits: Limits) -> None:
+def check_sizes(layouts: Sequence[Layout], limits: Limits) -> None:
+    """Raise `BrokenStream` where arrays of such layouts are more than memory can address, or beyond ``limits``."""
     total = 0
     for dtype, shape in layouts:
         size = math.prod(shape) * dtype.itemsize

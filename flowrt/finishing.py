@@ -1,9 +1,9 @@
-"""Work that is done to its end, whoever is cancelled meanwhile."""
+"""Work that is done to its end: whoever is cancelled meanwhile, or fails beside it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 
@@ -19,3 +19,10 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
+
+
+async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Await all; raises the first error, once all have ended."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

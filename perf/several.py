@@ -84,9 +84,14 @@ def run(
             except (Failed, FileNotFoundError) as why:
                 failed[name] = str(why)
         for _ in range(rounds):
-            for side in ready:
+            for side in list(ready):
                 time.sleep(PAUSE_SECONDS)
-                side.measure(seconds)
+                try:
+                    side.measure(seconds)
+                except Failed as why:
+                    ready.remove(side)
+                    failed[side.name] = str(why)
+                    side.process.kill()
         for side in list(ready):
             if not side.process.end().get("right"):
                 ready.remove(side)

@@ -1,6 +1,6 @@
 """A trainer whose variables count its steps down, and a client process that trains it until it is killed.
 
-    python tests/counting_client.py CLUSTER_FILE SERVERS [NAME]    # says "training" when it does
+    python tests/counting_client.py CLUSTER_FILE SERVERS [NAME [LEDGER]]    # says "training" when it does
 
 Every gradient and the rate are 1, so at step s each entry of every variable is -s, whichever updates were kept: servers
 that are apart, and a step that is counted twice or not, are seen in any of them.
@@ -59,10 +59,10 @@ async def counted(session: fr.Session, trainer: fr.train.Replicated) -> int:
     return int(step)
 
 
-async def main(file: str, servers: int, name: str = "") -> None:
+async def main(file: str, servers: int, name: str = "", ledger: str | None = None) -> None:
     graph, trainer = counting(servers)
     async with fr.Session(graph, cluster=fr.ClusterSpec.from_file(file), name=name) as session:
-        async for report in trainer.steps(session, ones(), ahead=3):
+        async for report in trainer.steps(session, ones(), ahead=3, ledger=ledger):
             if report.step % 3 == 0:
                 print("training", flush=True)
 

@@ -12,7 +12,7 @@ import flowrt as fr
 from flowrt.errors import GraphError
 from flowrt.sched.noise import LARGEST, NoiseScale
 from flowrt.sched.policies import asking, policy_from_data, policy_to_data
-from flowrt.sched.policies.arrivals import Arrivals
+from flowrt.sched.policies.arrivals import BINS, SAMPLE, Arrivals
 from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
 
 
@@ -301,3 +301,27 @@ def test_noise_that_grows_makes_it_wait_for_more_whatever_steps_were_worth_befor
         some, _, policy, _ = play(policy, heavy(step), 200.0)
         kept.append(len(some))
     assert np.mean(kept) > 2.5
+
+
+def test_who_was_not_waited_for_counts_half_in_the_bin_where_that_ended() -> None:
+    known = Arrivals.start(3, 1.0).learn([0, 1], [1.0, 1.0], [2], 1.0)
+    came, there = known.own[:, 0], known.own[:, 2]
+    (at,) = np.flatnonzero(came[0])
+    assert came[1].tolist() == [1.0] * (at + 1) + [0.0] * (BINS - at - 1)
+    assert there[0].sum() == 0
+    assert there[1].tolist() == [1.0] * at + [0.5] + [0.0] * (BINS - at - 1)
+
+
+@pytest.mark.parametrize("replicas", [SAMPLE, SAMPLE + 1, 3 * SAMPLE])
+def test_a_slow_version_of_many_replicas_is_known_by_a_sample_of_them(replicas: int) -> None:
+    rng, everybody = np.random.default_rng(3), list(range(replicas))
+    known = Arrivals.start(replicas, 1.0)
+    for version in range(24):
+        factor = 2.0 if version % 2 else 1.0
+        seconds = np.sort(factor * rng.lognormal(0.0, 0.05, replicas)).tolist()
+        known = known.learn(rng.permutation(everybody).tolist(), seconds, [], seconds[-1])
+    half = replicas // 2
+    for factor in (1.0, 2.0):  # those who came say how slow it is, so all others are expected soon
+        seconds = np.sort(factor * rng.lognormal(0.0, 0.05, replicas))[:half].tolist()
+        times, more = known.expected(everybody[:half], seconds, everybody[half:], seconds[-1])
+        assert np.interp(factor * 1.25, times, more) > 0.8 * (replicas - half)

@@ -96,7 +96,7 @@ def test_what_is_sent_again_counts_as_sent() -> None:
     assert before < handing.supply.given[0]
     handing.sent.clear()
     handing.supply.give_again(0)
-    assert [first for _, first, _ in handing.sent] == list(range(1, handing.supply.given[0] + 1))
+    assert handing.has(0) == handing.supply.given[0]
     handing.step(2)
     assert handing.has(0) >= 2 + DEPTH
 

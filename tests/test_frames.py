@@ -245,7 +245,7 @@ def test_a_small_message_is_one_write_and_a_large_one_is_not_copied() -> None:
 
 
 def test_few_bytes_are_one_write_and_none_is_lost() -> None:
-    small, much = bytes(frames._SMALL), bytes(frames._SMALL + 1)
+    small, much = bytes(frames._ONE_WRITE), bytes(frames._ONE_WRITE + 1)
     assert frames.joined([small]) == small
     assert frames.joined([b"a", b"bc"]) == b"abc"
     assert frames.joined([much]) is None

@@ -135,6 +135,8 @@ PURE = [
     "ledger/records",
     "ledger/account",
     "net/frames",
+    "net/brief",
+    "net/briefly",
     "delays",
     "data",
 ]

@@ -90,7 +90,8 @@ def test_who_goes_on_after_a_kill_takes_in_what_nobody_had_of_the_run_before(tmp
     again = Writer(tmp_path / "some.ledger", setup())
     assert again.first == 3
     unseen = [report(version, (0, version + 1, KEPT)) for version in range(1)]
-    again.begin(2, 1, [*unseen, report(7, (0, 1, KEPT), run=6)])
+    again.catch_up([*unseen, report(7, (0, 1, KEPT), run=6)])
+    again.begin(2, 1)
     again.close()
     ledger = fr.Ledger(tmp_path / "some.ledger")
     assert (states(ledger), ledger.unused, ledger.violations) == (["kept", "unused", "unused"], [1, 2], ())
@@ -113,7 +114,7 @@ def test_what_was_kept_in_versions_that_are_undone_is_lost_or_used_again(tmp_pat
     for late, expected in (("drop", "lost"), ("requeue", "unused")):
         path = tmp_path / f"{late}.ledger"
         writer = write_some(path, late=late)
-        writer.begin(3, 1, because="a server was lost")
+        writer.begin(3, 1, because="a server was lost", again=True)
         writer.close()
         ledger = fr.Ledger(path)
         assert [ledger.state_of(i) for i in (0, 2, 3, 5)] == ["kept", "kept", expected, expected]

@@ -218,7 +218,7 @@ async def test_a_stream_that_ended_while_it_was_written_to_can_be_cut_and_closed
     async with pair(Bounds(inbox_messages=1, inbox_bytes=1)) as (client, server):
         await server.send("first")
         sending = asyncio.ensure_future(server.send(np.zeros(8 * MIB, np.uint8)))
-        while not server._stream.blocked:  # noqa: ASYNC110
+        while not server._stream.outbox.blocked:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await client.aclose()
         await server.wait_closed()
@@ -243,7 +243,7 @@ async def test_a_peer_that_breaks_in_the_middle_of_a_frame_is_lost_once() -> Non
 
         await server.send("first")
         sending = asyncio.ensure_future(outcome(server.send(np.zeros(64 * MIB, np.uint8))))
-        while not stream.blocked:  # noqa: ASYNC110
+        while not stream.outbox.blocked:  # noqa: ASYNC110
             await asyncio.sleep(0)
         stream.resume_writing = break_first  # type: ignore[method-assign]
         assert await client.receive() == "first"

@@ -7,16 +7,18 @@ behind its local header, whose length the header itself says; a compressed one i
 from __future__ import annotations
 
 import struct
-import zipfile
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy_format
 
+if TYPE_CHECKING:
+    from zipfile import ZipFile
+
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _LOCAL = struct.Struct("<4s22xHH")  # a local header: its signature, and the lengths of what follows it
 _SIGNATURE = b"PK\x03\x04"
-_ENCRYPTED = 1
+_STORED, _ENCRYPTED = 0, 1
 
 
 def map_npy(path: str) -> Array:
@@ -38,7 +40,7 @@ def map_member(path: str, member: str) -> Array:
             info = archive.getinfo(f"{member}.npy")
         except KeyError:
             raise ValueError(f"{path} has no member {member!r}") from None
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+        if info.compress_type != _STORED or info.flag_bits & _ENCRYPTED:
             with archive.open(info) as file:
                 found: Array = npy_format.read_array(file, allow_pickle=False)
                 return found
@@ -51,10 +53,12 @@ def map_member(path: str, member: str) -> Array:
         return _mapped(path, file)
 
 
-def _archive(path: str) -> zipfile.ZipFile:
+def _archive(path: str) -> ZipFile:
+    from zipfile import BadZipFile, ZipFile  # which no other source needs
+
     try:
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
+        return ZipFile(path)
+    except BadZipFile as error:
         raise ValueError(f"{path} is no npz file: {error}") from error
 
 

@@ -65,22 +65,26 @@ class Writer:
         """The identity of the next batch that nobody was ever handed."""
         return len(self.account.states)
 
-    def begin(self, run: int, version: int, unseen: Sequence[Any] = (), because: str = OLDER) -> None:
-        """A run begins at ``version``. ``unseen`` are the reports that the client of the run before may not have had.
+    def catch_up(self, unseen: Sequence[Any]) -> None:
+        """Take in the reports that the client of a run may not have had; those that it had change nothing."""
+        for report in unseen:
+            if (report.run, report.version) == (self.account.run, self.account.version):
+                self.made(report)
 
-        Where the variables are not where the ledger had them, ``because`` says why they are older.
+    def begin(self, run: int, version: int, because: str = OLDER, *, again: bool = False) -> None:
+        """A run begins at ``version``.
+
+        Where the variables are not where the ledger had them, ``because`` says why they are older. What was kept since
+        is lost, unless it is to be used ``again`` where batches are requeued.
         """
         account = self.account
-        for report in unseen:
-            if (report.run, report.version) == (account.run, account.version):
-                self.made(report)
         before = version if account.version is None else account.version
         if version > before:
             self._append(Missed(version, tuple(sorted(account.held))))
         if account.run is not None:
             self.over()
         if version < before:
-            self.undo(version, because)
+            self._undo(version, because, again)
         self._append(Begun(run, version, time.time()))
 
     def over(self) -> None:
@@ -88,12 +92,9 @@ class Writer:
         if self.account.run is not None:
             self._append(Over(self.account.version or 0, tuple(sorted(self.account.held))))
 
-    def undo(self, version: int, because: str) -> list[int]:
-        """The variables are at ``version`` again; answers which batches were kept since."""
-        self.over()
+    def _undo(self, version: int, because: str, again: bool) -> None:
         kept = [i for made in Ledger(self.path).versions if made.version >= version for i in made.kept_batches]
-        self._append(Undone(version, because, tuple(sorted(kept)), self._setup.late == "requeue"))
-        return kept
+        self._append(Undone(version, because, tuple(sorted(kept)), again and self._setup.late == "requeue"))
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -122,7 +123,8 @@ class Writer:
     def sync(self) -> None:
         """Force what was written to the disk. Raises `LedgerError`."""
         try:
-            os.fsync(self._file)
+            if self._file >= 0:
+                os.fsync(self._file)
         except OSError as error:
             raise LedgerError(f"{self.path} could not be forced to the disk: {error}") from error
 

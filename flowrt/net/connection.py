@@ -200,11 +200,6 @@ class _Stream(asyncio.BufferedProtocol):
                 self.local.socket_bytes += len(piece)
             yield piece
 
-    @property
-    def blocked(self) -> bool:
-        """Whether the kernel has not taken all that was written."""
-        return self.outbox.blocked
-
     def close(self) -> None:
         """Keep and deliver nothing more; go on reading, to see the peer's end."""
         if self.transport.is_closing():  # the kernel refused what was written, and nobody was told yet
@@ -377,7 +372,7 @@ class Connection:
         if stream.channel is not None:
             framed = await stream.channel.move(framed)
         pieces = self._write(framed, begun)
-        if pieces is None and not stream.blocked and not stream.over:
+        if pieces is None and not stream.outbox.blocked and not stream.over:
             return
         taken = stream.loop.create_future()
         rest = Outgoing((), None, taken) if pieces is None else Outgoing(pieces, begun, taken)
@@ -399,8 +394,11 @@ class Connection:
         What the kernel does not take at once is kept, and written as it does. Raises what `send` raises; a peer that
         lets more than ``Bounds.outbox_messages`` wait is cut off.
         """
-        stream = self._stream
-        pieces = self._write(frame(message, stream.bounds.limits), changing=True)
+        self.post_frame(frame(message, self._stream.bounds.limits))
+
+    def post_frame(self, framed: list[Piece]) -> None:
+        """`post` of a message that is a frame already."""
+        stream, pieces = self._stream, self._write(framed, changing=True)
         if pieces is None:
             return
         if len(stream.outbox) >= stream.bounds.outbox_messages:

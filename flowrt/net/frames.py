@@ -6,7 +6,7 @@ before memory is allocated for them; what is not a legal frame raises `BrokenStr
 An array that there is no memory for is read past, and `NoRoom` stands in its place: that is its message's trouble, and
 not the stream's. Frames do not interpret messages.
 
-    u32 length of the header, little-endian | header (see `flowrt.codec`) | array 0 | array 1 | …
+    u32 length of the header, little-endian | header (see `flowrt.codec`, `flowrt.net.brief`) | array 0 | array 1 | …
 
 A length of zero is the goodbye: the last thing a peer says, which tells an end from a loss. In a length with the
 highest bit, the header is followed by a `Place` for each array, and only those that have none come as bytes: the others
@@ -25,6 +25,7 @@ import numpy as np
 from flowrt import codec
 from flowrt.codec import FRAME, WHOLE, Allocate, Array, Limits, Message
 from flowrt.errors import BrokenStream, InternalError, ResourceError
+from flowrt.net import brief
 from flowrt.valueclass import valueclass
 
 Deliver: TypeAlias = Callable[[Message, int], None]
@@ -37,6 +38,7 @@ _PREFIX = struct.Struct("<I")
 _PLACED = 1 << 31  # in the length of a header: places follow it
 _PLACE = struct.Struct("<IQQ")
 _SMALL = 1 << 14  # pieces up to this are cheaper to copy than to hand to the kernel one by one
+_ONE_WRITE = 1 << 17  # bytes of a frame that are cheaper to copy than to write, and be woken for, piece by piece
 _DIRECT = 1 << 14  # an array that lacks fewer bytes than this is completed through the window, with what follows it
 _NOTHING = memoryview(b"")
 _UNBOUNDED = 1 << 62
@@ -105,9 +107,9 @@ def placed(pieces: Sequence[Piece], lend: Lend) -> Sequence[Piece]:
 
 def joined(pieces: Sequence[Piece]) -> Piece | None:
     """``pieces`` as one write, if they are few bytes; else None."""
-    if len(pieces) == 1 and len(pieces[0]) <= _SMALL:
+    if len(pieces) == 1 and len(pieces[0]) <= _ONE_WRITE:
         return pieces[0]
-    return b"".join(pieces) if sum(map(len, pieces)) <= _SMALL else None
+    return b"".join(pieces) if sum(map(len, pieces)) <= _ONE_WRITE else None
 
 
 def writes(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
@@ -233,7 +235,8 @@ class FrameReader:
         (length,) = _PREFIX.unpack_from(self._window, self._start)
         if not 0 < length <= self._end - begin:
             return False
-        whole = codec.decode_whole(self._window[begin : self._end], length, self._allocate)
+        decode = brief.decode_whole if self._window[begin] == brief.BEGINS else codec.decode_whole
+        whole = decode(self._window[begin : self._end], length, self._allocate)
         if whole is None:
             return False
         message, size = whole
@@ -285,7 +288,7 @@ class FrameReader:
     def _open(self) -> None:
         """Make room for the arrays that a whole header describes."""
         assert self._header is not None
-        layouts = codec.survey(self._header, self._limits) if self._layouts is None else self._layouts
+        layouts = self._survey(self._header) if self._layouts is None else self._layouts
         places: list[Place | None] = [None] * len(layouts) if self._places is None else _places_in(self._places)
         arrays = [self._room_for(layout, place) for layout, place in zip(layouts, places, strict=True)]
         here = [array for array, place in zip(arrays, places, strict=True) if place is None]
@@ -294,10 +297,14 @@ class FrameReader:
         self._size += sum(array.nbytes for array in here)
         self._arrays, self._layouts, self._places = arrays, None, None
 
+    def _survey(self, header: bytearray) -> list[codec.Layout]:
+        survey = brief.survey if header[0] == brief.BEGINS else codec.survey
+        return survey(header, self._limits)
+
     def _expect_places(self) -> None:
         """Have the places come next that the arrays of a whole header have."""
         assert self._header is not None
-        self._layouts = codec.survey(self._header, self._limits)
+        self._layouts = self._survey(self._header)
         self._places = bytearray(_PLACE.size * len(self._layouts))
         if not self._places:
             raise BrokenStream("a frame announces places, and its header describes no arrays")
@@ -330,7 +337,8 @@ class FrameReader:
     def _finish(self) -> None:
         assert self._header is not None
         assert self._arrays is not None
-        message = codec.assemble(self._header, self._arrays)
+        assemble = brief.assemble if self._header[0] == brief.BEGINS else codec.assemble
+        message = assemble(self._header, self._arrays)
         self._worked += _PREFIX.size + len(self._header)
         self._header = self._arrays = None
         self._deliver(message, self._size)

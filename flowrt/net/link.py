@@ -30,6 +30,7 @@ from flowrt.errors import (
     as_error,
     name_error,
 )
+from flowrt.net import briefly
 from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
     Announce,
@@ -173,7 +174,11 @@ class Link:
         if self._ending is not None:
             return False
         try:
-            self._connection.post(to_data(message))
+            framed = briefly.write(message)
+            if framed is None:
+                self._connection.post(to_data(message))
+            else:
+                self._connection.post_frame(framed)
         except (RemoteError, ClosedError):
             return False
         return True

@@ -26,6 +26,8 @@ from flowrt.errors import (
     NodeLost,
     StepCancelled,
 )
+from flowrt.net import briefly
+from flowrt.net.brief import Brief
 from flowrt.net.frames import NoRoom
 from flowrt.sched.iteration.messages import KINDS
 from flowrt.valueclass import valueclass
@@ -433,6 +435,8 @@ def from_data(data: Any) -> Any:
 
     `NoRoom` may stand for any array.
     """
+    if type(data) is Brief:
+        return briefly.read(data)
     if type(data) is tuple and data and type(data[0]) is str and data[0] in _KINDS:
         kind, values = _KINDS[data[0]], data[1:]
     else:

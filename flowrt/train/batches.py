@@ -16,6 +16,7 @@ from flowrt.sched.handing import Handing
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor
+    from flowrt.ledger.writer import Writer
 
 Values: TypeAlias = "tuple[np.ndarray[Any, Any], ...]"
 TOGETHER = 8  # batches that one message brings to a replica, where they are small
@@ -96,6 +97,7 @@ class Supply:
         self._together = 1
         self._values: dict[int, Values] = {}  # by identity, of what was drawn and is not accounted for
         self._drawing: asyncio.Task[None] | None = None
+        self.ledger: Writer | None = None  # which is told before anybody else
 
     @property
     def given(self) -> Sequence[int]:
@@ -137,7 +139,10 @@ class Supply:
 
         See to `fill` afterwards.
         """
-        return self.handing.confirm_lost(replica, spent)
+        back = self.handing.confirm_lost(replica, spent)
+        if self.ledger is not None:
+            self.ledger.returned(replica, back)
+        return back
 
     def join(self, replica: int, number: int) -> None:
         """Give ``replica``, which was lost, batches again, numbered from ``number`` + 1 on."""
@@ -158,10 +163,12 @@ class Supply:
         self._sent = [0] * len(self._sent)
 
     def give_again(self, replica: int) -> None:
-        """Send those again that may not have arrived."""
-        self._sent[replica] = self.given[replica]
+        """Send those again that may not have arrived, and those that were kept back."""
         for number, identity in self.handing.held(replica).items():
-            self._give(replica, number, [identity], [self._values_of(identity)])
+            if number <= self._sent[replica]:
+                self._give(replica, number, [identity], [self._values_of(identity)])
+        if self.given[replica] > self._sent[replica]:
+            self._send(replica)
 
     # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -230,6 +237,8 @@ class Supply:
         first, self._sent[replica] = self._sent[replica] + 1, self.given[replica]
         held = self.handing.held(replica)
         identities = [held[number] for number in range(first, self.given[replica] + 1)]
+        if self.ledger is not None:
+            self.ledger.hand(replica, first, identities)
         self._give(replica, first, identities, [self._values_of(identity) for identity in identities])
 
     def _values_of(self, identity: int) -> Values:

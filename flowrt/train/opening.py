@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +17,16 @@ from flowrt.sched.opening import Apply, End, Go, Refuse, Said, decide
 
 if TYPE_CHECKING:
     from flowrt.runners import Runner
+    from flowrt.session import Session
     from flowrt.train.program import Program
 
 TRIES = 4  # to make servers agree that others may change meanwhile
+
+
+def who(session: Session) -> str:
+    """Who trains, for people who may not."""
+    name = f"session {session._name!r}" if session._name else "a session without a name"
+    return f"{name}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
 
 
 async def agree(runner: Runner, program: Program, trainer: str) -> Go:

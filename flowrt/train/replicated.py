@@ -40,6 +40,8 @@ from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_row
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    import os
+
     from flowrt.optim import Optimizer
     from flowrt.session import Session
     from flowrt.train.program import Program
@@ -100,6 +102,8 @@ class Replicated:
         name: Prefixes the names of what is built, and names the trainer on the nodes.
         server_device: Where server ``{}`` is, or a device for each; empty for anywhere.
         worker_device: Where replica ``{}`` is, or a device for each. With both empty, all may run in one process.
+        late: What becomes of a batch whose update came late, or was lost with its replica: with "drop" nothing more,
+            with "requeue" it is handed out again, before new ones, until an update of it is kept.
 
     A replica's update counts whole or not at all, on every server. Raises `GraphError` for a policy that ``replicas``
     cannot meet, for a range that makes no sense and for copies that differ, `SpecError` for a loss that is not a float
@@ -120,6 +124,7 @@ class Replicated:
         name: str = "replicated",
         server_device: str | Sequence[str] = "/job:ps/task:{}",
         worker_device: str | Sequence[str] = "/job:worker/task:{}",
+        late: str = "drop",
     ) -> None:
         self.graph: Graph = current_graph("replicated training")
         self.policy: Policy = AllOf() if policy is None else policy
@@ -127,6 +132,7 @@ class Replicated:
         self.local_steps: int = 1 if local is None else local.k  # batches that a replica makes an update of
         self.outer: Optimizer | None = None if local is None else outer_of(local)
         self.inputs = dict(inputs)
+        self.late = late
         least, self.replicas = _range(replicas)
         self._check(servers, optimizer)
         self.copies = _checked_copies(copies, servers)
@@ -154,6 +160,8 @@ class Replicated:
             if not isinstance(spec, Spec):
                 raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), but {name!r} to {spec!r}")
         policy_to_data(self.policy)
+        if self.late not in ("drop", "requeue"):
+            raise GraphError(f"{user_site()}: late is 'drop' or 'requeue', not {self.late!r}")
 
     def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
         first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
@@ -263,6 +271,7 @@ class Replicated:
         batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         *,
         ahead: int = 0,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> Reports:
         """Train until ``batches`` are used up; one report per step.
 
@@ -274,6 +283,10 @@ class Replicated:
         slow body, and a session that saves checkpoints by itself has them wait all the same. What the body writes to
         variables of ``loss_fn``, or restores, is seen by updates from the step after the next on.
 
+        What becomes of every batch is written to the file ``ledger``, or, where the session has `Checkpoints`, to one
+        beside them: see `flowrt.ledger`. Identities go on from there, and a source of `fr.data` is gone on with where
+        it was left.
+
         Breaking out, ``aclose`` or leaving the session ends what runs and waits for it; what the servers had begun to
         apply, all apply. When too few batches are left for a step, the iterator ends.
 
@@ -283,13 +296,13 @@ class Replicated:
         Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy, or a server is lost and
         there are no checkpoints; the error of a replica whose step fails otherwise; `RemoteError` while another client
         trains these variables, or if the servers do not hold one version of them; `FeedError` for a batch with other
-        names than ``inputs``; `GraphError` for what is no `Session`.
+        names than ``inputs``; `LedgerError` for a ledger that cannot be written; `GraphError` for what is no `Session`.
         """
         if isinstance(ahead, bool) or not isinstance(ahead, Integral) or ahead < 0:
             raise GraphError(f"{user_site()}: ahead is a number of steps, 0 or more, not {ahead!r}")
         if isinstance(batches, Source):
             check_source(self, batches, user_site())
-        return Reports(Steps(self, awaited_session(session, "trainer.steps"), int(ahead)).run(batches))
+        return Reports(Steps(self, awaited_session(session, "trainer.steps"), int(ahead), ledger).run(batches))
 
     async def program(self, session: Session, gone: frozenset[str] = frozenset()) -> Program:
         """What the nodes of ``session`` run, made once for those that are there, with no server on those ``gone``."""

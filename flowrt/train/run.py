@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-import socket
-import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
+from flowrt.finishing import together
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.train.copies import copies_known
 from flowrt.train.enough import too_few, wait_for_replicas
-from flowrt.train.opening import agree
+from flowrt.train.opening import agree, who
 from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
 
@@ -82,6 +80,7 @@ class Run:
         self._hearing = ExitStack()
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
+        self.ended_at = -1  # the version that all servers are at, once it is over and that is known
         self._hands_out = False  # all have begun, and nobody is told to end
         self._seen = 0  # versions before this one are reported
         self._allowed = 0  # versions before this one may be applied
@@ -103,9 +102,8 @@ class Run:
             self._check_servers("training cannot begin")
         self._missed(found.unseen)
         version = self._first = self._seen = found.version
-        who = f"{self._client()}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
         for task, begin in zip(program.servers, program.begin_servers, strict=True):
-            await self._command(task, begin(run=self._number, version=version, client=who))
+            await self._command(task, begin(run=self._number, version=version, client=who(self._session)))
         await together(self._begin_replica(replica) for replica in range(trainer.replicas))
         self._watcher = Watcher(
             trainer.name,
@@ -143,10 +141,6 @@ class Run:
             self.copies = await self._trainer.copies_on(self._session)
             self._gone = await self.copies.find_gone()
         return await self._trainer.program(self._session, self._gone)
-
-    def _client(self) -> str:
-        name = self._session._name
-        return f"session {name!r}" if name else "a session without a name"
 
     async def _begin_replica(self, replica: int) -> None:
         task, begin = self._program.replicas[replica], self._program.begin_replicas[replica]
@@ -213,15 +207,24 @@ class Run:
         self._seen += 1
         return self._reports.popleft()
 
-    def _fill(self) -> None:
-        if self._hands_out:
-            self._supply.fill(self._news.set)
+    def _fill(self, before: Callable[[], object] = lambda: None) -> None:
+        try:
+            before()
+            if self._hands_out:
+                self._supply.fill(self._news.set)
+        except FlowrtError as error:
+            self.fail(error)
 
     def _allow(self) -> None:
         """Let the variables move to what was asked for, and beyond."""
         self._counted = self._supply.over and not self._reports  # which may say that some are to be used again
         totals = tuple([given // self._each for given in self._supply.given]) if self._counted else None
         self._post(0, Allow(self._number, self._allowed, self._seen, totals))
+
+    @property
+    def number(self) -> int:
+        """By which all messages know it."""
+        return self._number
 
     @property
     def version(self) -> int:
@@ -338,8 +341,7 @@ class Run:
 
     def _hand_on(self, replica: int, spent: int) -> None:
         """Others are to have what a lost replica had not spent."""
-        self._supply.confirm_lost(replica, spent * self._each)
-        self._fill()
+        self._fill(lambda: self._supply.confirm_lost(replica, spent * self._each))
         self._news.set()
 
     async def _join(self, replica: int) -> None:
@@ -456,6 +458,7 @@ class Run:
                     await together(self._runner.command(task, Stop(self._number, at_once=True)) for task in tasks)
                 else:
                     await self._end(tasks)
+        await asyncio.sleep(0)  # for what was said at the end to be heard
         self._hearing.close()
         if self.copies is not None:
             self.copies.moving = False
@@ -463,12 +466,6 @@ class Run:
     async def _end(self, tasks: list[str]) -> None:
         unsettled = False
         if tasks and tasks[0] == self._program.servers[0]:  # it has others apply what it ordered
-            unsettled = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True)) < 0
+            self.ended_at = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True))
+            unsettled = self.ended_at < 0
         await together(self._runner.command(task, Stop(self._number, unsettled)) for task in tasks)
-
-
-async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:
-    """Await all; raises the first error, once all have ended."""
-    for outcome in await asyncio.gather(*works, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome

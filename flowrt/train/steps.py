@@ -18,11 +18,14 @@ from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.data import Source
-from flowrt.errors import ClosedError, FlowrtError, GraphError, user_site
+from flowrt.errors import ClosedError, FlowrtError, GraphError, LedgerError, user_site
 from flowrt.finishing import to_the_end
+from flowrt.ledger.account import AGAIN
+from flowrt.ledger.writer import OLDER
 from flowrt.sched.iteration.coordination import OUTCOMES
 from flowrt.sched.ledger import Outcome
 from flowrt.tracebacks import shorten
+from flowrt.train.accounts import open_ledger
 from flowrt.train.batches import Batches, Identities, Supply, Values
 from flowrt.train.going_back import RolledBack, wait_for_servers
 from flowrt.train.reads import what_replicas_read
@@ -31,7 +34,10 @@ from flowrt.train.times import Clocks, Times, times_of
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    import os
+
     from flowrt.checkpoint import Checkpoints
+    from flowrt.ledger.writer import Writer
     from flowrt.runners import Runner
     from flowrt.sched.iteration.messages import Report
     from flowrt.session import Session
@@ -108,13 +114,17 @@ class Reports(AsyncGenerator[StepReport, None]):
 class Steps:
     """One iteration over `Replicated.steps`."""
 
-    def __init__(self, trainer: Replicated, session: Session, ahead: int) -> None:
+    def __init__(
+        self, trainer: Replicated, session: Session, ahead: int, ledger: str | os.PathLike[str] | None = None
+    ) -> None:
         self._trainer = trainer
         self._session = session
         self._each = trainer.local_steps  # batches of a replica that make one update
         self._ahead = 0 if session.checkpoints is not None and session.checkpoints.saves_by_itself else ahead
         self._stopping: asyncio.Task[None] | None = None
         self._kept = 0
+        self._ledger_path = ledger
+        self._ledger: Writer | None = None
         self._over: ClosedError | None = None  # why there is to be no other run
         self._changing: asyncio.Task[None] | None = None  # one run for another
         self._missed: deque[StepReport] = deque()  # that are to be told
@@ -128,11 +138,13 @@ class Steps:
         session, trainer = self._session, self._trainer
         try:
             runner = session._open_here()
-            self._supply = self._supply_of(batches, runner)
             reads = what_replicas_read(trainer, batches) if isinstance(batches, Source) else {}
             while trainer in session._iterating:
                 await session._iterating[trainer]()
+            self._ledger = open_ledger(trainer, session, self._ledger_path)
             session._iterating[trainer] = self.end
+            self._supply = self._supply_of(batches, runner)
+            self._supply.ledger = self._ledger
             self._reads = reads
             self._run = Run(trainer, session, self._supply, self._miss, reads)
             try:
@@ -149,10 +161,11 @@ class Steps:
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
     ) -> Supply:
         trainer, depth = self._trainer, (1 + self._ahead) * self._each + BEYOND
+        first = 0 if self._ledger is None else self._ledger.first
         if isinstance(batches, Source):
-            return Identities(batches.total, trainer.replicas, depth, self._give)
+            return Identities(batches.total, trainer.replicas, depth, self._give, first)
         inputs = [tower.inputs for tower in trainer.towers]
-        return Supply(Batches(batches, trainer.inputs), inputs, depth, self._give, runner.copy)
+        return Supply(Batches(batches, trainer.inputs), inputs, depth, self._give, runner.copy, first)
 
     async def end(self) -> None:
         """End the iteration: its session closes, or another one begins on the same trainer."""
@@ -173,6 +186,7 @@ class Steps:
     async def _begin(self) -> None:
         try:
             await self._run.begin()
+            self._account_from_here()
         except FlowrtError as error:
             await self._go_on_after(error)
         self._told = self._told or self._run.version
@@ -238,6 +252,7 @@ class Steps:
         await before.stop()
         self._run = Run(self._trainer, self._session, self._supply, partial(self._take_over, before), self._reads)
         await self._run.begin()
+        self._account_from_here()
         if self._run.version > self._told:
             _log.warning("%s: what became of step %d is not known", self._trainer.name, self._run.version)
         self._told = self._run.version
@@ -262,6 +277,7 @@ class Steps:
         self._supply.begin_again()
         await self._run.begin()
         lost = tuple(dict.fromkeys((*lost, *waited)))
+        self._account_from_here(f"{', '.join(lost)} was lost")
         self._went_back(RolledBack(lost, self._run.version, self._told, time.monotonic() - began))
 
     def _went_back(self, to: RolledBack) -> None:
@@ -272,6 +288,16 @@ class Steps:
             to = RolledBack(lost, to.step, max(before.until, to.until), before.seconds + to.seconds)
         self._rolled_back, self._told = to, to.step
         _log.warning("%s: %s", self._trainer.name, to)
+
+    def _account_from_here(self, because: str = OLDER) -> None:
+        """Have the ledger say that a run has begun, and all be handed out that can be made again and was not used."""
+        ledger, supply = self._ledger, self._supply
+        if ledger is None:
+            return
+        remakes = isinstance(supply, Identities)
+        ledger.begin(self._run.number, self._run.version, because, again=remakes)
+        if remakes:
+            supply.handing.requeue(*set(ledger.account.unused).difference(supply.handing.open))
 
     # ── its reports ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -295,13 +321,18 @@ class Steps:
         """Take down what was applied for a client that may not have heard of it, as it was lost."""
         for report in reports:
             _log.info("%s: step %d was made for another client", self._trainer.name, report.version + 1)
+        if self._ledger is not None:
+            self._ledger.catch_up(reports)
 
     def _report(self, report: Report) -> StepReport:
+        if self._ledger is not None:
+            self._ledger.made(report)
         outcomes = {replica: OUTCOMES[code] for replica, _, code, _, _ in report.receipts}
         stale = {replica: staleness for replica, *_, staleness in report.receipts}
-        batches = {}
+        batches, requeue = {}, self._trainer.late == "requeue"
         for replica, batch, _, seconds, _ in report.receipts:
-            batches[replica] = self._supply.spend(replica, batch * self._each)
+            again = requeue and outcomes[replica] in AGAIN
+            batches[replica] = self._supply.spend(replica, batch * self._each, again=again)
             if seconds >= 0:
                 self._trainer.tally.took(replica, seconds)
         kept = _those(outcomes, Outcome.KEPT)
@@ -338,10 +369,25 @@ class Steps:
         await self._run.rest()
         await self._supply.aclose()
         await self._run.stop()
+        self._close_ledger()
         self._trainer.tally.drop(self._supply.total - self._kept * self._each)
         if self._session._iterating.get(self._trainer) == self.end:
             del self._session._iterating[self._trainer]
 
+    def _close_ledger(self) -> None:
+        """Say what is known of the end of the run; what is not, the servers tell whoever goes on."""
+        ledger = self._ledger
+        if ledger is None:
+            return
+        try:
+            ledger.catch_up(self._run.left)
+            if self._run.ended_at == ledger.account.version:
+                ledger.over()
+        except LedgerError as error:
+            _log.warning("%s", error)
+        finally:
+            ledger.close()
+
 
 def _those(outcomes: Mapping[int, Outcome], wanted: Outcome) -> tuple[int, ...]:
-    return tuple(replica for replica, outcome in outcomes.items() if outcome is wanted)
+    return tuple([replica for replica, outcome in outcomes.items() if outcome is wanted])

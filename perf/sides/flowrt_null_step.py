@@ -72,6 +72,7 @@ async def serve(a: p.Settings) -> None:
                 roles(cluster),
                 right,
                 messages=lambda: messages(cluster, session),
+                fewest=p.FEWEST + ahead,
             )
         finally:
             await reports.aclose()

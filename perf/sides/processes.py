@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FIRST = 5  # steps before anything is measured, whose results are checked at once
+FEWEST = 3  # steps that are asked for at once
 WARM_UP_SECONDS = 0.5
 PR_SET_PDEATHSIG = 1  # of prctl, on Linux
 
@@ -52,18 +53,23 @@ def say(message: Mapping[str, Any]) -> None:
 
 
 class Pace:
-    """How many steps fill so many seconds, by what the last ones took."""
+    """How many steps fill so many seconds, by what the last ones took on average; ``fewest`` at least.
 
-    def __init__(self) -> None:
+    Of a side that goes ahead while nobody asks, so many are more than it is ahead: it answers those at once, and by
+    them alone thousands of long steps would seem to fill a second.
+    """
+
+    def __init__(self, fewest: int = FEWEST) -> None:
         self._each = 0.05
+        self._fewest = fewest
         self.taken = 0  # steps in all
 
     def steps(self, seconds: float) -> int:
-        return max(3, min(20_000, round(seconds / self._each)))
+        return max(self._fewest, min(20_000, round(seconds / self._each)))
 
     def took(self, times: Sequence[float]) -> None:
         self.taken += len(times)
-        self._each = sorted(times)[len(times) // 2]
+        self._each = sum(times) / len(times)
 
 
 def serve(
@@ -73,13 +79,14 @@ def serve(
     first: int = FIRST,
     notes: Callable[[], str] = str,
     messages: Callable[[], Mapping[str, int]] = dict,
+    fewest: int = FEWEST,
 ) -> None:
     """Answer what the command line's process asks. ``run(n)`` makes n steps and answers the seconds of each.
 
     After ``first`` steps, what they come to is checked for the first time, and ``notes`` are taken. ``messages`` says
     how many each role has sent, where that is known.
     """
-    pace = Pace()
+    pace = Pace(fewest)
     pace.took(run(first))
     if not right(pace.taken):
         raise SystemExit(f"wrong after {pace.taken} steps")
@@ -104,6 +111,7 @@ async def serve_beside(
     first: int = FIRST,
     notes: Callable[[], str] = str,
     messages: Callable[[], Awaitable[Mapping[str, int]]] | None = None,
+    fewest: int = FEWEST,
 ) -> None:
     """`serve`, where steps are coroutines: the loop goes on while the command line's process has nothing to ask."""
     loop = asyncio.get_running_loop()
@@ -112,7 +120,9 @@ async def serve_beside(
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     counted = dict if messages is None else lambda: waited(messages())
-    await asyncio.to_thread(serve, lambda n: waited(run(n)), roles, lambda n: waited(right(n)), first, notes, counted)
+    await asyncio.to_thread(
+        serve, lambda n: waited(run(n)), roles, lambda n: waited(right(n)), first, notes, counted, fewest
+    )
 
 
 def timed(step: Callable[[], Any], count: int) -> list[float]:

@@ -141,7 +141,8 @@ class Coordination:
     def booked(self, replica: int) -> tuple[int, bool, int]:
         """How many batches of a replica are spent, whether it has begun with the last of them, and since when: see
         `Version`."""
-        return self._value.spent[replica], self._value.begun(replica) > 0, self._value.oldest(replica)
+        value = self._value
+        return value.spent[replica], value.begun(replica) > 0, value.oldest(replica)
 
     def is_under_way(self, replica: int, version: int) -> bool:
         """Whether the update that a replica computed from ``version`` may yet count."""
@@ -393,14 +394,20 @@ class Coordination:
             before.why,
             self._measure(before, square).value,
         )
-        self._told = {r: told for r, told in self._told.items() if told[0] >= self._value.oldest(r)}
-        self._came = {r: came for r, came in self._came.items() if r in self._told}
-        self._samples = {r: samples for r, samples in self._samples.items() if r in self._told}
-        self._heard, self._whole = {}, {}
+        self._forget_old()
         self._reports.append(report)
         self._way.post(CLIENT, report)
         if self._end is not None:
             self._finish()
+
+    def _forget_old(self) -> None:
+        """Forget what came with updates that count no more."""
+        value = self._value
+        stays = value.quorum.policy.staleness > 0  # else what came is older than the version that is open now
+        self._told = {r: told for r, told in self._told.items() if told[0] >= value.oldest(r)} if stays else {}
+        self._came = {r: came for r, came in self._came.items() if r in self._told}
+        self._samples = {r: samples for r, samples in self._samples.items() if r in self._told}
+        self._heard, self._whole = {}, {}
 
     def _took(self, before: Coordinator, replica: int) -> float:
         """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""

@@ -180,7 +180,7 @@ class Replica:
             for number in [n for n in self._batches if n <= used]:
                 del self._batches[number]
             self._use(used)
-        if all(at == message.version for at in self._at):
+        if self._has_all(message.version):
             self.watch.arrive()
         self._pass_over(server)
         if self.task is None:
@@ -190,6 +190,10 @@ class Replica:
                 self.task.cancel()
             for other in range(len(self._at)) if self.role.staleness else (server,):
                 self._see(other, self._at[other], () if other else self.watch.so_far())
+
+    def _has_all(self, version: int) -> bool:
+        """Whether what it has of every server is of that version."""
+        return self._at.count(version) == len(self._at)
 
     @property
     def _under_way(self) -> bool:
@@ -228,7 +232,7 @@ class Replica:
             if self.task is None and version > self._done:
                 self.rested.set()
             return
-        if self.task is not None or version <= self._done or any(at != version for at in self._at):
+        if self.task is not None or version <= self._done or not self._has_all(version):
             return
         if self._under_way:
             return

@@ -1,0 +1,120 @@
+"""How what is said in every step of replicated training is written briefly: an update, and a version.
+
+Law: what is read has the types of its class's fields, as `net.messages` says of all others; anything else is
+`BrokenStream`. What has no place in the layout, as metrics that are arrays, goes the way of all others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flowrt.errors import BrokenStream
+from flowrt.net import brief
+from flowrt.sched.iteration.messages import Update, Version
+from flowrt.valueclass import maker
+
+if TYPE_CHECKING:
+    from flowrt.net.brief import Brief
+
+Pieces: TypeAlias = list[bytes | memoryview]
+
+_UPDATE, _VERSION = 1, 2  # the first byte of a head
+# kind, run, version, replica, ready, samples, square, finite; how many parts and wants, told numbers, bytes of times
+_UPDATE_HEAD = struct.Struct("<B5qd?4H")
+_WANT = struct.Struct("<qH")  # number, how many values
+# kind, run, version, server, replica, spent, begun, since, number; how many values
+_VERSION_HEAD = struct.Struct("<B5q?2qH")
+_FLOATS = [struct.Struct(f"<{count}d") for count in range(17)]
+_make_update, _make_version = maker(Update), maker(Version)
+
+
+def _write_update(update: Update) -> Pieces | None:
+    told, wants, times, arrays = update.told, update.wants, update.times, update.parts
+    if len(told) >= len(_FLOATS) or not {float}.issuperset(map(type, told)):
+        return None
+    head = _UPDATE_HEAD.pack(
+        _UPDATE,
+        update.run,
+        update.version,
+        update.replica,
+        update.ready,
+        update.samples,
+        update.square,
+        update.finite,
+        len(arrays),
+        len(wants),
+        len(told),
+        len(times),
+    )
+    for number, values in wants:
+        head += _WANT.pack(number, len(values))
+        arrays = (*arrays, *values)
+    return brief.frame(b"".join((head, _FLOATS[len(told)].pack(*told), times)), arrays)
+
+
+def _read_update(head: bytes, arrays: tuple[Any, ...]) -> Update:
+    _, run, version, replica, ready, samples, square, finite, *counts = _UPDATE_HEAD.unpack_from(head)
+    parts, wanted, told, times = counts
+    at, behind = _UPDATE_HEAD.size, parts
+    wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
+    for _ in range(wanted):
+        number, count = _WANT.unpack_from(head, at)
+        wants = (*wants, (number, arrays[behind : behind + count]))
+        at, behind = at + _WANT.size, behind + count
+    numbers = _FLOATS[told].unpack_from(head, at)
+    at += _FLOATS[told].size
+    if at + times != len(head) or behind != len(arrays):
+        raise BrokenStream(f"an update came with {len(head)} bytes and {len(arrays)} arrays, and says it has others")
+    parts = arrays[:parts] if wants else arrays
+    return _make_update(run, version, replica, ready, parts, numbers, wants, head[at:], finite, samples, square)
+
+
+def _write_version(version: Version) -> Pieces | None:
+    head = _VERSION_HEAD.pack(
+        _VERSION,
+        version.run,
+        version.version,
+        version.server,
+        version.replica,
+        version.spent,
+        version.begun,
+        version.since,
+        version.number,
+        len(version.values),
+    )
+    return brief.frame(head, version.values + version.rows)
+
+
+def _read_version(head: bytes, arrays: tuple[Any, ...]) -> Version:
+    _, run, version, server, replica, spent, begun, since, number, count = _VERSION_HEAD.unpack(head)
+    if count > len(arrays):
+        raise BrokenStream(f"a version of {count} values came with {len(arrays)} arrays")
+    values, rows = arrays[:count], arrays[count:]
+    return _make_version(run, version, server, replica, spent, begun, since, values, number, rows)
+
+
+_WRITE: dict[type[Any], Callable[[Any], Pieces | None]] = {Update: _write_update, Version: _write_version}
+_READ: dict[int, Callable[[bytes, tuple[Any, ...]], Any]] = {_UPDATE: _read_update, _VERSION: _read_version}
+
+
+def write(message: Any) -> Pieces | None:
+    """The frame of a message, if it is of such a kind, and there is a place for all of it."""
+    kind = _WRITE.get(type(message))
+    try:
+        return None if kind is None else kind(message)
+    except struct.error:  # a number that is too large
+        return None
+
+
+def read(data: Brief) -> Any:
+    """The message that `write` wrote; raises `BrokenStream` for anything else."""
+    head, arrays = data
+    kind = _READ.get(head[0]) if head else None
+    if kind is None:
+        raise BrokenStream(f"a brief message of an unknown kind came: {head[:16]!r}")
+    try:
+        return kind(head, arrays)
+    except (struct.error, IndexError) as error:
+        raise BrokenStream(f"a brief message of {len(head)} bytes is not what its kind is: {error}") from error

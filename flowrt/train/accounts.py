@@ -1,0 +1,45 @@
+"""The ledger of a trainer in a session: where it lies, and whose batches it is told to be of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from flowrt.ledger.records import Setup
+from flowrt.ledger.writer import Writer
+from flowrt.sched.policies import policy_to_data
+
+if TYPE_CHECKING:
+    import os
+
+    from flowrt.session import Session
+    from flowrt.train.replicated import Replicated
+
+
+def open_ledger(trainer: Replicated, session: Session, path: str | os.PathLike[str] | None) -> Writer | None:
+    """The ledger at ``path``, or else the one beside the session's checkpoints; None where there is neither.
+
+    Raises `LedgerError`: see `Writer`.
+    """
+    checkpoints = session.checkpoints
+    if path is None:
+        if checkpoints is None:
+            return None
+        path = checkpoints.path / f"{quote(trainer.name, safe='')}.ledger"
+    writer = Writer(path, setup_of(trainer, session))
+    if checkpoints is not None:
+        checkpoints.before_save = writer.sync
+    return writer
+
+
+def setup_of(trainer: Replicated, session: Session) -> Setup:
+    """What a ledger says of a trainer."""
+    return Setup(
+        trainer.name,
+        trainer.replicas,
+        trainer.local_steps,
+        policy_to_data(trainer.policy),
+        len(trainer.shards),
+        session._seed,
+        trainer.late,
+    )

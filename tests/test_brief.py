@@ -1,0 +1,163 @@
+"""Messages of a fixed layout: they come as they were sent, however they are cut, and nothing illegal comes at all."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+from math import nan
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowrt.codec import FRAME, Limits
+from flowrt.errors import BrokenStream
+from flowrt.net import briefly
+from flowrt.net.brief import BEGINS
+from flowrt.net.frames import FrameReader, NoRoom, allocate_array
+from flowrt.net.messages import from_data, to_data
+from flowrt.sched.iteration.messages import Seen, Update, Version
+
+RUN = (1 << 62) - 5
+SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)
+UPDATES = {
+    "a scalar": Update(RUN, 7, 3, 9, (np.full((), 2, np.float32),), (0.5,), (), bytes(40)),
+    "nothing": Update(0, 0, 0, 0, ()),
+    "not finite": Update(RUN, 7, 3, 9, (), (nan,), (), b"", finite=False),
+    "rows": Update(
+        RUN,
+        7,
+        3,
+        9,
+        (np.arange(3, dtype=np.int32), SMALL),
+        (1.0, -2.0),
+        ((10, (np.arange(4, dtype=np.int64),)), (11, ())),
+        bytes(range(40)),
+        samples=64,
+        square=0.25,
+    ),
+    "large": Update(RUN, 7, 3, 9, (np.arange(100_000, dtype=np.float64), SMALL), (0.5,)),
+    "empty and turned": Update(RUN, 7, 3, 9, (np.zeros((0, 4), np.float32), SMALL.T)),
+}
+VERSIONS = {
+    "a scalar": Version(RUN, 7, 0, 3, 8, True, 7, (np.ones((), np.float32),)),
+    "rows": Version(RUN, -1, 2, 3, 0, False, 0, (SMALL, np.arange(5) > 2), 12, (SMALL,)),
+    "large": Version(RUN, 7, 0, 3, 8, True, 7, (np.arange(100_000, dtype=np.float32),)),
+}
+MESSAGES: dict[str, Update | Version] = {
+    **{f"an update: {name}": update for name, update in UPDATES.items()},
+    **{f"a version: {name}": version for name, version in VERSIONS.items()},
+}
+
+
+def read(pieces: Sequence[bytes], limits: Limits = FRAME, allocate: Any = allocate_array) -> list[Any]:
+    """The messages in these bytes, which come in these pieces."""
+    came: list[Any] = []
+    reader = FrameReader(lambda data, size: came.append(data), limits, allocate)
+    for piece in pieces:
+        left = memoryview(piece)
+        while left:
+            room = reader.get_buffer()
+            count = min(len(room), len(left))
+            room[:count] = left[:count]
+            reader.buffer_updated(count)
+            left = left[count:]
+    assert reader.idle
+    return [from_data(data) for data in came]
+
+
+def written(message: Any) -> bytes:
+    pieces = briefly.write(message)
+    assert pieces is not None
+    return b"".join(pieces)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two messages say the same, arrays by dtype, shape and entries."""
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, float):
+        return type(other) is float and (one == other or (one != one and other != other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def fields(message: Any) -> tuple[Any, ...]:
+    return to_data(message)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_comes_as_it_was_sent(name: str) -> None:
+    message = MESSAGES[name]
+    if name.endswith("turned"):  # which is copied for the wire by others
+        assert briefly.write(message) is None
+        return
+    whole = written(message)
+    cuts = sorted(random.Random(5).sample(range(1, len(whole)), 6))
+    in_pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    for pieces in ([whole], in_pieces, [whole[i : i + 1] for i in range(len(whole))][:4000]):
+        if sum(map(len, pieces)) < len(whole):
+            continue
+        (came,) = read(pieces)
+        assert type(came) is type(message)
+        assert same(fields(came), fields(message))
+        assert not hasattr(came, "__dict__")
+        with pytest.raises(AttributeError):
+            came.run = 1
+    assert same(tuple(map(fields, read([whole + whole]))), (fields(message), fields(message)))
+
+
+def test_what_has_no_place_in_the_layout_is_left_to_others() -> None:
+    assert briefly.write(Seen(RUN, 1, 2)) is None
+    assert briefly.write(Update(RUN, 7, 3, 9, ("bundle", np.zeros(3, np.uint8)))) is None
+    assert briefly.write(Update(RUN, 7, 3, 9, (SMALL,), (0.5, SMALL))) is None  # a metric that is an array
+    assert briefly.write(Update(RUN, 7, 3, 9, (SMALL.astype(">f4"),))) is None
+    assert briefly.write(Update(RUN, 7, 3, 9, (SMALL,), (0.5,) * 40)) is None
+    assert briefly.write(Update(1 << 70, 7, 3, 9, (SMALL,))) is None
+    assert briefly.write(Version(RUN, 7, 0, 3, 8, True, 7, ("bundle", SMALL))) is None
+
+
+def test_an_array_without_room_is_told_in_its_place() -> None:
+    def refuse(dtype: Any, shape: tuple[int, ...]) -> Any:
+        raise MemoryError("there is none")
+
+    (came,) = read([written(UPDATES["large"])], allocate=refuse)
+    assert [type(part) for part in came.parts] == [NoRoom, NoRoom]
+
+
+def test_a_header_is_held_to_the_limits() -> None:
+    whole = written(Update(RUN, 7, 3, 9, (SMALL,) * 5))
+    assert len(read([whole], Limits(arrays=5))) == 1
+    for limits in (Limits(arrays=4), Limits(header=40), Limits(array_bytes=100), Limits(rank=1)):
+        with pytest.raises(BrokenStream):
+            read([whole], limits)
+
+
+@pytest.mark.parametrize("header", [b"\xc1", struct.pack("<BHH", BEGINS, 5, 0), struct.pack("<BHH", BEGINS, 0, 1)])
+def test_a_header_that_is_cut_short_breaks_the_stream(header: bytes) -> None:
+    with pytest.raises(BrokenStream):
+        read([struct.pack("<I", len(header)) + header])
+
+
+@pytest.mark.parametrize("name", [name for name in MESSAGES if "turned" not in name and "large" not in name])
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_that_are_not_what_was_sent_make_a_message_or_break_the_stream(name: str, seed: int) -> None:
+    draw, whole = random.Random(seed), written(MESSAGES[name])
+    print(f"seed {seed}")
+    for _ in range(200):
+        bad = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            bad[draw.randrange(4, len(bad))] = draw.randrange(256)
+        came: list[Any] = []
+        reader = FrameReader(lambda data, size, came=came: came.append(data), Limits(array_bytes=1 << 20))
+        try:
+            reader.get_buffer()[: len(bad)] = bad
+            reader.buffer_updated(len(bad))
+            for data in came:
+                made = from_data(data)
+                assert isinstance(made, Update | Version)
+                assert same(fields(made)[1:4], tuple(map(int, fields(made)[1:4])))
+        except BrokenStream:
+            continue
