@@ -108,6 +108,7 @@ PURE = [
             "quorum",
             "book",
             "handing",
+            "retelling",
             "coordinator",
             "batched",
             "ledger",

@@ -214,9 +214,11 @@ class Supply:
         if batch is None:
             self._end()
         else:
-            inputs = self._inputs[replica].items()
-            values = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs])
-            self._values[self.handing.new] = values
+            self._put_in(replica, self.handing.new, batch)
+
+    def _put_in(self, replica: int, identity: int, batch: Mapping[str, Any]) -> None:
+        inputs = self._inputs[replica].items()
+        self._values[identity] = tuple([as_feed(tensor, batch[name], self._copy) for name, tensor in inputs])
 
     def _hand_out(self) -> None:
         """Hand out what is drawn."""

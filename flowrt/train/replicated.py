@@ -18,6 +18,7 @@ from flowrt.data import Source
 from flowrt.device import Device
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_graph, current_scope, device, name_scope
+from flowrt.ledger import Ledger
 from flowrt.misuse import awaited_session
 from flowrt.op import as_value, building
 from flowrt.ops.flow import group as group_ops
@@ -33,6 +34,7 @@ from flowrt.train.local import Copies as LocalCopies
 from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
 from flowrt.train.making import Maker
 from flowrt.train.reads import check_source
+from flowrt.train.replay import Replay
 from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
 from flowrt.train.steps import Reports, Steps
@@ -303,6 +305,26 @@ class Replicated:
         if isinstance(batches, Source):
             check_source(self, batches, user_site())
         return Reports(Steps(self, awaited_session(session, "trainer.steps"), int(ahead), ledger).run(batches))
+
+    @brief
+    def replay(
+        self,
+        session: Session,
+        ledger: Ledger | str | os.PathLike[str],
+        batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+    ) -> Reports:
+        """Train again what ``ledger`` tells of, from the version that the variables are at: to the same bits.
+
+        ``batches`` are those of then, from the first one on: the same source, or an iterable of the same. The reports
+        are of the same steps, and name the same ``kept``. Nothing is written to the ledger, so name it rather than
+        have it be this session's.
+
+        Raises `LedgerError` where the trainer, its policy, or the session's seed are not those of then, where it is not
+        known what a version was made of, and for a policy that keeps updates of stale values; `FeedError` where there
+        are too few batches; else as `steps`.
+        """
+        told = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        return Reports(Replay(self, awaited_session(session, "trainer.replay"), told).run(batches))
 
     async def program(self, session: Session, gone: frozenset[str] = frozenset()) -> Program:
         """What the nodes of ``session`` run, made once for those that are there, with no server on those ``gone``."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.finishing import together
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
+from flowrt.sched.policies import policy_to_data
 from flowrt.train.copies import copies_known
 from flowrt.train.enough import too_few, wait_for_replicas
 from flowrt.train.opening import agree, who
@@ -26,6 +27,7 @@ from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
 
 if TYPE_CHECKING:
+    from flowrt.sched.policies import Policy
     from flowrt.session import Session
     from flowrt.train.batches import Supply, Values
     from flowrt.train.replicated import Replicated
@@ -78,6 +80,7 @@ class Run:
         whole = () if self.copies is None else tuple(t for t in self.copies.tasks if self.copies.is_whole(t))
         self.servers = tuple(servers) or (trainer.servers if trainer.copies == 1 else whole)
         self._hearing = ExitStack()
+        self.policy_at: Callable[[int], Policy] = lambda version: trainer.policy
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._counted = False  # the servers were told how many batches there are
         self.ended_at = -1  # the version that all servers are at, once it is over and that is known
@@ -102,8 +105,9 @@ class Run:
             self._check_servers("training cannot begin")
         self._missed(found.unseen)
         version = self._first = self._seen = found.version
+        about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version))}
         for task, begin in zip(program.servers, program.begin_servers, strict=True):
-            await self._command(task, begin(run=self._number, version=version, client=who(self._session)))
+            await self._command(task, begin(run=self._number, version=version, **about))
         await together(self._begin_replica(replica) for replica in range(trainer.replicas))
         self._watcher = Watcher(
             trainer.name,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from flowrt.ledger.writer import Writer
     from flowrt.runners import Runner
     from flowrt.sched.iteration.messages import Report
+    from flowrt.sched.policies import Policy
     from flowrt.session import Session
     from flowrt.train.diagnosis import Slow
     from flowrt.train.replicated import Replicated
@@ -141,12 +142,13 @@ class Steps:
             reads = what_replicas_read(trainer, batches) if isinstance(batches, Source) else {}
             while trainer in session._iterating:
                 await session._iterating[trainer]()
-            self._ledger = open_ledger(trainer, session, self._ledger_path)
+            self._ledger = self._open_ledger()
             session._iterating[trainer] = self.end
             self._supply = self._supply_of(batches, runner)
             self._supply.ledger = self._ledger
             self._reads = reads
             self._run = Run(trainer, session, self._supply, self._miss, reads)
+            self._run.policy_at = self._policy_at
             try:
                 await self._begin()
                 while (report := await self._next()) is not None:
@@ -156,6 +158,13 @@ class Steps:
         except BaseException as error:
             shorten(error)
             raise
+
+    def _open_ledger(self) -> Writer | None:
+        return open_ledger(self._trainer, self._session, self._ledger_path)
+
+    def _policy_at(self, version: int) -> Policy:
+        """What decides about the versions from ``version`` on."""
+        return self._trainer.policy
 
     def _supply_of(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner

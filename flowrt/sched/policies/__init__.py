@@ -9,6 +9,7 @@ from flowrt.sched.policies.deadline import Deadline
 from flowrt.sched.policies.first_of import FirstOf
 from flowrt.sched.policies.local_steps import LocalSteps
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
+from flowrt.sched.policies.recorded import recorded
 from flowrt.sched.policies.travel import policy_from_data, policy_to_data
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "fixed_size",
     "policy_from_data",
     "policy_to_data",
+    "recorded",
 ]

@@ -1,0 +1,124 @@
+"""Histories that are trained again from their ledger: to the same bits, whoever was slow, late or killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.errors import FeedError, LedgerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REPLICAS = 3
+Batch = dict[str, np.ndarray[Any, Any]]
+
+
+def batches() -> Iterator[Batch]:
+    rng = np.random.default_rng(5)
+    while True:
+        yield {"x": rng.normal(size=(4, 3)).astype(np.float32)}
+
+
+def noisy(policy: Any, **options: Any) -> tuple[fr.Graph, fr.train.Replicated]:
+    """A trainer whose steps depend on the order of sums, on what was drawn at random and on every step before."""
+
+    def loss(inputs: dict[str, fr.Tensor]) -> Any:
+        w = fr.Variable(np.ones((3, 5), np.float32), name="w")
+        noise = fr.random.normal((4, 5), seed=7)
+        return fr.mean(fr.square(inputs["x"] @ w + noise))
+
+    with fr.Graph() as graph:
+        inputs, rate = {"x": fr.Spec("float32", (None, 3))}, fr.optim.Momentum(0.05, 0.9)
+        trainer = fr.train.Replicated(loss, inputs, rate, replicas=REPLICAS, policy=policy, name="model", **options)
+    return graph, trainer
+
+
+async def state(session: fr.Session, graph: fr.Graph) -> dict[str, bytes]:
+    """The bytes of all variables, those of the optimiser too."""
+    names = [variable.resource.name for variable in graph.variables]
+    values = await session.run([variable.__tensor__() for variable in graph.variables])
+    return {name: np.asarray(value).tobytes() for name, value in zip(names, values, strict=True)}
+
+
+HERE = {"server_device": "", "worker_device": ""}
+
+
+@pytest.mark.timeout(60)
+async def test_a_history_of_one_process_is_trained_again_from_its_begin_and_from_a_checkpoint(tmp_path: Path) -> None:
+    for late in ("drop", "requeue"):
+        path = tmp_path / f"{late}.ledger"
+        graph, trainer = noisy(fr.train.FirstOf(2), late=late, **HERE)
+        async with fr.Session(graph, options=fr.Options(seed=3)) as session:
+            training = trainer.steps(session, batches(), ledger=path)
+            kept = [(await anext(training)).kept for _ in range(12)]
+            await training.aclose()
+            expected = await state(session, graph)
+        graph, trainer = noisy(fr.train.FirstOf(2), late=late, **HERE)
+        checkpoints = fr.Checkpoints(tmp_path / late)
+        async with fr.Session(graph, options=fr.Options(seed=3), checkpoints=checkpoints) as session:
+            again = trainer.replay(session, path, batches())
+            first = [(await anext(again)).kept for _ in range(5)]
+            await again.aclose()
+            await session.save()
+            rest = [report.kept async for report in trainer.replay(session, fr.Ledger(path), batches())]
+            assert first + rest == kept
+            assert await state(session, graph) == expected
+
+
+@pytest.mark.timeout(120)
+async def test_a_history_of_a_cluster_with_slow_and_killed_workers_is_trained_again(tmp_path: Path) -> None:
+    for policy in (fr.train.FirstOf(2), fr.train.Deadline(0.05), fr.train.Adaptive()):
+        path = tmp_path / f"{type(policy).__name__}.ledger"
+        graph, trainer = noisy(policy)
+        slow = {"/job:worker/task:1": fr.delays.Exponential(0.01)}
+        async with (
+            fr.LocalCluster(ps=1, worker=REPLICAS, delays=slow) as cluster,
+            fr.Session(graph, cluster=cluster, options=fr.Options(seed=3)) as session,
+        ):
+            training = trainer.steps(session, batches(), ledger=path)
+            for step in range(20):
+                if step == 10:
+                    cluster.processes["/job:worker/task:2"].kill()
+                await anext(training)
+            await training.aclose()
+            expected = await state(session, graph)
+        assert fr.Ledger(path).violations == ()
+        graph, trainer = noisy(policy)
+        async with (
+            fr.LocalCluster(ps=1, worker=REPLICAS) as cluster,
+            fr.Session(graph, cluster=cluster, options=fr.Options(seed=3)) as session,
+            asyncio.timeout(30),
+        ):
+            steps = [report.step async for report in trainer.replay(session, path, batches())]
+            assert steps == list(range(1, fr.Ledger(path).version + 1))
+            assert await state(session, graph) == expected
+
+
+async def test_what_is_not_what_it_was_is_not_trained_again(tmp_path: Path) -> None:
+    path = tmp_path / "model.ledger"
+    graph, trainer = noisy(fr.train.AllOf(), **HERE)
+    async with fr.Session(graph, options=fr.Options(seed=3)) as session:
+        training = trainer.steps(session, batches(), ledger=path)
+        for _ in range(3):
+            await anext(training)
+        await training.aclose()
+    for policy, seed, expected in (
+        (fr.train.FirstOf(3), 3, "policy was .*AllOf.* and is .*FirstOf"),
+        (fr.train.AllOf(), 4, r"seed was 3, and is 4; open the session with options=fr.Options\(seed=3\)"),
+        (fr.train.Async(), 3, "keeps stale updates"),
+    ):
+        graph, trainer = noisy(policy, **HERE)
+        async with fr.Session(graph, options=fr.Options(seed=seed)) as session:
+            with pytest.raises(LedgerError, match=expected):
+                trainer.replay(session, path, batches())
+    graph, trainer = noisy(fr.train.AllOf(), **HERE)
+    async with fr.Session(graph, options=fr.Options(seed=3)) as session:
+        few = [batch for batch, _ in zip(batches(), range(2), strict=False)]
+        with pytest.raises(FeedError, match="was kept, and there are only 2 to train with again"):
+            assert [report async for report in trainer.replay(session, path, few)]

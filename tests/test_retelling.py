@@ -1,0 +1,47 @@
+"""Which batches are handed to whom when a history is trained again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flowrt.sched.policies import Close, FirstOf, Offer, Record, WaitUntil, policy_from_data, policy_to_data, recorded
+from flowrt.sched.retelling import Retelling
+
+
+def test_a_recorded_policy_keeps_the_sets_one_after_another_and_waits_for_them() -> None:
+    policy = policy_from_data(policy_to_data(recorded(FirstOf(2), [(0, 9), (3,)], replicas=10)))
+    assert policy.least(10) == 2
+    assert policy.decide([Offer(9, 1.0), Offer(4, 1.0)], (0,), 99.0) == WaitUntil(offers=3)
+    assert policy.decide([Offer(9, 1.0), Offer(4, 1.0), Offer(0, 2.0)], (), 99.0) == Close((0, 9), "as recorded")
+    after = policy.after(Record((), (), (), 0.0, 0.0))
+    assert (after.least(10), after.decide([Offer(3, 0.0)], (), 0.0)) == (1, Close((3,), "as recorded"))
+    assert after.size(10) == FirstOf(2).size(10)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_nobody_is_handed_a_batch_while_a_version_is_open_that_it_is_not_in(seed: int) -> None:
+    rng = random.Random(seed)
+    replicas, identity, versions = rng.randint(1, 5), 0, []
+    for _ in range(30):
+        kept = {}
+        for replica in sorted(rng.sample(range(replicas), rng.randint(1, replicas))):
+            kept[replica] = (identity,)
+            identity += 1
+        versions.append(kept)
+    handing = Retelling(replicas, rng.randint(1, 4), versions)
+    waiting: list[list[int]] = [[] for _ in range(replicas)]
+    for at, kept in enumerate(versions):
+        for replica, number, handed in iter(handing.next, None):
+            assert number == handing.given[replica]
+            waiting[replica].append(handed)
+        for replica in range(replicas):
+            if replica in kept:
+                assert waiting[replica].pop(0) == kept[replica][0]
+            else:
+                assert not waiting[replica], f"replica {replica} would begin version {at}"
+        for replica in rng.sample(sorted(kept), len(kept)):
+            handing.spend(replica, handing.spent[replica] + 1)
+    assert handing.over
+    assert handing.new == identity
