@@ -12,6 +12,7 @@ import flowrt as fr
 from flowrt.errors import GraphError
 from flowrt.sched.noise import LARGEST, NoiseScale
 from flowrt.sched.policies import asking, policy_from_data, policy_to_data
+from flowrt.sched.policies.adaptive import APART
 from flowrt.sched.policies.arrivals import BINS, SAMPLE, Arrivals
 from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
 
@@ -325,3 +326,13 @@ def test_a_slow_version_of_many_replicas_is_known_by_a_sample_of_them(replicas: 
         seconds = np.sort(factor * rng.lognormal(0.0, 0.05, replicas))[:half].tolist()
         times, more = known.expected(everybody[:half], seconds, everybody[half:], seconds[-1])
         assert np.interp(factor * 1.25, times, more) > 0.8 * (replicas - half)
+
+
+def test_it_tries_again_and_again_whether_who_was_slow_comes_but_not_all_the_time() -> None:
+    policy: Policy = Adaptive()
+    times, tried = jittered([1.0, 1.0, 1.0, 9.0], seed=5), list[int]()
+    for step in range(160):
+        _, _, policy, why = play(policy, times(step))
+        tried += [step] if "tried out" in why else []
+    assert len(tried) >= 3
+    assert min(np.diff(tried)) >= APART

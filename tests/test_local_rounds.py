@@ -38,7 +38,17 @@ class LocalWorld(World):
             *self.steps,
             *(FakePlan([NUMBER] * servers, self._load(r)) for r in range(replicas)),
             *(FakePlan([NUMBER] * servers, self._differ(r)) for r in range(replicas)),
+            *(FakePlan([], self._start(r)) for r in range(replicas)),
         ]
+        self.starts: list[tuple[int, int]] = []  # (replica, number) of each time that what is kept had first values
+        self.kept_is_finite = True
+
+    def _start(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
+        def compute(values: list[Any], number: int) -> list[Any]:
+            self.starts.append((replica, number))
+            return []
+
+        return compute
 
     def _load(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
         def compute(values: list[Any], number: int) -> list[Any]:
@@ -59,8 +69,8 @@ class LocalWorld(World):
 
     def _differ(self, replica: int) -> Callable[[list[Any], int], list[Any]]:
         def compute(values: list[Any], number: int) -> list[Any]:
-            finite = [np.array(True)] * (len(values) + 1)  # each server's part, and what is kept
-            return [*(value - self.copies[replica] for value in values), *finite]
+            finite = [np.array(True)] * len(values)  # each server's part
+            return [*(value - self.copies[replica] for value in values), *finite, np.array(self.kept_is_finite)]
 
         return compute
 
@@ -83,6 +93,7 @@ class LocalWorld(World):
             loaded=told,
             differ=2 * replicas + number,
             differed=told,
+            start=3 * replicas + number,
         )
         await node.answer(role, "epoch", self.plans.__getitem__)  # type: ignore[arg-type]
 
@@ -100,6 +111,21 @@ def world(*args: Any, **kwargs: Any) -> AbstractAsyncContextManager[LocalWorld]:
 def receipts(made: World) -> list[list[tuple[int, int, Outcome]]]:
     """By version: (replica, group of batches, outcome)."""
     return [[(r, group, OUTCOMES[code]) for r, group, code, *_ in report.receipts] for report in made.reports()]
+
+
+async def test_what_local_steps_keep_has_its_first_values_before_the_first_round_and_after_one_that_spoilt_it() -> None:
+    async with world(1) as made:
+        made.allow(9)
+        made.give(0, *range(1, K + 1))
+        await made.go_on()
+        assert made.starts == [(0, 0)]
+        made.kept_is_finite = False
+        made.give(0, *range(K + 1, 2 * K + 1))
+        await made.go_on()
+        assert made.starts == [(0, 0)]
+        made.give(0, *range(2 * K + 1, 3 * K + 1))
+        await made.go_on()
+        assert made.starts == [(0, 0), (0, 2 * K)]
 
 
 async def test_a_round_uses_its_batches_as_they_come_and_is_announced_when_it_has_all() -> None:
