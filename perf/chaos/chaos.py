@@ -305,12 +305,13 @@ def _rows(options: argparse.Namespace, seen: dict[str, Any]) -> list[records.Row
     replicas, struck = options.replicas, seen["struck"]
     speed = seen["disturbed"] / seen["calm"]
     figure = f"{seen['disturbed']:.2f} steps a second, {seen['calm']:.2f} without faults: {100 * speed:.1f}%"
-    slow = [figure] if speed < SPEED and options.every >= EVERY else []
     every = f"{' or '.join(options.faults)} every {options.every:g} s for {options.minutes:g} min, {replicas} workers"
-    rows = [
-        records.row(32, every, len(struck), seen["violations"], f"{seen['steps']} steps; batches: {seen['ended']}"),
-        records.row(39, every, len(struck), slow, figure),
-    ]
+    ended = f"{seen['steps']} steps; batches: {seen['ended']}"
+    rows = [records.row(32, every, len(struck), seen["violations"], ended)]
+    if options.every >= EVERY:
+        rows.append(records.row(39, every, len(struck), [figure] if speed < SPEED else [], figure))
+    else:
+        print(figure)
     for fault in options.faults:
         of = [one for one in struck if one["fault"] == fault]
         promise, text, most = TOLD[fault]
