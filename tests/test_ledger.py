@@ -180,16 +180,19 @@ def test_one_process_at_a_time_writes_a_ledger(tmp_path: Path) -> None:
 def test_a_forked_child_has_no_part_in_a_ledger(tmp_path: Path) -> None:
     writer = write_some(tmp_path / "some.ledger")
     read, write = os.pipe()
+    there, here = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(here, b"x")
         os.read(read, 1)
         os._exit(0)
+    os.read(there, 1)
     writer.close()
     Writer(tmp_path / "some.ledger", setup()).close()
     os.write(write, b"x")
     os.waitpid(child, 0)
-    os.close(read)
-    os.close(write)
+    for end in (read, write, there, here):
+        os.close(end)
 
 
 def test_a_ledger_of_another_trainer_is_refused_and_of_another_policy_gone_on_with(tmp_path: Path) -> None:
