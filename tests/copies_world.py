@@ -7,6 +7,7 @@ shipped `Copies` decides who is whole; only the copying itself is done by hand.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -104,10 +105,16 @@ class CopiesWorld(World):
 
     def check_whole(self) -> None:
         """As of all servers, of those that hold anything."""
+        self._of_those_there(super().check_whole)
+
+    def check_ledger(self) -> None:
+        self._of_those_there(super().check_ledger)
+
+    def _of_those_there(self, check: Callable[[], None]) -> None:
         servers = self.servers
         self.servers = tuple(t for t in servers if t not in self.dead and self.hosts[t].held)
         try:
-            super().check_whole()
+            check()
         finally:
             self.servers = servers
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from flowrt.device import CLIENT
 from flowrt.errors import NodeLost
+from flowrt.ledger import Ledger
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.inquiries import Look
 from flowrt.sched.iteration.iterations import Iterations
@@ -35,6 +36,7 @@ from flowrt.train.steps import Steps
 
 if TYPE_CHECKING:
     import random
+    from pathlib import Path
 
     from flowrt.sched.policies import Policy
 
@@ -232,6 +234,9 @@ class World:
         self.dead: set[str] = set()
         self._gone: list[SimHost] = []  # of nodes that were started again
         self.allowed = 0  # versions that any client has asked for
+        self.late = rng.choice(["drop", "requeue"])
+        self.ledger: Path | None = None
+        self.clients: dict[str, Steps] = {}
         self.known: set[int] = set()  # versions that clients have had reports of, their own or another's
         self.delivered = self.broke = 0
         self._ways: dict[tuple[str, str, str], Way] = {}
@@ -297,6 +302,8 @@ class World:
     def kill_client(self, epoch: str) -> None:
         """A client is gone, at once; the nodes learn of it one by one."""
         self.runners[epoch].alive = False
+        if (ledger := self.clients[epoch]._ledger) is not None:
+            ledger.close()  # as the system does
         for task in (*self.servers, *self.replicas):
             after = self.while_(10 * self.faults.latency)
             asyncio.get_running_loop().call_later(after, self._tell_ended, task, epoch)
@@ -471,7 +478,7 @@ class World:
             return program
 
         session = SimpleNamespace(
-            checkpoints=None, _open_here=lambda: runner, _iterating={}, _name=epoch, lost=frozenset()
+            checkpoints=None, _open_here=lambda: runner, _iterating={}, _name=epoch, lost=frozenset(), _seed=0
         )
         tower = SimpleNamespace(inputs={"x": SimpleNamespace(spec=UPDATE)}, metrics={})
         trainer = Trainer(
@@ -486,12 +493,37 @@ class World:
             policy=self.policy,
             local_steps=1,
             copies=1,
+            late=self.late,
+            shards=[None] * len(self.servers),
             tally=Tally(len(self.replicas)),
             program=make,
         )
-        steps = Steps(trainer, session, ahead)  # type: ignore[arg-type]
-        steps._miss = lambda reports: self.known.update(r.version for r in reports)  # type: ignore[method-assign]
+        steps = Steps(trainer, session, ahead, self.ledger)  # type: ignore[arg-type]
+        take_down = steps._miss
+
+        def miss(reports: Any) -> None:
+            self.known.update(report.version for report in reports)
+            take_down(reports)
+
+        steps._miss = miss  # type: ignore[method-assign]
+        self.clients[epoch] = steps
         return steps
+
+    def check_ledger(self) -> None:
+        """The ledger knows of every version what it was made of, and nothing in it is amiss."""
+        assert self.ledger is not None
+        ledger, applied = Ledger(self.ledger), self.hosts[self.servers[0]].applied
+        if ledger.violations or ledger.count("handed"):
+            raise Violation(f"the ledger: {ledger.violations}, {ledger.count('handed')} batches are with replicas")
+        if ledger.version not in (None, len(applied)):
+            raise Violation(f"the ledger is at version {ledger.version} of {len(applied)}")
+        for version, updates in zip(ledger.versions, applied, strict=True):
+            if set(version.kept) != {replica for replica, _ in updates}:
+                raise Violation(
+                    f"version {version.version} was made of {sorted(updates)}, the ledger says {version.kept}"
+                )
+        if ledger.count("kept") != sum(map(len, applied)):
+            raise Violation(f"{ledger.count('kept')} batches were kept in {sum(map(len, applied))} updates")
 
     def check_known(self) -> None:
         """Of each version a client has had a report, or server 0 keeps it for the next one."""
@@ -512,7 +544,7 @@ class World:
             at = {int(host.held[CONTAINER, "step"]), *host.held["", "w"].tolist()}
             if at != {len(host.applied)}:
                 raise Violation(f"{task} is at {at} after {len(host.applied)} updates")
-        counted = [update for updates in first.applied for update in updates]
+        counted = [batch for updates in first.applied for _, batch in updates]
         if len(set(counted)) != len(counted):
             raise Violation(f"a batch counted twice: {sorted(counted)}")
 

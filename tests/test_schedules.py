@@ -12,6 +12,8 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,13 +45,28 @@ def drawn(rng: random.Random, most: int = 4) -> World:
 
 @asynccontextmanager
 async def left_in_order(world: World) -> AsyncIterator[World]:
-    """The world, which is whole in the end."""
+    """The world, which is whole in the end, and whose ledger then knows of everything."""
     try:
-        yield world
-        await asyncio.sleep(100)
-        world.check_whole()
+        with TemporaryDirectory() as folder:
+            world.ledger = Path(folder) / "trainer.ledger"
+            yield world
+            await asyncio.sleep(100)
+            world.check_whole()
+            await one_that_looks(world)
+            world.check_ledger()
     finally:
         await world.aclose()
+
+
+async def one_that_looks(world: World) -> None:
+    """Another client comes, and trains nothing: what was done without a client is known to it."""
+    for _ in range(20):
+        try:
+            assert [report async for report in world.client("that looks").run(iter(()))] == []
+        except RemoteError:
+            await asyncio.sleep(1.0)
+        else:
+            return
 
 
 def check_reports(world: World, reports: list[StepReport]) -> None:
@@ -233,7 +250,14 @@ async def replicas_come_and_go(rng: random.Random) -> None:
 
 def check_accounts(world: World, reports: list[StepReport], total: int) -> None:
     """No batch ended twice, and those that were kept are those that were applied."""
-    ended = [identity for report in reports for batches in report.batches.values() for identity in batches]
+    again = {"late", "lost"} if world.late == "requeue" else {}
+    ended = [
+        identity
+        for report in reports
+        for outcome in {"kept", "refused", "late", "lost"}.difference(again)
+        for replica in getattr(report, outcome)
+        for identity in report.batches[replica]
+    ]
     assert len(set(ended)) == len(ended)
     assert set(ended) <= set(range(total))
     applied = world.hosts[world.servers[0]].applied
