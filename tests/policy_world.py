@@ -62,18 +62,18 @@ class Alternating(Policy):
 
 
 @valueclass
-class Remembering(Adaptive):
+class TellingApart(Adaptive):
     """`Adaptive`, told apart by all that it has seen, of which what it decides follows: a search must visit each."""
 
     seen: bytes = field(default=b"", init=False)
     """A digest of it."""
 
-    def after(self, record: Record) -> Remembering:
+    def after(self, record: Record) -> TellingApart:
         known = Adaptive.after(self, record)  # super() knows no slotted class
-        assert isinstance(known, Remembering)
+        assert isinstance(known, TellingApart)
         return known._told_apart()
 
-    def _told_apart(self) -> Remembering:
+    def _told_apart(self) -> TellingApart:
         digest = blake2b(digest_size=16)
         assert self._history is not None
         known = self._history.arrivals
@@ -82,7 +82,7 @@ class Remembering(Adaptive):
                 digest.update(fact.tobytes() if isinstance(fact, np.ndarray) else repr(fact).encode())
         return replace(self, seen=digest.digest())
 
-    def renamed(self, order: tuple[int, ...]) -> Remembering:
+    def renamed(self, order: tuple[int, ...]) -> TellingApart:
         """The same where replicas have other numbers."""
         if self._history is None:
             return self
@@ -111,5 +111,5 @@ class Hasty(Policy):
 
 POLICIES: tuple[Policy, ...] = (
     *(AllOf(), FirstOf(2), Deadline(1.0), Deadline(1.0, at_least=2), LocalSteps(4, FirstOf(2), grace=1.0)),
-    *(Patient(), AllOfThoseLeft(), Alternating(), Remembering(at_least=2)),
+    *(Patient(), AllOfThoseLeft(), Alternating(), TellingApart(at_least=2)),
 )

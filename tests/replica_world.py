@@ -19,7 +19,7 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from policy_world import Remembering
+from policy_world import TellingApart
 
 from flowrt.errors import GraphError, InternalError
 from flowrt.sched.book import Book
@@ -459,7 +459,7 @@ def renamed(value: Any, order: tuple[int, ...], servers: tuple[int, ...]) -> Any
         history.append(replace(ledger, decided=decided, receipts=tuple(receipts)))
     offers = tuple(replace(offer, replica=name[offer.replica]) for offer in value.quorum.offers)
     policy = value.quorum.policy
-    if isinstance(policy, Remembering):
+    if isinstance(policy, TellingApart):
         policy = policy.renamed(order)
     kept = tuple(sorted(name[r] for r in value.quorum.kept))
     return replace(

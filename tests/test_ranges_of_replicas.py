@@ -53,7 +53,9 @@ def test_a_range_begins_where_the_policy_can_be_met() -> None:
 POLICIES = [fr.train.AllOf(), fr.train.FirstOf(1), fr.train.Adaptive(), fr.train.BoundedStaleness(2)]
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, fr.train.LocalSteps(2, outer=fr.optim.SGD(1.0))], ids=str)
+@pytest.mark.parametrize(
+    "policy", [*POLICIES, pytest.param(fr.train.LocalSteps(2, outer=fr.optim.SGD(1.0)), id="LocalSteps")], ids=str
+)
 async def test_who_is_there_trains_and_who_is_not_is_awaited(policy: Any) -> None:
     graph, trainer = trainer_of((1, 4), policy)
     async with LocalCluster(ps=1, worker=2) as cluster, fr.Session(graph, cluster=cluster) as session:

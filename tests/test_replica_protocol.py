@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from policy_world import POLICIES, AllOfThoseLeft, Alternating, Patient, Remembering
+from policy_world import POLICIES, AllOfThoseLeft, Alternating, Patient, TellingApart
 from replica_world import Violation, World, put, search
 
 from flowrt.sched.coordinator import Coordinator
@@ -56,7 +56,7 @@ def test_no_reachable_state_breaks_the_protocol_whatever_decides_and_whenever_it
 
 
 def test_no_reachable_state_breaks_the_protocol_when_what_was_seen_decides() -> None:
-    assert search(World(Remembering(), replicas=3, versions=2, **CALM)).complete > 0
+    assert search(World(TellingApart(), replicas=3, versions=2, **CALM)).complete > 0
 
 
 @pytest.mark.timeout(240)
