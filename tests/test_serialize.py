@@ -101,7 +101,7 @@ BROKEN: dict[str, tuple[bytes, type[Exception], str]] = {
     "another format": (changed(format="flowrt.plan"), BrokenStream, "format"),
     "another version": (changed(version=2), BrokenStream, "version 2 cannot be read"),
     "no dict": (pack([1, 2]), BrokenStream, "missing"),
-    "an op nobody knows": (with_node(ADD, op="format_disk"), GraphError, "no op is named 'format_disk'"),
+    "an op nobody knows": (with_node(ADD, op="format_disk"), GraphError, "no op named 'format_disk' is known here"),
     "an input from the future": (with_node(ADD, inputs=((999, 0), (READ, 0))), BrokenStream, "does not come before"),
     "an output that is not": (with_node(ADD, inputs=((READ, 1), (READ, 0))), BrokenStream, "has no output 1"),
     "an input too many": (with_node(ADD, inputs=((READ, 0),) * 3), BrokenStream, "3 inputs do not fit"),

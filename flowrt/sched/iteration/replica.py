@@ -142,7 +142,9 @@ class Replica:
             self._given = number
             named = self._asking is not None and not isinstance(values, Unread)
             admit: Any = self._asking.come if named and self._asking is not None else self._admit
-            self.way.read(max(self._at), partial(admit, number, values))
+            following = max(self.role.version, *self._at, self._on + 1)  # what is computed next
+            later = max(0, (number - 1) // self.role.steps - self._used)  # so many versions after that it is used
+            self.way.read(following + later, partial(admit, number, values))
 
     def _admit(self, number: int, values: Sequence[Any] | Unread) -> None:
         self._batches[number] = values
