@@ -58,7 +58,9 @@ class Joining:
     async def _introduce(self, task: str, place: Address) -> Known | None:
         """Have all nodes know who has joined; answers what one of them knows otherwise."""
         was = self._peers.addresses.get(task, ())
-        for other in sorted(self._peers.serving()):
+        told: set[str] = set()
+        while others := sorted({*self._peers.serving()} - told):  # more may be met while these answer
+            told.add(other := others[0])
             if other in self._peers.suspects:
                 self._peers.post(self._peers[other], Introduce(UNASKED, task, *place, was))  # it reads that if it wakes
                 continue
