@@ -15,7 +15,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -38,6 +38,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
 _FAILED = "flowrt worker: "  # what a node's reason not to start begins with
 SOON, LATE = 0.1, 5.0  # seconds after its end that a node is started again, at first and at last
+DIES = 1.0  # seconds in which a process that was killed has ended
 LASTS = 10.0  # seconds after which the end of a node is not blamed on its start
 _log = logging.getLogger(__name__)
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -285,6 +286,9 @@ class LocalCluster(AsyncOnly):
         does not come up.
         """
         address = self.spec.tasks()[task]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DIES):  # it may have been killed just now
+                await self.processes[task].wait()
         if self.processes[task].returncode is None:
             raise GraphError(f"{task} runs; kill its process before it is started again")
         job, number = task.removeprefix("/job:").split("/task:")
