@@ -16,7 +16,7 @@ from sim_loop import simulate
 import flowrt as fr
 from flowrt.sched.iteration.messages import Update
 from flowrt.sched.iteration.striking import Slowness, size_of
-from flowrt.sched.iteration.way import Tasks
+from flowrt.sched.iteration.way import Tasks, sleep_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +90,7 @@ def heard(delay: str, sizes: list[int], *, peer: str = "/job:ps/task:0", pause: 
 
     async def work() -> None:
         loop, tasks = asyncio.get_running_loop(), Tasks()
-        slowness = Slowness(fr.delays.parse(delay), "/job:worker/task:0", tasks)
+        slowness = Slowness(fr.delays.parse(delay), "/job:worker/task:0", tasks, loop.time)
         for number, size in enumerate(sizes):
             message = Update(1, number, 0, 0, (np.zeros(size, np.uint8),), (), ())
             slowness.receive(peer, message, lambda number=number: found.append((number, loop.time())))
@@ -128,7 +128,9 @@ def test_nodes_with_the_same_delay_draw_the_same_common_factor() -> None:
 
     async def work() -> None:
         delay = fr.delays.parse("correlated:(lognormal:1,0.5),(0.1) + exponential:0.01 at push")
-        nodes = [Slowness(delay, f"/job:worker/task:{i}", Tasks()).of(seed=5, number=i, count=3) for i in range(3)]
+        clock = asyncio.get_running_loop().time
+        slowness = [Slowness(delay, f"/job:worker/task:{i}", Tasks(), clock) for i in range(3)]
+        nodes = [each.of(seed=5, number=i, count=3) for i, each in enumerate(slowness)]
         seconds.extend([node.seconds(version, "compute") for node in nodes] for version in range(20))
         pushed = [[node.seconds(version, "push") for node in nodes] for version in range(20)]
         assert len(np.unique(pushed)) == 60
@@ -137,3 +139,16 @@ def test_nodes_with_the_same_delay_draw_the_same_common_factor() -> None:
     factors = np.array(seconds)
     assert (factors == factors[:, :1]).all()
     assert len(np.unique(factors)) == 20
+
+
+def test_a_delay_is_never_shorter_than_it_says_though_timers_are_early() -> None:
+    seconds: list[float] = []
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await sleep_until(0.99 * began + 1.0, lambda: 0.99 * loop.time())
+        seconds.append(0.99 * (loop.time() - began))
+
+    simulate(random.Random(1), work)
+    assert seconds == [pytest.approx(1.0)]

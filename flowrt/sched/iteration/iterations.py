@@ -88,7 +88,7 @@ class Iterations:
         if host.delay is not None:
             from flowrt.sched.iteration.striking import Slowness  # which other nodes need not import
 
-            self._slowness = Slowness(host.delay, host.task, self._tasks)
+            self._slowness = Slowness(host.delay, host.task, self._tasks, clock)
         self._servers: dict[int, Server] = {}  # by run
         self._newest: dict[tuple[str, str], Server] = {}  # by trainer
         self._replicas: dict[tuple[int, int], Replica] = {}  # by run and number

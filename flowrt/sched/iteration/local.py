@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.sched.iteration.way import Way, checked
+from flowrt.sched.iteration.way import Way, checked, sleep_until
 
 if TYPE_CHECKING:
     from flowrt.sched.closed import Closed
@@ -58,8 +58,7 @@ class Rounds:
             given = await batch(first + number - numbers[0])
             told.append(await self._run(self._step, [given[i] for _, i in role.feeds], number))
             samples += samples_of(given)
-            if late:
-                await asyncio.sleep(late)
+            await sleep_until(self._way.clock() + late, self._way.clock)
         differed = [values[server][i] for server, i in role.differed]
         *made, finite = await self._run(self._differ, differed, numbers[-1])
         self._fresh = bool(finite) and all(bool(made[i]) for checks in role.finite for i in checks)

@@ -6,7 +6,6 @@ the seed of the run, the version and the delay alone, so that nodes with the sam
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import numpy as np
 
 from flowrt.delays import Link
 from flowrt.sched.iteration.messages import Update
+from flowrt.sched.iteration.way import sleep_until
 
 if TYPE_CHECKING:
     from flowrt.delays import Delay
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
 
 HEAD = 64  # bytes of a message beside its arrays, about
 Then = Callable[[], None]
+Clock = Callable[[], float]
 
 
 class Striking:
     """The delay of a node as it strikes driver ``number`` of ``count``: a replica of its run, or a server."""
 
-    def __init__(self, delay: Delay, tasks: Tasks, seed: int, number: int, count: int) -> None:
+    def __init__(self, delay: Delay, tasks: Tasks, clock: Clock, seed: int, number: int, count: int) -> None:
         self._delay, self._seed, self._number, self._count = delay, seed, number, count
-        self._began = _now()
-        self._reading, self._pushing = Lane(tasks), Lane(tasks)
+        self._clock, self._began = clock, clock()
+        self._reading, self._pushing = Lane(tasks, clock), Lane(tasks, clock)
 
     def seconds(self, version: int, place: str) -> float:
         """By how much ``version`` is slower at ``place``; what comes before the first one counts to it."""
         version = max(version, 0)
         rng = np.random.default_rng((self._seed, version))
-        now = _now() - self._began
+        now = self._clock() - self._began
         return float(self._delay.sample(rng, version, self._count, now, (place,))[self._number])
 
     def freeze(self, version: int) -> None:
@@ -64,16 +65,16 @@ class Slowness:
     Windows in seconds begin for a driver when its run begins, for the way with the first message.
     """
 
-    def __init__(self, delay: Delay, task: str, tasks: Tasks) -> None:
-        self._delay, self._task, self._tasks = delay, task, tasks
+    def __init__(self, delay: Delay, task: str, tasks: Tasks, clock: Clock) -> None:
+        self._delay, self._task, self._tasks, self._clock = delay, task, tasks, clock
         self._links = tuple(part for part in delay.parts if isinstance(part, Link))
-        self._out, self._in = Lane(tasks), Lane(tasks)
+        self._out, self._in = Lane(tasks, clock), Lane(tasks, clock)
         self._began: float | None = None
         self._step = 0
 
     def of(self, seed: int, number: int, count: int) -> Striking:
         """How it strikes driver ``number`` of ``count``."""
-        return Striking(self._delay, self._tasks, seed, number, count)
+        return Striking(self._delay, self._tasks, self._clock, seed, number, count)
 
     def send(self, peer: str, message: Any, then: Then) -> None:
         """Call ``then`` when ``message`` may leave for ``peer``."""
@@ -88,9 +89,9 @@ class Slowness:
             then()
             return
         if self._began is None:
-            self._began = _now()
+            self._began = self._clock()
         self._step = max(self._step, getattr(message, "version", 0))
-        now, size = _now() - self._began, size_of(message)
+        now, size = self._clock() - self._began, size_of(message)
         slow = [link for link in self._links if link.strikes(self._step, now)]
         lane.carry(sum(size / link.bytes_per_second for link in slow), sum(link.latency for link in slow), then)
 
@@ -98,15 +99,15 @@ class Slowness:
 class Lane:
     """What goes through one after another: each takes its seconds, and comes out later by its latency."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
+    def __init__(self, tasks: Tasks, clock: Clock) -> None:
+        self._tasks, self._clock = tasks, clock
         self._free = 0.0
         self._waiting: deque[tuple[float, Then]] = deque()
         self._going = False
 
     def carry(self, seconds: float, latency: float, then: Then) -> None:
         """Call ``then`` after what came before: at once, if nothing waits and it takes no time."""
-        now = _now()
+        now = self._clock()
         self._free = max(self._free, now) + seconds
         if self._free + latency <= now and not self._going:
             then()
@@ -119,14 +120,10 @@ class Lane:
     async def _go(self) -> None:
         try:
             while self._waiting:
-                await asyncio.sleep(self._waiting[0][0] - _now())
+                await sleep_until(self._waiting[0][0], self._clock)
                 self._waiting.popleft()[1]()
         finally:
             self._going = False
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def size_of(value: Any) -> int:

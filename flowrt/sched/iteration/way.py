@@ -70,6 +70,12 @@ class Tasks:
             raise cancelled
 
 
+async def sleep_until(due: float, clock: Callable[[], float]) -> None:
+    """Sleep until ``clock`` says ``due``: the timers of a loop count from when its turn began, and may be early."""
+    while (left := due - clock()) > 0.0:  # noqa: ASYNC110 -- time alone ends it
+        await asyncio.sleep(left)
+
+
 @dataclass(eq=False, slots=True)
 class Way:
     """How a driver of a run reaches the others, computes, and knows the time.
@@ -134,8 +140,7 @@ class Way:
     ) -> None:
         try:
             fetches = await self.run_plan(plan, feeds, context)
-            if late:
-                await asyncio.sleep(late)
+            await sleep_until(self.clock() + late, self.clock)
         except Exception as error:
             failed(error)
         else:
