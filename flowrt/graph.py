@@ -24,6 +24,7 @@ from flowrt.tracebacks import brief
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.partitioning import Partition
     from flowrt.spec import Spec
 
 
@@ -197,6 +198,7 @@ class Graph:
         self._names: dict[str, int] = {}
         self._claimed: dict[str, int] = {}
         self._counted: set[str] = set()
+        self.partitions: dict[str, Partition] = {}  # what several variables hold together, by its name
         self.startable: set[int] = set()  # nodes that variables may start from, as far as any was asked about
         self._entered: list[building] = []
 
@@ -383,9 +385,8 @@ class Subgraph(Graph):
     def input(self, spec: Spec, name: str = "input") -> Tensor:
         """A new input. Unlike a placeholder it may come with a known value."""
         with scoped(replace(_scope.get(), control=())):
-            made: Tensor = self.apply(
-                REGISTRY["placeholder"], (), {"dtype": spec.dtype.name, "shape": spec.dims}, name
-            )[0]
+            attrs = {"dtype": spec.dtype.name, "shape": spec.dims}
+            made: Tensor = self.apply(REGISTRY["placeholder"], (), attrs, name)[0]
         made.op.outputs = (Tensor(made.op, 0, spec),)
         return made.op.outputs[0]
 
@@ -493,8 +494,7 @@ def container(name: str) -> Iterator[None]:
 def as_node(value: Any) -> Node:
     """The operation behind a tensor, variable or operation."""
     found = as_value(value)
-    if isinstance(found, Tensor):
-        return found.op
-    if isinstance(found, Node):
-        return found
+    node = found.op if isinstance(found, Tensor) else found
+    if isinstance(node, Node):
+        return node
     raise GraphError(f"{user_site()}: {value!r} is neither a tensor nor an operation")

@@ -26,6 +26,7 @@ FLOOR = [
     "alike",
     "parameters",
     "familiar",
+    "partitioning",
 ]
 FAMILIES = [
     "source",
