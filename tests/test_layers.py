@@ -48,6 +48,7 @@ FAMILIES += [
     "rows",
     "starting",
     "state",
+    "queues",
     "fused",
     "body",
     "control",

@@ -10,8 +10,9 @@ from flowrt.errors import GraphError
 from flowrt.graph import Graph, control_dependencies
 from flowrt.ops.elementwise import add, multiply, negative
 from flowrt.ops.flow import identity, switch
+from flowrt.ops.queues import FIFOQueue
 from flowrt.ops.source import constant
-from flowrt.ops.state import FIFOQueue, Variable
+from flowrt.ops.state import Variable
 from flowrt.passes.order_state import order_state
 from flowrt.passes.prune import prune
 

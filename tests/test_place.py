@@ -14,8 +14,9 @@ from flowrt.errors import PlacementError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, colocate_with, device
 from flowrt.ops.elementwise import add, exp, multiply, negative
+from flowrt.ops.queues import FIFOQueue
 from flowrt.ops.source import constant, placeholder
-from flowrt.ops.state import FIFOQueue, Variable
+from flowrt.ops.state import Variable
 from flowrt.passes.place import place
 from flowrt.passes.prune import prune
 

@@ -16,8 +16,9 @@ from flowrt.gradients import gradients
 from flowrt.graph import Graph, colocate_with, container, control_dependencies, device, name_scope
 from flowrt.ops.elementwise import add, negative
 from flowrt.ops.flow import switch
+from flowrt.ops.queues import FIFOQueue
 from flowrt.ops.source import constant, full, placeholder
-from flowrt.ops.state import FIFOQueue, Variable
+from flowrt.ops.state import Variable
 from flowrt.serialize import graph_from_bytes, graph_to_bytes
 
 

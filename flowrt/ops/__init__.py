@@ -64,6 +64,7 @@ from flowrt.ops.flow import (
 from flowrt.ops.index import one_hot, scatter_add, segment_sum, take
 from flowrt.ops.linalg import matmul
 from flowrt.ops.loops import case, cond, map_fn, scan, while_loop
+from flowrt.ops.queues import FIFOQueue
 from flowrt.ops.reduce import (
     all,
     any,
@@ -110,7 +111,7 @@ from flowrt.ops.source import (
     zeros,
     zeros_like,
 )
-from flowrt.ops.state import FIFOQueue, Variable
+from flowrt.ops.state import Variable
 from flowrt.ops.trigonometry import acos, asin, atan, atan2, cos, cosh, sin, sinh, tan
 
 __all__ = [

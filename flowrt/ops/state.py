@@ -1,16 +1,16 @@
-"""Variables and queues: state that lives on nodes under (container, name), and the ops that read and write it.
+"""Variables: state that lives on nodes under (container, name), and the ops that read and write it.
 
-Every op here names its resource by attributes alone, so that a node can create the queue or check the variable it is
-asked for. `Variable` and `FIFOQueue` are what a program holds of them.
+Every op here names its variable by attributes alone, so that a node can check the one it is asked for. `Variable` is
+what a program holds of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from flowrt.errors import SpecError, user_site
 from flowrt.graph import (
     Graph,
     Resource,
-    container,
     current_graph,
     current_scope,
-    device,
     scoped,
 )
 from flowrt.op import as_value, building, frozen, located, no_gradient, op
@@ -29,15 +27,15 @@ from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
 from flowrt.ops.rows import add_rows, assign_rows, write_rows
 from flowrt.ops.slices import IndexedSlices
-from flowrt.ops.source import constant, placeholder
+from flowrt.ops.source import constant
 from flowrt.ops.starting import check_start
 from flowrt.plain import as_dtype_of, default_array, fitting_array
-from flowrt.spec import NAMES, Spec, as_dtype, as_shape
+from flowrt.spec import NAMES, Spec, as_dtype
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
-    from flowrt.op import Attr, DType, Op
+    from flowrt.op import DType, Op
 
 
 @op(stateful=True)
@@ -223,7 +221,7 @@ class Variable(Operators):
         if self.dtype.kind == "b" and write is add_rows:
             raise SpecError(f"{name} ({user_site()}): bools are not added; use scatter_update")
         with building(self.graph), located(f"{write.name} of {self.name!r}"):
-            slices = IndexedSlices(_of_dtype(rows, self.dtype), ids, self.shape)
+            slices = IndexedSlices(of_dtype(rows, self.dtype), ids, self.shape)
         return self.move_rows(write, slices, [factor], name=name)
 
     def move_rows(self, write: Op, slices: IndexedSlices, settings: Any, slots: Any = (), name: Any = None) -> Node:
@@ -238,7 +236,7 @@ class Variable(Operators):
     def _write(self, write: Op, value: Any, name: str | None) -> Node:
         with building(self.graph), located(f"{write.name} to {self.name!r}"):
             made: Node = write(
-                _of_dtype(value, self.dtype), **_attributes(self.resource), name=name or f"{self.name}/{write.name}"
+                of_dtype(value, self.dtype), **_attributes(self.resource), name=name or f"{self.name}/{write.name}"
             )
         return made
 
@@ -273,11 +271,11 @@ def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool
 def _initial(initial: Any, dtype: Any) -> Any:
     value = as_value(initial)
     if hasattr(value, "builder"):
-        return _of_dtype(value, value.dtype if dtype is None else dtype, cast=True)
+        return of_dtype(value, value.dtype if dtype is None else dtype, cast=True)
     return default_array(value) if dtype is None else frozen(as_dtype_of(value, as_dtype(dtype)))
 
 
-def _of_dtype(value: Any, dtype: Any, cast: bool = False) -> Any:
+def of_dtype(value: Any, dtype: Any, cast: bool = False) -> Any:
     """``value`` as a tensor as it is (cast if asked to) or an array of ``dtype``."""
     found = as_value(value)
     if not hasattr(found, "builder"):
@@ -294,207 +292,3 @@ def _attributes(resource: Resource) -> dict[str, Any]:
         "dtype": NAMES[spec.dtype],
         "shape": spec.concrete,
     }
-
-
-def queue_specs(dtypes: Sequence[str], shapes: Any) -> tuple[Spec, ...]:
-    """The specs of one element's components; ``shapes=None`` leaves even the ranks open."""
-    each = (None,) * len(dtypes) if shapes is None else shapes
-    return tuple(Spec(d, s) for d, s in zip(dtypes, each, strict=True))
-
-
-@no_gradient
-@op(effect=True, stateful=True)
-def enqueue(
-    values: Sequence[Spec], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
-) -> None:
-    """Append one element, once there is room; raises `QueueClosedError` after close."""
-    _check_components(values, queue_specs(dtypes, shapes), resource)
-
-
-@no_gradient
-@op(effect=True, stateful=True)
-def enqueue_many(
-    values: Sequence[Spec], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
-) -> None:
-    """Append the entries along the values' first axis, all at once, when there is room for all of them."""
-    rows = [Spec(s.dtype, None if s.dims is None else (None, *s.dims)) for s in queue_specs(dtypes, shapes)]
-    _check_components(values, rows, resource)
-    if any(v.dims == () for v in values):
-        raise SpecError(f"enqueue_many takes elements along the first axis; {', '.join(map(str, values))} has none")
-
-
-def _check_components(values: Sequence[Spec], specs: Sequence[Spec], resource: str) -> None:
-    fits = len(values) == len(specs) and all(
-        s.accepts(v.dtype, s.dims or () if v.dims is None else v.shape) for s, v in zip(specs, values, strict=True)
-    )
-    if not fits:
-        held, given = (", ".join(map(str, many)) for many in (specs, values))
-        raise SpecError(f"the queue {resource!r} takes ({held}), not ({given})")
-
-
-@no_gradient
-@op(effect=True, stateful=True)
-def dequeue(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> tuple[Spec, ...]:
-    """The oldest element, once there is one; raises `QueueClosedError` when closed and empty."""
-    return queue_specs(dtypes, shapes)
-
-
-@no_gradient
-@op(effect=True, stateful=True)
-def dequeue_many(
-    n: Spec, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
-) -> tuple[Spec, ...]:
-    """The ``n`` oldest elements at once, stacked; waits until there are that many."""
-    _check_count(n, shapes, resource)
-    return tuple(Spec(s.dtype, (n.value, *s.shape)) for s in queue_specs(dtypes, shapes))
-
-
-@no_gradient
-@op(effect=True, stateful=True)
-def dequeue_up_to(
-    n: Spec, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
-) -> tuple[Spec, ...]:
-    """The ``n`` oldest elements, stacked, or the fewer that a closed queue still holds."""
-    _check_count(n, shapes, resource)
-    return tuple(Spec(s.dtype, (None, *s.shape)) for s in queue_specs(dtypes, shapes))
-
-
-def _check_count(n: Spec, shapes: Any, resource: str) -> None:
-    if n.dtype.kind not in "iu" or n.dims not in (None, ()):
-        raise SpecError(f"the number of elements is an integer scalar, got {n}")
-    if isinstance(n.value, int) and n.value < 0:
-        raise SpecError(f"the number of elements cannot be {n.value}")
-    if shapes is None or None in shapes:
-        raise SpecError(f"the queue {resource!r} cannot stack elements of unknown shapes; create it with shapes=")
-
-
-@no_gradient
-@op(effect=True, stateful=True)
-def queue_size(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> Spec:
-    """The number of elements waiting, an int64 scalar."""
-    return Spec("int64", ())
-
-
-@no_gradient
-@op(effect=True, stateful=True)
-def queue_close(
-    *,
-    resource: str,
-    container: str,
-    capacity: int,
-    dtypes: tuple[str, ...],
-    shapes: Any,
-    cancel_pending_enqueues: bool = False,
-) -> None:
-    """Let nothing more in; what waits to get in still does, unless ``cancel_pending_enqueues``."""
-
-
-@brief
-class FIFOQueue:
-    """A bounded first-in, first-out queue of elements, each of one tensor or several.
-
-    ``dtypes`` and ``shapes`` describe the components: one dtype and shape, or a sequence of them. ``shapes=None``
-    leaves the shapes open; `dequeue_many` and `dequeue_up_to` need them. Waiters are served strictly in order.
-    """
-
-    @located("a queue")
-    def __init__(self, capacity: int, dtypes: Any, shapes: Any = None, name: str | None = None) -> None:
-        graph = current_graph("a queue")
-        if not isinstance(capacity, int) or capacity < 1:
-            raise SpecError(f"it needs room for at least one element, got capacity={capacity!r}")
-        self._single = not isinstance(dtypes, (list, tuple))
-        names = tuple(as_dtype(d).name for d in ([dtypes] if self._single else dtypes))
-        nested = isinstance(shapes, (list, tuple)) and len(shapes) == 1 and isinstance(shapes[0], (list, tuple))
-        each = [shapes] if self._single and not nested else shapes
-        forms = None if shapes is None else tuple(as_shape(s) for s in each)
-        if forms is not None and len(forms) != len(names):
-            raise SpecError(f"{len(names)} dtypes need as many shapes, got {len(forms)}")
-        scope = current_scope()
-        detail: Mapping[str, Attr] = {"capacity": capacity, "kind": "fifo"}
-        self.resource = Resource(
-            "queue",
-            scope.container,
-            graph.claim_name(name, "queue"),
-            queue_specs(names, forms),
-            scope.device,
-            user_site(),
-            detail=detail,
-        )
-        graph.add_resource(self.resource)
-        self.graph = graph
-        self._attributes: dict[str, Any] = {
-            "resource": self.resource.name,
-            "container": self.resource.container,
-            "capacity": capacity,
-            "dtypes": names,
-            "shapes": forms,
-        }
-
-    @property
-    def name(self) -> str:
-        """Its name, unique among the graph's variables and queues."""
-        return self.resource.name
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:
-        """The specs of an element's components."""
-        return self.resource.specs
-
-    def __repr__(self) -> str:
-        return f"<FIFOQueue {self.name!r} of ({', '.join(map(str, self.specs))})>"
-
-    def enqueue(self, value: Any, *, name: str | None = None) -> Node:
-        """The operation that appends ``value`` (a tensor, or one per component) once there is room."""
-        return cast("Node", self._build(enqueue, self._components(value), name=name))
-
-    def enqueue_many(self, value: Any, *, name: str | None = None) -> Node:
-        """The operation that appends the entries along the first axis of ``value`` as elements."""
-        return cast("Node", self._build(enqueue_many, self._components(value), name=name))
-
-    def dequeue(self, *, name: str | None = None) -> Any:
-        """The oldest element once there is one: a tensor, or a tuple of one per component."""
-        return self._element(self._build(dequeue, name=name))
-
-    def dequeue_many(self, n: Any, *, name: str | None = None) -> Any:
-        """The ``n`` oldest elements at once, stacked along a new first axis."""
-        return self._element(self._build(dequeue_many, n, name=name))
-
-    def dequeue_up_to(self, n: Any, *, name: str | None = None) -> Any:
-        """The ``n`` oldest elements, or the fewer that the queue holds when it is closed."""
-        return self._element(self._build(dequeue_up_to, n, name=name))
-
-    def size(self, *, name: str | None = None) -> Any:
-        """The number of elements waiting, an int64 scalar."""
-        return self._build(queue_size, name=name)
-
-    def close(self, cancel_pending_enqueues: bool = False, *, name: str | None = None) -> Node:
-        """The operation after which enqueue raises `QueueClosedError`, and dequeue too once the queue is drained."""
-        made: Node = self._build(queue_close, cancel_pending_enqueues=cancel_pending_enqueues, name=name)
-        return made
-
-    def entrance(self) -> tuple[Graph, tuple[Tensor, ...], Node, Node]:
-        """A graph of its own that fills this queue from outside: (graph, feeds, enqueue, close).
-
-        Queues are shared by (container, name), so it reaches the same one, also when this queue's graph is finalized.
-        """
-        with Graph() as graph, device(str(self.resource.device)), container(self.resource.container):
-            twin = FIFOQueue(
-                self._attributes["capacity"], self._attributes["dtypes"], self._attributes["shapes"], self.name
-            )
-            feeds = tuple(placeholder(s.dtype, s.dims, name="element") for s in self.specs)
-            return graph, feeds, twin.enqueue(feeds), twin.close()
-
-    def _build(self, what: Op, *inputs: Any, name: str | None, **more: Any) -> Any:
-        with building(self.graph):
-            return what(*inputs, **self._attributes, **more, name=name or f"{self.name}/{what.name}")
-
-    @located("an element of a queue")
-    def _components(self, value: Any) -> list[Any]:
-        given = list(value) if isinstance(value, (tuple, list)) and not self._single else [value]
-        if len(given) != len(self.specs):
-            raise SpecError(f"{self!r} takes {len(self.specs)} components, not {len(given)}")
-        return [_of_dtype(v, s.dtype) for v, s in zip(given, self.specs, strict=True)]
-
-    def _element(self, outputs: Any) -> Any:
-        """A bare tensor for a queue of one bare dtype, else a tuple."""
-        return outputs if self._single or isinstance(outputs, tuple) else (outputs,)

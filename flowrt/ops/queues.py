@@ -1,0 +1,226 @@
+"""Queues: bounded state that nodes keep under (container, name), and the ops that wait on it.
+
+Every op here names its queue by attributes alone, so that a node can create the one it is asked for. `FIFOQueue` is
+what a program holds of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from flowrt.errors import SpecError, user_site
+from flowrt.graph import Graph, Resource, container, current_graph, current_scope, device
+from flowrt.op import building, located, no_gradient, op
+from flowrt.ops.source import placeholder
+from flowrt.ops.state import of_dtype
+from flowrt.spec import Spec, as_dtype, as_shape
+from flowrt.tracebacks import brief
+
+if TYPE_CHECKING:
+    from flowrt.graph import Node, Tensor
+    from flowrt.op import Attr, Op
+
+
+def queue_specs(dtypes: Sequence[str], shapes: Any) -> tuple[Spec, ...]:
+    """The specs of one element's components; ``shapes=None`` leaves even the ranks open."""
+    each = (None,) * len(dtypes) if shapes is None else shapes
+    return tuple(Spec(d, s) for d, s in zip(dtypes, each, strict=True))
+
+
+@no_gradient
+@op(effect=True, stateful=True)
+def enqueue(
+    values: Sequence[Spec], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+) -> None:
+    """Append one element, once there is room; raises `QueueClosedError` after close."""
+    _check_components(values, queue_specs(dtypes, shapes), resource)
+
+
+@no_gradient
+@op(effect=True, stateful=True)
+def enqueue_many(
+    values: Sequence[Spec], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+) -> None:
+    """Append the entries along the values' first axis, all at once, when there is room for all of them."""
+    rows = [Spec(s.dtype, None if s.dims is None else (None, *s.dims)) for s in queue_specs(dtypes, shapes)]
+    _check_components(values, rows, resource)
+    if any(v.dims == () for v in values):
+        raise SpecError(f"enqueue_many takes elements along the first axis; {', '.join(map(str, values))} has none")
+
+
+def _check_components(values: Sequence[Spec], specs: Sequence[Spec], resource: str) -> None:
+    fits = len(values) == len(specs) and all(
+        s.accepts(v.dtype, s.dims or () if v.dims is None else v.shape) for s, v in zip(specs, values, strict=True)
+    )
+    if not fits:
+        held, given = (", ".join(map(str, many)) for many in (specs, values))
+        raise SpecError(f"the queue {resource!r} takes ({held}), not ({given})")
+
+
+@no_gradient
+@op(effect=True, stateful=True)
+def dequeue(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> tuple[Spec, ...]:
+    """The oldest element, once there is one; raises `QueueClosedError` when closed and empty."""
+    return queue_specs(dtypes, shapes)
+
+
+@no_gradient
+@op(effect=True, stateful=True)
+def dequeue_many(
+    n: Spec, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+) -> tuple[Spec, ...]:
+    """The ``n`` oldest elements at once, stacked; waits until there are that many."""
+    _check_count(n, shapes, resource)
+    return tuple(Spec(s.dtype, (n.value, *s.shape)) for s in queue_specs(dtypes, shapes))
+
+
+@no_gradient
+@op(effect=True, stateful=True)
+def dequeue_up_to(
+    n: Spec, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+) -> tuple[Spec, ...]:
+    """The ``n`` oldest elements, stacked, or the fewer that a closed queue still holds."""
+    _check_count(n, shapes, resource)
+    return tuple(Spec(s.dtype, (None, *s.shape)) for s in queue_specs(dtypes, shapes))
+
+
+def _check_count(n: Spec, shapes: Any, resource: str) -> None:
+    if n.dtype.kind not in "iu" or n.dims not in (None, ()):
+        raise SpecError(f"the number of elements is an integer scalar, got {n}")
+    if isinstance(n.value, int) and n.value < 0:
+        raise SpecError(f"the number of elements cannot be {n.value}")
+    if shapes is None or None in shapes:
+        raise SpecError(f"the queue {resource!r} cannot stack elements of unknown shapes; create it with shapes=")
+
+
+@no_gradient
+@op(effect=True, stateful=True)
+def queue_size(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> Spec:
+    """The number of elements waiting, an int64 scalar."""
+    return Spec("int64", ())
+
+
+@no_gradient
+@op(effect=True, stateful=True)
+def queue_close(
+    *,
+    resource: str,
+    container: str,
+    capacity: int,
+    dtypes: tuple[str, ...],
+    shapes: Any,
+    cancel_pending_enqueues: bool = False,
+) -> None:
+    """Let nothing more in; what waits to get in still does, unless ``cancel_pending_enqueues``."""
+
+
+@brief
+class FIFOQueue:
+    """A bounded first-in, first-out queue of elements, each of one tensor or several.
+
+    ``dtypes`` and ``shapes`` describe the components: one dtype and shape, or a sequence of them. ``shapes=None``
+    leaves the shapes open; `dequeue_many` and `dequeue_up_to` need them. Waiters are served strictly in order.
+    """
+
+    @located("a queue")
+    def __init__(self, capacity: int, dtypes: Any, shapes: Any = None, name: str | None = None) -> None:
+        graph = current_graph("a queue")
+        if not isinstance(capacity, int) or capacity < 1:
+            raise SpecError(f"it needs room for at least one element, got capacity={capacity!r}")
+        self._single = not isinstance(dtypes, (list, tuple))
+        names = tuple(as_dtype(d).name for d in ([dtypes] if self._single else dtypes))
+        nested = isinstance(shapes, (list, tuple)) and len(shapes) == 1 and isinstance(shapes[0], (list, tuple))
+        each = [shapes] if self._single and not nested else shapes
+        forms = None if shapes is None else tuple(as_shape(s) for s in each)
+        if forms is not None and len(forms) != len(names):
+            raise SpecError(f"{len(names)} dtypes need as many shapes, got {len(forms)}")
+        scope = current_scope()
+        detail: Mapping[str, Attr] = {"capacity": capacity, "kind": "fifo"}
+        self.resource = Resource(
+            "queue",
+            scope.container,
+            graph.claim_name(name, "queue"),
+            queue_specs(names, forms),
+            scope.device,
+            user_site(),
+            detail=detail,
+        )
+        graph.add_resource(self.resource)
+        self.graph = graph
+        self._attributes: dict[str, Any] = {
+            "resource": self.resource.name,
+            "container": self.resource.container,
+            "capacity": capacity,
+            "dtypes": names,
+            "shapes": forms,
+        }
+
+    @property
+    def name(self) -> str:
+        """Its name, unique among the graph's variables and queues."""
+        return self.resource.name
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The specs of an element's components."""
+        return self.resource.specs
+
+    def __repr__(self) -> str:
+        return f"<FIFOQueue {self.name!r} of ({', '.join(map(str, self.specs))})>"
+
+    def enqueue(self, value: Any, *, name: str | None = None) -> Node:
+        """The operation that appends ``value`` (a tensor, or one per component) once there is room."""
+        return cast("Node", self._build(enqueue, self._components(value), name=name))
+
+    def enqueue_many(self, value: Any, *, name: str | None = None) -> Node:
+        """The operation that appends the entries along the first axis of ``value`` as elements."""
+        return cast("Node", self._build(enqueue_many, self._components(value), name=name))
+
+    def dequeue(self, *, name: str | None = None) -> Any:
+        """The oldest element once there is one: a tensor, or a tuple of one per component."""
+        return self._element(self._build(dequeue, name=name))
+
+    def dequeue_many(self, n: Any, *, name: str | None = None) -> Any:
+        """The ``n`` oldest elements at once, stacked along a new first axis."""
+        return self._element(self._build(dequeue_many, n, name=name))
+
+    def dequeue_up_to(self, n: Any, *, name: str | None = None) -> Any:
+        """The ``n`` oldest elements, or the fewer that the queue holds when it is closed."""
+        return self._element(self._build(dequeue_up_to, n, name=name))
+
+    def size(self, *, name: str | None = None) -> Any:
+        """The number of elements waiting, an int64 scalar."""
+        return self._build(queue_size, name=name)
+
+    def close(self, cancel_pending_enqueues: bool = False, *, name: str | None = None) -> Node:
+        """The operation after which enqueue raises `QueueClosedError`, and dequeue too once the queue is drained."""
+        made: Node = self._build(queue_close, cancel_pending_enqueues=cancel_pending_enqueues, name=name)
+        return made
+
+    def entrance(self) -> tuple[Graph, tuple[Tensor, ...], Node, Node]:
+        """A graph of its own that fills this queue from outside: (graph, feeds, enqueue, close).
+
+        Queues are shared by (container, name), so it reaches the same one, also when this queue's graph is finalized.
+        """
+        with Graph() as graph, device(str(self.resource.device)), container(self.resource.container):
+            twin = FIFOQueue(
+                self._attributes["capacity"], self._attributes["dtypes"], self._attributes["shapes"], self.name
+            )
+            feeds = tuple(placeholder(s.dtype, s.dims, name="element") for s in self.specs)
+            return graph, feeds, twin.enqueue(feeds), twin.close()
+
+    def _build(self, what: Op, *inputs: Any, name: str | None, **more: Any) -> Any:
+        with building(self.graph):
+            return what(*inputs, **self._attributes, **more, name=name or f"{self.name}/{what.name}")
+
+    @located("an element of a queue")
+    def _components(self, value: Any) -> list[Any]:
+        given = list(value) if isinstance(value, (tuple, list)) and not self._single else [value]
+        if len(given) != len(self.specs):
+            raise SpecError(f"{self!r} takes {len(self.specs)} components, not {len(given)}")
+        return [of_dtype(v, s.dtype) for v, s in zip(given, self.specs, strict=True)]
+
+    def _element(self, outputs: Any) -> Any:
+        """A bare tensor for a queue of one bare dtype, else a tuple."""
+        return outputs if self._single or isinstance(outputs, tuple) else (outputs,)
