@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import os
 import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from flowrt.environment import find
 from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError, user_site
 from flowrt.finishing import to_the_end
+from flowrt.hosts import expand_ranges
 from flowrt.misuse import AsyncOnly
 from flowrt.net.tokens import load_token, new_token, save_token
+from flowrt.node_process import close_stdin, environment, ready, send
 from flowrt.sched.lanes import usable_cores
 from flowrt.tracebacks import brief, without_marks
 
@@ -36,12 +39,10 @@ if TYPE_CHECKING:
 _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
-_FAILED = "flowrt worker: "  # what a node's reason not to start begins with
 SOON, LATE = 0.1, 5.0  # seconds after its end that a node is started again, at first and at last
 DIES = 1.0  # seconds in which a process that was killed has ended
 LASTS = 10.0  # seconds after which the end of a node is not blamed on its start
 _log = logging.getLogger(__name__)
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -55,10 +56,14 @@ class ClusterSpec:
 
     jobs: Mapping[str, tuple[str, ...]]
     token_file: str | None
+    task: str | None = field(default=None, compare=False)  # which one this process is, where its environment says that
+    said: str = field(default="", compare=False)  # which variables did
 
     def __init__(self, jobs: Mapping[str, Sequence[str]], token_file: str | None = None) -> None:
         object.__setattr__(self, "jobs", _checked(jobs))
         object.__setattr__(self, "token_file", token_file)
+        object.__setattr__(self, "task", None)
+        object.__setattr__(self, "said", "")
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
@@ -74,22 +79,35 @@ class ClusterSpec:
             raise GraphError(f"cluster file {os.fspath(path)}: {error}") from None
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Read FLOWRT_CLUSTER (the path of a cluster file, or its content as JSON), else TF_CONFIG."""
-        found = os.environ if environ is None else environ
-        own, foreign = found.get("FLOWRT_CLUSTER", "").strip(), found.get("TF_CONFIG", "").strip()
-        if own and not own.startswith("{"):
-            return cls.from_file(own)
-        if not own and not foreign:
-            raise GraphError("no cluster is named in the environment; set FLOWRT_CLUSTER to a cluster file")
-        name = "FLOWRT_CLUSTER" if own else "TF_CONFIG"
+    def from_env(cls, environ: Mapping[str, str] | None = None, *, jobs: str | None = None) -> Self:
+        """Read the cluster that ``environ`` names, by default this process's, and which of its tasks this process is.
+
+        The first of these that is there counts:
+
+        - ``FLOWRT_CLUSTER``, the path of a cluster file or its content as JSON; ``FLOWRT_JOB`` and ``FLOWRT_TASK``
+        - ``FLOWRT_HOSTS``, a host for each rank, as ``node[01-03,07],gpu-a[1-2]``; ``FLOWRT_RANK``
+        - ``TF_CONFIG``
+        - torchrun's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``LOCAL_WORLD_SIZE``; beyond one
+          host with ``FLOWRT_HOSTS``, in the order of its ``GROUP_RANK``
+        - Slurm's ``SLURM_JOB_NODELIST``, ``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_TASKS_PER_NODE``,
+          ``SLURM_NTASKS_PER_NODE`` and ``SLURM_DISTRIBUTION``, or those of the step
+
+        Ranks become tasks as ``jobs`` or ``FLOWRT_JOBS`` says: by default ``ps=1,worker``, so that rank 0 is the server
+        and all others are workers. The first rank of each host listens at ``FLOWRT_PORT``, the others on it above that;
+        by default at 7001, one above MASTER_PORT, or, with Slurm, one that follows from the job's number.
+
+        Raises `GraphError` that says what is missing, and how to give it.
+        """
+        found = find(os.environ if environ is None else environ, jobs)
         try:
-            data = json.loads(own) if own else json.loads(foreign)["cluster"]
-            return cls._from_data(data)
-        except (ValueError, KeyError, TypeError) as error:
-            raise GraphError(f"{name} is not a cluster: {error!r}") from error
+            spec = cls.from_file(found.cluster) if isinstance(found.cluster, str) else cls._from_data(found.cluster)
         except GraphError as error:
-            raise GraphError(f"{name}: {error}") from None
+            raise GraphError(f"{found.said}: {error}") from None
+        if found.task is not None and found.task not in spec.tasks():
+            raise GraphError(f"{found.said}: {found.task} is not in the cluster, which has {', '.join(spec.tasks())}")
+        object.__setattr__(spec, "task", found.task)
+        object.__setattr__(spec, "said", found.said)
+        return spec
 
     @classmethod
     def _from_data(cls, data: Any) -> Self:
@@ -98,7 +116,7 @@ class ClusterSpec:
         token_file = data.get("token_file")
         if not isinstance(token_file, str | None):
             raise GraphError(f"token_file is a path, not {token_file!r}")
-        return cls({job: tasks for job, tasks in data.items() if job != "token_file"}, token_file)
+        return cls({job: _expanded(tasks) for job, tasks in data.items() if job != "token_file"}, token_file)
 
     def tasks(self) -> dict[str, tuple[str, int]]:
         """The host and port of every task: ``{"/job:ps/task:0": ("127.0.0.1", 7001)}``."""
@@ -145,6 +163,17 @@ def _checked(jobs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     if not seen:
         raise GraphError(f"a cluster needs a task; {_FORM}")
     return {job: tuple(addresses) for job, addresses in jobs.items()}
+
+
+def _expanded(addresses: Any) -> Any:
+    """Addresses, of which one may stand for many: ``node[01-08]:7001``."""
+    if not isinstance(addresses, Sequence) or isinstance(addresses, str):
+        return addresses
+    try:
+        each = [expand_ranges(address) if isinstance(address, str) else [address] for address in addresses]
+    except ValueError as error:
+        raise GraphError(str(error)) from error
+    return list(chain.from_iterable(each))
 
 
 def _check_job(job: str) -> None:
@@ -292,12 +321,12 @@ class LocalCluster(AsyncOnly):
         if self.processes[task].returncode is None:
             raise GraphError(f"{task} runs; kill its process before it is started again")
         job, number = task.removeprefix("/job:").split("/task:")
-        _close_stdin(self.processes[task])
+        close_stdin(self.processes[task])
         with self._folder() as folder:
             process = await self._spawn(job, int(number), folder, address[1])
             self.processes[task] = process
             async with asyncio.timeout(self._startup):
-                await _ready(task, process)
+                await ready(task, process)
 
     async def add(self, job: str) -> str:
         """Start another node, as the first task of ``job`` that there is not; answers which that is, once it serves.
@@ -314,7 +343,7 @@ class LocalCluster(AsyncOnly):
             process = self.processes[task] = await self._spawn(job, number, folder, door=up[0] if up else None)
             try:
                 async with asyncio.timeout(self._startup):
-                    address = await _ready(task, process)
+                    address = await ready(task, process)
             except BaseException as error:
                 del self.processes[task]
                 await to_the_end(self._end(process))
@@ -355,14 +384,14 @@ class LocalCluster(AsyncOnly):
 
     async def _end(self, process: Process) -> None:
         """End a process: asked first, then forced."""
-        _signal(process, "terminate")
+        send(process, "terminate")
         try:
             async with asyncio.timeout(self._grace):
                 await process.wait()
         except TimeoutError:
-            _signal(process, "kill")
+            send(process, "kill")
             await process.wait()
-        _close_stdin(process)
+        close_stdin(process)
 
     async def _keep(self, task: str) -> None:
         """Start a node again whenever its process ends: at once, and each time later where it does not last."""
@@ -391,7 +420,7 @@ class LocalCluster(AsyncOnly):
         with self._folder() as folder:
             for job, number in self._names:
                 self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, folder)
-            addresses = {task: await _ready(task, process) for task, process in self.processes.items()}
+            addresses = {task: await ready(task, process) for task, process in self.processes.items()}
         jobs: dict[str, list[str]] = {}
         for job, number in self._names:
             jobs.setdefault(job, []).append(addresses[f"/job:{job}/task:{number}"])
@@ -423,7 +452,7 @@ class LocalCluster(AsyncOnly):
             stdin=asyncio.subprocess.PIPE,  # held open: its end tells the node that we are gone
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # an interrupt at the terminal is for us alone: we end the nodes in order
-            env=_environment(self._threads, sys.path if self._imports else ()),
+            env=environment(self._threads, sys.path if self._imports else ()),
         )
 
     async def _reap(self) -> None:
@@ -434,14 +463,14 @@ class LocalCluster(AsyncOnly):
         if keeping:
             await asyncio.wait(keeping)
         for process in self.processes.values():
-            _signal(process, "terminate")
-            _close_stdin(process)
+            send(process, "terminate")
+            close_stdin(process)
         try:
             async with asyncio.timeout(self._grace):
                 await self._wait()
         except TimeoutError:
             for process in self.processes.values():
-                _signal(process, "kill")
+                send(process, "kill")
             await self._wait()
 
     async def _wait(self) -> None:
@@ -455,37 +484,3 @@ def _parsed(delays: Mapping[str, str | float | Delay]) -> dict[str, Delay]:
     from flowrt.delays import parse  # for experiments alone
 
     return {task: parse(delay) for task, delay in delays.items()}
-
-
-def _environment(threads: int, paths: Iterable[str]) -> dict[str, str]:
-    """Ours, with the libraries' own threads bounded, and this very flowrt to be found first, then ``paths``."""
-    found = str(Path(__file__).resolve().parent.parent)
-    rest = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([found, *(os.path.abspath(path) for path in paths), *([rest] if rest else [])])
-    return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}
-
-
-def _signal(process: Process, how: str) -> None:
-    if process.returncode is None:
-        try:
-            getattr(process, how)()
-        except ProcessLookupError:
-            return  # it ended meanwhile
-
-
-def _close_stdin(process: Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-async def _ready(task: str, process: Process) -> str:
-    """The address in the line that a node prints when it is ready; what a user's modules print before is theirs."""
-    assert process.stdout is not None
-    line = ""
-    async for said in process.stdout:
-        line = said.decode(errors="replace").rstrip()
-        if match := re.search(r" ready on (\S+)$", line):
-            return match[1]
-        if line.startswith(_FAILED):
-            raise ResourceError(f"{task} did not start: {line.removeprefix(_FAILED)}")
-    raise ResourceError(f"{task} did not start: its process ended, or said {line!r}; see its last words on stderr")

@@ -131,6 +131,8 @@ PURE = [
     ),
     *(f"sched/policies/{path.stem}" for path in (ROOT / "sched" / "policies").glob("*.py")),
     "restoring",
+    "hosts",
+    "environment",
     "simulation",
     "building_order",
     "net/liveness",

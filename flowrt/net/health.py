@@ -1,0 +1,63 @@
+"""Whether a node lives and is ready, for those who ask by HTTP: ``GET /healthz`` and ``GET /readyz``.
+
+Law: it answers 200 or 503 and an object of JSON, changes nothing, and tells no secret. One request a connection, small
+and soon; what is anything else is refused or cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from flowrt.errors import ResourceError
+
+SECONDS = 5.0  # that a request may take
+BYTES = 8192  # that its head may have
+CONNECTIONS = 16
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+@asynccontextmanager
+async def answering(host: str, port: int, look: Callable[[], Mapping[str, Any]]) -> AsyncIterator[int]:
+    """Answer at ``host:port`` (0: any free one), while the block runs, what ``look`` sees; yields the port.
+
+    What it sees has ``ready``; an empty ``host`` is every address. Raises `ResourceError` where it cannot listen.
+    """
+    places = asyncio.Semaphore(CONNECTIONS)
+
+    async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with places, asyncio.timeout(SECONDS):
+                writer.write(_answer(await reader.readuntil(b"\r\n\r\n"), look()))
+                await writer.drain()
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(attend, host or None, port, limit=BYTES)
+    except (OSError, OverflowError) as error:
+        raise ResourceError(f"cannot answer --health on {host}:{port}: {error}; port 0 takes any free one") from error
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def _answer(request: bytes, seen: Mapping[str, Any]) -> bytes:
+    method, _, rest = request.partition(b"\r\n")[0].partition(b" ")
+    path = rest.partition(b" ")[0].partition(b"?")[0]
+    body: dict[str, Any]
+    if method not in (b"GET", b"HEAD"):
+        status, body = 405, {"error": "ask by GET"}
+    elif path == b"/healthz":
+        status, body = 200, {"live": True, **seen}
+    elif path == b"/readyz":
+        status, body = 200 if seen["ready"] else 503, dict(seen)
+    else:
+        status, body = 404, {"error": "there are /healthz and /readyz"}
+    content = json.dumps(body).encode() + b"\n"
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if method == b"HEAD" else content)

@@ -1,0 +1,165 @@
+"""A node under somebody's care: its place by the environment, its health by HTTP, its logs as JSON, its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_world import running
+
+import flowrt as fr
+from flowrt.net.health import answering
+from flowrt.net.tokens import new_token, save_token
+
+HERE = {"PYTHONPATH": str(Path(fr.__file__).parent.parent)}
+OTHERS = re.compile(r"FLOWRT_(CLUSTER|JOB|TASK|HOSTS|RANK|PORT)|TF_CONFIG|RANK|WORLD_SIZE|MASTER_|SLURM_")
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment that names no cluster, with a token."""
+    save_token(tmp_path / "token", new_token())
+    mine = {name: text for name, text in os.environ.items() if not OTHERS.match(name)}
+    return mine | HERE | {"FLOWRT_TOKEN_FILE": str(tmp_path / "token")}
+
+
+@asynccontextmanager
+async def node(environ: dict[str, str], *arguments: str) -> AsyncIterator[Any]:
+    command = sys.executable, "-m", "flowrt.worker", "--threads=1", *arguments
+    async with running(*command, env=environ, stderr=subprocess.PIPE) as process:
+        yield process
+
+
+async def ask(port: int, path: str, method: str = "GET") -> tuple[int, Any]:
+    """The status and the object that is answered."""
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{method} {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+    return int(head.split()[1]), json.loads(body or b"null")
+
+
+async def test_nodes_take_their_places_from_the_environment_and_train(environ: dict[str, str]) -> None:
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}  # no node listens there: --bind says where
+    ours = environ | {"FLOWRT_CLUSTER": json.dumps(cluster), "FLOWRT_JOB": "ps", "FLOWRT_TASK": "0"}
+    theirs = environ | {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+    anywhere = "--bind=127.0.0.1:0"
+    async with node(ours, anywhere) as ps, node(theirs, anywhere) as worker:
+        jobs: dict[str, list[str]] = {}
+        for process, job, said in ((ps, "ps", "FLOWRT_CLUSTER"), (worker, "worker", "TF_CONFIG")):
+            took, ready = (await process.stdout.readline()).decode(), (await process.stdout.readline()).decode()
+            assert took == f"flowrt worker is /job:{job}/task:0 of ps=1, worker=1, as {said} said\n"
+            assert ready.startswith(f"flowrt worker /job:{job}/task:0 ready on 127.0.0.1:")
+            jobs[job] = [ready.split()[-1]]
+        spec = fr.ClusterSpec(jobs, environ["FLOWRT_TOKEN_FILE"])
+        with fr.Graph() as graph:
+            with fr.device("/job:ps/task:0"):
+                v = fr.Variable(2.0, name="v")
+            with fr.device("/job:worker/task:0"):
+                y = v + 1.0
+        async with fr.Session(graph, cluster=spec) as session:
+            assert await session.run(y) == 3.0
+        for process in (ps, worker):
+            process.terminate()
+            async with asyncio.timeout(20):
+                assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments", "code", "says"),
+    [
+        ({}, [], 3, "no cluster is named in the environment; set FLOWRT_CLUSTER"),
+        ({"SLURM_PROCID": "1"}, [], 3, "SLURM_JOB_NODELIST is not; start this by srun"),
+        ({"SLURM_JOB_NODELIST": "n[1-2]"}, [], 3, "not which of its tasks this is; start it by srun"),
+        (
+            {"FLOWRT_CLUSTER": '{"ps": ["a:1"]}'},
+            [],
+            3,
+            "not which of its tasks this is; set FLOWRT_JOB and FLOWRT_TASK",
+        ),
+        ({}, ["--task=1"], 2, "--task needs --job"),
+        ({}, ["--job=ps", "--task=0", "--health=x"], 2, "'x' is neither a port nor HOST:PORT"),
+        ({}, ["--job=ps"], 2, "--task says which"),
+    ],
+)
+async def test_the_exit_code_says_why_a_node_does_not_start(
+    environ: dict[str, str], more: dict[str, str], arguments: list[str], code: int, says: str
+) -> None:
+    async with node(environ | more, *arguments) as process, asyncio.timeout(30):
+        _, err = await process.communicate()
+        assert (process.returncode, says in err.decode()) == (code, True), err
+
+
+async def test_a_node_says_by_http_whether_it_can_be_used_and_logs_objects(environ: dict[str, str]) -> None:
+    given = "--job=ps", "--task=0", "--bind=127.0.0.1:0", "--health=0", "--log-format=json", "--log-level=info"
+    async with node(environ, *given) as process:
+        port = json.loads(await process.stdout.readline())["fields"]["health"]
+        said = json.loads(await process.stdout.readline())
+        assert (said["level"], said["node"], said["fields"]["task"]) == ("info", "/job:ps/task:0", "/job:ps/task:0")
+        place = said["message"].rpartition(" ready on ")[2]
+        assert await ask(port, "/healthz") == (200, {"live": True, **idle("/job:ps/task:0", "serving", True)})
+        with fr.Graph() as graph, fr.device("/job:ps/task:0"):
+            y = fr.constant(2.0) * 3.0
+        async with fr.Session(graph, cluster=fr.ClusterSpec({"ps": [place]}, environ["FLOWRT_TOKEN_FILE"])) as session:
+            assert await session.run(y) == 6.0
+            assert (await ask(port, "/readyz"))[1]["sessions"] == 1
+        process.terminate()
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+    assert process.returncode == 0
+    logged = [json.loads(line) for line in err.splitlines()]
+    assert logged
+    for line in logged:
+        assert list(line) == ["time", "level", "node", "message", "fields"]
+        assert line["node"] == "/job:ps/task:0"
+        assert datetime.fromisoformat(line["time"]).utcoffset() is not None
+
+
+def idle(task: str, state: str, ready: bool) -> dict[str, Any]:
+    return {"ready": ready, "state": state, "task": task, "sessions": 0, "peers": 0}
+
+
+async def test_a_node_that_waits_to_join_lives_and_is_not_ready(environ: dict[str, str]) -> None:
+    async with node(environ, "--job=ps", "--task=0", "--bind=127.0.0.1:0") as door:
+        place = (await door.stdout.readline()).decode().split()[-1]
+        async with node(environ, "--job=worker", f"--join={place}", "--health=127.0.0.1:0") as waiting:
+            port = int((await waiting.stdout.readline()).split()[-1])
+            assert b"waits for a session" in await waiting.stdout.readline()
+            assert await ask(port, "/readyz") == (503, idle("", "joining", False))
+            assert (await ask(port, "/healthz"))[0] == 200
+            waiting.terminate()
+            async with asyncio.timeout(20):
+                assert await waiting.wait() == 0
+
+
+async def test_what_is_no_question_after_health_is_refused_or_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrt.net.health.SECONDS", 0.2)
+    async with answering("127.0.0.1", 0, lambda: {"ready": False}) as port:
+        assert (await ask(port, "/"))[0] == 404
+        assert (await ask(port, "/healthz", "POST"))[0] == 405
+        assert await ask(port, "/healthz?now", "HEAD") == (200, None)
+        for sent in (b"GET /healthz", b"x" * 100_000):  # it never ends; it is too long
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(20):
+                assert await silence(reader) == b""
+            writer.close()
+
+
+async def silence(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
