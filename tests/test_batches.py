@@ -111,3 +111,12 @@ def test_who_is_excused_is_handed_nothing_until_it_is_included_again() -> None:
     handing.supply.include(1)
     handing.supply.fill(lambda: None)
     assert handing.has(1) == 5 + DEPTH
+
+
+def test_whoever_fills_is_told_that_nothing_is_left_as_totals_are_to_be_said_then() -> None:
+    handing, told = Handing(range(2 * DEPTH), size=1 << 14), []
+    handing.step(0)
+    assert not handing.supply.over
+    handing.supply.spend(0, 2)  # as where a replica joins while nobody waits for a report
+    handing.supply.fill(lambda: told.append(handing.supply.over))
+    assert told == [True]

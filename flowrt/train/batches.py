@@ -173,7 +173,7 @@ class Supply:
     # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def fill(self, told: Callable[[], None]) -> None:
-        """Hand out what may be, now or as it comes; ``told`` is called when a source that waits is at its end."""
+        """Hand out what may be, now or as it comes; ``told`` is called once nothing is left to hand out."""
         self._hand_out()
         while (replica := self._wants()) is not None:
             if self._source.waits:
@@ -187,6 +187,8 @@ class Supply:
             except Exception as error:
                 self._fail(error)
             self._hand_out()
+        if self.over:
+            told()
 
     async def _draw(self, told: Callable[[], None]) -> None:
         try:
