@@ -14,8 +14,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +55,14 @@ class Violation(AssertionError):
 @dataclass
 class Faults:
     """How often what goes wrong: by message, that the way it goes breaks; the seconds that things take at most; how
-    often they take a hundred times as long. ``at`` says of a message whether it is to be lost with its way."""
+    often they take a hundred times as long, and for how long nobody knows of a death at most. ``at`` says of a message
+    whether it is to be lost with its way."""
 
     breaks: float = 0.0
     latency: float = 0.01
     compute: float = 0.01
     slow: float = 0.0
+    unknown: float = 1.0
     at: Callable[[Any], bool] = lambda message: False
 
 
@@ -112,7 +114,7 @@ class SimHost:
         self.applied: list[frozenset[tuple[int, int]]] = []
         self.stale: list[tuple[int, ...]] = []  # of each update of a set, in replica order
         self.memory = Memory()
-        clock = lambda: asyncio.get_running_loop().time()  # noqa: E731
+        clock = asyncio.get_running_loop().time
         self.iterations = Iterations(self, self.post, world.lives, clock)  # type: ignore[arg-type]
 
     def post(self, peer: str, epoch: str, message: Any) -> None:
@@ -241,6 +243,12 @@ class World:
         self.delivered = self.broke = 0
         self._ways: dict[tuple[str, str, str], Way] = {}
 
+    @property
+    def spare(self) -> int:
+        """How many replicas may be dead while others train."""
+        count = len(self.replicas)
+        return count - (self.floor or self.policy.least(count))
+
     # ── the network ──
 
     def lives(self, epoch: str) -> bool:
@@ -316,7 +324,7 @@ class World:
         """A node is gone; clients learn of it after a while."""
         self.dead.add(task)
         for runner in self.runners.values():
-            asyncio.get_running_loop().call_later(self.while_(1.0), runner.lose, task)
+            asyncio.get_running_loop().call_later(self.while_(self.faults.unknown), runner.lose, task)
 
     def restart(self, replica: int) -> None:
         """A replica's node is gone, and after clients have learned of it there is another in its place."""
@@ -328,7 +336,7 @@ class World:
         for (sender, receiver, _), way in self._ways.items():
             if {sender, receiver} == {task, CLIENT}:
                 way.life += 1  # what others have sent, or were sent by it, may still come
-        known = loop.time() + self.while_(1.0)
+        known = loop.time() + self.while_(self.faults.unknown)
         for runner in self.runners.values():
             loop.call_at(known, runner.lose, task)
         loop.call_at(known + 0.001 + self.while_(0.1), self._start_anew, replica)
@@ -563,9 +571,12 @@ def batches(first: int = 0) -> Iterator[dict[str, Array]]:
 
 def copied(message: Any) -> Any:
     """A message as it travels, with the arrays in it as they are now."""
-    arrays = {
-        name: tuple([np.array(value) for value in getattr(message, name)])
-        for name in ("values", "parts", "rows")
-        if hasattr(message, name)
-    }
-    return replace(message, **arrays) if arrays else message
+    names = _arrays_in(type(message))
+    return (
+        replace(message, **{name: tuple(map(np.array, getattr(message, name))) for name in names}) if names else message
+    )
+
+
+@cache
+def _arrays_in(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name in ("values", "parts", "rows"))

@@ -32,14 +32,34 @@ if TYPE_CHECKING:
 SEEDS = 60  # of each test
 
 
-def drawn(rng: random.Random, most: int = 4) -> World:
+@dataclass(frozen=True)
+class Length:
+    """How much of everything happens in a schedule, beside as much as in a test: steps, batches, faults, seconds."""
+
+    of_tests: float = 1.0
+
+    def some(self, most: int) -> int:
+        """As many of as much as ``most``, two at least: what goes wrong twice is what is hard."""
+        return max(2, round(most * self.of_tests))
+
+    def seconds(self, seconds: float) -> float:
+        """As long of as many, and at least as long as it takes to begin a run and to make a step or two."""
+        return min(seconds, max(BEGUN, seconds * self.of_tests))
+
+
+BEGUN = 0.15
+LONG, BRIEF = Length(), Length(0.08)
+
+
+def drawn(rng: random.Random, length: Length, most: int = 4) -> World:
     """A world of its own kind."""
     replicas, servers = rng.randint(1, most), rng.randint(1, 3)
     deadline = Deadline(10 ** rng.uniform(-3, 0), rng.randint(1, replicas))
     fresh = [AllOf(), FirstOf(rng.randint(1, replicas)), deadline, Patient(), AllOfThoseLeft()]
     stale = [Async(), BoundedStaleness(rng.choice([0, 1, 2, 5])), Hasty(rng.choice([1, 2]))]
     policy = rng.choice([*fresh, *stale])
-    faults = Faults(breaks=rng.choice([0.0, 0.01, 0.1]), slow=rng.choice([0.0, 0.05]))
+    breaks, slow = rng.choice([0.0, 0.01, 0.1]), rng.choice([0.0, 0.05])
+    faults = Faults(breaks=breaks, slow=slow, unknown=length.of_tests)
     return World(rng, policy, replicas=replicas, servers=servers, faults=faults, rows=rng.random() < 0.4)
 
 
@@ -64,6 +84,8 @@ async def one_that_looks(world: World) -> None:
         try:
             assert [report async for report in world.client("that looks").run(iter(()))] == []
         except RemoteError:
+            if len(world.dead.intersection(world.replicas)) > world.spare:
+                return  # nobody can train any more
             await asyncio.sleep(1.0)
         else:
             return
@@ -78,9 +100,9 @@ def check_reports(world: World, reports: list[StepReport]) -> None:
         assert tuple(sorted(replica for replica, _ in updates)) == report.kept
 
 
-async def trains_undisturbed(rng: random.Random) -> None:
+async def trains_undisturbed(rng: random.Random, length: Length) -> None:
     """Variables stand still while the loop body runs, unless it allowed more; all batches count in their turn."""
-    world, ahead, steps = drawn(rng), rng.choice([0, 0, 1, 5]), 15
+    world, ahead, steps = drawn(rng, length), rng.choice([0, 0, 1, 5]), length.some(15)
     async with left_in_order(world):
         reports = []
         training = world.client("one", ahead).run(batches())
@@ -98,14 +120,14 @@ async def trains_undisturbed(rng: random.Random) -> None:
             assert not any(report.late or report.lost for report in reports)
 
 
-async def clients_die(rng: random.Random) -> None:
+async def clients_die(rng: random.Random, length: Length) -> None:
     """Client after client is killed, cancelled, leaves, or comes to the end of its batches."""
-    world = drawn(rng)
+    world = drawn(rng, length)
     async with left_in_order(world):
-        for number in range(4):
+        for number in range(length.some(4)):
             for _ in range(50):
                 try:
-                    await one_client(world, rng, number)
+                    await one_client(world, rng, number, length)
                     break
                 except RemoteError as error:
                     if "one client at a time" not in str(error):
@@ -117,15 +139,15 @@ async def clients_die(rng: random.Random) -> None:
         world.check_known()
 
 
-async def one_client(world: World, rng: random.Random, number: int) -> None:
+async def one_client(world: World, rng: random.Random, number: int, length: Length) -> None:
     ahead, how = rng.choice([0, 0, 1, 5]), rng.choice(["killed", "cancelled", "leaves", "to the end"])
-    total = rng.randint(0, 12) if how == "to the end" else None
+    total = rng.randint(0, length.some(12)) if how == "to the end" else None
     training = world.client(f"client {number}", ahead).run(itertools.islice(batches(1000 * number), total))
     reports: list[StepReport] = []
 
     async def train() -> None:
         try:
-            for _ in range(rng.randint(1, 15) if total is None else total + 1):
+            for _ in range(rng.randint(1, length.some(15)) if total is None else total + 1):
                 reports.append(await anext(training))
                 world.known.add(reports[-1].step - 1)
                 await asyncio.sleep(world.while_(0.02))
@@ -137,7 +159,7 @@ async def one_client(world: World, rng: random.Random, number: int) -> None:
 
     body = asyncio.ensure_future(train())
     if how in ("killed", "cancelled"):
-        await asyncio.wait([body], timeout=rng.uniform(0.0, 0.5))
+        await asyncio.wait([body], timeout=rng.uniform(0.0, length.seconds(0.5)))
         if how == "killed":
             world.kill_client(f"client {number}")
         body.cancel()
@@ -154,19 +176,19 @@ async def one_client(world: World, rng: random.Random, number: int) -> None:
         assert len(reports) == total // len(world.replicas)
 
 
-async def replicas_die(rng: random.Random) -> None:
+async def replicas_die(rng: random.Random, length: Length) -> None:
     """Replicas are killed: training goes on as long as enough of them are left, or else names those that are lost."""
-    world = drawn(rng)
+    world = drawn(rng, length)
     needed, count = world.policy.least(len(world.replicas)), len(world.replicas)
     deaths = rng.sample(world.replicas, rng.randint(0, count))
     for task in deaths:
-        asyncio.get_running_loop().call_later(rng.uniform(0.0, 0.3), world.kill, task)
+        asyncio.get_running_loop().call_later(rng.uniform(0.0, length.seconds(0.3)), world.kill, task)
     reports = []
     async with left_in_order(world):
         training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
         try:
             async with asyncio.timeout(1000):
-                while len(reports) < 25:
+                while len(reports) < length.some(25):
                     reports.append(await anext(training))
         except NodeLost:
             assert count - len(deaths) < needed
@@ -174,12 +196,12 @@ async def replicas_die(rng: random.Random) -> None:
         check_reports(world, reports)
 
 
-async def replicas_return(rng: random.Random) -> None:
+async def replicas_return(rng: random.Random, length: Length) -> None:
     """Replicas' nodes end and are started again: each takes part again, with batches that nobody else has."""
-    world = drawn(rng)
+    world = drawn(rng, length)
     loop, count = asyncio.get_running_loop(), len(world.replicas)
     spare = count - world.policy.least(count)
-    times = [rng.uniform(0.0, 2.0) for _ in range(rng.randint(1, 6))] if spare else []
+    times = [rng.uniform(0.0, length.seconds(2.0)) for _ in range(rng.randint(1, length.some(6)))] if spare else []
     for at in times:
         loop.call_later(at, world.restart, rng.randrange(count))
     reports: list[StepReport] = []
@@ -187,7 +209,7 @@ async def replicas_return(rng: random.Random) -> None:
         training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
         try:
             async with asyncio.timeout(1000):
-                while loop.time() < 6.0 or len(reports) < 20:
+                while loop.time() < length.seconds(6.0) or len(reports) < length.some(20):
                     reports.append(await anext(training))
                     await asyncio.sleep(0.01)
                 while {replica for report in reports[-50:] for replica in (*report.kept, *report.late)} != set(
@@ -200,11 +222,12 @@ async def replicas_return(rng: random.Random) -> None:
         check_reports(world, reports)
 
 
-async def replicas_return_and_batches_end(rng: random.Random) -> None:
+async def replicas_return_and_batches_end(rng: random.Random, length: Length) -> None:
     """Every batch that was drawn has its one end, or none at the end of all; what a lost replica left, others used."""
-    world, total = drawn(rng), rng.randint(1, 120)
+    world, total = drawn(rng, length), rng.randint(1, length.some(120))
     loop, count = asyncio.get_running_loop(), len(world.replicas)
-    for at in [rng.uniform(0.0, 1.5) for _ in range(rng.randint(1, 6))] if world.policy.least(count) < count else []:
+    times = [rng.uniform(0.0, length.seconds(1.5)) for _ in range(rng.randint(1, length.some(6)))]
+    for at in times if world.policy.least(count) < count else []:
         loop.call_later(at, world.restart, rng.randrange(count))
     reports: list[StepReport] = []
     async with left_in_order(world):
@@ -217,17 +240,19 @@ async def replicas_return_and_batches_end(rng: random.Random) -> None:
         check_accounts(world, reports, total)
 
 
-async def replicas_come_and_go(rng: random.Random) -> None:
+async def replicas_come_and_go(rng: random.Random, length: Length) -> None:
     """Replicas leave in order, die and return, at times too many: training waits for them, and no batch ends twice."""
     count = rng.randint(1, 4)
     policy = rng.choice([AllOf(), FirstOf(rng.randint(1, count)), Deadline(0.1, rng.randint(1, count)), Async()])
     floor = fewest(policy, rng.randint(1, count), count)
-    faults = Faults(breaks=rng.choice([0.0, 0.01]), slow=rng.choice([0.0, 0.05]))
-    world, total = World(rng, policy, replicas=count, servers=rng.randint(1, 3), faults=faults, floor=floor), 120
+    breaks, slow = rng.choice([0.0, 0.01]), rng.choice([0.0, 0.05])
+    faults = Faults(breaks=breaks, slow=slow, unknown=length.of_tests)
+    world = World(rng, policy, replicas=count, servers=rng.randint(1, 3), faults=faults, floor=floor)
+    total = length.some(120)
 
     async def strike() -> None:
-        for _ in range(rng.randint(1, 8)):
-            await asyncio.sleep(rng.uniform(0.0, 0.5))
+        for _ in range(rng.randint(1, length.some(8))):
+            await asyncio.sleep(rng.uniform(0.0, length.seconds(0.5)))
             replica = rng.randrange(count)
             if rng.random() < 0.5:
                 world.restart(replica)
@@ -265,18 +290,18 @@ def check_accounts(world: World, reports: list[StepReport], total: int) -> None:
         assert {(replica, *report.batches[replica]) for replica in report.kept} == updates
 
 
-async def servers_die(rng: random.Random) -> None:
+async def servers_die(rng: random.Random, length: Length) -> None:
     """Servers whose variables others hold too die, come back with nothing, and die again: no step is lost."""
-    drew = drawn(rng)
+    drew = drawn(rng, length)
     world = CopiesWorld(rng, drew.policy, replicas=len(drew.replicas), servers=rng.randint(2, 3), faults=drew.faults)
     loop = asyncio.get_running_loop()
-    for at in [rng.uniform(0.05, 4.0) for _ in range(rng.randint(1, 6))]:
+    for at in [rng.uniform(length.seconds(0.05), length.seconds(4.0)) for _ in range(rng.randint(1, length.some(6)))]:
         loop.call_later(at, world.strike, rng.randrange(len(world.servers)), rng.random() < 0.9)
     reports: list[StepReport] = []
     async with left_in_order(world):
         training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
         async with asyncio.timeout(1000):
-            while loop.time() < 6.0 or len(reports) < 20:
+            while loop.time() < length.seconds(6.0) or len(reports) < length.some(20):
                 reports.append(await anext(training))
                 await asyncio.sleep(0.01)
         await training.aclose()
@@ -306,7 +331,7 @@ def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) 
     for seed in range(first, first + SEEDS):
         print(f"seed {seed}")
         rng = random.Random(seed)
-        simulate(rng, lambda rng=rng: scenario(rng))
+        simulate(rng, lambda rng=rng: scenario(rng, LONG))
 
 
 def test_a_report_that_is_lost_with_the_clients_link_is_had_before_the_end() -> None:
@@ -328,8 +353,8 @@ def test_a_report_that_is_lost_with_the_clients_link_is_had_before_the_end() -> 
 
 def timers() -> list[asyncio.TimerHandle]:
     """Those by which policies are asked again."""
-    scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-    return [timer for timer in scheduled if not timer.cancelled() and timer._callback.__name__ == "_wake"]
+    loop: Any = asyncio.get_running_loop()
+    return [timer for timer in loop.timers if timer._callback.__name__ == "_wake"]
 
 
 async def train_with(policy: Policy, steps: int, **faults: Any) -> list[tuple[float, StepReport, int]]:
