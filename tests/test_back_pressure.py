@@ -17,7 +17,7 @@ import flowrt as fr
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
 
 SIZE, STEPS = 1_000_000, 60  # float64: 458 MiB in all
-MOST = 240.0  # MiB: credit of 64, what one more step takes, and the arenas of steps that compute at once; all take 480
+MOST = 160.0  # MiB: credits of 64 of who makes and of who reads, whose values lie with it; all take 480
 PS, MAKER, READER = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
 
 

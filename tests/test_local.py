@@ -437,6 +437,15 @@ def test_slots_never_overlap_and_gaps_come_together_again() -> None:
     segments.close()
 
 
+def test_segments_are_not_much_larger_than_what_is_taken_of_them() -> None:
+    """What is kept for values to come counts where a task's memory is bounded, too."""
+    segments, alive, floats = Segments(Memory()), [], np.dtype("float64")
+    for count in range(1, 25):
+        alive.append(segments.empty((1_000_000,), floats))
+        assert segments.nbytes <= max(FIRST, 1.25 * count * 8_003_584), count
+    segments.close()
+
+
 # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

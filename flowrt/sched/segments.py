@@ -33,7 +33,8 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 LARGE = 256 << 10  # bytes from which an array is worth a slot: below, a socket is as fast (`perf/sharing.py`)
 PAGE = mmap.PAGESIZE
 LINE = 64  # bytes: where an array may begin that another process reads
-FIRST = 4 << 20  # bytes of the first file; each new one is as large as all before it
+FIRST = 4 << 20  # bytes of the first file
+GROWTH = 4  # each new file is this part of all before it: one more value that waits takes no second credit
 LARGEST_LASTING = 256 << 20  # bytes of a variable: of larger tables rows are read, which large pages make faster
 MOST = 64 << 20  # bytes of a file that holds several arrays
 IDLE = 1 << 30  # bytes that are kept for arrays to come
@@ -244,11 +245,11 @@ class Segments:
         return min(fitting, key=lambda each: each.smallest(nbytes), default=None)
 
     def _more(self, nbytes: int, steady: bool) -> Segment | None:
-        """A new segment for so many bytes; as many more as there were, if nobody counts them."""
+        """A new segment for so many bytes; for some to come as well, if nobody counts them."""
         if self.idle_bytes + nbytes > IDLE:
             self.let_go()
-        there = sum(segment.nbytes for segment in self._segments)
-        ample = min(MOST, max(FIRST, there)) if self._memory.limit is None else 0
+        part = sum(segment.nbytes for segment in self._segments) // GROWTH
+        ample = min(MOST, max(FIRST, part - part % nbytes)) if self._memory.limit is None else 0
         for size in dict.fromkeys((max(nbytes, ample), nbytes)):
             try:
                 self._memory.add_spare(size)
