@@ -118,7 +118,7 @@ async def test_a_replica_that_comes_again_reads_again(tmp_path: Path) -> None:
 
 
 async def test_time_that_a_replica_waits_for_its_reading_is_input() -> None:
-    source = fr.data.function(world.slow, rows=640, batch=8, epochs=1, seconds=0.03)
+    source = fr.data.function(world.slow, rows=240, batch=8, epochs=1, seconds=0.1)  # far more than a step
     graph, trainer = world.build(1)
     async with fr.Session(graph) as session:
         reports = [report async for report in trainer.steps(session, source)][-20:]

@@ -141,7 +141,7 @@ async def test_a_loop_that_does_not_turn_is_held() -> None:
     pulse = Pulse(lambda: True)
     pulse.start()
     await asyncio.sleep(2 * BEAT)
-    before = pulse.held()
+    before, began = pulse.held(), time.monotonic()
     seen = []
 
     def hold() -> None:
@@ -150,8 +150,9 @@ async def test_a_loop_that_does_not_turn_is_held() -> None:
 
     asyncio.get_running_loop().call_soon(hold)
     await asyncio.sleep(2 * BEAT)
-    assert 0.2 < seen[0] < 2.0, "before the loop turns again"
-    assert 0.2 < pulse.held() - before < 2.0
+    found, took = pulse.held() - before, time.monotonic() - began  # which is long where others have the processor
+    assert 0.2 < seen[0] <= found, "before the loop turns again"
+    assert found <= took + BEAT
     pulse.stop()
 
 
