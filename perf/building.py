@@ -11,6 +11,7 @@ size that takes longer than the patience, or would by what the sizes before it t
 
     python perf/building.py
     python perf/building.py chain --sizes 1000 10000 --rounds 3 --sides flowrt jax
+    python perf/building.py variables --write                # and its table into docs/performance.md
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ import os
 import signal
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import machine as this_machine
-from compare import home
+import section
+from compare import home, versions
 
 SIDES = Path(__file__).parent / "sides"
 SIZES = (1_000, 10_000, 100_000)
-LARGEST = {"chain": 100_000, "variables": 10_000}
+LARGEST = {"chain": 100_000, "variables": 100_000}
 PARTS = ("built", "first", "step")
+HEADING = "## Large graphs, to the end of their first step"
+COLUMNS = "| graph | built | first step over (of so many rounds) | growth from a tenth | x flowrt | a later step |"
 
 
 def measured(side: str, program: str, size: int, patience: float) -> dict[str, float] | None:
@@ -83,29 +87,30 @@ class Side:
         if self.size:
             self.growth = (middle["first"] / self.first) ** (1 / math.log10(size / self.size))
         self.size, self.first = size, middle["first"]
-        spread = f"{self.first:8.2f} s [{min(first):.2f}, {max(first):.2f}]"
+        spread = f"{self.first:.2f} s ({min(first):.2f} to {max(first):.2f}; {len(first)})"
         ratios = [mine / here["first"] for mine, here in zip(first, ours, strict=False)]
         ratio = f"{statistics.median(ratios):.1f}" if ratios else ""
         growth = f"{self.growth:.1f}x" if self.growth else ""
-        start = f"{size:8,} {self.name:8} {middle['built']:7.2f} s {spread:>24}"
-        return f"{start} {growth:>7} {ratio:>8} {middle['step'] * 1e3:7.2f} ms"
+        return f"{middle['built']:.2f} s | {spread} | {growth} | {ratio} | {middle['step'] * 1e3:.2f} ms |"
 
 
-def show(program: str, names: Sequence[str], sizes: Sequence[int], rounds: int, patience: float) -> None:
-    print(f"\n{program}\n{'':>8} {'side':8} {'built':>9} {'first step over':>24}", end="")
-    print(f" {'growth':>7} {'x flowrt':>8} {'a step':>10}")
+def rows(
+    program: str, names: Sequence[str], sizes: Sequence[int], rounds: int, patience: float
+) -> Iterator[tuple[str, str]]:
+    """A row for each size and side, as (its first cell, itself)."""
     sides = [Side(name) for name in names]
     for size in sizes:
         tried = [side.name for side in sides if side.expected(size) <= patience]
         found = rounds_of(tried, program, size, rounds, patience)
         for side in list(sides):
             times = found.get(side.name, [])
+            what = f"{program} of {size:,}, {side.name}"
             if len(times) == rounds:
-                print(side.line(size, times, found.get("flowrt", ())), flush=True)
+                yield what, f"| {what} | {side.line(size, times, found.get('flowrt', ()))}"
             else:
                 told = f"more than {patience:.0f} s, or than there is memory for"
                 told = told if side.name in tried else f"left out: {side.expected(size):.0f} s are expected"
-                print(f"{size:8,} {side.name:8} {told}", flush=True)
+                yield what, f"| {what} | - | {told} | - | - | - |"
                 sides.remove(side)
 
 
@@ -117,12 +122,22 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", default=["flowrt", "jax", "tf"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--patience", type=float, default=120.0, help="seconds for one process")
+    parser.add_argument("--write", action="store_true", help="write the rows into docs/performance.md")
     given = parser.parse_args()
-    print(this_machine.describe())
+    about = [
+        f"{this_machine.describe()}.",
+        f"Peers: {versions('jax', 'tf')}. {given.rounds} rounds; see perf/building.py.",
+    ]
+    print("\n".join([*about, "", COLUMNS]), flush=True)
     sides = [side for side in given.sides if home(side).exists()]
+    found = {}
     for program in given.programs:
         sizes = [size for size in given.sizes if size <= LARGEST[program]]
-        show(program, sides, sizes, given.rounds, given.patience)
+        for what, row in rows(program, sides, sizes, given.rounds, given.patience):
+            print(row, flush=True)
+            found[what] = row
+    if given.write:
+        section.put_rows(HEADING, about, COLUMNS, found)
 
 
 if __name__ == "__main__":

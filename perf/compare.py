@@ -8,6 +8,7 @@ the ratios against the fastest peer. Peers are installed by scripts/peers; those
     python perf/compare.py                     # everything installed, two threads
     python perf/compare.py mlp cnn --rounds 9
     python perf/compare.py --write             # and write docs/performance.md
+    python perf/compare.py heat adam --write   # the rows of these, into a table of their own
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import machine as this_machine
-from section import PAGE, others
+from section import PAGE, others, put_rows
 
 HERE = Path(__file__).parent
 READY_SECONDS = 240.0  # PyTensor and torch.compile compile for a while
@@ -142,6 +143,16 @@ CASES = (
         {"torch": ["compile", "eager"], "jax": [""]},
         1.0,
     ),
+    Case("columns", "columns", "softmax over axis 0 of [4096, 256]", {"torch": ["eager", "compile"], "jax": [""]}, 1.0),
+    Case("pooled", "pooled", "max_pool of [32, 32, 32, 64] and its gradient", {"torch": ["eager"], "jax": [""]}, 1.0),
+    Case(
+        "adam",
+        "adam-large",
+        "Adam of 20 parameters of 1,000,000",
+        {"torch": ["fused", "foreach"], "jax": [""]},
+        1.0,
+        script="updates",
+    ),
     Case("many-rows", "many_rows", "50,000 embeddings of 128, bags of 32, sparse Adam", {"torch": [""]}, 1.0),
     Case(
         "start",
@@ -153,6 +164,8 @@ CASES = (
         "s",
     ),
 )
+COLUMNS = "| workload | flowrt | best peer | ratio (lowest to highest round) | asked | memory grew: flowrt, peer |"
+CHOSEN = "## Single workloads beside peers"
 
 
 class Failed(Exception):
@@ -374,21 +387,24 @@ def grown(side: Measured) -> str:
     return "-" if side.growth is None or math.isnan(side.growth) else f"{side.growth:.0f} MiB"
 
 
+def row(result: Result) -> str:
+    """A case against its fastest peer."""
+    best = result.best
+    if best is None:
+        return f"| {result.case.what} | {figure(result.flowrt.median, result)} | no peer | - | - | - |"
+    ratios = result.ratios(best)
+    return (
+        f"| {result.case.what} | {figure(result.flowrt.median, result)} | {best.name}: "
+        f"{figure(best.median, result)} | **{statistics.median(ratios):.2f}** ({min(ratios):.2f} to "
+        f"{max(ratios):.2f}) | {result.case.target:g} | {grown(result.flowrt)}, {grown(best)} |"
+    )
+
+
 def table(results: Sequence[Result]) -> Iterator[str]:
     """A Markdown table: every case against its fastest peer, then every side of it."""
-    yield "| workload | flowrt | best peer | ratio (lowest to highest round) | asked | memory grew: flowrt, peer |"
+    yield COLUMNS
     yield "|---|---|---|---|---|---|"
-    for result in results:
-        best = result.best
-        if best is None:
-            yield f"| {result.case.what} | {figure(result.flowrt.median, result)} | no peer | - | - | - |"
-            continue
-        ratios = result.ratios(best)
-        yield (
-            f"| {result.case.what} | {figure(result.flowrt.median, result)} | {best.name}: "
-            f"{figure(best.median, result)} | **{statistics.median(ratios):.2f}** ({min(ratios):.2f} to "
-            f"{max(ratios):.2f}) | {result.case.target:g} | {grown(result.flowrt)}, {grown(best)} |"
-        )
+    yield from map(row, results)
     yield ""
     yield "Every side, fastest first:"
     yield ""
@@ -453,7 +469,10 @@ def main() -> None:
             except Failed as why:
                 print(f"{case.name}: flowrt's side failed: {why}", flush=True)
     print("\n".join(table(results)))
-    if a.write:
+    if a.write and a.cases:
+        about = [*settings.splitlines(), "Made by `python perf/compare.py CASES --write`."]
+        put_rows(CHOSEN, about, COLUMNS, {result.case.what: row(result) for result in results})
+    elif a.write:
         PAGE.write_text("\n".join([page(results, settings), *filter(None, [others()])]), encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ calls its ops many times over, and its time is told by the op.
 
     python perf/eager.py                      # every case
     python perf/eager.py network add --rounds 5
+    python perf/eager.py add scale --write    # and their rows into docs/performance.md
 """
 
 from __future__ import annotations
@@ -39,4 +40,4 @@ CASES = {name: Case(name, name, what, PEERS, 1.0, script="eager") for name, what
 
 
 if __name__ == "__main__":
-    main(__doc__, CASES, "op")
+    main(__doc__, CASES, "op", "## Ops called at once")

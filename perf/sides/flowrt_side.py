@@ -230,6 +230,27 @@ def heat(a: Settings) -> Side:
     return Side(lambda: float(step(first)))
 
 
+def columns(a: Settings) -> Side:
+    x, weights = h.columns()
+    h.imported()
+    with fr.Graph() as graph:
+        px, pw = fr.placeholder("float32", x.shape), fr.placeholder("float32", weights.shape)
+        weighted = fr.nn.softmax(px, axis=0) * pw
+    step = _session(graph, a).compile(weighted, [px, pw])
+    return Side(lambda: step(x, weights))
+
+
+def pooled(a: Settings) -> Side:
+    x, slopes = h.pooled()
+    h.imported()
+    with fr.Graph() as graph:
+        px, ps = fr.placeholder("float32", x.shape), fr.placeholder("float32", slopes.shape)
+        largest = fr.nn.max_pool2d(px, 2)
+        (back,) = fr.gradients(fr.sum(largest * largest * ps), [px])
+    step = _session(graph, a).compile(back, [px, ps])
+    return Side(lambda: step(x, slopes))
+
+
 def many_rows(a: Settings) -> Side:
     batches, values = itertools.cycle(h.many_batches()), h.many_rows()
     first = next(batches)
@@ -258,6 +279,8 @@ WORKLOADS = {
     "power": power,
     "bodies": bodies,
     "heat": heat,
+    "columns": columns,
+    "pooled": pooled,
     "many_rows": many_rows,
 }
 

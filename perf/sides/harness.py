@@ -61,6 +61,7 @@ GRU_RATE = 0.1  # sizes as the LSTM's
 POWER_SIZE, POWER_TURNS = 256, 200
 POINTS, POINT_TURNS, POINT_TIME, SOFTENING = 1024, 10, 0.01, 0.01  # bodies; steps and their length; of squares
 GRID, GRID_TURNS, GRID_RATE = 1024, 50, 0.1
+COLUMNS, POOLED = (4096, 256), (32, 32, 32, 64)
 MANY_ROWS, MANY_WIDTH, MANY_BATCH, MANY_BAG = 50_000, 128, 256, 32
 
 
@@ -223,6 +224,19 @@ def points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def grid() -> np.ndarray:
     """What heat is at first, square."""
     return np.random.default_rng(19).standard_normal((GRID, GRID)).astype(np.float32)
+
+
+def columns() -> tuple[np.ndarray, np.ndarray]:
+    """What a softmax over the first axis is of, and what its rows are weighted by."""
+    r = np.random.default_rng(20)
+    return r.standard_normal(COLUMNS).astype(np.float32), r.standard_normal((COLUMNS[0], 1)).astype(np.float32)
+
+
+def pooled() -> tuple[np.ndarray, np.ndarray]:
+    """Images (NHWC), and the slopes of what their windows of 2 by 2 are pooled to."""
+    r, (n, height, width, channels) = np.random.default_rng(21), POOLED
+    halved = r.uniform(0.5, 1.5, (n, height // 2, width // 2, channels))
+    return r.standard_normal(POOLED).astype(np.float32), halved.astype(np.float32)
 
 
 def many_rows() -> list[np.ndarray]:

@@ -344,6 +344,36 @@ def heat(a: Settings) -> Side:
     return Side(lambda: float(f(first)))
 
 
+def columns(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+
+    given = h.columns()
+    h.imported()
+
+    @jax.jit
+    def f(x: Any, weights: Any) -> Any:
+        return jax.nn.softmax(x, 0) * weights
+
+    return Side(lambda: np.asarray(f(*given)))
+
+
+def pooled(a: Settings) -> Side:
+    _pinned(a)
+    import jax
+    import jax.numpy as jnp
+
+    given = h.pooled()
+    h.imported()
+
+    def weighted(x: Any, slopes: Any) -> Any:
+        largest = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.sum(largest * largest * slopes)
+
+    f = jax.jit(jax.grad(weighted))
+    return Side(lambda: np.asarray(f(*given)))
+
+
 if __name__ == "__main__":
     h.main(
         {
@@ -359,5 +389,7 @@ if __name__ == "__main__":
             "power": power,
             "bodies": bodies,
             "heat": heat,
+            "columns": columns,
+            "pooled": pooled,
         }
     )

@@ -299,6 +299,38 @@ def heat(a: Settings) -> Side:
     return Side(step)
 
 
+def columns(a: Settings) -> Side:
+    torch = _torch(a)
+    x, weights = (torch.from_numpy(g) for g in h.columns())
+    h.imported()
+
+    def weighted(x: Any, weights: Any) -> Any:
+        return torch.softmax(x, 0) * weights
+
+    weighted = torch.compile(weighted) if a.variant == "compile" else weighted
+
+    def step() -> Any:
+        with torch.inference_mode():
+            return weighted(x, weights).numpy()
+
+    return Side(step)
+
+
+def pooled(a: Settings) -> Side:
+    """Channels last, as the arrays lie."""
+    torch = _torch(a)
+    x, slopes = (torch.from_numpy(g).permute(0, 3, 1, 2) for g in h.pooled())
+    h.imported()
+
+    def step() -> Any:
+        given = x.detach().requires_grad_()
+        largest = torch.nn.functional.max_pool2d(given, 2)
+        (largest * largest * slopes).sum().backward()
+        return given.grad.permute(0, 2, 3, 1).numpy()
+
+    return Side(step)
+
+
 def many_rows(a: Settings) -> Side:
     torch = _torch(a)
     functional = torch.nn.functional
@@ -369,6 +401,8 @@ if __name__ == "__main__":
             "power": power,
             "bodies": bodies,
             "heat": heat,
+            "columns": columns,
+            "pooled": pooled,
             "many_rows": many_rows,
         }
     )
