@@ -64,7 +64,7 @@ from flowrt.session import Session
 from flowrt.spec import Spec
 
 if _TYPE_CHECKING:
-    from flowrt import data, delays, train
+    from flowrt import data, delays, launch, train
     from flowrt.checkpoint import Checkpoints
     from flowrt.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
@@ -78,6 +78,7 @@ _LATER = {
     "LocalCluster": "flowrt.cluster",
     "data": "flowrt.data",
     "delays": "flowrt.delays",
+    "launch": "flowrt.launch",
     "simulate": "flowrt.simulation",
     "train": "flowrt.train",
 }
@@ -141,6 +142,7 @@ __all__ = [
     "device",
     "gradients",
     "kernel",
+    "launch",
     "name_scope",
     "nn",
     "no_gradient",

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.environment import find
-from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError, user_site
+from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError
 from flowrt.finishing import to_the_end
 from flowrt.hosts import expand_ranges
 from flowrt.misuse import AsyncOnly
 from flowrt.net.tokens import load_token, new_token, save_token
 from flowrt.node_process import close_stdin, environment, ready, send
 from flowrt.sched.lanes import usable_cores
+from flowrt.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
 from flowrt.tracebacks import brief, without_marks
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from flowrt.delays import Delay
 
-_JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
 _FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
 SOON, LATE = 0.1, 5.0  # seconds after its end that a node is started again, at first and at last
@@ -127,6 +127,22 @@ class ClusterSpec:
             if address
         }
 
+    def next_task(self, job: str) -> str:
+        """The first task of ``job`` that there is not."""
+        there = self.jobs.get(job, ())
+        return f"/job:{job}/task:{next((n for n, address in enumerate(there) if not address), len(there))}"
+
+    def placing(self, task: str, address: str) -> ClusterSpec:
+        """The cluster in which ``task`` is at ``address``, or nowhere if that is empty; nobody else is there."""
+        job, number = split_task(task)
+        jobs = {name: ["" if at == address else at for at in addresses] for name, addresses in self.jobs.items()}
+        addresses = jobs.setdefault(job, [])
+        addresses += [""] * (number + 1 - len(addresses))
+        addresses[number] = address
+        while addresses and not addresses[-1]:
+            addresses.pop()
+        return ClusterSpec({name: addresses for name, addresses in jobs.items() if any(addresses)}, self.token_file)
+
     @property
     def token(self) -> str:
         """The secret that its nodes and masters share; raises `AuthenticationError` where it cannot be had."""
@@ -147,10 +163,7 @@ def _checked(jobs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
         raise GraphError(f"got {jobs!r}; {_FORM}")
     seen: dict[tuple[str, int], str] = {}
     for job, addresses in jobs.items():
-        if not _JOB.fullmatch(job) or job == "client":
-            raise GraphError(
-                f"{job!r} cannot name a job: letters, digits and _, and not client, which is the session's"
-            )
+        check_job(job)
         if isinstance(addresses, str) or not isinstance(addresses, Sequence) or not any(addresses):
             raise GraphError(f"job {job!r}: expected a list of addresses, got {addresses!r}; {_FORM}")
         for number, address in enumerate(addresses):
@@ -174,11 +187,6 @@ def _expanded(addresses: Any) -> Any:
     except ValueError as error:
         raise GraphError(str(error)) from error
     return list(chain.from_iterable(each))
-
-
-def _check_job(job: str) -> None:
-    if not _JOB.fullmatch(job) or job == "client":
-        raise GraphError(f"{job!r} cannot name a job: letters, digits and _, but not client, which is the session's")
 
 
 def parse_address(address: Any, *, lowest: int = 1) -> tuple[str, int]:
@@ -255,19 +263,9 @@ class LocalCluster(AsyncOnly):
         restart: bool = False,
         **jobs: int,
     ) -> None:
-        for job, count in jobs.items():
-            _check_job(job)
-            if not isinstance(count, int) or count < 0:
-                raise GraphError(f"{job}={count!r}: a job has a number of tasks, from 0 up")
-        self._names = [(job, number) for job, count in jobs.items() for number in range(count)]
-        if not self._names:
-            raise GraphError("a cluster needs a task; worker=1 would be one")
-        self._delays = _parsed(delays or {})
-        for task in self._delays.keys() - {f"/job:{job}/task:{number}" for job, number in self._names}:
-            raise GraphError(f"a delay is given for {task}, which is not in the cluster")
-        if isinstance(imports, str) or not all(isinstance(module, str) and module for module in imports):
-            raise GraphError(f"{user_site()}: imports names modules, as in imports=['majority'], not {imports!r}")
-        self._imports = tuple(imports)
+        self._names = checked_names(jobs)
+        self._delays = checked_delays(delays, self._names)
+        self._imports = checked_imports(imports)
         self._threads = threads or max(1, usable_cores() // len(self._names))
         self._warm = warm
         self._log_level = log_level
@@ -320,10 +318,9 @@ class LocalCluster(AsyncOnly):
                 await self.processes[task].wait()
         if self.processes[task].returncode is None:
             raise GraphError(f"{task} runs; kill its process before it is started again")
-        job, number = task.removeprefix("/job:").split("/task:")
         close_stdin(self.processes[task])
         with self._folder() as folder:
-            process = await self._spawn(job, int(number), folder, address[1])
+            process = await self._spawn(*split_task(task), folder, address[1])
             self.processes[task] = process
             async with asyncio.timeout(self._startup):
                 await ready(task, process)
@@ -334,13 +331,11 @@ class LocalCluster(AsyncOnly):
         Sessions that run meet it, as it joins the cluster by one of its nodes; `spec` names it to those to come. Raises
         `GraphError` for what cannot name a job, `ResourceError` if it does not come up.
         """
-        _check_job(job)
-        there = self.spec.jobs.get(job, ())
-        number = next((number for number, address in enumerate(there) if not address), len(there))
-        task, places = f"/job:{job}/task:{number}", self.spec.tasks()
+        check_job(job)
+        task, places = self.spec.next_task(job), self.spec.tasks()
         up = [places[other] for other, process in self.processes.items() if process.returncode is None]
         with self._folder() as folder:
-            process = self.processes[task] = await self._spawn(job, number, folder, door=up[0] if up else None)
+            process = self.processes[task] = await self._spawn(*split_task(task), folder, door=up[0] if up else None)
             try:
                 async with asyncio.timeout(self._startup):
                     address = await ready(task, process)
@@ -350,7 +345,7 @@ class LocalCluster(AsyncOnly):
                 if isinstance(error, TimeoutError):
                     raise ResourceError(f"{task} did not come up within {self._startup:g} s") from error
                 raise
-        self._place(job, number, address)
+        self._spec = self.spec.placing(task, address)
         if self._restart:
             self._keeping[task] = asyncio.create_task(self._keep(task))
         return task
@@ -369,18 +364,7 @@ class LocalCluster(AsyncOnly):
             await asyncio.wait([keeping])
         await to_the_end(self._end(self.processes[task]))
         del self.processes[task]
-        job, number = task.removeprefix("/job:").split("/task:")
-        self._place(job, int(number), "")
-
-    def _place(self, job: str, number: int, address: str) -> None:
-        """Have `spec` say that a task is at that address; nowhere if that is empty."""
-        jobs = {name: list(addresses) for name, addresses in self.spec.jobs.items()}
-        addresses = jobs.setdefault(job, [])
-        addresses += [""] * (number + 1 - len(addresses))
-        addresses[number] = address
-        while addresses and not addresses[-1]:
-            addresses.pop()
-        self._spec = ClusterSpec({name: addresses for name, addresses in jobs.items() if addresses})
+        self._spec = self.spec.placing(task, "")
 
     async def _end(self, process: Process) -> None:
         """End a process: asked first, then forced."""
@@ -476,11 +460,3 @@ class LocalCluster(AsyncOnly):
     async def _wait(self) -> None:
         for process in self.processes.values():
             await process.wait()
-
-
-def _parsed(delays: Mapping[str, str | float | Delay]) -> dict[str, Delay]:
-    if not delays:
-        return {}
-    from flowrt.delays import parse  # for experiments alone
-
-    return {task: parse(delay) for task, delay in delays.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 class ClusterRunner:
     """Runs steps on the nodes of a cluster, through their master."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: Master, unfollow: Callable[[], None] = lambda: None) -> None:
+        self._unfollow = unfollow  # the cluster, which tells where nodes are that it starts again
         self.client: str | None = CLIENT
         self.tapes = True
         self._master = master
@@ -152,6 +155,7 @@ class ClusterRunner:
         await self._master.reset(container)
 
     async def aclose(self) -> None:
+        self._unfollow()
         self._compiler.close()
         await self._master.aclose()
 
@@ -172,4 +176,18 @@ async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
 
     with Activity("waiting for nodes", len(tasks), look=look):
         await master.open()
-    return ClusterRunner(master)
+    return ClusterRunner(master, _follow(cluster, master))
+
+
+def _follow(cluster: Any, master: Master) -> Callable[[], None]:
+    """Tell the master where the cluster says that nodes are, if it starts them elsewhere; answers how to end that."""
+    if not hasattr(cluster, "follow"):
+        return lambda: None
+    loop = asyncio.get_running_loop()
+
+    def tell(task: str, place: tuple[str, int]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(master.moved, task, place)  # the cluster's loop may be another
+
+    end: Callable[[], None] = cluster.follow(tell)
+    return end

@@ -187,13 +187,20 @@ async def nodes(digits: Digits, options: argparse.Namespace, display: Display) -
 
     jobs = {"ps": options.ps, "worker": options.replicas}
     display.say(f"starting {options.ps} ps and {options.replicas} workers (the first time, compiling takes a while)")
-    async with fr.LocalCluster(**jobs, delays=options.delays, warm=compile_kernels) as cluster:
+    cluster: Any
+    if options.on == "ray":
+        little = {job: {"num_cpus": 0.1} for job in jobs}  # the model is tiny: any machine has room for its nodes
+        cluster = fr.launch.ray.Cluster(**jobs, delays=options.delays, warm=compile_kernels, resources=little)
+    else:
+        cluster = fr.LocalCluster(**jobs, delays=options.delays, warm=compile_kernels)
+    async with cluster:
         yield cluster
 
 
 def whole(cluster: Any) -> bool:
-    """Whether every node still runs."""
-    return cluster is None or all(process.returncode is None for process in cluster.processes.values())
+    """Whether every node still runs; Ray starts those again that do not."""
+    processes = getattr(cluster, "processes", {})
+    return all(process.returncode is None for process in processes.values())
 
 
 async def run(options: argparse.Namespace, display: Display) -> dict[str, Result]:
@@ -284,6 +291,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "(default: the last worker, 0.2)",
     )
     parser.add_argument("--local", action="store_true", help="run everything in this process: no nodes, no delays")
+    parser.add_argument(
+        "--on",
+        choices=("processes", "ray"),
+        default="processes",
+        help="what the nodes are: processes of this machine (default), or actors of Ray, of the cluster that "
+        "RAY_ADDRESS names or one on this machine",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the batches (default 0)")
     parser.add_argument("--checkpoints", metavar="FOLDER", help="save there every 10 steps, and go on from there")
     parser.add_argument("--json", action="store_true", help="print nothing but the line of JSON")
@@ -299,6 +313,8 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             parser.error(f"--{name} must be at least 1")
     if options.local and options.slow:
         parser.error("--slow delays a node, and --local starts none")
+    if options.local and options.on == "ray":
+        parser.error("--local starts no nodes, and --on ray says what they are")
     options.take = max(1, options.replicas - 1) if options.take is None else options.take
     if not 1 <= options.take <= options.replicas:
         parser.error(f"--take must be from 1 to {options.replicas}, the number of replicas")

@@ -50,6 +50,7 @@ LONG = (  # what takes longest where no kernel is compiled yet, far more than it
     "test_rowwise",
     "test_rowwise_random",
     "test_digits",
+    "test_launch_ray",
 )
 
 

@@ -93,10 +93,12 @@ OWNERS = {
         "progress",
         "kernels/background",
         "kernels/pools",
+        "launch/ray_node",
     ],
     "concurrent": ["sched/lanes"],
     "uvloop": ["blocking"],
     "rich": ["progress"],
+    "ray": ["launch"],
     "pickle": [],
     "marshal": [],
 }

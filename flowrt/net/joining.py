@@ -3,6 +3,7 @@
 Law: a newcomer is the first task of its job that no node is, or that whose place it has. A task that joined may be
 another's once its node is gone; one that a cluster file names is that only for a newcomer that asks for it. Masters of
 one cluster agree by its nodes, which are asked one after another, always in the same order, and know who was first.
+Where somebody else starts the nodes, and starts them again, they are what that says.
 """
 
 from __future__ import annotations
@@ -78,6 +79,14 @@ class Joining:
         for other in self._peers.serving():
             self._peers.post(self._peers[other], Introduce(UNASKED, said.task, *place, place))
         self._peers.welcome(said.task, place)
+
+    def moved(self, task: str, place: Address) -> None:
+        """Who starts the nodes says that ``task`` is at ``place`` now, for the first time or again."""
+        was = self._peers.addresses.get(task, place)
+        for other in self._peers.serving():
+            if other != task:
+                self._peers.post(self._peers[other], Introduce(UNASKED, task, *place, was))
+        self._peers.welcome(task, place)
 
 
 def choose(

@@ -194,6 +194,11 @@ class Master:
         """Await those of ``tasks`` that no address is known of: they are lost until a node joins as them."""
         self._peers.expect(tasks)
 
+    def moved(self, task: str, place: tuple[str, int]) -> None:
+        """Who starts the nodes says that the node of ``task`` is at ``place`` from now on."""
+        if not self._closed:
+            self._joining.moved(task, place)
+
     @property
     def absent(self) -> list[str]:
         """The tasks that have not answered yet, with their addresses."""

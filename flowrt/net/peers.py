@@ -232,6 +232,8 @@ class Peers:
                 task, NodeLost(f"{task} has joined, at {place[0]}:{place[1]}, and does not serve yet")
             )
             self.spawn(self._wait_for(task))
+        elif task in self._peers:  # whoever it was at the other place has ended
+            self._apply(self._liveness.broke(task, f"it was started again, at {place[0]}:{place[1]}"))
 
     def _introduce(self, task: str, to: Peer | None = None) -> None:
         """Tell nodes that were met before where ``task`` is."""
