@@ -83,7 +83,7 @@ class CopiesWorld(World):
         copies = [keeper for runner in self.runners.values() for keeper in getattr(runner, "keepers", ())]
         if self.dead.intersection(self.servers) or any(keeper.gone for keeper in copies) or not copies:
             return
-        self.dead.add(task)
+        self._die(task)
         self._gone.append(self.hosts[task])
         known = loop.time() + self.while_(0.2)
         for runner in self.runners.values():

@@ -45,6 +45,8 @@ Computing = Generator[None, None, list[Array]]
 CONTAINER = ""
 COUNT, PAIR, UPDATE, SEVERAL = Spec("int64", ()), Spec("int64", (2,)), Spec("int64", (3,)), Spec("int64", (None,))
 TORN = -1
+MOMENT = 1e-3  # seconds in which a node that stood still hears what has come meanwhile
+SUSPECT = 2.0  # seconds for which a node stands still before clients suspect it
 TOWER, APPLY, GATHER, ASK = 1, 2, 3, 4
 
 
@@ -176,12 +178,14 @@ class Runner:
     async def command(self, task: str, message: Any) -> Any:
         world = self.world
         await asyncio.sleep(world.while_(world.faults.latency))
+        await world.thawed(task)
         if not self.alive:
             await asyncio.Event().wait()
         if task in world.dead:
             self.lose(task)
             raise NodeLost(f"{task} was lost")
         answer = await world.hosts[task].iterations.answer(message, self.epoch, world.kernels[task].__getitem__)
+        await world.thawed(task)
         await asyncio.sleep(world.while_(world.faults.latency))
         return answer
 
@@ -203,9 +207,13 @@ class Runner:
         self.leaving |= {task}
         self._now(self.lost)
 
+    def look(self) -> None:
+        """See who is silent."""
+        self._now(self.lost)
+
     def _now(self, lost: frozenset[str]) -> None:
         self.lost, self.leaving = lost, self.leaving - lost
-        self.suspects = self.leaving
+        self.suspects = (self.leaving | self.world.silent) - lost
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -234,6 +242,8 @@ class World:
         self.kernels |= {task: self._replica_kernels(i) for i, task in enumerate(self.replicas)}
         self.runners: dict[str, Runner] = {}
         self.dead: set[str] = set()
+        self._frozen: dict[str, tuple[float, float]] = {}  # by task, since and until when it stands still, or did
+        self.silent: frozenset[str] = frozenset()  # those that clients suspect
         self._gone: list[SimHost] = []  # of nodes that were started again
         self.allowed = 0  # versions that any client has asked for
         self.late = rng.choice(["drop", "requeue"])
@@ -265,7 +275,10 @@ class World:
         loop = asyncio.get_running_loop()
         if self.rng.random() < 0.5:
             message = copied(message)  # as it leaves; else as it arrives: what is sent may change meanwhile
-        way.due = max(way.due, loop.time() + self.while_(self.faults.latency))
+        still = max(
+            [self._frozen[task][1] + MOMENT for task in (sender, receiver) if task in self._frozen], default=0.0
+        )
+        way.due = max(way.due, max(loop.time(), still) + self.while_(self.faults.latency))
         loop.call_at(way.due + 1e-6, self._arrive, way, way.life, sender, receiver, epoch, message)
         way.due += 2e-6
         if self.faults.at(message):
@@ -275,6 +288,12 @@ class World:
 
     def _arrive(self, way: Way, life: int, sender: str, receiver: str, epoch: str, message: Any) -> None:
         if way.life != life or receiver in self.dead or sender in self.dead:
+            return
+        loop = asyncio.get_running_loop()
+        since, until = self._frozen.get(receiver, (0.0, 0.0))
+        if loop.time() < until:  # it is heard, in order, when that goes on
+            when = until + MOMENT * (loop.time() - since) / (until - since)
+            loop.call_at(when, self._arrive, way, life, sender, receiver, epoch, message)
             return
         self.delivered += 1
         if receiver != CLIENT:
@@ -322,7 +341,7 @@ class World:
 
     def kill(self, task: str) -> None:
         """A node is gone; clients learn of it after a while."""
-        self.dead.add(task)
+        self._die(task)
         for runner in self.runners.values():
             asyncio.get_running_loop().call_later(self.while_(self.faults.unknown), runner.lose, task)
 
@@ -331,7 +350,7 @@ class World:
         task, loop = self.replicas[replica], asyncio.get_running_loop()
         if task in self.dead:
             return
-        self.dead.add(task)
+        self._die(task)
         self._gone.append(self.hosts[task])
         for (sender, receiver, _), way in self._ways.items():
             if {sender, receiver} == {task, CLIENT}:
@@ -340,6 +359,40 @@ class World:
         for runner in self.runners.values():
             loop.call_at(known, runner.lose, task)
         loop.call_at(known + 0.001 + self.while_(0.1), self._start_anew, replica)
+
+    def freeze(self, task: str, seconds: float) -> None:
+        """A node stands still, and then goes on as if nothing had been; clients suspect it meanwhile, if it is long."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if task in self.dead or now < self._frozen.get(task, (0.0, 0.0))[1]:
+            return
+        self._frozen[task] = now, now + seconds
+        if seconds > SUSPECT:
+            loop.call_at(now + SUSPECT, self._suspect, task, now + seconds)
+            loop.call_at(now + seconds + self.while_(0.1), self._trust, task)
+
+    def _suspect(self, task: str, until: float) -> None:
+        if self._frozen.get(task, (0.0, 0.0))[1] == until:
+            self._be_silent(self.silent | {task})
+
+    def _trust(self, task: str) -> None:
+        self._be_silent(self.silent - {task})
+
+    def _be_silent(self, silent: frozenset[str]) -> None:
+        self.silent = silent
+        for runner in self.runners.values():
+            runner.look()
+
+    async def thawed(self, task: str) -> None:
+        """Wait until a node does not stand still any more."""
+        left = self._frozen.get(task, (0.0, 0.0))[1] - asyncio.get_running_loop().time()
+        if left > 0:
+            await asyncio.sleep(left + MOMENT)
+            await self.thawed(task)
+
+    def _die(self, task: str) -> None:
+        self.dead.add(task)
+        self._frozen.pop(task, None)
 
     async def leave(self, replica: int) -> None:
         """A replica's node is told to end, and does so in order, or not if that takes long; another takes its place."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from copies_world import CopiesWorld
 from policy_world import AllOfThoseLeft, Hasty, Patient
-from schedule_world import Faults, Violation, World, batches
+from schedule_world import SUSPECT, Faults, Violation, World, batches
 from sim_loop import simulate
 
 from flowrt.errors import GraphError, NodeLost, RemoteError
@@ -311,6 +311,24 @@ async def servers_die(rng: random.Random, length: Length) -> None:
             assert {(replica, *report.batches[replica][-1:]) for replica in report.kept} == updates
 
 
+async def nodes_freeze(rng: random.Random, length: Length) -> None:
+    """Replicas and servers stand still for a while, and go on as if nothing had been: nothing is applied twice."""
+    world = drawn(rng, length)
+    loop = asyncio.get_running_loop()
+    for _ in range(rng.randint(1, length.some(6))):
+        task = rng.choice([*world.servers, *world.replicas])
+        loop.call_later(rng.uniform(0.0, length.seconds(2.0)), world.freeze, task, rng.choice([0.01, 0.3, 5.0]))
+    reports: list[StepReport] = []
+    async with left_in_order(world):
+        training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
+        async with asyncio.timeout(1000):
+            while loop.time() < length.seconds(6.0) or len(reports) < length.some(20):
+                reports.append(await anext(training))
+                await asyncio.sleep(0.01)
+        await training.aclose()
+        check_reports(world, reports)
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
@@ -321,6 +339,7 @@ SCENARIOS = {
         replicas_return_and_batches_end,
         replicas_come_and_go,
         servers_die,
+        nodes_freeze,
     )
 }
 
@@ -332,6 +351,31 @@ def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) 
         print(f"seed {seed}")
         rng = random.Random(seed)
         simulate(rng, lambda rng=rng: scenario(rng, LONG))
+
+
+FOUND = {  # schedules that once failed
+    "a replica that was told to end counted as one of those that a new run was to have": (replicas_come_and_go, 100555),
+}
+
+
+@pytest.mark.parametrize(("scenario", "seed"), FOUND.values(), ids=FOUND)
+def test_what_schedules_have_found_stays_mended(scenario: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    simulate(rng, lambda: scenario(rng, BRIEF))
+
+
+def test_a_run_ends_though_a_replica_stands_still_that_nobody_suspects_yet() -> None:
+    async def train() -> float:
+        world, loop = World(random.Random(3), FirstOf(1), replicas=2, servers=1), asyncio.get_running_loop()
+        async with left_in_order(world):
+            training = world.client("one").run(batches())
+            await anext(training)
+            world.freeze(world.replicas[1], 60.0)
+            began = loop.time()
+            await training.aclose()
+            return loop.time() - began
+
+    assert simulate(random.Random(0), train) < SUSPECT + 1.0
 
 
 def test_a_report_that_is_lost_with_the_clients_link_is_had_before_the_end() -> None:

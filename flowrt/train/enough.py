@@ -39,7 +39,7 @@ async def wait_for_replicas(trainer: Replicated, runner: Runner, changed: Callab
 
 def _missing(trainer: Replicated, runner: Runner) -> str:
     """How many replicas are there, and who is awaited; empty where as many are there as train."""
-    gone = where_lost(trainer.nodes, runner.lost)
+    gone = where_lost(trainer.nodes, runner.lost | runner.leaving if trainer.floor else runner.lost)
     there = trainer.replicas - len(gone)
     if there >= trainer.least:
         return ""

@@ -165,7 +165,11 @@ class Run:
 
     async def _while_there(self, work: Coroutine[Any, Any, T], tasks: Collection[str]) -> T:
         """What ``work`` answers, which is cancelled once one of ``tasks`` is `away`; then raises `TimeoutError`."""
-        working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_away(tasks))
+        return await self._unless(work, lambda: not away(self._runner, self._trainer).isdisjoint(tasks))
+
+    async def _unless(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool]) -> T:
+        """What ``work`` answers, which is cancelled once it is ``stopped``; then raises `TimeoutError`."""
+        working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_until(stopped))
         try:
             await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -177,8 +181,9 @@ class Run:
             watching.cancel()
             await asyncio.gather(working, watching, return_exceptions=True)
 
-    async def _wait_away(self, tasks: Collection[str]) -> None:
-        while away(self._runner, self._trainer).isdisjoint(tasks):
+    async def _wait_until(self, sign: Callable[[], bool]) -> None:
+        """Wait for a ``sign`` of who is lost or suspect."""
+        while not sign():
             await self._runner.wait_changed(self._runner.lost, self._runner.suspects)
 
     async def _command(self, task: str, message: Any) -> None:
@@ -472,4 +477,13 @@ class Run:
         if tasks and tasks[0] == self._program.servers[0]:  # it has others apply what it ordered
             self.ended_at = await self._runner.command(tasks.pop(0), Stop(self._number, patient=True))
             unsettled = self.ended_at < 0
-        await together(self._runner.command(task, Stop(self._number, unsettled)) for task in tasks)
+        await together(self._stop_there(task, Stop(self._number, unsettled)) for task in tasks)
+
+    async def _stop_there(self, task: str, stop: Stop) -> None:
+        """End the run on a node; not on a replica's that answers nothing, which server 0 tells too."""
+        work = self._runner.command(task, stop)
+        if task in self._program.servers:
+            await work
+            return
+        with suppress(TimeoutError):
+            await self._unless(work, lambda: task in self._runner.suspects)
