@@ -20,9 +20,8 @@ from training import Receipts  # noqa: E402
 
 def report(step: int, *receipts: tuple[int, int]) -> Any:
     """A report with receipts of (replica, batch)."""
-    return SimpleNamespace(
-        step=step, kept=[r for r, _ in receipts], late=[], measured=(SimpleNamespace(receipts=receipts),)
-    )
+    measured = (SimpleNamespace(run=1, receipts=receipts),)
+    return SimpleNamespace(step=step, kept=[r for r, _ in receipts], late=[], rolled_back=None, measured=measured)
 
 
 class Printing(SimpleNamespace):
@@ -62,6 +61,21 @@ async def test_a_client_that_dies_in_a_word_is_followed_by_one_that_goes_on_afte
     observed.again()
     await observed.read(Printing(told(5, 8.0), told(7, 9.0), b'{"violations": ["w0"]}\n'))
     assert observed.violations == ["step 5 was made after step 5", "step 7 was made after step 5", "w0"]
+
+
+async def test_who_goes_back_to_a_checkpoint_says_so_and_goes_on_from_there() -> None:
+    observed = Observed()
+    await observed.read(Printing(told(1, 1.0), told(2, 2.0), told(3, 3.0)))
+    again = json.dumps({"step": 2, "at": 4.0, "kept": [0], "back": True}).encode() + b"\n"
+    await observed.read(Printing(again, told(3, 5.0)))
+    assert observed.violations == []
+    assert observed.steps == 3
+    receipts = Receipts()
+    for number, back in ((8, None), (9, None), (7, SimpleNamespace(step=6)), (8, None)):
+        one = report(number)
+        one.rolled_back = back
+        receipts.add(one)
+    assert receipts.violations == []
 
 
 async def test_who_does_not_come_within_the_time_is_waited_for_no_longer() -> None:

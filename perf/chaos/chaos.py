@@ -10,7 +10,9 @@ server, which is started again) and `client` (SIGKILL of the client; another of 
 
 Printed: steps a second beside those of the same cluster undisturbed, how long after each fault who was struck counted
 again, and every violation: a batch that ended twice, a step that was lost, variables that are not, to the bit and on
-every server, what the reports say. Workers sleep for the time of a step, so that cores are not what is measured.
+every server, what the reports say, or not what they come to where the ledger is trained again. Workers sleep for the
+time of a step, so that cores are not what is measured. Where servers die, and there is one copy of all, the client has
+checkpoints to go back to.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "perf"), str(HERE)]
 
 import network  # noqa: E402
 import records  # noqa: E402
+import replaying  # noqa: E402
 from client import Settings  # noqa: E402
 from nodes import Cluster  # noqa: E402
-from observing import Observed  # noqa: E402
+from observing import Observed, Report  # noqa: E402
 
 import flowrt as fr  # noqa: E402
 from flowrt.net.tokens import save_token  # noqa: E402
@@ -74,6 +78,8 @@ class Chaos:
             startup=60.0 + options.replicas,
         )
         async with cluster as self.cluster:
+            self._settings = self._make_settings()
+            save_token(self._settings.token_file, self.cluster.token)
             await self._start_client()
             try:
                 await self.observed.until(lambda report: report["step"] >= 20, PATIENCE)
@@ -85,6 +91,7 @@ class Chaos:
                 last = time.monotonic()
             finally:
                 await self._end_client()
+        await self._replay()
         calm = self.observed.rate([(begin - options.calm, begin), (last - options.calm, last)])
         return {
             "calm": calm,
@@ -106,27 +113,37 @@ class Chaos:
             observed.violations.append(f"the ledger is at {ledger.version}, {observed.steps} steps were reported")
         return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
+    async def _replay(self) -> None:
+        """Have the ledger trained again on nodes of its own."""
+        options = self.options
+        tasks = {"ps": options.servers, "worker": options.replicas}
+        async with fr.LocalCluster(**tasks, threads=1, startup=60.0 + options.replicas) as cluster:
+            self.observed.violations += await replaying.differences(self._settings, cluster)
+
     # ── the client ──
 
-    async def _start_client(self) -> None:
-        options, token = self.options, self.folder / "token"
-        if not token.exists():
-            save_token(token, self.cluster.token)
-        settings = Settings(
+    def _make_settings(self) -> Settings:
+        options, folder = self.options, self.folder
+        alone = "server" in options.faults and options.trainer.get("copies", 1) == 1
+        return Settings(
             self.cluster.spec.jobs,
-            str(token),
+            str(folder / "token"),
             options.replicas,
             options.keep,
             options.servers,
-            str(self.folder / "ledger"),
+            str(folder / "ledger"),
+            str(folder / "final.npz"),
+            str(folder / "checkpoints") if alone else "",
             options.trainer,
         )
+
+    async def _start_client(self) -> None:
         self._client = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(HERE / "client.py"), settings.to_json()),
+            *(sys.executable, str(HERE / "client.py"), self._settings.to_json()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 20,
-            env={**os.environ, "FLOWRT_CHAOS_LOG": options.log_level},
+            env={**os.environ, "FLOWRT_CHAOS_LOG": self.options.log_level},
         )
         self._reading = asyncio.create_task(self.observed.read(self._client))
 
@@ -169,9 +186,9 @@ class Chaos:
         task = self.rng.choice(free)
         self._busy.add(task)
         try:
-            began = time.monotonic()
+            began, before = time.monotonic(), self.observed.newest
             back = await FAULTS[fault](self, task)
-            counted = await self._counts_again(task, back)
+            counted = await self._counts_again(task, back, before)
         except TimeoutError:
             self.observed.violations.append(f"{task} did not count again within {PATIENCE:g} s after {fault}")
             counted = float("inf")
@@ -193,12 +210,15 @@ class Chaos:
         """When a worker could count that was back then: not while there is no client."""
         return max(back, self.observed.resumed) if ":worker/" in task else back
 
-    async def _counts_again(self, task: str, back: float) -> float:
-        """When a worker's update counts, or, of others, a step is made, after it was back."""
-        replica = int(task.rpartition(":")[2]) if ":worker/" in task else None
-        report = await self.observed.until(
-            lambda report: report["at"] > back and (replica is None or replica in report["kept"]), PATIENCE
-        )
+    async def _counts_again(self, task: str, back: float, before: Report) -> float:
+        """When a worker's update counts, a server has all it should, or a step is made, after it was back."""
+        if ":worker/" in task:
+            sign = partial(_kept, int(task.rpartition(":")[2]))
+        elif ":ps/" in task:
+            sign = partial(_whole, task, before)
+        else:
+            sign = bool
+        report = await self.observed.until(lambda report: report["at"] > back and sign(report), PATIENCE)
         return float(report["at"])
 
     async def _kill(self, task: str) -> float:
@@ -236,6 +256,16 @@ class Chaos:
         self.observed.again()
         await self._start_client()
         return time.monotonic()
+
+
+def _kept(replica: int, report: Report) -> bool:
+    return replica in report["kept"]
+
+
+def _whole(task: str, before: Report, report: Report) -> bool:
+    """Whether a server that was lost after a report has again what it should have."""
+    lost = report["losses"].get(task, 0) > before["losses"].get(task, 0) or report["client"] != before["client"]
+    return lost and not report["gone"]
 
 
 FAULTS: dict[str, Callable[[Chaos, str], Any]] = {

@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training import Receipts, build, ones
+from training import Receipts, batches, build, state
 
 import flowrt as fr
 
@@ -35,31 +37,55 @@ class Settings:
     keep: int
     servers: int
     ledger: str
+    final: str  # where the variables are written to in the end, as npz
+    checkpoints: str = ""  # a folder, or that there are to be none
     options: Mapping[str, Any] = field(default_factory=dict)  # of the trainer
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def build(self) -> tuple[fr.Graph, Any]:
+        """The graph and the trainer."""
+        return build(self.replicas, fr.train.FirstOf(self.keep), self.servers, **self.options)
+
+
+SEED = fr.Options(seed=1)
+SAVE = 2.0  # seconds between two checkpoints
+
 
 async def train(settings: Settings) -> list[str]:
     """Train until stdin ends; answers the violations."""
-    policy = fr.train.FirstOf(settings.keep)
-    graph, trainer = build(settings.replicas, policy, settings.servers, **settings.options)
+    graph, trainer = settings.build()
+    folder, ledger = settings.checkpoints, Path(settings.ledger)
+    checkpoints = fr.Checkpoints(folder, every_seconds=SAVE) if folder else None
     receipts, told = Receipts(), asyncio.Event()
     asyncio.get_running_loop().add_reader(0, told.set)
     cluster = fr.ClusterSpec(settings.jobs, settings.token_file)
-    async with fr.Session(graph, cluster=cluster, name="chaos") as session:
-        steps = trainer.steps(session, ones(), ledger=settings.ledger)
+    async with fr.Session(graph, cluster=cluster, name="chaos", options=SEED, checkpoints=checkpoints) as session:
+        steps = trainer.steps(session, batches(drawn(ledger)), ledger=ledger)
+        copies = await trainer.copies_on(session) if trainer.copies > 1 else None
         async for report in steps:
+            back = report.rolled_back is not None or (checkpoints is not None and not receipts.steps)
             receipts.add(report)
-            took_part = sorted({*report.kept, *report.late})
-            lost = trainer.statistics().lost
-            say(step=report.step, at=time.monotonic(), kept=report.kept, part=took_part, lost=lost)
+            gone = [] if copies is None else sorted(copies.gone)
+            here = {"client": os.getpid(), "gone": gone, "losses": losses(session)}
+            say(step=report.step, at=time.monotonic(), kept=report.kept, back=back, **here)
             if told.is_set():
                 break
         await steps.aclose()
         await receipts.check(session, trainer)
+        np.savez(settings.final, **(await state(session, trainer))[1])
     return receipts.violations
+
+
+def drawn(ledger: Path) -> int:
+    """How many batches clients before this one have drawn."""
+    return fr.Ledger(ledger).drawn if ledger.exists() else 0
+
+
+def losses(session: fr.Session) -> dict[str, int]:
+    """By parameter server, how often it was lost, as this client knows."""
+    return {task: count for task, count in session._open().losses.items() if ":ps/" in task}
 
 
 def say(**what: Any) -> None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "perf"), str(Path(__file__).parent)]
 
 import records  # noqa: E402
-from training import Receipts, build, ones  # noqa: E402
+from training import Receipts, batches, build  # noqa: E402
 
 import flowrt as fr  # noqa: E402
 
@@ -42,7 +42,7 @@ async def freeze(seconds: float, step: float) -> dict[str, Any]:
         fr.LocalCluster(ps=1, worker=REPLICAS, threads=1, delays=dict.fromkeys(tasks, step)) as cluster,
         fr.Session(graph, cluster=cluster) as session,
     ):
-        steps = trainer.steps(session, ones())
+        steps = trainer.steps(session, batches())
 
         async def until(sign: Callable[[fr.train.StepReport], bool]) -> list[float]:
             begin = len(times)

@@ -18,6 +18,7 @@ class Observed:
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.steps = 0
+        self.newest: Report = {}
         self.resumed = 0.0  # when the first step of the client that goes on was
         self._times: list[float] = []
         self._first = False  # the next step is a client's first one
@@ -41,11 +42,14 @@ class Observed:
 
     def _add(self, report: Report) -> None:
         step = report["step"]
+        if report.get("back"):  # to a checkpoint
+            self.steps = min(self.steps, step - 1)
         if step <= self.steps or (step > self.steps + 1 and not self._first):
             self.violations.append(f"step {step} was made after step {self.steps}")
         if self._first or not self.steps:
             self.resumed = report["at"]
         self._first, self.steps = False, step
+        self.newest = report
         self._times.append(report["at"])
         for sign, found in self._awaited:
             if not found.done() and sign(report):

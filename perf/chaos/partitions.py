@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "perf"), str(Path(__file__).parent)]
 import network  # noqa: E402
 import records  # noqa: E402
 from nodes import Cluster  # noqa: E402
-from training import Receipts, build, ones  # noqa: E402
+from training import Receipts, batches, build  # noqa: E402
 
 import flowrt as fr  # noqa: E402
 
@@ -45,7 +45,7 @@ async def partition(net: network.Network, task: str, way: str, seconds: float) -
     seen: dict[str, Any] = {"cut off": task, "way": way, "seconds": seconds}
     loop = asyncio.get_running_loop()
     async with Cluster(net, ps=SERVERS, worker=REPLICAS, threads=1) as cluster, fr.Session(graph, cluster=cluster) as s:
-        steps = trainer.steps(s, ones())
+        steps = trainer.steps(s, batches())
         times = [clock()]
 
         async def until(sign: Any) -> None:
