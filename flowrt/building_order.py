@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.checkpoints import manifest
 from flowrt.graph import scopes_of
 from flowrt.op import LARGE
 from flowrt.plan import Plan
@@ -45,6 +46,16 @@ def order_of(graph: Graph) -> Order | None:
     """What hangs on the order of building ``graph``; None if all its variables have names of their own."""
     names = frozenset(v.name for v in graph.variables if graph.is_counted(v.name))
     return Order(names, len(graph.nodes), _digest(graph.nodes)) if names else None
+
+
+def to_manifest(order: Order) -> manifest.Order:
+    """``order`` as a checkpoint says it."""
+    return manifest.Order(tuple(sorted(order.names)), order.nodes, order.digest)
+
+
+def from_manifest(order: manifest.Order) -> Order:
+    """What `to_manifest` wrote."""
+    return Order(frozenset(order.names), order.nodes, order.digest)
 
 
 def _digest(nodes: Sequence[Node]) -> str:

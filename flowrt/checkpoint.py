@@ -1,7 +1,7 @@
 """Checkpoints of a session: kept and made without the program's help, and restored whole or by its word.
 
-How one lies on the disk is the business of `checkpoint_files`; which saved value becomes which variable that of
-`restoring`; who may save into a folder that of `folders`.
+How one lies in its place is the business of `checkpoints`; what nodes do for it that of `saving`; which saved value
+becomes which variable that of `restoring`; who may save into a folder that of `folders`.
 """
 
 from __future__ import annotations
@@ -10,33 +10,31 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from numbers import Integral, Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
-from flowrt.building_order import Order, nameless, order_of
-from flowrt.checkpoint_files import (
-    Name,
-    Saved,
-    bytes_written,
-    forget_saves,
-    read_checkpoint,
-    saves_in,
-    write_checkpoint,
-)
+from flowrt.building_order import Order, from_manifest, nameless, order_of, to_manifest
+from flowrt.checkpoints.manifest import File, Manifest, Name, folder_of, to_bytes
+from flowrt.checkpoints.retention import superfluous
+from flowrt.checkpoints.stores import LocalStore, Store, store_at
+from flowrt.checkpoints.whole import manifest_of, not_whole, read_manifest
 from flowrt.errors import CheckpointError, FlowrtError, GraphError, user_site
+from flowrt.finishing import to_the_end
 from flowrt.folders import FolderLock, HeldElsewhere, sync_parents
 from flowrt.options import is_at_least
 from flowrt.progress import Activity
-from flowrt.restoring import OWN_NAMES, checked_renames, fit, listed
+from flowrt.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
+from flowrt.saving import Places, Saving, pieces_of, take_on_tasks, verify_on_tasks
 from flowrt.sched.lanes import Lanes
-from flowrt.spec import Spec
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from flowrt.graph import Resource, Tensor
+    from pathlib import Path
+
+    from flowrt.checkpoints.shards import Written
     from flowrt.session import Session
 
 MIB = 1 << 20
@@ -46,10 +44,15 @@ _log = logging.getLogger("flowrt.checkpoint")
 class Checkpoints:
     """Saves the variables of a session's graph on its own, and restores the newest whole checkpoint on opening.
 
-    ``url`` is the path of a folder, or its file:// URL; it is made if need be. A save follows every ``every_steps``
-    training steps (runs that write variables) and every ``every_seconds``, as ``clock`` tells them; without either,
-    only `Session.save` saves. The newest ``keep`` stay. ``refused`` lists the checkpoints that were not whole. A save
-    that fails on its own is logged and tried again after the next step; training goes on.
+    ``url`` is the path of a folder, or a URL that fsspec knows (s3://bucket/folder); a folder is made if need be. A
+    save follows every ``every_steps`` training steps (runs that write variables) and every ``every_seconds``, as
+    ``clock`` tells them; without either, only `Session.save` saves. The newest ``keep`` stay, and with
+    ``keep_every_hours`` one for every so many hours. ``refused`` lists the checkpoints that were not whole.
+
+    The variables are saved as they are when it is time, and written beside the steps that follow: by the nodes that
+    hold them, each its own, so every node must reach ``url``. A step for which a save is due waits while the one before
+    is still being written. A save that fails on its own is logged and tried again after the next step; training goes
+    on.
 
     A checkpoint fits the graph: what only one of them has, or has with another dtype or shape, raises
     `CheckpointError`, which lists it all. ``rename`` maps saved names to those of the graph, all at once, and with a
@@ -60,7 +63,7 @@ class Checkpoints:
 
     One session saves into a folder at a time, from its opening on if it saves on its own, else from its first save
     on, until it is closed; others are refused with `CheckpointError`, and may restore. See `flowrt.folders` for
-    network file systems.
+    network file systems. Elsewhere than in folders nobody is refused: give every session a place of its own.
     """
 
     @brief
@@ -70,35 +73,47 @@ class Checkpoints:
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep: int = 5,
+        keep_every_hours: float | None = None,
         *,
         partial: bool = False,
         rename: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         counts = keep, 1 if every_steps is None else every_steps
-        seconds = 0 if every_seconds is None else every_seconds
-        if not (all(is_at_least(1, count, Integral) for count in counts) and is_at_least(0, seconds, Real)):
+        seconds = [0 if each is None else each for each in (every_seconds, keep_every_hours)]
+        if not (all(is_at_least(1, n, Integral) for n in counts) and all(is_at_least(0, n, Real) for n in seconds)):
             raise GraphError(
-                f"{user_site()}: Checkpoints: expected keep and every_steps of at least 1 and every_seconds of at "
-                f"least 0, got {keep!r}, {every_steps!r} and {every_seconds!r}"
+                f"{user_site()}: Checkpoints: expected keep and every_steps of at least 1, every_seconds and "
+                f"keep_every_hours of at least 0, got {keep!r}, {every_steps!r}, {every_seconds!r} and "
+                f"{keep_every_hours!r}"
             )
-        self.path = _local(url)
+        self._store = _store(url)
+        self.url = os.fspath(url)
         self.every_steps = every_steps
         self.every_seconds = every_seconds
         self.keep = keep
+        self.keep_every_hours = keep_every_hours
         self.partial = partial
         self.rename = checked_renames(rename)
         self.refused: list[str] = []
         self._session: Session | None = None
+        self._places: Places | None = None
         self._order: Order | None = None
         self._step = 0
         self._saved_step = 0
         self._clock = clock
         self._saved_at = clock()
         self._saving = asyncio.Lock()
-        self._lock = FolderLock(self.path)
+        self._writing: asyncio.Task[None] | None = None  # a save that goes on beside steps
+        self._times: dict[tuple[int, int], float] = {}  # when saves were made, as far as that was asked
+        self._lock = FolderLock(self._store.path) if isinstance(self._store, LocalStore) else None
         self._durable = False
         self.before_save: Callable[[], None] = lambda: None  # in the thread that writes
+
+    @property
+    def path(self) -> Path | None:
+        """The folder; None where they are kept elsewhere."""
+        return self._store.path if isinstance(self._store, LocalStore) else None
 
     @property
     def step(self) -> int:
@@ -112,7 +127,12 @@ class Checkpoints:
 
     def saves(self) -> list[tuple[int, int]]:
         """The (number, step) of every save there is, oldest first; whether one is whole is seen when it is read."""
-        return saves_in(self.path)
+        return self._store.saves()
+
+    async def wait_saved(self) -> None:
+        """Wait until no save is under way any more."""
+        async with self._saving:
+            pass
 
     # What a session asks for
 
@@ -123,12 +143,12 @@ class Checkpoints:
         """
         if self._session is not None:
             raise CheckpointError(
-                f"these fr.Checkpoints of {self.path} serve a session that is open, in this process {os.getpid()} on "
+                f"these fr.Checkpoints of {self.url} serve a session that is open, in this process {os.getpid()} on "
                 f"host {os.uname().nodename}; give every session its own"
             )
-        self._session = session
-        if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.path} is not a folder, so no checkpoint can be saved in it")
+        self._session, self._places = session, Places(session)
+        if self.path is not None and self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.url} is not a folder, so no checkpoint can be saved in it")
         self._order = order_of(session.graph)
         if self._order is not None:
             told = listed(f"{resource.name!r} ({resource.site})" for resource in nameless(session.graph))
@@ -139,26 +159,42 @@ class Checkpoints:
             try:
                 await _on_disk(self._claim)
             except OSError as error:
-                _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.path, error)
+                _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.url, error)
         return await self.restore_newest(session)
 
     async def close(self, session: Session) -> None:
         """Let ``session`` go, after a save that is under way, and others save. Twice is once."""
         if self._session is session:
             async with self._saving:
-                self._session = None
-                await _on_disk(self._lock.release)
+                self._session = self._places = None
+                if self._lock is not None:
+                    await _on_disk(self._lock.release)
 
     async def after_step(self, session: Session) -> None:
-        """Count a training step and save if it is time."""
+        """Count a training step, and begin to save if it is time: what is written is written beside others."""
         self._step += 1
+        if not self._is_due():
+            return
+        await self._saving.acquire()
+        try:
+            if not self._is_due():  # another step has waited, too
+                self._saving.release()
+                return
+            saving = await self._keep(session)
+        except FlowrtError as error:
+            self._saving.release()
+            _log.warning("%s; training goes on", error)
+        except BaseException:
+            self._saving.release()
+            raise
+        else:
+            before = self._saved_step, self._saved_at
+            self._saved_step, self._saved_at = saving.step, self._clock()
+            self._writing = asyncio.ensure_future(self._write_beside(saving, before))
+
+    def _is_due(self) -> bool:
         due = self.every_steps is not None and self._step - self._saved_step >= self.every_steps
-        overdue = self.every_seconds is not None and self._clock() - self._saved_at >= self.every_seconds
-        if (due or overdue) and not self._saving.locked():
-            try:
-                await self.save(session)
-            except FlowrtError as error:
-                _log.warning("%s; training goes on", error)
+        return due or (self.every_seconds is not None and self._clock() - self._saved_at >= self.every_seconds)
 
     # Saving
 
@@ -168,56 +204,120 @@ class Checkpoints:
         Raises `CheckpointError` also where another session saves into the folder, and it says which.
         """
         async with self._saving:
-            step, resources = self._step, _variables(session)
-            total = sum(tensor.spec.nbytes for _, tensor in resources) // MIB
-            try:
-                with Activity(f"saving step {step} in {self.path}, MiB", total, look=self._look):
-                    values = await session.run_uncounted([tensor for _, tensor in resources])
-                    content = [(name, value) for (name, _), value in zip(resources, values, strict=True)]
-                    await _on_disk(self._write, step, session.next_number, content)
-            except OSError as error:
-                raise CheckpointError(f"the checkpoint of step {step} was not saved in {self.path}: {error}") from error
-            self._saved_step, self._saved_at = step, self._clock()
-            await _on_disk(forget_saves, self.path, self.keep)
-            return step
+            saving = await self._keep(session)
+            await self._write(saving)
+            self._saved_step, self._saved_at = saving.step, self._clock()
+            return saving.step
 
-    def _write(self, step: int, run: int, content: Any) -> None:
-        claimed = self._claim()
+    async def _keep(self, session: Session) -> Saving:
+        """Have all that is to be saved be kept as it is now."""
+        if self._places is None:
+            raise CheckpointError("the session was closed")
+        saving = Saving(session, self._places.find(), self._step)
         try:
-            self.before_save()
-            if not self._durable:
-                sync_parents(self.path)
-                self._durable = True
-            number = max((n for n, _ in self.saves()), default=0) + 1
-            write_checkpoint(self.path, number, step, run, content, self._order, self.rename)
+            await saving.keep()
         except BaseException:
-            if claimed:
-                self._lock.release()
+            await saving.drop()
             raise
+        return saving
+
+    async def _write_beside(self, saving: Saving, before: tuple[int, float]) -> None:
+        try:
+            await self._write(saving)
+        except FlowrtError as error:
+            self._saved_step, self._saved_at = before
+            _log.warning("%s; training goes on", error)
+        finally:
+            self._saving.release()
+
+    async def _write(self, saving: Saving) -> None:
+        """Have what is kept be written, whole or not at all."""
+        what = f"saving step {saving.step} in {self.url}, MiB"
+        at = _Draft()
+        try:
+            with Activity(what, saving.nbytes // MIB, look=lambda activity: self._look(activity, at)):
+                await _on_disk(self._begin, saving, at)
+                shards = await saving.write(self._store.url, at.draft)
+                await _on_disk(self._commit, saving, at, shards)
+        except _Refused:
+            raise
+        except (OSError, CheckpointError) as error:
+            text = f"the checkpoint of step {saving.step} was not saved in {self.url}: {error}"
+            raise CheckpointError(text) from error
+        finally:
+            await to_the_end(self._clear(saving, at))
+        await _on_disk(self._forget)
+
+    async def _clear(self, saving: Saving, at: _Draft) -> None:
+        """Let go of what a save held; where it failed, also of its draft and of a lock that it took."""
+        await saving.drop()
+        if at.draft:
+            await _on_disk(self._store.discard, at.draft)
+        if at.claimed and self._lock is not None:
+            await _on_disk(self._lock.release)
+
+    def _begin(self, saving: Saving, at: _Draft) -> None:
+        """Make a folder to write in."""
+        at.claimed = self._claim()
+        self.before_save()
+        if self.path is not None and not self._durable:
+            sync_parents(self.path)
+            self._durable = True
+        number = max((n for n, _ in self.saves()), default=0) + 1
+        at.folder = folder_of(number, saving.step)
+        at.draft = self._store.begin(at.folder, saving.token)
+
+    def _commit(self, saving: Saving, at: _Draft, shards: Sequence[tuple[File, Sequence[Written]]]) -> None:
+        for file, _ in shards:
+            self._check_reached(at.draft, file)
+        order = None if self._order is None else to_manifest(self._order)
+        manifest = manifest_of(saving.step, saving.run, saving.rows, shards, order, self.rename, saving.saved_at)
+        self._store.commit(at.draft, at.folder, to_bytes(manifest))
+        at.draft, at.claimed = "", False
+
+    def _check_reached(self, draft: str, file: File) -> None:
+        """Raise `OSError` where a node wrote to another disk than that which is seen here."""
+        found = None
+        with suppress(OSError):
+            found = self._store.size(draft, file.name)
+        if found != file.nbytes:
+            raise OSError(
+                f"the node that wrote {file.name} did not write where this process looks; keep checkpoints where all "
+                "machines of the cluster reach them: in a folder that they share, or at a URL such as s3://"
+            )
+
+    def _forget(self) -> None:
+        """Remove what need not stay."""
+        hours = self.keep_every_hours
+        saves = self.saves()
+        self._times = {save: self._times[save] for save in saves if save in self._times}
+        for save in saves if hours is not None else ():
+            if save not in self._times:
+                with suppress(CheckpointError):
+                    self._times[save] = read_manifest(self._store, *save).saved_at
+        for save in superfluous({save: self._times.get(save, 0.0) for save in saves}, self.keep, hours):
+            self._store.forget(folder_of(*save))
 
     def _claim(self) -> bool:
         """Have the folder, and the right to save into it, until `close`; answers whether that is new."""
+        if self._lock is None:
+            return False
         try:
             claimed = self._lock.acquire()
         except HeldElsewhere as holder:
-            raise CheckpointError(
-                f"{holder} saves checkpoints in {self.path}, and one session at a time does; close that one, or give "
+            raise _Refused(
+                f"{holder} saves checkpoints in {self.url}, and one session at a time does; close that one, or give "
                 "this one another folder (to restore is free)"
             ) from None
         if claimed:
             self._durable = False  # for all we know the folder has just been made
         return claimed
 
+    def _look(self, activity: Activity, at: _Draft) -> None:
+        if draft := at.draft:
+            activity.done = self._store.written(draft) // MIB
+
     # Restoring
-
-    def _look(self, activity: Activity) -> None:
-        activity.done = bytes_written(self.path) // MIB
-
-    async def _read(self, number: int, step: int) -> tuple[Saved, Activity]:
-        """A checkpoint, and the activity of restoring it, which goes on."""
-        activity = Activity(f"restoring step {step} from {self.path}")
-        with activity:
-            return await _on_disk(read_checkpoint, self.path, number, step), activity
 
     async def restore_newest(self, session: Session) -> set[Name]:
         """Restore the newest whole checkpoint, if there are any; answers what it restored.
@@ -227,25 +327,22 @@ class Checkpoints:
         """
         refused: list[str] = []
         seen: set[tuple[int, int]] = set()
-        while left := [save for save in self.saves() if save not in seen]:
-            number, step = left[-1]
-            seen.add((number, step))
+        while left := [save for save in await _on_disk(self.saves) if save not in seen]:
+            seen.add(left[-1])
             try:
-                saved, activity = await self._read(number, step)
-            except CheckpointError as error:
-                if (number, step) not in self.saves():
+                return await self._restore(session, *left[-1])
+            except _NotWhole as error:
+                if left[-1] not in await _on_disk(self.saves):
                     continue  # whoever saves here has just removed it for a newer one
                 refused.append(str(error))
                 self.refused.append(str(error))
                 _log.warning("%s; trying the one before", error)
-            else:
-                return await self._restore(session, saved, step, activity)
         if refused:
             raise CheckpointError(
-                f"no checkpoint in {self.path} is whole; move them away to start over: {'; '.join(refused)}"
+                f"no checkpoint in {self.url} is whole; move them away to start over: {'; '.join(refused)}"
             )
         if self.partial or self.rename:
-            _log.warning("there is no checkpoint in %s to restore, in part or renamed; variables start anew", self.path)
+            _log.warning("there is no checkpoint in %s to restore, in part or renamed; variables start anew", self.url)
         return set()
 
     async def go_back(self, session: Session) -> None:
@@ -254,12 +351,13 @@ class Checkpoints:
         Raises as `restore_newest`, and `CheckpointError` where there is none and the session began with what an
         earlier one had left on the nodes.
         """
-        if self.saves():
+        await self.wait_saved()  # of what is undone now, and yet was
+        if await _on_disk(self.saves):
             await self.restore_newest(session)
             return
         if not await session.start_over():
             raise CheckpointError(
-                f"there is no checkpoint in {self.path} yet to go back to, and the variables were not this session's "
+                f"there is no checkpoint in {self.url} yet to go back to, and the variables were not this session's "
                 "own; save one before training, by session.save()"
             )
         self._step = self._saved_step = 0
@@ -267,36 +365,75 @@ class Checkpoints:
 
     async def restore(self, session: Session, step: int | None = None) -> int:
         """Restore the newest checkpoint of ``step``, or the newest whole one of all; answers its step."""
+        await self.wait_saved()
+        saves = await _on_disk(self.saves)
         if step is None:
-            if not self.saves():
-                raise CheckpointError(f"there is no checkpoint in {self.path}")
+            if not saves:
+                raise CheckpointError(f"there is no checkpoint in {self.url}")
             await self.restore_newest(session)
             return self._step
-        numbers = [number for number, of in self.saves() if of == step]
+        numbers = [number for number, of in saves if of == step]
         if not numbers:
-            have = ", ".join(str(of) for _, of in self.saves()) or "none"
-            raise CheckpointError(f"no checkpoint of step {step} in {self.path}; there are: {have}")
-        saved, activity = await self._read(numbers[-1], step)
-        await self._restore(session, saved, step, activity)
+            have = ", ".join(str(of) for _, of in saves) or "none"
+            raise CheckpointError(f"no checkpoint of step {step} in {self.url}; there are: {have}")
+        await self._restore(session, numbers[-1], step)
         return step
 
-    async def _restore(self, session: Session, saved: Saved, step: int, activity: Activity) -> set[Name]:
-        specs = {name: Spec(value.dtype, value.shape) for name, value in saved.variables.items()}
-        rename = {old: new for old, new in self.rename.items() if saved.renamed.get(old) != new}
-        what = f"the checkpoint of step {step} in {self.path}"
-        found = fit(specs, saved.order, session.graph, rename, self.partial, what)
-        if not found.whole:
-            _log.log(logging.WARNING if found.other else logging.INFO, "%s is restored in part; %s", what, found)
-        activity.what, activity.of = f"{activity.what}, variables", len(found.restored)
-        with activity:
-            for batch in _without_shared_initials(session.graph.resources[name] for name in found.restored):
-                feeds = {r.initial: saved.variables[found.restored[(r.container, r.name)]] for r in batch}
-                await session.run_uncounted([r.initialize for r in batch], feeds)
-                activity.done += len(batch)
-        session.skip_numbers(saved.run)
+    async def _restore(self, session: Session, number: int, step: int) -> set[Name]:
+        """Restore one checkpoint, once it was seen to be whole and to fit; answers the variables that have it now."""
+        assert self._places is not None
+        places, folder = self._places.find(), folder_of(number, step)
+        activity = Activity(f"restoring step {step} from {self.url}")
+        try:
+            with activity:
+                manifest = await _on_disk(read_manifest, self._store, number, step)
+                tasks = set(places.values()) or {session._open_here().devices[0].host}
+                await verify_on_tasks(session, tasks, manifest, self._store.url, folder)
+        except CheckpointError as error:
+            raise self._not_whole(number, step, error) from error
+        found = self._fit(session, manifest, step)
+        stored = {name: manifest.variables[old] for name, old in found.restored.items()}
+        activity.what, activity.of = f"{activity.what}, variables", len(stored)
+        try:
+            with activity:
+                await take_on_tasks(session, places, stored, self._store.url, folder, activity)
+        except CheckpointError as error:  # it has changed since
+            raise self._not_whole(number, step, error) from error
+        session.skip_numbers(manifest.run)
         self._step = self._saved_step = step
         self._saved_at = self._clock()
-        return set(found.restored)
+        return {piece.held for piece in pieces_of(session.graph) if piece.whole in stored}
+
+    def _fit(self, session: Session, manifest: Manifest, step: int) -> Fit:
+        specs = {name: stored.spec for name, stored in manifest.variables.items()}
+        rename = {old: new for old, new in self.rename.items() if manifest.renamed.get(old) != new}
+        order = None if manifest.order is None else from_manifest(manifest.order)
+        what = f"the checkpoint of step {step} in {self.url}"
+        found = fit(specs, order, session.graph, rename, self.partial, what)
+        if not found.whole:
+            _log.log(logging.WARNING if found.other else logging.INFO, "%s is restored in part; %s", what, found)
+        return found
+
+    def _not_whole(self, number: int, step: int, error: CheckpointError) -> CheckpointError:
+        text = str(error)
+        return _NotWhole(text if "is not whole" in text else str(not_whole(self._store, number, step, text)))
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A checkpoint in progress: where it is written, as what it will be there, and whether it took the lock."""
+
+    draft: str = ""
+    folder: str = ""
+    claimed: bool = False
+
+
+class _Refused(CheckpointError):
+    """Somebody else saves there."""
+
+
+class _NotWhole(CheckpointError):
+    """Another checkpoint may be whole."""
 
 
 async def _on_disk(function: Any, *args: Any) -> Any:
@@ -308,28 +445,10 @@ async def _on_disk(function: Any, *args: Any) -> Any:
         lane.close()
 
 
-def _variables(session: Session) -> list[tuple[Name, Tensor]]:
-    return [((v.resource.container, v.resource.name), v.__tensor__()) for v in session.graph.variables]
-
-
-def _local(url: str | os.PathLike[str]) -> Path:
-    """The folder that ``url`` names."""
+def _store(url: str | os.PathLike[str]) -> Store:
+    """Where checkpoints are kept; a folder by its whole path, since nodes work in other folders."""
     text = os.fspath(url)
-    scheme, found, rest = text.partition("://")
-    if found and scheme != "file":
-        raise GraphError(
-            f"{user_site()}: Checkpoints: checkpoints are kept on a local disk, not at {text}; give a folder's path"
-        )
-    return Path(unquote(rest) if found else text)
-
-
-def _without_shared_initials(resources: Iterable[Resource]) -> list[list[Resource]]:
-    """The resources in groups in which no two start from the same tensor, since that tensor is fed."""
-    groups: list[dict[int, Resource]] = []
-    for resource in resources:
-        key = id(resource.initial)
-        group = next((g for g in groups if key not in g), None)
-        if group is None:
-            groups.append(group := {})
-        group[key] = resource
-    return [list(group.values()) for group in groups]
+    try:
+        return store_at(text if "://" in text else os.path.abspath(text))
+    except (ImportError, ValueError) as error:
+        raise GraphError(f"{user_site()}: Checkpoints: {error}") from error

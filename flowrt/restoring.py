@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from flowrt.errors import CheckpointError, GraphError, user_site
 from flowrt.graph import scopes_of
 from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
+from flowrt.valueclass import replace, valueclass
 
 if TYPE_CHECKING:
     from flowrt.building_order import Order
@@ -72,7 +72,9 @@ def fit(saved: Specs, order: Order | None, graph: Graph, rename: Rules, partial:
     renaming it tells. Raises `CheckpointError` for renames that mean nothing, for two values that would go into one
     variable, and for whatever is not common to both. If it is to be ``partial``, only where nothing is.
     """
-    held = {name: resource for name, resource in graph.resources.items() if resource.kind == "variable"}
+    held = as_seen(graph)
+    mirrors = {(p.container, shard) for p in graph.partitions.values() if p.is_mirrored for shard in p.shards}
+    saved = {name: spec for name, spec in saved.items() if name in held or name not in mirrors}
     vague = _vague((*saved, *held), order, graph)
     become, problems = _renamed(saved, rename, vague)
     problems += _idle_renames(saved, held.keys() - vague, rename)
@@ -84,6 +86,16 @@ def fit(saved: Specs, order: Order | None, graph: Graph, rename: Rules, partial:
             lines += _ways_around(found, saved, held, vague)
         raise CheckpointError("\n  ".join([f"{what} does not fit the graph:", *lines]))
     return found
+
+
+def as_seen(graph: Graph) -> dict[Name, Resource]:
+    """The variables of a graph as the program sees them: what several hold together is one."""
+    held = {name: resource for name, resource in graph.resources.items() if resource.kind == "variable"}
+    for partition in graph.partitions.values():
+        shards = [held.pop((partition.container, shard)) for shard in partition.shards]
+        whole = replace(shards[0], name=partition.name, specs=(partition.spec,))
+        held[partition.container, partition.name] = whole
+    return held
 
 
 def _vague(names: Iterable[Name], order: Order | None, graph: Graph) -> frozenset[Name]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import flowrt as fr
 from flowrt.checkpoint import Checkpoints
-from flowrt.checkpoint_files import _digest, folder_of, read_checkpoint, write_checkpoint
+from flowrt.checkpoints.manifest import _dumped, folder_of
+from flowrt.checkpoints.whole import read_checkpoint, write_checkpoint
 from flowrt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -237,9 +240,13 @@ def test_settings_that_mean_nothing_are_refused(arguments: dict[str, Any]) -> No
 # ── damage ──
 
 
+def shard_in(folder: Path) -> Path:
+    (found,) = folder.glob("*.safetensors")
+    return found
+
+
 def damage(folder: Path, how: str, rng: random.Random) -> None:
-    manifest, data = folder / "manifest.json", folder / "data"
-    target = manifest if "manifest" in how else data
+    target = folder / "manifest.json" if "manifest" in how else shard_in(folder)
     content = bytearray(target.read_bytes())
     match how.split()[1]:
         case "flipped":
@@ -254,7 +261,7 @@ def damage(folder: Path, how: str, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [f"{w} {h}" for w in ("manifest", "data") for h in ("flipped", "cut", "missing", "emptied")]
+    "how", [f"{w} {h}" for w in ("manifest", "shard") for h in ("flipped", "cut", "missing", "emptied")]
 )
 async def test_where_the_newest_is_damaged_the_one_before_is_used_and_said_so(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
@@ -274,7 +281,7 @@ async def test_where_the_newest_is_damaged_the_one_before_is_used_and_said_so(
 def test_every_flipped_bit_of_the_files_is_noticed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W), (("", "v"), W)])
     folder = tmp_path / folder_of(1, 1)
-    for name in ("manifest.json", "data"):
+    for name in ("manifest.json", shard_in(folder).name):
         whole = (folder / name).read_bytes()
         for position in range(len(whole)):
             for bit in (0, 5, 7):
@@ -293,85 +300,148 @@ def test_every_flipped_bit_of_the_files_is_noticed(tmp_path: Path) -> None:
 async def test_where_none_is_whole_nothing_starts_over_in_silence(tmp_path: Path) -> None:
     await train(Checkpoints(tmp_path, every_steps=1), 2)
     for name in files(tmp_path):
-        (tmp_path / name / "data").write_bytes(b"rubbish")
+        shard_in(tmp_path / name).write_bytes(b"rubbish")
     graph, *_ = model()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; move them away to start over"):
         await fr.Session(graph, checkpoints=Checkpoints(tmp_path)).__aenter__()
     assert len(files(tmp_path)) == 2
 
 
-VARIABLE = {
-    "container": "",
-    "name": "w",
-    "dtype": "float32",
-    "shape": [2, 2],
-    "offset": 0,
-}
-WHOLE = {"format": 1, "step": 1, "run": 1, "data": _digest(W.tobytes()), "variables": [VARIABLE]}
-HOSTILE: list[Any] = [
-    [],
-    None,
-    {},
-    "text",
-    {**WHOLE, "format": 2},
-    {**WHOLE, "step": 2},
-    {**WHOLE, "run": "1"},
-    {**WHOLE, "run": None},
-    {**WHOLE, "data": "0"},
-    {**WHOLE, "data": None},
-    {**WHOLE, "variables": {}},
-    {**WHOLE, "variables": [[]]},
-    {**WHOLE, "variables": [{}]},
-    {**WHOLE, "renamed": []},
-    {**WHOLE, "renamed": {"w": 1}},
-    {**WHOLE, "order": []},
-    {**WHOLE, "order": {"names": ["w"], "nodes": "1", "digest": ""}},
-    {**WHOLE, "order": {"names": [1], "nodes": 1, "digest": ""}},
-    *[
-        {**WHOLE, "variables": [{**VARIABLE, **change}]}
-        for change in (
-            {"shape": [1 << 62, 1 << 62]},
-            {"shape": [-2, -2]},
-            {"shape": [2.0, 2]},
-            {"shape": [None]},
-            {"shape": "22"},
-            {"shape": [1] * 9},
-            {"shape": [[2], 2]},
-            {"dtype": "object"},
-            {"dtype": "complex128"},
-            {"dtype": "S99999999999"},
-            {"dtype": 7},
-            {"dtype": "../../etc/passwd"},
-            {"offset": -8},
-            {"offset": 1 << 80},
-            {"offset": 0.0},
-            {"offset": None},
-            {"name": ["w"]},
-            {"name": None},
-            {"container": {}},
-            {"offset": 1},
-        )
-    ],
+SHARD = "variables-00001-of-00001.safetensors"
+HOSTILE: list[tuple[str, Any]] = [
+    *[("format", value) for value in (1, 3, None)],
+    *[("step", value) for value in (2, -1, 1.0)],
+    *[("run", value) for value in ("1", None)],
+    *[("saved_at", value) for value in ("1", None, 1)],
+    *[("variables", value) for value in ({}, [[]], [{}], [])],
+    *[("files", value) for value in ({}, [[]], [{}], [])],
+    *[("renamed", value) for value in ([], {"w": 1})],
+    *[("order", value) for value in ([], {"names": ["w"], "nodes": "1", "digest": ""})],
+    ("order", {"names": [1], "nodes": 1, "digest": ""}),
+    *[("variables/0/shape", shape) for shape in ([1 << 62, 1 << 62], [-2, -2], [2.0, 2], [None], "22", [1] * 9)],
+    *[("variables/0/shape", shape) for shape in ([[2], 2], [1 << 40, 2], [2, 1], [4, 2])],
+    *[("variables/0/dtype", dtype) for dtype in ("object", "complex128", "S99999999999", 7, "../../x", "float64")],
+    *[("variables/0/name", name) for name in (["w"], None)],
+    ("variables/0/container", {}),
+    *[("variables/0/parts", parts) for parts in ([], {}, [[]], [{}])],
+    *[("variables/0/parts/0/offset", offset) for offset in (-8, 0, 1 << 80, 0.0, None, 257)],
+    *[("variables/0/parts/0/first", row) for row in (1, -1, None)],
+    *[("variables/0/parts/0/end", row) for row in (1, 3, 1 << 70, -1)],
+    *[("variables/0/parts/0/file", file) for file in ("other.safetensors", "../" + SHARD, None, "/etc/passwd")],
+    *[("variables/0/parts/0/sha256", digest) for digest in ("", "0" * 64, "z" * 64, None)],
+    *[("files/0/name", name) for name in ("..", ".", "", "../x", "a/b", "/etc/passwd", "a\x00b", "manifest.json", 7)],
+    *[("files/0/bytes", count) for count in (0, -1, 1 << 80, None)],
+    *[("files/0/header_bytes", count) for count in (0, -1, 1 << 80, None)],
+    *[("files/0/header_sha256", digest) for digest in ("", "0" * 64, None)],
 ]
 
 
-@pytest.mark.parametrize("manifest", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_manifest_is_refused(tmp_path: Path, manifest: Any) -> None:
+def rewrite(folder: Path, where: str, value: Any) -> None:
+    """Change one thing in a manifest, and its digest with it."""
+    data = json.loads((folder / "manifest.json").read_text())
+    del data["sha256"]
+    *path, last = where.split("/")
+    at = data
+    for key in path:
+        at = at[int(key)] if key.isdecimal() else at[key]
+    at[last] = value
+    data["sha256"] = hashlib.sha256(_dumped(data)).hexdigest()
+    (folder / "manifest.json").write_bytes(_dumped(data))
+
+
+@pytest.mark.parametrize(("where", "value"), HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_manifest_is_refused(tmp_path: Path, where: str, value: Any) -> None:
     write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W)])
-    text = json.dumps(manifest)
-    outer = json.dumps({"manifest": text, "digest": _digest(text.encode())})
-    (tmp_path / folder_of(1, 1) / "manifest.json").write_text(outer)
+    rewrite(tmp_path / folder_of(1, 1), where, value)
     with pytest.raises(CheckpointError, match="is not whole: "):
         read_checkpoint(tmp_path, 1, 1)
 
 
 def test_the_manifest_that_the_hostile_ones_differ_from_is_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W)])
-    text = json.dumps(WHOLE)
-    outer = json.dumps({"manifest": text, "digest": _digest(text.encode())})
-    (tmp_path / folder_of(1, 1) / "manifest.json").write_text(outer)
-    values = read_checkpoint(tmp_path, 1, 1).variables
-    np.testing.assert_array_equal(values[("", "w")], W)
+    rewrite(tmp_path / folder_of(1, 1), "run", 7)
+    saved = read_checkpoint(tmp_path, 1, 1)
+    assert saved.manifest.run == 7
+    np.testing.assert_array_equal(saved.variables[("", "w")], W)
+
+
+def test_what_is_damaged_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, 1, 1, [(("", "w"), W), (("", "v"), W)])
+    shard = shard_in(tmp_path / folder_of(1, 1))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    place = rf"{shard.name}: bytes {len(content) - 16} to {len(content)}, rows 0 to 2 of variable 'w'"
+    with pytest.raises(CheckpointError, match=place):
+        read_checkpoint(tmp_path, 1, 1)
+
+
+def test_anybodys_safetensors_reads_a_shard(tmp_path: Path) -> None:
+    values = {
+        ("", "w"): W,
+        ("", "n"): np.int64(3).reshape(()),
+        ("", "flags"): np.array([True, False, True]),
+        ("here", "w"): np.arange(5, dtype=np.uint8),
+        ("", "empty"): np.zeros((0, 3)),
+        ("", "__metadata__"): np.float32([1]),
+    }
+    write_checkpoint(tmp_path, 1, 1, 1, list(values.items()))
+    read = safetensors.numpy.load_file(shard_in(tmp_path / folder_of(1, 1)))
+    assert sorted(read) == ["__metadata__'", "empty", "flags", "here:w", "n", "w"]
+    for (container, name), value in values.items():
+        key = f"{container}:{name}" if container else "__metadata__'" if name == "__metadata__" else name
+        np.testing.assert_array_equal(read[key], value)
+        assert read[key].dtype == value.dtype
+
+
+# written by the format's own code: the bytes of w, of n at byte 64, and of nothing at byte 128
+FORMAT_1 = {
+    "data": "894acd236995755c2d555b1eef61ab640ec85f16e33f6c02a1acac5568a9227a",
+    "format": 1,
+    "order": None,
+    "renamed": {},
+    "run": 3,
+    "step": 2,
+    "variables": [
+        {"container": "", "dtype": "float32", "name": "w", "offset": 0, "shape": [2, 2]},
+        {"container": "", "dtype": "int64", "name": "n", "offset": 64, "shape": []},
+        {"container": "", "dtype": "float64", "name": "empty", "offset": 128, "shape": [0, 3]},
+    ],
+}
+FORMAT_1_DIGEST = "9f97a4f26ea7216f772a1435bf9f30b54accd8d4f6a7710cd07e6686799fa75d"
+FORMAT_1_W = bytes.fromhex("fc4ae43f92675b40dcc1064003551640")
+
+
+def write_format_1(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    text = json.dumps(FORMAT_1, sort_keys=True)
+    (folder / "manifest.json").write_text(json.dumps({"manifest": text, "digest": FORMAT_1_DIGEST}))
+    (folder / "data").write_bytes(FORMAT_1_W + bytes(48) + b"\2" + bytes(63))
+
+
+async def test_a_checkpoint_of_the_first_format_is_restored_and_followed_by_newer_ones(tmp_path: Path) -> None:
+    write_format_1(tmp_path / folder_of(1, 2))
+    w, n = await train(Checkpoints(tmp_path, every_steps=1), 1)
+    assert n == 3
+    np.testing.assert_array_equal(w, np.frombuffer(FORMAT_1_W, np.float32).reshape(2, 2) + 1)
+    assert files(tmp_path) == [folder_of(1, 2), folder_of(2, 3)]
+    _, n = await train(Checkpoints(tmp_path), 0)
+    assert n == 3
+
+
+def test_every_flipped_bit_of_a_checkpoint_of_the_first_format_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / folder_of(1, 2)
+    write_format_1(folder)
+    read_checkpoint(tmp_path, 1, 2)
+    for name in ("manifest.json", "data"):
+        whole = (folder / name).read_bytes()
+        for position in range(len(whole)):
+            broken = bytearray(whole)
+            broken[position] ^= 1 << position % 8
+            (folder / name).write_bytes(broken)
+            with pytest.raises(CheckpointError):
+                read_checkpoint(tmp_path, 1, 2)
+        (folder / name).write_bytes(whole)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +458,7 @@ def test_names_that_look_like_paths_are_only_names(tmp_path: Path) -> None:
     names = [("", "../../up"), ("/etc", "passwd"), ("ü", "a\nb"), ("", "")]
     write_checkpoint(tmp_path / "in", 1, 1, 1, [(name, W + i) for i, name in enumerate(names)])
     saved = read_checkpoint(tmp_path / "in", 1, 1)
-    assert (saved.run, list(saved.variables)) == (1, names)
+    assert (saved.manifest.run, sorted(saved.variables)) == (1, sorted(names))
     np.testing.assert_array_equal(saved.variables[("", "../../up")], W)
     assert files(tmp_path) == ["in"]
     assert files(tmp_path / "in") == [folder_of(1, 1)]
@@ -426,11 +496,13 @@ async def test_a_full_disk_leaves_no_file_and_training_goes_on(
     async with fr.Session(graph, checkpoints=checkpoints) as session:
         await session.run(step)
         await session.run(step)
+        await checkpoints.wait_saved()
         assert files(tmp_path) == [folder_of(1, 2)]
         calls, broken = 0, True
         await session.run(step)
         with caplog.at_level(logging.WARNING, "flowrt.checkpoint"):
             await session.run(step)
+            await checkpoints.wait_saved()
         assert "No space left on device; training goes on" in caplog.text
         assert files(tmp_path) == [folder_of(1, 2)]
         calls = 0
@@ -439,6 +511,7 @@ async def test_a_full_disk_leaves_no_file_and_training_goes_on(
         assert files(tmp_path) == [folder_of(1, 2)]
         broken = False
         await session.run(step)  # still due
+        await checkpoints.wait_saved()
         assert files(tmp_path) == [folder_of(1, 2), folder_of(2, 5)]
         assert await session.run(n) == 5
     _, saved = await train(Checkpoints(tmp_path), 0)
@@ -475,14 +548,14 @@ async def test_a_save_that_is_cancelled_leaves_no_half(tmp_path: Path) -> None:
             await asyncio.wait([task])
             for number, step in checkpoints.saves():
                 read_checkpoint(tmp_path, number, step)
-            assert ".partial" not in files(tmp_path)
+            assert not [name for name in files(tmp_path) if name.startswith(".partial")]
         await session.save()
     shutil.rmtree(tmp_path)
 
 
-async def test_a_place_that_is_no_local_folder_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(fr.GraphError, match="local disk, not at s3://bucket/a"):
-        Checkpoints("s3://bucket/a")
+async def test_a_place_that_nobody_knows_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(fr.GraphError, match="nowhere"):
+        Checkpoints("nowhere://bucket/a")
     assert Checkpoints(f"file://{tmp_path}/a%20b").path == tmp_path / "a b"
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="is not a folder"):

@@ -192,6 +192,8 @@ async def test_where_both_that_held_something_are_lost_training_goes_back_to_a_c
     async with training(checkpoints=fr.Checkpoints(tmp_path, every_steps=4)) as at:
         steps = at.trainer.steps(at.session, batches())
         report = await follow(steps, None, 6)
+        assert at.session.checkpoints is not None
+        await at.session.checkpoints.wait_saved()
         both = "/job:ps/task:0", "/job:ps/task:1"
         await at.kill(*both)
         for task in both:

@@ -21,7 +21,8 @@ import pytest
 
 import flowrt as fr
 from flowrt.checkpoint import Checkpoints
-from flowrt.checkpoint_files import read_checkpoint, saves_in
+from flowrt.checkpoints.stores import LocalStore
+from flowrt.checkpoints.whole import read_checkpoint, read_manifest
 from flowrt.errors import CheckpointError
 from flowrt.folders import FolderLock, HeldElsewhere
 
@@ -34,6 +35,10 @@ HOST = os.uname().nodename
 
 def files(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
+
+
+def saves_in(path: Path) -> list[tuple[int, int]]:
+    return LocalStore(path).saves()
 
 
 def model() -> Any:
@@ -136,7 +141,7 @@ async def test_a_session_that_closes_waits_for_the_save_under_way(tmp_path: Path
                 await asyncio.sleep(0)
         done = await asyncio.wait_for(asyncio.gather(save, return_exceptions=True), 10)
         assert done == [0] or isinstance(done[0], fr.ClosedError)
-        assert not {".lock", ".partial"} & set(files(tmp_path))
+        assert not [name for name in files(tmp_path) if name.startswith((".lock", ".partial"))]
     for number, step in saves_in(tmp_path):
         read_checkpoint(tmp_path, number, step)
 
@@ -151,14 +156,14 @@ async def test_a_reader_goes_on_to_a_newer_save_where_the_saver_removes_what_it_
         def read_late(*where: Any) -> Any:
             if where[-1] == 0:
                 asyncio.run_coroutine_threadsafe(move_on(), loop).result()
-            return read_checkpoint(*where)
+            return read_manifest(*where)
 
         async def move_on() -> None:
             await saver.run(bump)
             await saver.save()
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr("flowrt.checkpoint.read_checkpoint", read_late)
+        monkeypatch.setattr("flowrt.checkpoint.read_manifest", read_late)
         checkpoints = Checkpoints(tmp_path)
         async with fr.Session(graph, checkpoints=checkpoints) as reader:
             assert (await reader.run(v)).tolist() == [1, 1, 1]
@@ -366,7 +371,9 @@ KILLED = """
     import os, signal, sys
     from pathlib import Path
     import numpy as np
-    from flowrt.checkpoint_files import forget_saves, read_checkpoint, saves_in, write_checkpoint
+    from flowrt.checkpoints.manifest import folder_of
+    from flowrt.checkpoints.stores import LocalStore
+    from flowrt.checkpoints.whole import read_checkpoint, write_checkpoint
     from flowrt.folders import FolderLock
 
     root, calls, real = Path(sys.argv[1]), ("mkdir", "fsync", "rename", "unlink", "rmdir", "open", "ftruncate"), {}
@@ -382,11 +389,15 @@ KILLED = """
             return real[name](*arguments, **named)
         setattr(os, name, call)
 
+    def saves_in(root):
+        return LocalStore(root).saves()
+
     def save(number):
         lock = FolderLock(root)
         lock.acquire()
         write_checkpoint(root, number, number, 1, [(("", "v"), np.full(1000, number))])
-        forget_saves(root, 1)
+        for save in saves_in(root)[:-1]:
+            LocalStore(root).forget(folder_of(*save))
         lock.release()
 
     save(1)

@@ -67,8 +67,9 @@ MAY_IMPORT = {
     "delays": [*FLOOR, "delays"],
     "data": [*FLOOR, "data"],
     "kernels": [*FLOOR, "progress", "kernels"],
+    "checkpoints": [*FLOOR, "folders", "checkpoints"],
     "ledger": [*FLOOR, "folders", "sched", "ledger"],
-    "sched": [*FLOOR, "op", "delays", "data", "kernels", "sched"],
+    "sched": [*FLOOR, "op", "delays", "data", "kernels", "checkpoints", "sched"],
     "net": [*FLOOR, "sched", "net"],
 }
 HEAD = {"kernels/__main__", "ledger/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
@@ -80,6 +81,7 @@ OWNERS = {
     "scipy": [],
     "aiohttp": ["net/transport"],
     "msgpack": ["codec"],
+    "fsspec": ["checkpoints/remote"],
     "pyarrow": ["delays/parquet", "data/parquet_files"],
     "threading": [
         "sched/lanes",
@@ -141,6 +143,9 @@ PURE = [
     "ledger/frames",
     "ledger/records",
     "ledger/account",
+    "checkpoints/manifest",
+    "checkpoints/older",
+    "checkpoints/retention",
     "net/frames",
     "net/brief",
     "net/briefly",

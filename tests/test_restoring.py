@@ -11,7 +11,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.checkpoint import Checkpoints
-from flowrt.checkpoint_files import read_checkpoint, write_checkpoint
+from flowrt.checkpoints.whole import read_checkpoint, write_checkpoint
 from flowrt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ async def test_two_optimisers_of_the_same_variables_have_names(tmp_path: Path) -
     assert {v.name for v in graph.variables} == {"v", "v/actor/momentum", "v/critic/momentum"}
     async with fr.Session(graph, checkpoints=Checkpoints(tmp_path)) as session:
         await session.save()
-    assert read_checkpoint(tmp_path, 1, 0).order is None
+    assert read_checkpoint(tmp_path, 1, 0).manifest.order is None
     await restored(model("critic", "actor"), tmp_path)
 
 

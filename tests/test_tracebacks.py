@@ -289,7 +289,7 @@ WRONG: dict[str, Callable[[Any, Any, Any], Any]] = {
     "a loss": lambda x, v, q: fr.nn.softmax_cross_entropy(x, x[0, 0]),
     "a shape": lambda x, v, q: fr.zeros((-3,)),
     "checkpoints": lambda x, v, q: fr.Checkpoints("folder", every_steps="2"),  # type: ignore[arg-type]
-    "a place of checkpoints": lambda x, v, q: fr.Checkpoints("s3://bucket"),
+    "a place of checkpoints": lambda x, v, q: fr.Checkpoints("nowhere://bucket"),
     "a recurrence": lambda x, v, q: fr.nn.lstm(v, v, v, v, v, v),
     "inputs": lambda x, v, q: fr.train.Replicated(len, {"x": (3,)}, fr.optim.SGD(0.1), 1),  # type: ignore[dict-item]
     "an optimiser's name": lambda x, v, q: fr.train.Replicated(len, {}, "sgd", 1),  # type: ignore[arg-type]

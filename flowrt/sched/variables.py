@@ -150,13 +150,23 @@ class Variables:
             lent.flags.writeable = False
             slot.lent = weakref.ref(lent)
         self.lent.add(name)
+        self._alone(self._outdate_writers, name)
         return lent
+
+    def _outdate_writers(self, name: Name) -> None:
+        """Have direct calls that would write what is lent go the way on which it is parted from."""
+        if any(name in together.writes for together in self._known_together()):
+            self._outdate()
+
+    def _is_lent(self, name: Name) -> bool:
+        slot = self._slots.get(name)
+        return slot is not None and slot.lent is not None and slot.lent() is not None
 
     def part(self, names: frozenset[Name], copy: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
         """Have variables that are held to be written, and still lent, lie elsewhere: in what ``copy`` makes of them."""
         for name in names & self.lent:
             slot = self._slots[name]
-            if slot.value is not None and slot.lent is not None and slot.lent() is not None:
+            if slot.value is not None and self._is_lent(name):
                 self._alone(self._put, slot, copy(slot.value))
             slot.lent = None
             self.lent.discard(name)
@@ -201,6 +211,8 @@ class Variables:
         return self._alone(self._join, reads, writes)
 
     def _join(self, reads: frozenset[Name], writes: frozenset[Name]) -> Together | None:
+        if any(self._is_lent(name) for name in writes & self.lent):
+            return None
         known = list(self._known_together())
         found = next((one for one in known if (one.reads, one.writes) == (reads, writes)), None)
         if found is None:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def open_ledger(trainer: Replicated, session: Session, path: str | os.PathLike[str] | None) -> Writer | None:
-    """The ledger at ``path``, or else the one beside the session's checkpoints; None where there is neither.
+    """The ledger at ``path``, or else the one in the folder of the session's checkpoints; None without either.
 
     Raises `LedgerError`: see `Writer`.
     """
     checkpoints = session.checkpoints
     if path is None:
-        if checkpoints is None:
+        if checkpoints is None or checkpoints.path is None:
             return None
         path = checkpoints.path / f"{quote(trainer.name, safe='')}.ledger"
     writer = Writer(path, setup_of(trainer, session))

@@ -21,6 +21,7 @@ from flowrt.device import CLIENT
 from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.sched.closed import Closed
 from flowrt.sched.iteration.inquiries import Hash, Look, Settle
+from flowrt.sched.iteration.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.iteration.local import Rounds
 from flowrt.sched.iteration.messages import (
     Allow,
@@ -84,6 +85,7 @@ class Iterations:
         self._send = send
         self._lives = lives
         self._tasks = Tasks()
+        self._keeping = Keeping(host, self._tasks)
         self._slowness: Slowness | None = None
         if host.delay is not None:
             from flowrt.sched.iteration.striking import Slowness  # which other nodes need not import
@@ -130,6 +132,7 @@ class Iterations:
 
     def ended(self, epoch: str) -> None:
         """The client of ``epoch`` is gone: what was ordered is applied, nothing else is."""
+        self._keeping.ended(epoch)
         for server in list(self._servers.values()):
             if server.way.epoch == epoch and server.coordination is not None and not server.over:
                 server.coordination.end(RemoteError.__name__, "the client is gone")
@@ -171,6 +174,10 @@ class Iterations:
                 return await self._hash(frozenset(names))
             case Stop(run, patient, at_once):
                 return await self._stop(run, patient, at_once)
+            case _ if isinstance(asked, ABOUT_CHECKPOINTS):
+                return await self._keeping.answer(
+                    asked, epoch, lambda: [s for s in self._servers.values() if not s.over]
+                )
             case _:
                 raise InternalError(f"{type(asked).__name__} is nothing to be asked")
 
@@ -184,6 +191,9 @@ class Iterations:
             return (*versions, ())
         left = server.left if self._lives(server.way.epoch) else replace(server.left, client="")
         return (*versions, left_to_data(left))
+
+    def _going_servers(self) -> list[Server]:
+        return [server for server in self._servers.values() if not server.over]
 
     async def _hash(self, names: frozenset[tuple[str, str]]) -> bytes:
         """A hash of the values of variables; nothing where one has none."""
@@ -333,6 +343,7 @@ class Iterations:
             self._end(run, False)
         self._servers.clear()
         self._newest.clear()
+        self._keeping.close()
         await self._tasks.aclose()
 
 

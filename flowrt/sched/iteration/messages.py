@@ -13,6 +13,7 @@ from math import nan
 from typing import Any
 
 from flowrt.sched.iteration.inquiries import INQUIRIES
+from flowrt.sched.iteration.keeping import ABOUT_CHECKPOINTS
 from flowrt.valueclass import valueclass
 
 # ── the client, to begin and to end: each is answered ────────────────────────────────────────────────────────────────
@@ -474,6 +475,7 @@ class Ended:
 
 KINDS: tuple[type[Any], ...] = (
     *INQUIRIES,
+    *ABOUT_CHECKPOINTS,
     *(BeginServer, BeginReplica, Join, Stop),
     *(Batch, Draw, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),

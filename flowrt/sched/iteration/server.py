@@ -203,6 +203,11 @@ class Server:
         if whole and self._shard.taken is None:
             self._shard = Shard.start(len(self._told), self.version, self.role.staleness)
 
+    @property
+    def rests(self) -> bool:
+        """Whether the variables are at a version, as nothing is being applied."""
+        return self._shard.taken is None and (self._applying is None or self._applying.done())
+
     async def wait_applied(self) -> None:
         """Wait until nothing is being applied."""
         while (applying := self._applying) is not None and not applying.done():

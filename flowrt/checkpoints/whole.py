@@ -1,0 +1,180 @@
+"""Checkpoints read and written by one process: the manifest of one, all of one, and whether one is whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.checkpoints import older
+from flowrt.checkpoints.manifest import (
+    MANIFEST,
+    MAX_BYTES,
+    File,
+    Manifest,
+    Name,
+    NotWhole,
+    Order,
+    Part,
+    Stored,
+    checks,
+    folder_of,
+    from_data,
+    loaded,
+    row_count,
+    to_bytes,
+)
+from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, write_shard
+from flowrt.checkpoints.stores import LocalStore, Store
+from flowrt.errors import CheckpointError
+from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+@valueclass
+class Rows:
+    """A piece of a variable that a task has: rows ``first`` to ``end`` of what ``spec`` is as a whole."""
+
+    name: Name
+    spec: Spec
+    first: int
+    end: int
+    key: str
+
+
+def keys_of(rows: Sequence[tuple[Name, Spec, int, int]]) -> list[Rows]:
+    """Pieces of variables with the keys by which they are told from one another in shards."""
+    taken = {"__metadata__"}
+    found = []
+    for (container, name), spec, first, end in rows:
+        key = f"{container}:{name}" if container else name
+        key += "" if (first, end) == (0, row_count(spec)) else f"[{first}:{end}]"
+        while key in taken:
+            key += "'"
+        taken.add(key)
+        found.append(Rows((container, name), spec, first, end, key))
+    return found
+
+
+def shard_order(rows: Sequence[Rows]) -> list[Rows]:
+    """In which order pieces lie in a shard: so that each begins at a multiple of its entries' size."""
+    return sorted(rows, key=lambda piece: (-piece.spec.dtype.itemsize, piece.key))
+
+
+def stored_of(rows: Sequence[Rows], written: Mapping[str, tuple[str, int, str]]) -> dict[Name, Stored]:
+    """The variables of a manifest; ``written`` says of each key its file, its offset and its digest."""
+    found: dict[Name, list[tuple[Spec, Part]]] = {}
+    for piece in rows:
+        file, offset, digest = written[piece.key]
+        part = Part(file, piece.key, offset, piece.first, piece.end, digest)
+        found.setdefault(piece.name, []).append((piece.spec, part))
+    return {
+        name: Stored(parts[0][0], tuple(sorted((part for _, part in parts), key=lambda part: part.first)))
+        for name, parts in found.items()
+    }
+
+
+def read_manifest(store: Store, number: int, step: int) -> Manifest:
+    """What a checkpoint holds; raises `CheckpointError` if that cannot be told."""
+    folder = folder_of(number, step)
+    try:
+        nbytes = store.size(folder, MANIFEST)
+        if nbytes > MAX_BYTES:
+            raise NotWhole(f"{MANIFEST} has {nbytes} bytes, more than {MAX_BYTES}")
+        with store.open(folder, MANIFEST) as file:
+            text = file.read(MAX_BYTES)
+        data = loaded(text)
+        manifest = (
+            older.from_data(data, store.size(folder, older.DATA)) if older.is_older(data) else from_data(data, text)
+        )
+        if manifest.step != step:
+            raise NotWhole(f"{MANIFEST} is of step {manifest.step}")
+        return manifest
+    except (OSError, NotWhole) as error:
+        raise not_whole(store, number, step, error) from error
+
+
+def not_whole(store: Store, number: int, step: int, error: object) -> CheckpointError:
+    """The error of a checkpoint that is not whole."""
+    return CheckpointError(f"the checkpoint {store.url.rstrip('/')}/{folder_of(number, step)} is not whole: {error}")
+
+
+def verify(store: Store, number: int, step: int, going: Callable[[], bool] = lambda: True) -> Manifest:
+    """What a checkpoint holds, once every byte of it was seen to be what was written. Raises `CheckpointError`."""
+    manifest = read_manifest(store, number, step)
+    try:
+        for file, ranges in checks(manifest):
+            check(store, folder_of(number, step), file, ranges, going)
+    except (OSError, NotWhole) as error:
+        raise not_whole(store, number, step, error) from error
+    return manifest
+
+
+def read_variable(store: Store, folder: str, stored: Stored) -> Array:
+    """The value of a variable of a checkpoint that is whole. Raises `OSError`."""
+    made = np.empty(stored.spec.concrete, stored.spec.dtype)
+    for part in stored.parts:
+        target = bytes_of(made)[part.first * stored.row_bytes : part.end * stored.row_bytes]
+        with store.open(folder, part.file) as file:
+            read_into(target, file, part.offset)
+    return made
+
+
+@valueclass
+class Saved:
+    """A checkpoint and the values of its variables."""
+
+    manifest: Manifest
+    variables: dict[Name, Array]
+
+
+def read_checkpoint(root: Path, number: int, step: int) -> Saved:
+    """A checkpoint in a folder; raises `CheckpointError` if it is not whole."""
+    store = LocalStore(root)
+    manifest = verify(store, number, step)
+    folder = folder_of(number, step)
+    values = {name: read_variable(store, folder, stored) for name, stored in manifest.variables.items()}
+    return Saved(manifest, values)
+
+
+def manifest_of(
+    step: int,
+    run: int,
+    rows: Sequence[Rows],
+    shards: Sequence[tuple[File, Sequence[Written]]],
+    order: Order | None,
+    renamed: Mapping[str, str],
+    saved_at: float,
+) -> Manifest:
+    """The manifest over shards that were written."""
+    written = {key: (file.name, offset, digest) for file, pieces in shards for key, offset, digest in pieces}
+    files = tuple(file for file, _ in shards)
+    return Manifest(step, run, saved_at, stored_of(rows, written), files, order, dict(renamed))
+
+
+def write_checkpoint(root: Path, number: int, step: int, run: int, content: Sequence[tuple[Name, Array]]) -> None:
+    """Write one checkpoint into a folder, whole or not at all. Raises `OSError`."""
+    store, arrays = LocalStore(root), {}
+    specs = [Spec(array.dtype, array.shape) for _, array in content]
+    rows = keys_of([(name, spec, 0, row_count(spec)) for (name, _), spec in zip(content, specs, strict=True)])
+    for piece, (_, array) in zip(rows, content, strict=True):
+        arrays[piece.key] = array
+    draft = store.begin(folder_of(number, step), "whole")
+    try:
+        pieces = shard_order(rows)
+        tensors = [(piece.key, lambda key=piece.key: arrays[key]) for piece in pieces]
+        layouts = [(arrays[piece.key].dtype, arrays[piece.key].shape) for piece in pieces]
+        with store.create(draft, "variables-00001-of-00001.safetensors") as file:
+            shard = write_shard(file, "variables-00001-of-00001.safetensors", tensors, layouts)
+        manifest = manifest_of(step, run, rows, [shard], None, {}, time.time())
+    except BaseException:
+        store.discard(draft)
+        raise
+    store.commit(draft, folder_of(number, step), to_bytes(manifest))
