@@ -452,3 +452,9 @@ def _store(url: str | os.PathLike[str]) -> Store:
         return store_at(text if "://" in text else os.path.abspath(text))
     except (ImportError, ValueError) as error:
         raise GraphError(f"{user_site()}: Checkpoints: {error}") from error
+
+
+if __name__ == "__main__":
+    from flowrt.checkpoint_command import run
+
+    run()
