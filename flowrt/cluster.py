@@ -6,7 +6,6 @@ A `ClusterSpec` is plain data. A `LocalCluster` owns its nodes: whatever happens
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import re
@@ -25,7 +24,8 @@ from flowrt.errors import AuthenticationError, ClosedError, FlowrtError, GraphEr
 from flowrt.finishing import to_the_end
 from flowrt.hosts import expand_ranges
 from flowrt.misuse import AsyncOnly
-from flowrt.net.tokens import load_token, new_token, save_token
+from flowrt.net.addresses import is_loopback
+from flowrt.net.tokens import load_token, new_token, own_token, save_token
 from flowrt.node_process import close_stdin, environment, ready, send
 from flowrt.sched.lanes import usable_cores
 from flowrt.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
@@ -199,38 +199,6 @@ def parse_address(address: Any, *, lowest: int = 1) -> tuple[str, int]:
     return match[1] or match[2], int(match[3])
 
 
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine, to itself."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def own_token() -> str:
-    """This user's token for clusters within this machine: made at the first use, readable by its owner alone."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    path = Path(base) / "flowrt" / "token"
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            _publish_token(path)
-    except OSError as error:
-        raise AuthenticationError(f"cannot make the token file {path}: {error}; set FLOWRT_TOKEN_FILE") from error
-    return load_token(path)
-
-
-def _publish_token(path: Path) -> None:
-    """Make a whole token file appear at ``path`` at once; of several processes, the first one's counts."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        draft = Path(folder) / "token"
-        save_token(draft, new_token())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return
-
-
 class LocalCluster(AsyncOnly):
     """Nodes as processes on this machine: ``async with LocalCluster(ps=1, worker=3) as cluster:``.
 
@@ -243,6 +211,7 @@ class LocalCluster(AsyncOnly):
         warm: Awaited before the nodes start: a place to fill the kernel cache once.
         log_level: What the nodes write to this process's stderr.
         restart: Whether a node whose process ends is started again at its address, and how soon depends on how often.
+        tls: Whether nodes talk over TLS where it is not by memory they share; a folder, with the keys in that.
         jobs: How many tasks of each job.
 
     Raises `GraphError` for tasks that make no sense and `ResourceError` if a node does not come up.
@@ -261,6 +230,7 @@ class LocalCluster(AsyncOnly):
         startup: float = 60.0,
         grace: float = 5.0,
         restart: bool = False,
+        tls: bool | str | os.PathLike[str] = False,
         **jobs: int,
     ) -> None:
         self._names = checked_names(jobs)
@@ -272,6 +242,9 @@ class LocalCluster(AsyncOnly):
         self._startup = startup
         self._grace = grace
         self._restart = restart
+        self._tls = tls
+        self._keys: tempfile.TemporaryDirectory[str] | None = None  # made here
+        self.tls: str | None = None  # the folder of the keys
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._spec: ClusterSpec | None = None
         self.token = new_token()
@@ -287,6 +260,7 @@ class LocalCluster(AsyncOnly):
     @brief
     async def __aenter__(self) -> Self:
         try:
+            self.tls = self._keys_folder()
             if self._warm is not None:
                 await self._warm()
             async with asyncio.timeout(self._startup):
@@ -412,6 +386,18 @@ class LocalCluster(AsyncOnly):
         if self._restart:
             self._keeping = {task: asyncio.create_task(self._keep(task)) for task in self.processes}
 
+    def _keys_folder(self) -> str | None:
+        """The folder of keys, made if none was given."""
+        if not isinstance(self._tls, bool):
+            return os.fspath(self._tls)
+        if not self._tls:
+            return None
+        from flowrt.keys import ANY, make_keys  # needs an extra
+
+        self._keys = tempfile.TemporaryDirectory(prefix="flowrt-keys-")
+        make_keys(self._keys.name, [ANY])  # which last as long as the cluster
+        return self._keys.name
+
     def _where(self, task: str) -> tuple[Sequence[str], str]:
         """What is put before a node's command, and the address that it listens at: experiments put it elsewhere."""
         return (), "127.0.0.1"
@@ -422,6 +408,7 @@ class LocalCluster(AsyncOnly):
         before, host = self._where(f"/job:{job}/task:{number}")
         options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": folder / "token"}
         options |= {"threads": self._threads, "log-level": self._log_level}
+        options |= {} if self.tls is None else {"tls": self.tls}
         if door is not None:
             options["join"] = f"{door[0]}:{door[1]}"
         delay = self._delays.get(f"/job:{job}/task:{number}")
@@ -456,6 +443,8 @@ class LocalCluster(AsyncOnly):
             for process in self.processes.values():
                 send(process, "kill")
             await self._wait()
+        if self._keys is not None:
+            self._keys.cleanup()
 
     async def _wait(self) -> None:
         for process in self.processes.values():

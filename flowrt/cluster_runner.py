@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from flowrt.net.master import Master
+    from flowrt.net.tls import Keys
     from flowrt.passes import Compiled, StandIn, StandIns
     from flowrt.plan import Plan
     from flowrt.runners import Array, Keeper, Name, Registered
@@ -160,15 +162,19 @@ class ClusterRunner:
         await self._master.aclose()
 
 
-async def open_cluster(cluster: Any, name: str) -> ClusterRunner:
-    """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node."""
+async def open_cluster(cluster: Any, name: str, tls: str | os.PathLike[str] | None = None) -> ClusterRunner:
+    """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node.
+
+    ``tls`` is the folder of this side's keys, if not the cluster's own.
+    """
     from flowrt.net.master import Master  # a session in one process needs no network
 
     spec = getattr(cluster, "spec", cluster)
     if not hasattr(spec, "tasks"):
         raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
     tasks = spec.tasks()
-    master = Master(tasks, cluster.token, name=name)
+    token, keys = _secrets(cluster, tls)
+    master = Master(tasks, token, tls=keys, name=name)
 
     def look(activity: Activity) -> None:
         absent = master.absent
@@ -191,3 +197,16 @@ def _follow(cluster: Any, master: Master) -> Callable[[], None]:
 
     end: Callable[[], None] = cluster.follow(tell)
     return end
+
+
+def _secrets(cluster: Any, tls: str | os.PathLike[str] | None) -> tuple[str, Keys | None]:
+    """The token and keys of a session: what a folder of keys holds serves a spec that names no token of its own."""
+    folder = tls or getattr(cluster, "tls", None) or os.environ.get("FLOWRT_TLS")
+    if not folder:
+        return cluster.token, None
+    from flowrt.net.tls import TOKEN, Keys
+    from flowrt.net.tokens import load_token
+
+    keys = Keys(folder)
+    named = hasattr(cluster, "spec") or cluster.token_file or os.environ.get("FLOWRT_TOKEN_FILE")
+    return (cluster.token if named or not (keys.folder / TOKEN).exists() else load_token(keys.folder / TOKEN)), keys

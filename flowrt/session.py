@@ -50,6 +50,7 @@ from flowrt.structure import Structure, flatten
 from flowrt.tracebacks import brief, shorten, without_marks
 
 if TYPE_CHECKING:
+    from os import PathLike
     from types import TracebackType
 
     from flowrt.checkpoint import Checkpoints
@@ -67,7 +68,8 @@ class Session(AsyncOnly):
     """Runs steps of a graph, in this process or on a cluster.
 
     ``async with Session(graph) as session:`` initialises what no checkpoint restored and no earlier session left on the
-    nodes. ``cluster`` is a `ClusterSpec` or a `LocalCluster`; ``placement`` says where nodes go, apart from the model.
+    nodes. ``cluster`` is a `ClusterSpec` or a `LocalCluster`; ``placement`` says where nodes go, apart from the model;
+    ``tls`` is the folder of this side's keys, else the cluster's or FLOWRT_TLS's.
     """
 
     WHAT = "fr.Session"
@@ -83,6 +85,7 @@ class Session(AsyncOnly):
         checkpoints: Checkpoints | None = None,
         options: Options | None = None,
         name: str = "",
+        tls: str | PathLike[str] | None = None,
     ) -> None:
         for what, value, kind in (("graph", graph, Graph), ("placement", placement or Rules(), Rules)):
             if not isinstance(value, kind):
@@ -94,9 +97,7 @@ class Session(AsyncOnly):
         self.graph = graph
         self.options = Options() if options is None else options
         self.checkpoints = checkpoints
-        self._cluster = cluster
-        self._placement = placement
-        self._name = name
+        self._cluster, self._placement, self._name, self._tls = cluster, placement, name, tls
         self._runner: Runner | None = None
         self._steps: OrderedDict[Any, Step] = OrderedDict()
         self._retired: list[Step] = []
@@ -104,8 +105,7 @@ class Session(AsyncOnly):
         self._failed_sources: Failures = {}
         self._iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]] = {}  # by trainer: what ends that
         self._idle = asyncio.Event()
-        self._closed, self._runs_now = False, 0
-        self._anew = False  # nodes held nothing of it when it was opened
+        self._closed, self._runs_now, self._anew = False, 0, False  # nodes held nothing of it when it was opened
         self._numbers = Numbers()
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
@@ -135,7 +135,7 @@ class Session(AsyncOnly):
     async def _open_runner(self) -> Runner:
         if self._cluster is None:
             return LocalRunner(self.options)
-        return await open_cluster(self._cluster, self._name)
+        return await open_cluster(self._cluster, self._name, self._tls)
 
     async def _close(self) -> None:
         """Cancel what runs, wait for it, and let the nodes go; a cancellation meanwhile is delivered afterwards."""

@@ -1,5 +1,7 @@
 """A node of a cluster: ``python -m flowrt.worker --job ps --task 0 --cluster cluster.toml``.
 
+``python -m flowrt.worker keys DIR`` makes keys for such nodes instead (`flowrt.keys`).
+
 Without ``--job`` it is the task that its environment says (`ClusterSpec.from_env`). One that no cluster file names
 joins by ``--join HOST:PORT``, of any node that is up, and is told which task it is.
 
@@ -51,7 +53,12 @@ _log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to end; answers the exit code."""
-    given = parse(arguments)
+    told = sys.argv[1:] if arguments is None else arguments
+    if told[:1] == ["keys"]:
+        from flowrt import keys  # which nodes that have some do without
+
+        return keys.main(told[1:])
+    given = parse(told)
     progress.draws = False  # the terminal is that of whoever started this node
     lines = _set_up_logging(given)
     try:
@@ -66,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, imports, lines))
     except FlowrtError as error:
-        told = sys.stdout if given.die_with_parent else sys.stderr
-        print(f"flowrt worker: {error}" if lines is None else lines.say(str(error), level="error"), file=told)
+        stream = sys.stdout if given.die_with_parent else sys.stderr
+        print(f"flowrt worker: {error}" if lines is None else lines.say(str(error), level="error"), file=stream)
         return 3 if isinstance(error, NoPlace) else 2
     except Exception:
         _log.exception("the node failed")
@@ -115,7 +122,7 @@ async def serve(
                 lines.node = settings.task
         host = Host(settings.task, threads=settings.threads, delay=settings.delay)
         try:
-            node = Node(host, settings.token, imports)
+            node = Node(host, settings.token, imports, settings.tls)
             async with node.serving(settings.host, settings.port) as server:
                 standing.serve(settings.task, node)
                 name = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -180,7 +187,7 @@ async def _join(settings: Settings, door: tuple[str, int], lines: JsonLines | No
     told = seen if host in ("0.0.0.0", "::") else host
     with _bound(host, settings.port) as port:
         asked = Enlist(settings.job, settings.number, told, port)
-        task = await enlist(door, settings.token, asked, lambda: _say_waits(door, lines))
+        task = await enlist(door, settings.token, asked, lambda: _say_waits(door, lines), settings.tls)
     return replace(settings, task=task, host=host, port=port)
 
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrt.cluster import ClusterSpec, is_loopback, own_token, parse_address
+from flowrt.cluster import ClusterSpec, parse_address
 from flowrt.environment import WHICH_TASK
 from flowrt.errors import AuthenticationError, GraphError
-from flowrt.net.tokens import load_token
+from flowrt.net.addresses import is_loopback
+from flowrt.net.tls import TOKEN, Keys, check_reach
+from flowrt.net.tokens import load_token, own_token
 from flowrt.valueclass import replace, valueclass
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Settings:
     job: str = ""
     number: int = -1
     health: tuple[str, int] | None = None
+    tls: Keys | None = None
     said: str = ""  # by which environment it is that task
 
 
@@ -55,6 +58,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def read_settings(given: argparse.Namespace) -> Settings:
     """What the command line, the cluster file and the environment say. Raises a `FlowrtError` for what cannot be."""
     settings = _newcomer(given) if given.join else _named(given)
+    keys = _tls(given)
+    settings = replace(settings, tls=None if keys is None else Keys(keys))
+    check_reach(settings.host or parse_address(given.join)[0], settings.tls)
     if given.health is None:
         return settings
     host, port = given.health
@@ -143,9 +149,18 @@ def _token(given: argparse.Namespace, cluster: ClusterSpec | None, host: str) ->
     path = given.token_file or (cluster and cluster.token_file) or os.environ.get("FLOWRT_TOKEN_FILE")
     if path:
         return load_token(path)
+    keys = _tls(given)
+    if keys and (keys / TOKEN).exists():
+        return load_token(keys / TOKEN)
     if not is_loopback(host):
         raise AuthenticationError(f"listening on {host}, beyond this machine, needs a secret: give --token-file")
     return own_token()
+
+
+def _tls(given: argparse.Namespace) -> Path | None:
+    """The folder of this node's keys, if it has some."""
+    folder = given.tls or os.environ.get("FLOWRT_TLS")
+    return Path(folder) if folder else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -179,7 +194,14 @@ def _parser() -> argparse.ArgumentParser:
         "--token-file",
         metavar="FILE",
         help="holds the secret that masters and nodes share, readable by its owner alone; by default the cluster "
-        "file's, FLOWRT_TOKEN_FILE's, or (on this machine only) this user's own, made at the first use",
+        "file's, FLOWRT_TOKEN_FILE's, that in the folder of --tls, or (on this machine only) this user's own, made at "
+        "the first use",
+    )
+    add(
+        "--tls",
+        metavar="DIR",
+        help="talk over TLS, as is needed beyond this machine, with the keys in this folder, which `python -m "
+        "flowrt.worker keys DIR` makes; by default FLOWRT_TLS's",
     )
     add(
         "--import",

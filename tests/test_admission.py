@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 
 STRANGERS = {
-    "no token": (HEAD.split("\r\nAuth")[0], 401),
-    "wrong token": (HEAD + "x", 401),
-    "token in another scheme": (HEAD.replace("Bearer ", "Basic "), 401),
-    "token that is not ASCII": (HEAD.replace(TOKEN, "\xe9\xff"), 401),
+    "no nonce": (HEAD.split("\r\nFlowrt-Nonce")[0], 401),
+    "the token itself": (HEAD.split("\r\nFlowrt-Nonce")[0] + f"\r\nAuthorization: Bearer {TOKEN}", 401),
+    "a nonce that is none": (HEAD.replace("00", "0x"), 401),
+    "a nonce that is not ASCII": (HEAD.replace("00", "\xe9\xff"), 401),
+    "a nonce that comes twice": (HEAD + f"\r\nflowrt-nonce: {'00' * 32}", 400),
     "Origin": (HEAD + "\r\nOrigin: http://127.0.0.1", 403),
     "foreign Host": (HEAD.replace("Host: 127.0.0.1", "Host: evil.example"), 403),
     "another path": (HEAD.replace("/flowrt ", "/other "), 404),
-    "another version": (HEAD.replace("flowrt/2", "flowrt/1"), 426),
-    "no upgrade": (HEAD.replace("Upgrade: flowrt/2", "X: y"), 426),
+    "another version": (HEAD.replace("flowrt/3", "flowrt/1"), 426),
+    "no upgrade": (HEAD.replace("Upgrade: flowrt/3", "X: y"), 426),
     "another method": (HEAD.replace("GET", "POST"), 400),
     "garbage": ("\x16\x03\x01\x02\x00\x01", 400),
     "broken HTTP": ("GET \x00\x01 ", 400),
@@ -72,7 +73,7 @@ async def test_an_ipv6_or_named_loopback_host_is_known() -> None:
     async with serve("127.0.0.1", 0, TOKEN, echo) as server:
         for host in ("localhost", "localhost:80", "[::1]:80", "127.0.0.1:1"):
             answer = await ask(
-                server.port, (HEAD.replace("flowrt/2", "x").replace("127.0.0.1", host) + "\r\n\r\n").encode()
+                server.port, (HEAD.replace("flowrt/3", "x").replace("127.0.0.1", host) + "\r\n\r\n").encode()
             )
             assert answer.startswith(b"HTTP/1.1 426")
 
@@ -154,7 +155,11 @@ async def test_a_client_tells_other_servers_from_nodes() -> None:
         (b"220 mail.example ESMTP\r\n\r\n", BrokenStream, "flowrt node"),
         (b"", NodeLost, "127.0.0.1"),
         (None, NodeLost, "did not answer within 0.3 s"),
-        (b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/2\r\nConnection: Upgrade\r\n\r\n", NodeLost, "closed the connection"),
+        (
+            b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/3\r\nConnection: Upgrade\r\n\r\n",
+            AuthenticationError,
+            "does not have it",
+        ),
     ]
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

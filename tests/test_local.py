@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from cluster_plans import Writer
 from local_world import FLOATS, Ends, another_process, neighbours, until
-from wire_world import MIB, TOKEN, on_both_loops, outcome, sockets
+from wire_world import HEAD, MIB, TOKEN, on_both_loops, outcome, proof_for, sockets
 
 import flowrt as fr
 from flowrt.errors import BrokenStream, NodeLost
 from flowrt.net import local as local_module
 from flowrt.net import shared
 from flowrt.net.frames import Place
+from flowrt.net.handshake import name_told_as
 from flowrt.net.local import Local
 from flowrt.net.transport import Bounds, Connection, connect, serve
 from flowrt.sched.executor import own
@@ -100,11 +101,10 @@ async def test_the_socket_asks_for_the_token_too() -> None:
     with closing(Local(Memory())) as local:
         async with serve("127.0.0.1", 0, TOKEN, _nothing, local=local):
             door = socket.socket(socket.AF_UNIX)
-            door.connect(f"\0flowrt-{local.name}")
+            door.connect(f"\0flowrt-{name_told_as(TOKEN, local.told)}")
             reader, writer = await asyncio.open_unix_connection(sock=door)
-            writer.write(
-                b"GET /flowrt HTTP/1.1\r\nHost: localhost\r\nUpgrade: flowrt/2\r\nAuthorization: Bearer no\r\n\r\n"
-            )
+            writer.write(f"{HEAD}\r\n\r\n".encode())
+            writer.write(proof_for(await reader.readuntil(b"\r\n\r\n"), "another"))
             assert b" 401 " in await reader.readline()
             await reader.read()
             writer.close()

@@ -16,18 +16,21 @@ import uvloop
 from flowrt.errors import (
     FlowrtError,
 )
+from flowrt.net import heads
 from flowrt.net.frames import frame
+from flowrt.net.handshake import NONCE, Opening, Terms
 from flowrt.net.transport import Bounds, Connection, Server, connect, serve
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 TOKEN = "secret-of-the-tests"
+OPENING = Opening.of(TOKEN, bytes(NONCE), {})  # of who says nothing of itself
 HEAD = "\r\n".join(
     (
         "GET /flowrt HTTP/1.1",
         "Host: 127.0.0.1",
-        "Upgrade: flowrt/2",
+        "Upgrade: flowrt/3",
         "Connection: Upgrade",
-        f"Authorization: Bearer {TOKEN}",
+        *(f"{name}: {value}" for name, value in OPENING.headers().items()),
     )
 )
 QUICK = Bounds(grace=0.2, stall=0.2)
@@ -104,7 +107,7 @@ async def stranger(server: Server, *, hello: bool = True) -> AsyncIterator[tuple
     """An authenticated peer that says what a test makes it say."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(f"{HEAD}\r\n\r\n".encode())
-    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    writer.write(proof_for(await reader.readuntil(b"\r\n\r\n")))
     if hello:
         writer.write(wire({}))
         assert await reader.readexactly(len(wire({}))) == wire({})
@@ -112,6 +115,15 @@ async def stranger(server: Server, *, hello: bool = True) -> AsyncIterator[tuple
         yield reader, writer
     finally:
         writer.close()
+
+
+def proof_for(answer: bytes, token: str = TOKEN) -> bytes:
+    """What a client with ``token`` says to a node that answers so to `HEAD`."""
+    head = heads.read(answer)
+    node = Opening.read(head.headers)
+    assert head.status == 101, answer
+    assert node is not None
+    return Terms(OPENING, node).client_proof(token)
 
 
 def wire(message: Any) -> bytes:

@@ -77,7 +77,8 @@ class _Stream(asyncio.BufferedProtocol):
         """Become the transport's protocol. Reading is off meanwhile, so that no byte reaches the one before."""
         self.transport.pause_reading()
         self.transport.set_protocol(self)
-        self.transport.set_write_buffer_limits(high=0)
+        secured = self.transport.get_extra_info("ssl_object") is not None
+        self.transport.set_write_buffer_limits(high=int(secured), low=0)  # TLS would say of nothing that it is too much
         self.socket = self.transport.get_extra_info("socket")
         if self.socket is None:
             raise InternalError("a connection needs a socket")
@@ -486,8 +487,9 @@ class Connection:
         if self._stream.transport.is_closing():
             return
         self._stream.transport.write(GOODBYE)
-        with suppress(OSError):  # the peer was faster
-            self._stream.transport.write_eof()
+        if self._stream.transport.can_write_eof():  # over TLS the peer answers to the goodbye alone
+            with suppress(OSError):  # the peer was faster
+                self._stream.transport.write_eof()
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from flowrt.net.transport import Connection, connect
 
 if TYPE_CHECKING:
     from flowrt.net.newcomers import Address
+    from flowrt.net.tls import Keys
 
 REACH = 5.0  # seconds in which the node that is asked has to answer
 
@@ -29,7 +30,7 @@ async def host_towards(door: Address) -> str:
     return host
 
 
-async def enlist(door: Address, token: str, asked: Enlist, waits: Callable[[], None]) -> str:
+async def enlist(door: Address, token: str, asked: Enlist, waits: Callable[[], None], tls: Keys | None = None) -> str:
     """The task that this node is to be; ``waits`` is called where that takes a session, and none runs.
 
     Asks the node at ``door``; should that go while this waits, again once it is back. Raises `NodeLost` where none is
@@ -46,7 +47,7 @@ async def enlist(door: Address, token: str, asked: Enlist, waits: Callable[[], N
 
     while True:
         try:
-            connection = await connect(*door, token, to_hello(asked), timeout=REACH)
+            connection = await connect(*door, token, to_hello(asked), timeout=REACH, tls=tls)
             async with connection:
                 return await _be_told(connection, wait)
         except AuthenticationError as error:

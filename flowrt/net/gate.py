@@ -1,47 +1,95 @@
-"""Who watches the door: of a stranger, the head of one HTTP request is read, bounded in bytes and time, and no more."""
+"""Who watches the door: of a stranger, the head of one HTTP request and a proof are read, and no more.
+
+Law: the head is bounded in bytes, the proof has its very length, both have one deadline, and nothing is decoded. What
+follows a head before it is answered is refused. Over TLS the same begins once that is agreed upon, in the same time.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-HEAD = 8 << 10  # bytes of HTTP that a stranger may send
+from flowrt.net import heads
+from flowrt.net.handshake import PROOF
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    import socket
+
+    from flowrt.net.handshake import Terms
+
+TLS = b"\x16"  # what that begins with
 
 
-class Gate(asyncio.Protocol):
-    """Reads the head of a stranger's request, bounded in bytes and time, and hands it on unread."""
+@valueclass
+class Reply:
+    """What a stranger is answered; with ``terms`` it may go on, and prove that it has the token."""
 
-    def __init__(
-        self,
-        handler: Callable[[], asyncio.Protocol],
-        strangers: dict[Gate, None],
-        deadline: float,
-        make_way: Callable[[], None],
-    ) -> None:
-        self._handler = handler
-        self._strangers = strangers
+    status: str
+    headers: dict[str, str]
+    terms: Terms | None = None
+    side: socket.socket | None = None
+
+    def let_go(self) -> None:
+        """It comes to nothing."""
+        if self.side is not None:
+            self.side.close()
+
+
+class Door(Protocol):
+    """Who serves behind gates."""
+
+    def enter(self, gate: Gate, transport: asyncio.Transport) -> None:
+        """A stranger is here, and may `Gate.talk_over` this transport, if it need not be secured."""
+
+    def secure(self, gate: Gate, transport: asyncio.Transport, first: bytes) -> None:
+        """Agree upon TLS with a stranger, who began with these bytes; then it may `Gate.talk_over` that."""
+
+    def leave(self, gate: Gate) -> None:
+        """It is a stranger no more, or gone."""
+
+    def answer(self, head: heads.Head, transport: asyncio.Transport) -> Reply:
+        """What to say to a request."""
+
+    def admit(self, transport: asyncio.Transport, reply: Reply, proof: bytes) -> str | None:
+        """Take a stranger in whose proof is right, and whose transport's reading is paused; else, the status."""
+
+    def failed(self, transport: asyncio.Transport, how: str) -> None:
+        """A stranger broke a rule."""
+
+
+class Gate(asyncio.BufferedProtocol):
+    """Reads what a stranger says, and hands its transport on to who serves, unread from there on."""
+
+    def __init__(self, door: Door, deadline: float) -> None:
+        self._door = door
         self._deadline = deadline
-        self._make_way = make_way
-        self._head = b""
-        self._transport: asyncio.Transport | None = None
+        self._room = memoryview(bytearray(heads.MOST + 1))
+        self._read = 0  # bytes in it
+        self._reply: Reply | None = None
+        self._over = False
+        self._securing = False  # TLS is being agreed upon
+        self._accepted: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | None = None  # that, or TLS over it
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._make_way()
-        self._strangers[self] = None
+        self._accepted = cast("asyncio.Transport", transport)
         self._timer = asyncio.get_running_loop().call_later(self._deadline, self.refuse, "408 Request Timeout")
+        self._door.enter(self, self._accepted)
 
-    def data_received(self, data: bytes) -> None:
-        self._head += data
-        end = self._head.find(b"\r\n\r\n")
-        if len(self._head) > HEAD:
-            self.refuse("431 Request Header Fields Too Large")
-        elif self._head[:4] != b"GET "[: len(self._head)] or -1 < end < len(self._head) - 4:
-            self.refuse("400 Bad Request")
-        elif end > 0:
-            self._hand_over()
+    def talk_over(self, transport: asyncio.Transport) -> None:
+        """Go on, over ``transport``."""
+        self._transport, self._securing = transport, False
+        if self._read:
+            self._look()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(bytearray(256)) if self._over else self._room[self._read :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._read += nbytes
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
@@ -50,24 +98,80 @@ class Gate(asyncio.Protocol):
         """Close without a word."""
         self._leave().abort()
 
-    def refuse(self, status: str) -> None:
-        """Answer without aiohttp and close."""
+    def refuse(self, status: str, headers: dict[str, str] | None = None) -> None:
+        """Say no, and close."""
         transport = self._leave()
-        transport.write(f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode())
+        if self._transport is None:  # TLS is not agreed upon yet
+            transport.abort()
+            return
+        if status.startswith("4"):
+            self._door.failed(transport, status)
+        no = {"Connection": "close", "Content-Length": "0"} | (headers or {})
+        transport.write(heads.written(f"HTTP/1.1 {status}", no))
         transport.close()
 
-    def _hand_over(self) -> None:
-        """Let who serves answer. Reading stays off: what follows the head is for the connection that may come of it."""
-        transport = self._leave()
+    def _look(self) -> None:
+        if self._over or self._securing:
+            return
+        if self._transport is None:
+            self._look_at_first(bytes(self._room[: self._read]))
+        elif self._reply is None:
+            self._look_at_head(bytes(self._room[: self._read]), self._transport)
+        elif self._read == PROOF:
+            self._look_at_proof(self._reply, self._transport)
+
+    def _look_at_first(self, first: bytes) -> None:
+        assert self._accepted is not None
+        self._read = 0
+        if first[:1] == TLS:
+            self._securing = True
+            self._accepted.pause_reading()
+            self._door.secure(self, self._accepted, first)
+        else:
+            self._transport = self._accepted
+            self.refuse("426 Upgrade Required", {"Upgrade": "TLS/1.3"})
+
+    def _look_at_head(self, head: bytes, transport: asyncio.Transport) -> None:
+        end = head.find(heads.END)
+        if len(head) > heads.MOST:
+            self.refuse("431 Request Header Fields Too Large")
+        elif head[:4] != b"GET "[: len(head)] or -1 < end < len(head) - len(heads.END):
+            self.refuse("400 Bad Request")
+        elif end > 0:
+            try:
+                asked = heads.read(head)
+            except ValueError:
+                self.refuse("400 Bad Request")
+            else:
+                self._answer(self._door.answer(asked, transport), transport)
+
+    def _answer(self, reply: Reply, transport: asyncio.Transport) -> None:
+        if not reply.status.startswith("101"):
+            self.refuse(reply.status, reply.headers)
+            return
+        transport.write(heads.written(f"HTTP/1.1 {reply.status}", reply.headers))
+        if reply.terms is None:  # it was sent elsewhere
+            self._leave().close()
+            return
+        self._reply = reply
+        self._room, self._read = memoryview(bytearray(PROOF)), 0
+
+    def _look_at_proof(self, reply: Reply, transport: asyncio.Transport) -> None:
         transport.pause_reading()
-        handler = self._handler()
-        transport.set_protocol(handler)
-        handler.connection_made(transport)
-        handler.data_received(self._head)
+        refusal = self._door.admit(transport, reply, bytes(self._room))
+        if refusal is None:
+            self._reply = None  # what it holds is the connection's
+            self._leave()
+        else:
+            self.refuse(refusal)
 
     def _leave(self) -> asyncio.Transport:
-        assert self._transport is not None
-        self._strangers.pop(self, None)
+        """Look at nothing more."""
+        assert self._accepted is not None
+        self._over = True
+        if self._reply is not None:
+            self._reply.let_go()
         if self._timer is not None:
             self._timer.cancel()
-        return self._transport
+        self._door.leave(self)
+        return self._transport or self._accepted

@@ -53,6 +53,7 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from flowrt.codec import Allocate
     from flowrt.net.local import Local
+    from flowrt.net.tls import Keys
     from flowrt.net.transport import Connection
     from flowrt.sched.credit import Credit
     from flowrt.spec import Spec
@@ -89,7 +90,7 @@ class Store:
 
     ``knows`` says whether an epoch is in force: steps of others are over. ``allocate`` makes the memory for what is
     received. ``posted`` is told of the peer and message where one comes that is no pull's. ``local`` is what others of
-    this host see of the task, ``credit`` what it may hold of values that nobody can use yet.
+    this host see of the task, ``credit`` what it may hold of values that nobody can use yet, ``tls`` its keys.
     """
 
     rendezvous: Rendezvous
@@ -100,6 +101,7 @@ class Store:
     posted: Callable[[str, Any], None] = lambda peer, message: None
     local: Local | None = None
     credit: Credit | None = None
+    tls: Keys | None = None
 
     def sending(self, peer: str, key: StepKey, nbytes: int) -> AbstractContextManager[None]:
         """What is on its way to ``peer`` while the block runs has credit of this task."""

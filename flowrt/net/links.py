@@ -113,7 +113,12 @@ class Links:
         try:
             carry = to_hello(Carry(self._task, ""))
             connection = await connect(
-                *address, self._token, carry, allocate=self._store.allocate, local=self._store.local
+                *address,
+                self._token,
+                carry,
+                allocate=self._store.allocate,
+                local=self._store.local,
+                tls=self._store.tls,
             )
         except NodeLost as error:
             raise LinkBroken(f"{peer}: {error}") from error

@@ -1,8 +1,9 @@
 """The way between processes of one host: a Unix socket beside a node's port, and who may use it.
 
-Law: the socket's name is in the abstract namespace, random, and told only to who has the token and is on this host by
-its own account, so nothing lies in a folder and nothing is left behind. Either end talks only to a process of its own
-user, as the kernel says. Where anything about it fails, there is still the port.
+Law: the socket's name is in the abstract namespace, random, and found only by who has the token, of what is told to
+who is on this host by its own account; so nothing lies in a folder and nothing is left behind. Either end talks only to
+a process of its own user, as the kernel says, and proves that it has the token. Where anything about it fails, there is
+still the port.
 """
 
 from __future__ import annotations
@@ -19,13 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import NodeLost
+from flowrt.net.handshake import name_told_as
 from flowrt.sched.segments import AVAILABLE, Segments
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
 
     from flowrt.net.shared import Channel
@@ -37,7 +35,6 @@ BACKLOG = 128
 LINGER = 0.75  # seconds after which memory that nobody used goes back to the system; twice that at most
 UNCLAIMED = 64  # side sockets that nobody has asked for yet; the oldest give way
 TICKET = 16  # bytes
-HEAD = 8 << 10  # bytes of an answer's HTTP head
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -89,7 +86,7 @@ class Local:
         self.shared_bytes = 0  # of arrays sent by memory
         self.socket_bytes = 0  # sent by sockets of any kind
         self.messages = 0  # sent
-        self.name = ""  # of the Unix socket
+        self.told = ""  # what anybody may hear of the name of the Unix socket
         self._side: socket.socket | None = None
         self._unclaimed: dict[bytes, socket.socket] = {}
         self._channels: set[Channel] = set()
@@ -103,14 +100,15 @@ class Local:
 
     # ── listening ──
 
-    def listen(self) -> socket.socket | None:
+    def listen(self, token: str) -> socket.socket | None:
         """A socket to be asked at, which the caller closes; None where there is none such."""
         if not self.host:
             return None
-        self.name = secrets.token_hex(16)
-        door = _listening(_address(self.name), socket.SOCK_STREAM)
+        self.told = secrets.token_hex(16)
+        name = name_told_as(token, self.told)
+        door = _listening(_address(name), socket.SOCK_STREAM)
         if door is not None and self.segments is not None:
-            self._side = _listening(_side_address(self.name), socket.SOCK_SEQPACKET)
+            self._side = _listening(_side_address(name), socket.SOCK_SEQPACKET)
         return door
 
     def claim(self, ticket: str) -> socket.socket | None:
@@ -195,15 +193,6 @@ class Local:
 # ── the client's side ──
 
 
-@valueclass
-class Answer:
-    """What was answered at a Unix socket, and the way that it came."""
-
-    transport: asyncio.Transport
-    status: int
-    headers: Mapping[str, str]
-
-
 def open_side(name: str) -> tuple[socket.socket, str] | None:
     """A side socket to who listens under ``name``, and the ticket to be shown for it; None where there is none."""
     ticket = secrets.token_bytes(TICKET)
@@ -218,57 +207,9 @@ def open_side(name: str) -> tuple[socket.socket, str] | None:
     return side, ticket.hex()
 
 
-async def ask(name: str, head: str) -> Answer | None:
-    """Send an HTTP head to who listens under ``name``; None where nobody of this user does."""
-    door = _connected(_address(name), socket.SOCK_STREAM)
-    if door is None:
-        return None
-    loop = asyncio.get_running_loop()
-    try:
-        transport, asking = await loop.create_unix_connection(lambda: _Asking(head), sock=door)
-    except BaseException:
-        door.close()
-        raise
-    try:
-        status, headers = _parsed(await asking.answer)
-    except BaseException:
-        transport.abort()
-        raise
-    return Answer(transport, status, headers)
-
-
-class _Asking(asyncio.Protocol):
-    """Sends the head of a request and reads that of the answer; nothing follows it before we have spoken."""
-
-    def __init__(self, head: str) -> None:
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._head = head.encode("latin-1")
-        self._read = b""
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        transport.write(self._head)
-
-    def data_received(self, data: bytes) -> None:
-        self._read += data
-        if self._read.endswith(b"\r\n\r\n") and not self.answer.done():
-            self._transport.pause_reading()
-            self.answer.set_result(self._read)
-        elif len(self._read) > HEAD:
-            self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(NodeLost("the connection was closed during the handshake"))
-
-
-def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
-    """The status and the headers, by name in small letters."""
-    first, *lines = head.decode("latin-1").strip().split("\r\n")
-    pairs = (line.partition(":") for line in lines)
-    words = first.split(" ")
-    status = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 0
-    return status, {name.strip().lower(): value.strip() for name, _, value in pairs}
+def door_of(name: str) -> socket.socket | None:
+    """A connection to who listens under ``name``; None where nobody of this user does."""
+    return _connected(_address(name), socket.SOCK_STREAM)
 
 
 # ── sockets ──

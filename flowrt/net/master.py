@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from flowrt.device import Device
     from flowrt.net.peer import Peer
+    from flowrt.net.tls import Keys
     from flowrt.spec import Spec
 
 
@@ -71,6 +72,7 @@ class Master:
 
     ``listeners`` hear what tasks post, and of ways to them that broke and are there again.
 
+    ``tls`` are the keys of this side, which the way beyond this machine takes.
     ``name`` is the session's: a newer master of the same name takes over from an older one; without a name, it is
     nobody's successor. ``patience`` is how long, in seconds, opening waits for nodes that are not up yet; every
     ``beat`` seconds nodes are asked for a sign of life.
@@ -81,6 +83,7 @@ class Master:
         addresses: Mapping[str, tuple[str, int]],
         token: str,
         *,
+        tls: Keys | None = None,
         name: str = "",
         beat: float = BEAT,
         patience: float = 5.0,
@@ -102,6 +105,7 @@ class Master:
             self._local.received,
             posted=self.listeners.hear,
             local=self._local,
+            tls=tls,
         )
         self._peers = Peers(
             addresses,

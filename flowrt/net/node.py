@@ -75,6 +75,7 @@ from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.rendezvous import Array, Dead, Pushed, StepKey
 
 if TYPE_CHECKING:
+    from flowrt.net.tls import Keys
     from flowrt.sched.executor import Executor
     from flowrt.sched.host import Host
     from flowrt.spec import Spec
@@ -87,12 +88,15 @@ _log = logging.getLogger(__name__)
 
 
 class Node:
-    """A host on the network. `serving` opens its port. ``imports`` are what `Serve` tells of."""
+    """A host on the network. `serving` opens its port. ``imports`` are what `Serve` tells of, ``tls`` its keys."""
 
-    def __init__(self, host: Host, token: str, imports: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self, host: Host, token: str, imports: Mapping[str, str] = MappingProxyType({}), tls: Keys | None = None
+    ) -> None:
         self.host = host
         self._imports = tuple(imports.items())
         self._token = token
+        self._tls = tls
         self._reigns: dict[str, Reign] = {}  # by epoch
         self._known: dict[str, tuple[str, int]] = {}  # where masters said last that tasks are
         self._over: OrderedDict[str, float] = OrderedDict()  # the turn of epochs that have ended, `inf` for another's
@@ -107,6 +111,7 @@ class Node:
             self._hear_posted,
             self._local,
             host.credit,
+            tls,
         )
         self._newcomers = Newcomers()
         self._links = Links(host.task, token, self._store, self._link_broke)
@@ -119,9 +124,8 @@ class Node:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
         met = Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way, self._imports)
         hello = to_hello(met)
-        door = serve(
-            host, port, self._token, self._attend, hello=hello, allocate=self._local.received, local=self._local
-        )
+        allocate, local, tls = self._local.received, self._local, self._tls
+        door = serve(host, port, self._token, self._attend, hello=hello, allocate=allocate, local=local, tls=tls)
         failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
             try:

@@ -92,7 +92,14 @@ async def meet(
     try:
         if isinstance(hello, Resume):
             control = await connect(
-                host, port, token, to_hello(hello), timeout=patience, allocate=store.allocate, local=store.local
+                host,
+                port,
+                token,
+                to_hello(hello),
+                timeout=patience,
+                allocate=store.allocate,
+                local=store.local,
+                tls=store.tls,
             )
         else:
             control = await _reach(host, port, token, hello, store, patience)
@@ -100,7 +107,7 @@ async def meet(
             met, joined = await _be_welcomed(task, control, patience)
             carry = to_hello(Carry(CLIENT, hello.epoch))
             carrying = await connect(
-                host, port, token, carry, timeout=patience, allocate=store.allocate, local=store.local
+                host, port, token, carry, timeout=patience, allocate=store.allocate, local=store.local, tls=store.tls
             )
         except BaseException:
             if isinstance(hello, Resume):
@@ -119,7 +126,14 @@ async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, p
         try:
             left = max(RETRY, until - loop.time())
             return await connect(
-                host, port, token, to_hello(drive), timeout=left, allocate=store.allocate, local=store.local
+                host,
+                port,
+                token,
+                to_hello(drive),
+                timeout=left,
+                allocate=store.allocate,
+                local=store.local,
+                tls=store.tls,
             )
         except NodeLost:
             if loop.time() + RETRY > until:

@@ -6,6 +6,8 @@ import os
 import re
 import secrets
 import stat
+import tempfile
+from pathlib import Path
 
 from flowrt.errors import AuthenticationError
 
@@ -47,3 +49,27 @@ def checked(token: str) -> str:
     if not _TOKEN.fullmatch(token):
         raise AuthenticationError("a token is 1 to 1024 letters, digits and ._~+/=-; new_token() makes one")
     return token
+
+
+def own_token() -> str:
+    """This user's token for clusters within this machine: made at the first use, readable by its owner alone."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = Path(base) / "flowrt" / "token"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _publish_token(path)
+    except OSError as error:
+        raise AuthenticationError(f"cannot make the token file {path}: {error}; set FLOWRT_TOKEN_FILE") from error
+    return load_token(path)
+
+
+def _publish_token(path: Path) -> None:
+    """Make a whole token file appear at ``path`` at once; of several processes, the first one's counts."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder) / "token"
+        save_token(draft, new_token())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return

@@ -1,77 +1,65 @@
-"""The door: who may open a connection to a node, and how one is opened.
+"""The door: who may open a connection to a node. How one is opened is `flowrt.net.connecting`'s.
 
-A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/2`` and a bearer token, and after the answer 101 is
-handed to `flowrt.net.connection`. Law: of a stranger nothing is read but an HTTP head of at most 8 KiB, within a
-deadline; nothing of msgpack is decoded before the token is checked; a refusal says which rule it broke and no more. Who
-has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at once, and take no
-place of those with the token. The token keeps strangers out; it hides nothing from who can read the network: beyond one
-machine, use a private one.
+A connection begins as HTTP, ``GET /flowrt`` with ``Upgrade: flowrt/3``, and goes on as `flowrt.net.handshake` says: the
+answer 101 proves that the node has the token, then the client proves the same, and the stream is handed to
+`flowrt.net.connection`. Law: of a stranger nothing is read but an HTTP head of at most 8 KiB and a proof of 32 bytes,
+within a deadline; nothing of msgpack is decoded before the proof is checked; a refusal says which rule it broke and no
+more. Who has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at once, and
+take no place of those with the token; nor does one address take all places. Beyond this machine all of this is said
+over TLS, in which both ends show a certificate (`flowrt.net.tls`), and who fails there too often is not listened to for
+a while. Over loopback nothing hides what follows from who may read it there.
 
-Beside its port a node may listen at a Unix socket (`flowrt.net.local`), where the same rules hold. Who comes to the
-port from the same host, by its own account and with nothing in between, is sent there.
+Beside its port a node may listen at a Unix socket (`flowrt.net.local`), where the same rules hold, without TLS. Who
+comes to the port from the same host, by its own account and with nothing in between, is sent there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import hmac
-import ipaddress
 import logging
-import os
 import re
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import aiohttp
-from aiohttp import web
+from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.errors import (
     AuthenticationError,
     BrokenStream,
     ClosedError,
-    FlowrtError,
-    NodeLost,
     RemoteError,
     ResourceError,
-    VersionMismatch,
 )
+from flowrt.net.addresses import is_loopback, named
 from flowrt.net.bounds import Bounds
+from flowrt.net.connecting import connect, reason
 from flowrt.net.connection import Connection
+from flowrt.net.failures import Failures
 from flowrt.net.frames import allocate_array
-from flowrt.net.gate import Gate
-from flowrt.net.local import ask, is_unix, open_side, peer_of
-from flowrt.net.shared import Channel
+from flowrt.net.gate import Gate, Reply
+from flowrt.net.handshake import NONCE, Opening, Terms, is_same
+from flowrt.net.local import is_unix, peer_of
+from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, Hello, connection_over, introduce
+from flowrt.net.tls import channel_of, check_reach, secured_over
 from flowrt.net.tokens import checked
 
 if TYPE_CHECKING:
     import socket
 
     from flowrt.codec import Allocate
+    from flowrt.net.heads import Head
     from flowrt.net.local import Local
+    from flowrt.net.tls import Context, Keys
 
 __all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
 
-Hello: TypeAlias = Mapping[str, Any]
 OnConnection: TypeAlias = Callable[[Connection], Awaitable[None]]
 
-PROTOCOL = "flowrt/2"
-PATH = "/flowrt"
-HOST = "Flowrt-Host"  # where a client says which host it is on
-PEER = "Flowrt-Peer"  # where a node says who came to it, so that the client sees whether that was itself
-SIDE = "Flowrt-Side"  # a client's ticket, and whether the node has the side socket that it is for
-UNIX = "flowrt-unix"  # what a neighbour is to change to: its name is where an answer's location is
 STRANGERS = 256  # at the door at once
-TOLD_SECONDS = 60.0  # between two lines of the log that tell of a throng
+TOLD_SECONDS = 60.0  # between two lines of the log that tell of strangers
 _log = logging.getLogger(__name__)
-_http_log = logging.getLogger(f"{__name__}.http")
-_http_log.setLevel(logging.CRITICAL)  # aiohttp logs a traceback per malformed request; strangers may not fill disks
-
-
-# ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @asynccontextmanager
@@ -85,24 +73,28 @@ async def serve(
     bounds: Bounds | None = None,
     allocate: Allocate = allocate_array,
     local: Local | None = None,
+    tls: Keys | None = None,
     max_connections: int = 1024,
+    max_from_one: int = 512,
     max_strangers: int = STRANGERS,
     handshake: float = 10.0,
 ) -> AsyncIterator[Server]:
     """Listen on ``host:port`` (0: any free one) and run ``on_connection`` for each authenticated connection.
 
-    Of these there are ``max_connections`` at most. Of ``max_strangers`` at the door (or a quarter of the descriptors
-    that the process may have, if that is less) the one that came first has to leave when another comes. With ``local``,
-    others of this host are served at a Unix socket.
+    Of these there are ``max_connections`` at most, and ``max_from_one`` from one address. Of ``max_strangers`` at the
+    door (or a quarter of the descriptors that the process may have, if that is less) the one that came first has to
+    leave when another comes. With ``local``, others of this host are served at a Unix socket; with ``tls``, the port
+    speaks that alone.
 
     ``on_connection`` owns its connection, which is closed when it returns. What it raises because its connection ended
     is logged; anything else ends the server and leaves this block. On leaving, every connection is closed and every
-    ``on_connection`` cancelled and awaited. Raises `AuthenticationError` without a token, `ResourceError` if the port
-    cannot be had.
+    ``on_connection`` cancelled and awaited. Raises `AuthenticationError` without a token, and beyond this machine
+    without ``tls``, `ResourceError` if the port cannot be had.
     """
-    if not token and not _is_loopback(host):
+    if not token and not is_loopback(host):
         raise AuthenticationError(f"listening on {host}, beyond this machine, needs a token; see --token-file")
     checked(token)
+    check_reach(host, tls)
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         server = Server(
@@ -113,7 +105,9 @@ async def serve(
             bounds or Bounds(),
             allocate,
             local,
+            tls,
             max_connections,
+            max_from_one,
             max_strangers,
             handshake,
             tasks,
@@ -141,63 +135,56 @@ class Server:
         bounds: Bounds,
         allocate: Allocate,
         local: Local | None,
+        tls: Keys | None,
         max_connections: int,
+        max_from_one: int,
         max_strangers: int,
         handshake: float,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.host = host
         self.port = 0
-        self._bearer = f"Bearer {token}".encode()
+        self._token = token
         self._on_connection = on_connection
         self._hello = hello
         self._bounds = bounds
         self._allocate = allocate
         self._local = local
+        self._tls = tls
         self._max_connections = max_connections
+        self._max_from_one = max_from_one
         self._max_strangers = max_strangers
-        self._told = float("-inf")  # when the log was last told of a throng
+        self._told: dict[str, float] = {}  # when the log was told of what last
         self._handshake = handshake
         self._tasks = tasks
         self._attending: set[asyncio.Task[None]] = set()
+        self._from: Counter[str] = Counter()  # connections by address
+        self._securing: set[asyncio.Task[None]] = set()
         self._strangers: dict[Gate, None] = {}  # who came first, first
-        self._web = web.Server(
-            self._answer, access_log=None, logger=_http_log, keepalive_timeout=handshake, lingering_time=0.0
-        )
+        self._failures = Failures()
         self._listener: asyncio.Server | None = None
         self._local_listener: asyncio.Server | None = None
 
     @property
     def connections(self) -> int:
         """Open connections, strangers included."""
-        return len(self._strangers) + len(self._web.connections)
+        return len(self._strangers) + len(self._attending)
 
     async def _open(self, port: int) -> None:
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(self._gate, self.host, port, backlog=self._max_strangers)
         except (OSError, OverflowError) as error:
-            reason = _reason(error)
-            raise ResourceError(f"cannot listen on {self.host}:{port}: {reason}; port 0 takes any free one") from error
+            raise ResourceError(
+                f"cannot listen on {self.host}:{port}: {reason(error)}; port 0 takes any free one"
+            ) from error
         self.port = self._listener.sockets[0].getsockname()[1]
-        door = None if self._local is None else self._local.listen()
+        door = None if self._local is None else self._local.listen(self._token)
         if door is not None:
             self._local_listener = await loop.create_unix_server(self._gate, sock=door, backlog=self._max_strangers)
 
     def _gate(self) -> Gate:
-        return Gate(self._web, self._strangers, self._handshake, self._make_way)
-
-    def _make_way(self) -> None:
-        """Have a stranger leave, if there are too many for another one."""
-        if len(self._strangers) < max(1, min(self._max_strangers, _descriptors() // 4)):
-            return
-        next(iter(self._strangers)).leave()
-        now = asyncio.get_running_loop().time()
-        if now - self._told > TOLD_SECONDS:
-            self._told = now
-            _log.warning(
-                "port %d: %d connections say nothing; the oldest give way", self.port, len(self._strangers) + 1
-            )
+        return Gate(self, self._handshake)
 
     async def _aclose(self) -> None:
         if self._listener is None:
@@ -207,64 +194,146 @@ class Server:
             self._local_listener.close()
         for gate in list(self._strangers):
             gate.refuse("503 Service Unavailable")
-        for task in self._attending:
+        ending = self._attending | self._securing
+        for task in ending:
             task.cancel()
-        if self._attending:
-            await asyncio.wait(self._attending)
-        await self._web.shutdown(self._bounds.grace)
+        if ending:
+            await asyncio.wait(ending)
         await self._listener.wait_closed()
         if self._local_listener is not None:
             await self._local_listener.wait_closed()
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """What aiohttp calls for each request; lasts as long as the connection."""
-        refusal = self._refusal(request)
-        transport = request.transport
-        if refusal is not None or transport is None:
-            no = web.Response(status=refusal or 503, headers={"Upgrade": PROTOCOL} if refusal == 426 else None)
-            no.force_close()
-            return no
-        if self._is_neighbour(request, transport):
+    # ── strangers, at their gates ──
+
+    def enter(self, gate: Gate, transport: asyncio.Transport) -> None:
+        """Listen to a stranger, over TLS where it is at a port that speaks that."""
+        if self._is_shunned(transport):
+            gate.leave()
+            return
+        self._make_way()
+        self._strangers[gate] = None
+        if self._tls is None or is_unix(transport):
+            gate.talk_over(transport)
+
+    def secure(self, gate: Gate, transport: asyncio.Transport, first: bytes) -> None:
+        """Agree upon TLS with a stranger."""
+        assert self._tls is not None
+        task = self._tasks.create_task(self._secure(gate, transport, first, self._tls.contexts().node))
+        self._securing.add(task)
+        task.add_done_callback(self._securing.discard)
+
+    def leave(self, gate: Gate) -> None:
+        """A stranger is none any more."""
+        self._strangers.pop(gate, None)
+
+    def answer(self, head: Head, transport: asyncio.Transport) -> Reply:
+        """Prove to who asks that we have the token, or send it away."""
+        refusal = self._refusal(head, transport)
+        if refusal is not None:
+            return Reply(refusal, {"Upgrade": PROTOCOL} if refusal.startswith("426") else {})
+        if self._is_neighbour(head, transport):
             assert self._local is not None
-            place = {"Upgrade": UNIX, "Location": self._local.name, PEER: _address(transport)}
-            there = web.StreamResponse(status=101, headers=place | {"Connection": "Upgrade"})
-            there.force_close()
-            await there.prepare(request)
-            return there
-        side = self._side_of(request, transport)
+            place = {"Upgrade": UNIX, "Connection": "Upgrade", "Location": self._local.told, PEER: _address(transport)}
+            return Reply("101 Switching Protocols", place)
+        client = Opening.read(head.headers)
+        assert client is not None
+        node = Opening.of(self._token, secrets.token_bytes(NONCE), self._hello)
+        terms = Terms(client, node, channel_of(transport, node=True))
+        side = self._side_of(head, transport)
         headers = {"Upgrade": PROTOCOL, "Connection": "Upgrade"} | ({SIDE: "yes"} if side is not None else {})
-        answer = web.StreamResponse(status=101, headers=headers)
-        await answer.prepare(request)
-        before = transport.get_protocol()
-        connection = _connection(transport, _address(transport), self._bounds, self._allocate, self._local, side)
-        task = self._tasks.create_task(self._attend(connection))
+        headers |= node.headers() | {PROVES: terms.node_proof(self._token).hex()}
+        return Reply("101 Switching Protocols", headers, terms, side)
+
+    def admit(self, transport: asyncio.Transport, reply: Reply, proof: bytes) -> str | None:
+        """Attend to who has the token; answers the status to refuse it with, if so."""
+        assert reply.terms is not None
+        if not is_same(reply.terms.client_proof(self._token), proof):
+            return "401 Unauthorized"
+        address = _host_of(transport)
+        if self._is_full(address):
+            return "503 Service Unavailable"
+        connection = connection_over(
+            transport, _address(transport), self._bounds, self._allocate, self._local, reply.side
+        )
+        self._from[address] += 1
+        task = self._tasks.create_task(self._attend(connection, reply.terms.client))
         self._attending.add(task)
-        task.add_done_callback(self._attending.discard)
-        await connection.wait_closed()
-        before.connection_lost(None)
-        return answer
+        task.add_done_callback(lambda task: self._forget(task, address))
+        return None
 
-    def _refusal(self, request: web.BaseRequest) -> int | None:
-        """The HTTP status to refuse ``request`` with. What a browser could be tricked into is refused first."""
-        if "Origin" in request.headers or not self._knows_itself_as(request.headers.get("Host", "")):
-            return 403
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._bearer):
-            return 401
-        if request.method != "GET" or request.path != PATH:
-            return 404
-        if request.headers.get("Upgrade") != PROTOCOL:
-            return 426
-        return 503 if len(self._attending) >= self._max_connections else None
+    def failed(self, transport: asyncio.Transport, how: str) -> None:
+        """Note that somebody was refused, or fails at TLS."""
+        self._failures.note(_host_of(transport), self._now())
+        self._tell("refused", f"refused {_address(transport)}, perhaps among others: {how}")
 
-    def _is_neighbour(self, request: web.BaseRequest, transport: asyncio.Transport) -> bool:
+    def _forget(self, task: asyncio.Task[None], address: str) -> None:
+        self._attending.discard(task)
+        self._from[address] -= 1
+        if not self._from[address]:
+            del self._from[address]
+
+    def _is_shunned(self, transport: asyncio.Transport) -> bool:
+        """Whether who comes from there fails so often that it is not heard.
+
+        Never where somebody is connected from there; nor on loopback, where a handshake costs little and the address is
+        everybody's.
+        """
+        address = _host_of(transport)
+        if not self._failures.refuses(address, self._now()) or address in self._from or is_loopback(address):
+            return False
+        return not is_unix(transport)
+
+    def _make_way(self) -> None:
+        """Have a stranger leave, if there are too many for another one."""
+        if len(self._strangers) < max(1, min(self._max_strangers, _descriptors() // 4)):
+            return
+        next(iter(self._strangers)).leave()
+        self._tell("throng", f"{len(self._strangers) + 1} connections say nothing; the oldest give way")
+
+    def _tell(self, what: str, text: str) -> None:
+        """Say so in the log, but not often: strangers may not fill disks."""
+        now = self._now()
+        if now - self._told.get(what, float("-inf")) > TOLD_SECONDS:
+            self._told[what] = now
+            _log.warning("port %d: %s", self.port, text)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _secure(self, gate: Gate, transport: asyncio.Transport, first: bytes, context: Context) -> None:
+        try:
+            secured = await secured_over(transport, gate, first, context, self._handshake)
+        except OSError as error:
+            self.failed(transport, str(error))
+            gate.leave()
+        else:
+            gate.talk_over(secured)
+
+    def _refusal(self, head: Head, transport: asyncio.Transport) -> str | None:
+        """The HTTP status to refuse a request with. What a browser could be tricked into is refused first."""
+        if head.path is None:
+            return "400 Bad Request"
+        if "origin" in head.headers or not self._knows_itself_as(head.headers.get("host", "")):
+            return "403 Forbidden"
+        if Opening.read(head.headers) is None:
+            return "401 Unauthorized"
+        if head.path != PATH:
+            return "404 Not Found"
+        if head.headers.get("upgrade") != PROTOCOL:
+            return "426 Upgrade Required"
+        return "503 Service Unavailable" if self._is_full(_host_of(transport)) else None
+
+    def _is_full(self, address: str) -> bool:
+        return len(self._attending) >= self._max_connections or self._from[address] >= self._max_from_one
+
+    def _is_neighbour(self, head: Head, transport: asyncio.Transport) -> bool:
         """Whether who asks at the port should ask at the Unix socket."""
         here = self._local is not None and self._local_listener is not None and not is_unix(transport)
-        return here and request.headers.get(HOST) == self._local.host  # type: ignore[union-attr]
+        return here and head.headers.get(HOST) == self._local.host  # type: ignore[union-attr]
 
-    def _side_of(self, request: web.BaseRequest, transport: asyncio.Transport) -> socket.socket | None:
+    def _side_of(self, head: Head, transport: asyncio.Transport) -> socket.socket | None:
         """The side socket that a client of the Unix socket has opened."""
-        ticket = request.headers.get(SIDE)
+        ticket = head.headers.get(SIDE)
         if ticket is None or self._local is None or not is_unix(transport):
             return None
         return self._local.claim(ticket)
@@ -273,20 +342,22 @@ class Server:
         """On loopback, whether a Host header names this machine: a foreign name there was rebound to it."""
         name = host.rsplit(":", 1)[0] if re.search(r":\d+$", host) else host
         name = name.strip("[]")
-        return not _is_loopback(self.host) or _is_loopback(name) or name == self.host
+        return not is_loopback(self.host) or is_loopback(name) or name == self.host
 
-    async def _attend(self, connection: Connection) -> None:
+    # ── those who have the token ──
+
+    async def _attend(self, connection: Connection, client: Opening) -> None:
         async with connection:
             try:
-                await self._greet(connection)
+                await self._greet(connection, client)
                 await self._on_connection(connection)
             except (RemoteError, ClosedError) as error:
                 if not connection.closed:
                     raise
                 _log.info("%s", error)
 
-    async def _greet(self, connection: Connection) -> None:
-        """Hear the other side's hello first: what is sent before it listens here would be lost in its HTTP client."""
+    async def _greet(self, connection: Connection, client: Opening) -> None:
+        """Hear what the other side says of itself, which it has sealed, and say the same of this one."""
         try:
             async with asyncio.timeout(self._handshake):
                 theirs = await connection.receive()
@@ -294,179 +365,7 @@ class Server:
         except TimeoutError:
             await connection.aclose()
             raise BrokenStream(f"{connection.peer} said no hello within {self._handshake:g} s") from None
-        await _introduce(connection, self._hello, theirs)
-
-
-# ── the client ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def connect(
-    host: str,
-    port: int,
-    token: str,
-    hello: Hello | None = None,
-    *,
-    timeout: float = 10.0,  # noqa: ASYNC109 - the name every entry point of flowrt gives it
-    bounds: Bounds | None = None,
-    allocate: Allocate = allocate_array,
-    local: Local | None = None,
-) -> Connection:
-    """Open a connection to the node at ``host:port``; the caller closes it. With ``local``, a node of the same host is
-    talked to at its Unix socket.
-
-    Raises `NodeLost` if the node cannot be reached within ``timeout`` seconds, `AuthenticationError` if it refuses the
-    token, `VersionMismatch` if it speaks another protocol, and `BrokenStream` if it is no flowrt node.
-    """
-    where = f"{host}:{port}"
-    try:
-        async with asyncio.timeout(timeout):
-            client = _Client(host, port, checked(token), dict(hello or {}), bounds or Bounds(), allocate, local)
-            return await client.shake_hands()
-    except TimeoutError as error:
-        raise NodeLost(f"{where} did not answer within {timeout:g} s; is a node running there?") from error
-    except aiohttp.ClientConnectionError as error:
-        raise NodeLost(f"cannot connect to {where}: {_reason(error)}") from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise BrokenStream(f"{where} does not answer like a flowrt node: {error}") from error
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Client:
-    """Who opens a connection."""
-
-    host: str
-    port: int
-    token: str
-    hello: Hello
-    bounds: Bounds
-    allocate: Allocate
-    local: Local | None
-
-    @property
-    def where(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def authority(self) -> str:
-        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-    def headers(self) -> dict[str, str]:
-        return {"Upgrade": PROTOCOL, "Connection": "Upgrade", "Authorization": f"Bearer {self.token}"}
-
-    async def shake_hands(self) -> Connection:
-        neighbour = self.local is not None and self.local.host != ""
-        connection = await self._at_port(neighbour)
-        if connection is None:  # it was sent on, and came to nothing there
-            connection = await self._at_port(neighbour=False)
-        assert connection is not None
-        try:
-            await connection.send(self.hello)
-            await _introduce(connection, self.hello, await connection.receive())
-        except BaseException:
-            connection.cut()  # a goodbye would end what the hello may have begun
-            await connection.aclose()
-            raise
-        return connection
-
-    async def _at_port(self, neighbour: bool) -> Connection | None:
-        """Ask at the port, and where it says so at the Unix socket; None if nothing comes of that."""
-        headers = self.headers()
-        if neighbour and self.local is not None:
-            headers[HOST] = self.local.host
-        async with (
-            aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), cookie_jar=aiohttp.DummyCookieJar()
-            ) as session,
-            session.get(f"http://{self.authority}{PATH}", headers=headers, allow_redirects=False) as answer,
-        ):
-            if neighbour and answer.status == 101 and answer.headers.get("Upgrade") == UNIX:
-                came_straight = answer.headers.get(PEER) == _own_address(answer)
-                name = answer.headers.get("Location", "")
-                answer.close()
-            else:
-                refusal = _meaning(answer.status, answer.headers, self.where)
-                if refusal is not None:
-                    raise refusal
-                return self._take_over(answer)
-        return await self._at_socket(name) if came_straight and re.fullmatch("[0-9a-f]{1,64}", name) else None
-
-    async def _at_socket(self, name: str) -> Connection | None:
-        assert self.local is not None
-        side, ticket = (self.local.segments is not None and open_side(name)) or (None, "")
-        headers = {"Host": self.authority} | self.headers() | ({SIDE: ticket} if ticket else {})
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        try:
-            answer = await ask(name, f"GET {PATH} HTTP/1.1\r\n{lines}\r\n")
-            if answer is None:
-                return None
-            refusal = _meaning(answer.status, answer.headers, self.where)
-            if refusal is not None:
-                answer.transport.abort()
-                raise refusal
-            claimed, side = (side, None) if SIDE.lower() in answer.headers else (None, side)
-            return _connection(answer.transport, self.where, self.bounds, self.allocate, self.local, claimed)
-        finally:
-            if side is not None:
-                side.close()
-
-    def _take_over(self, answer: aiohttp.ClientResponse) -> Connection:
-        """The connection under ``answer``, taken from aiohttp, which is told that it is lost and so lets go of it."""
-        under = answer.connection
-        if under is None or under.transport is None or under.protocol is None:
-            raise NodeLost(f"{self.where} closed the connection during the handshake")
-        before = under.protocol
-        connection = Connection(under.transport, self.where, self.bounds, self.allocate, self.local)
-        before.connection_lost(None)
-        return connection
-
-
-def _own_address(answer: aiohttp.ClientResponse) -> str:
-    """The address that we have for ourselves; empty if the connection is gone."""
-    under = answer.connection
-    if under is None or under.transport is None:
-        return ""
-    return _named(under.transport.get_extra_info("sockname"))
-
-
-def _meaning(status: int, headers: Mapping[str, str], where: str) -> FlowrtError | None:
-    """The error that an answer other than 101 stands for."""
-    theirs = headers.get("Upgrade") or headers.get("upgrade") or "another protocol"
-    match status:
-        case 101 if theirs == PROTOCOL:
-            return None
-        case 401:
-            return AuthenticationError(f"{where} refused the token; both ends need the same one")
-        case 403:
-            return AuthenticationError(f"{where} does not know itself by that name; connect to the host it is bound to")
-        case 101 | 426:
-            return VersionMismatch(f"{where} speaks {theirs}, this side {PROTOCOL}; run the same version on both")
-        case 503:
-            return NodeLost(f"{where} has no room for another connection, or is closing")
-        case _:
-            return BrokenStream(f"{where} does not answer like a flowrt node: status {status}")
-
-
-# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _connection(
-    transport: asyncio.Transport,
-    where: str,
-    bounds: Bounds,
-    allocate: Allocate,
-    local: Local | None,
-    side: socket.socket | None,
-) -> Connection:
-    """A connection whose door is open; with ``side``, memory may be seen by both ends."""
-    channel = None if side is None or local is None else Channel(side, local)
-    return Connection(transport, where, bounds, allocate, local, channel)
-
-
-async def _introduce(connection: Connection, mine: Hello, theirs: Any) -> None:
-    if not isinstance(theirs, dict):
-        await connection.aclose()
-        raise BrokenStream(f"{connection.peer} began with {type(theirs).__name__} instead of a hello")
-    connection.hello, connection.peer_hello = mine, theirs
+        await introduce(connection, self._hello, theirs, client, self._token)
 
 
 def _descriptors() -> int:
@@ -475,26 +374,13 @@ def _descriptors() -> int:
     return 1 << 20 if most == resource.RLIM_INFINITY else most
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _host_of(transport: asyncio.Transport) -> str:
+    """The other end's host; empty for this one's own, of which there is nothing else to tell."""
+    return "" if is_unix(transport) else str((transport.get_extra_info("peername") or ("unknown",))[0])
 
 
 def _address(transport: asyncio.Transport) -> str:
     """The other end, for people."""
     if is_unix(transport):
         return f"process {peer_of(transport.get_extra_info('socket'))[0]} of this host"
-    return _named(transport.get_extra_info("peername"))
-
-
-def _named(address: tuple[Any, ...] | None) -> str:
-    host, port = (address or ("unknown", 0))[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _reason(error: BaseException) -> str:
-    """The cause in the system's words, without aiohttp's."""
-    number = getattr(error, "errno", None)
-    return os.strerror(number) if isinstance(number, int) and number in errno.errorcode else str(error)
+    return named(transport.get_extra_info("peername"))

@@ -19,7 +19,7 @@ class Cluster(fr.LocalCluster):
     """Nodes in the namespaces of a network, or beside this process where there is none."""
 
     def __init__(self, net: Network | None, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(tls=net is not None, **options)
         self._net = net
         self._awaited: dict[str, asyncio.Future[float]] = {}
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import flowrt as fr
+from flowrt.keys import make_keys
 from flowrt.net.tokens import new_token, save_token
 
 INSIDE = "FLOWRT_BEHIND_LINKS"
@@ -56,6 +57,8 @@ async def cluster_behind_links(ps: int, worker: int, gigabits: float) -> AsyncIt
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         save_token(folder / "token", new_token())
+        make_keys(folder / "keys", ["*"])
+        os.environ["FLOWRT_TLS"] = str(folder / "keys")
         places = [f"10.77.0.{number + 2}:{PORT}" for number in range(len(tasks))]
         spec = {"ps": places[:ps], "worker": places[ps:]}
         (folder / "cluster.toml").write_text("".join(f"{job} = {json.dumps(where)}\n" for job, where in spec.items()))

@@ -1,0 +1,20 @@
+"""Addresses as people write them, and which of them are this machine's own."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine, to itself."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def named(address: tuple[Any, ...] | None) -> str:
+    """A socket's address, for people."""
+    host, port = (address or ("unknown", 0))[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,208 @@
+"""TLS between machines: both ends show a certificate of the cluster's authority, from a folder that is read again.
+
+A folder of keys holds ``ca.pem``, the authorities that are believed, ``cert.pem``, this end's certificate and what
+leads from it to one of them, and ``key.pem``, the private key, which its owner alone may read. Whoever has a
+certificate of these authorities belongs to the cluster; a node also shows that it may answer at the address that was
+asked for. When a file of the folder changes, connections to come use it, and those that are there go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import logging
+import os
+import re
+import ssl
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from flowrt.errors import AuthenticationError, NodeLost
+from flowrt.net.addresses import is_loopback
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CA, CERT, KEY = "ca.pem", "cert.pem", "key.pem"
+TOKEN = "token"  # which may lie beside them
+MAKE = "python -m flowrt.worker keys DIR --hosts HOST ..."
+ANY = "*"  # the name of who may answer at any address
+_PEM = "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----"  # the first is the one that is shown
+_log = logging.getLogger(__name__)
+
+
+class Context(ssl.SSLContext):
+    """One that knows the digest of the certificate that it shows."""
+
+    certificate = b""
+
+
+@valueclass
+class Contexts:
+    """What connections of either end begin with."""
+
+    node: Context
+    client: Context
+
+
+class Keys:
+    """The keys in ``folder``. Raises `AuthenticationError` that names the file where they cannot be used."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._seen = self._look()
+        self._contexts = _load(self.folder)
+
+    def contexts(self) -> Contexts:
+        """For a connection that begins now. Files that changed and cannot be used are told of once, and not used."""
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._contexts = _load(self.folder)
+            except AuthenticationError as error:
+                _log.warning("%s; the keys that were read before are used on", error)
+        return self._contexts
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        return [_state(self.folder / name) for name in (CA, CERT, KEY)]
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns, about.st_mode
+
+
+def _load(folder: Path) -> Contexts:
+    _check_private(folder / KEY)
+    return Contexts(_context(folder, ssl.PROTOCOL_TLS_SERVER), _context(folder, ssl.PROTOCOL_TLS_CLIENT))
+
+
+def _check_private(path: Path) -> None:
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError as error:
+        raise AuthenticationError(f"cannot read {path}: {error.strerror}; make keys by {MAKE}") from error
+    if mode & 0o077:
+        raise AuthenticationError(f"others can read the private key {path} (mode {mode:03o}); chmod 600 it")
+
+
+def _context(folder: Path, protocol: Any) -> Context:
+    context = Context(protocol)
+    context.check_hostname = False  # `check_host` does, and knows of who may answer anywhere
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_TICKET
+    if protocol is ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # nothing is resumed: what a node has shown once would do for longer than it is good
+    try:
+        context.load_verify_locations(folder / CA)
+    except (OSError, ValueError) as error:
+        raise AuthenticationError(f"cannot use the authorities in {folder / CA}: {_said(error)}") from error
+    try:
+        context.load_cert_chain(folder / CERT, folder / KEY, password=_no_password)
+        shown = re.search(_PEM, (folder / CERT).read_text(encoding="ascii"), re.DOTALL)
+        context.certificate = hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown[0] if shown else "")).digest()
+    except (OSError, ValueError) as error:
+        raise AuthenticationError(
+            f"cannot use {folder / CERT} with {folder / KEY}: {_said(error)}; make keys by {MAKE}"
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the private key asks for a password")
+
+
+def _said(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
+
+def check_reach(host: str, keys: Keys | None) -> None:
+    """Raise `AuthenticationError` where a node would listen beyond this machine without keys."""
+    if keys is None and not is_loopback(host):
+        raise AuthenticationError(
+            f"listening on {host}, beyond this machine, needs TLS: make keys by {MAKE}, and give --tls DIR"
+        )
+
+
+# ── of a connection ──
+
+
+async def secured_over(
+    transport: asyncio.Transport, gate: asyncio.BufferedProtocol, first: bytes, context: Context, seconds: float
+) -> asyncio.Transport:
+    """TLS for ``gate`` over what was accepted; ``first`` has come from there, and reading is paused.
+
+    Raises `OSError` where that comes to nothing, which may be an `ssl.SSLError`.
+    """
+    agreeing = asyncio.ensure_future(
+        asyncio.get_running_loop().start_tls(transport, gate, context, server_side=True, ssl_handshake_timeout=seconds)
+    )
+    try:
+        for _ in range(2):  # it takes the transport over in the first turn, and begins in the second
+            await asyncio.sleep(0)
+        reader = cast("asyncio.BufferedProtocol", transport.get_protocol())
+        if reader is not gate:
+            memoryview(reader.get_buffer(len(first)))[: len(first)] = first
+            reader.buffer_updated(len(first))
+        secured = await agreeing
+    finally:
+        agreeing.cancel()
+    if secured is None:
+        raise ConnectionResetError("it was closed while TLS was agreed upon")
+    return secured
+
+
+def channel_of(transport: asyncio.BaseTransport, *, node: bool) -> bytes:
+    """What both ends see of a channel: the node's certificate and the client's, of which this end is one.
+
+    Empty where there is no TLS, as on a Unix socket.
+    """
+    tls = transport.get_extra_info("ssl_object")
+    if tls is None:
+        return b""
+    mine: bytes = tls.context.certificate
+    theirs = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()
+    return mine + theirs if node else theirs + mine
+
+
+def check_host(transport: asyncio.BaseTransport, host: str) -> None:
+    """Raise `AuthenticationError` unless the node's certificate is for ``host``."""
+    shown = cast("Mapping[str, Any]", transport.get_extra_info("ssl_object").getpeercert())
+    names = [str(name) for _, name in shown.get("subjectAltName", ())]
+    if not any(_is_for(name, host) for name in names):
+        raise AuthenticationError(
+            f"it shows a certificate for {', '.join(names) or 'no host'}, not for {host}; name all hosts in {MAKE}"
+        )
+
+
+def _is_for(name: str, host: str) -> bool:
+    if name == ANY:
+        return True
+    try:
+        return ipaddress.ip_address(name) == ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    first, _, rest = host.lower().rstrip(".").partition(".")
+    return name.lower() in (f"{first}.{rest}" if rest else first, f"{ANY}.{rest}" if rest else None)
+
+
+def failure(error: ssl.SSLError) -> AuthenticationError | NodeLost:
+    """What an error of TLS tells a client."""
+    reason = (error.reason or "").replace("_", " ").lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AuthenticationError(f"its certificate is refused: {error.verify_message}")
+    if "wrong version number" in reason or "record layer failure" in reason:
+        return AuthenticationError("it does not speak TLS; start that node with --tls, too")
+    if "alert" in reason:
+        return AuthenticationError(
+            f"it refuses our certificate ({reason}); both need one of the same authority, which has not expired"
+        )
+    return NodeLost(f"TLS failed: {reason or error}")
