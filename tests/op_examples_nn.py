@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from example import Example, bools, integers, normal
 from op_examples_windows import WINDOWS
 
 import flowrt.ops as fr
-from flowrt.ops import index, linalg, nn, recurrent, slices
+from flowrt.ops import index, linalg, nn, recurrent, routing, slices
 from flowrt.ops.moments import standardize, sums_about
 from flowrt.spec import Spec
 
@@ -104,6 +105,56 @@ INDEX = [
         lambda v, i: slices.sum_rows(v, slices.group_rows(i, 6, 10)),
         (normal(6, 3), ROWS),
         lambda v, i: np.stack([v[0] + v[2] + v[5], v[1] + v[4], v[3], *[0 * v[0]] * 3]),
+    ),
+    Example(
+        "route_rows",
+        lambda i: routing.route_rows(i, np.int64([0, 1, 4, 6])),
+        (np.int32([5, 0, -6, 3, 2, -1]),),
+        lambda i: tuple(
+            np.int64(v) for v in ([0, 2, 4, 6], [0, 0, 2, 1, 1, 1], [1, 2, 3, 4, 0, 5], [4, 0, 1, 2, 3, 5])
+        ),
+    ),
+    Example(
+        "route_rows",
+        lambda i: routing.route_rows(i, np.int64([0, 1, 4]))[0],
+        (integers(0),),
+        lambda i: np.int64([0, 0, 0]),
+        note="none",
+    ),
+    Example(
+        "take",
+        lambda x, i: tuple(fr.dynamic_partition(x, i, 4)),
+        (normal(5, 2), np.uint8([3, 0, 3, 1, 0])),
+        lambda x, i: tuple(x[i == part] for part in range(4)),
+        note="computed",
+    ),
+    Example(
+        "take",
+        lambda x, i: tuple(fr.dynamic_partition(x, i, 2)),
+        (normal(2, 3, 2), np.int64([[1, 0, 1], [1, 1, 0]])),
+        lambda x, i: tuple(x[i == part] for part in range(2)),
+        note="computed",
+    ),
+    Example(
+        "last_places",
+        lambda i: routing.last_places(i, 3),
+        (np.int32([2, 0, 2]),),
+        lambda i: np.int64([1, slices.ABSENT, 2]),
+    ),
+    Example(
+        "take",
+        lambda x, y, i, j: fr.dynamic_stitch([i, j], [x, y]),
+        (normal(2, 3), normal(2, 1, 3, seed=1), np.int32([4, 0]), np.int64([[1], [4]])),
+        lambda x, y, i, j: np.stack([x[1], y[0, 0], 0 * x[0], 0 * x[0], y[1, 0]]),
+        note="computed",
+    ),
+    Example(
+        "take",
+        lambda x, i: routing.looked_up([x[:1], x[1:4], x[4:]], (0, 1, 4, 6), i, lambda _: nullcontext()),
+        (normal(6, 2), np.int32([[5, 0], [-2, 0], [3, 5]])),
+        lambda x, i: x[i],
+        open_sizes=False,
+        note="routed",
     ),
     Example(
         "scatter_add",

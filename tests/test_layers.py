@@ -37,6 +37,7 @@ FAMILIES = [
     "shape",
     "slices",
     "index",
+    "routing",
     "linalg",
     "contraction",
 ]

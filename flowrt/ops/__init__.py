@@ -84,6 +84,7 @@ from flowrt.ops.reduce import (
     sum_to,
     var,
 )
+from flowrt.ops.routing import dynamic_partition, dynamic_stitch
 from flowrt.ops.shape import (
     concat,
     expand_dims,
@@ -143,6 +144,8 @@ __all__ = [
     "cumsum",
     "divide",
     "dot",
+    "dynamic_partition",
+    "dynamic_stitch",
     "einsum",
     "elu",
     "enter",

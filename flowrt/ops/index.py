@@ -52,6 +52,8 @@ def take_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     axis = node.attrs["axis"]
     if x.op.op.name == "read_variable" and indices.spec.dims is not None and axis in (0, -x.spec.rank):
         return IndexedSlices(dy, indices, x.spec.concrete), None
+    if indices.op.op.name == "route_rows" and indices.index == 3 and axis in (0, -x.spec.rank):
+        return take(dy, indices.op.outputs[2]), None  # each slice was taken once, so it is put back
     return scatter_add(dy, indices, shape_of(x), axis), None
 
 

@@ -1,0 +1,224 @@
+"""Rows sent to whoever has them, and back: Part and Stitch, and lookups in tables that are split by rows.
+
+`dynamic_partition` and `dynamic_stitch` are Part and Stitch of Abadi et al., "TensorFlow: a system for large-scale
+machine learning", OSDI 2016, section 4.2. All that they compute is where things go, `route_rows` and `last_places`:
+entries are moved by `take`, whose gradient is theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import SpecError
+from flowrt.op import located, no_gradient, op
+from flowrt.operators import Operators
+from flowrt.ops.elementwise import astype
+from flowrt.ops.index import take
+from flowrt.ops.inference import described
+from flowrt.ops.reduce import max as max_
+from flowrt.ops.shape import concat, getitem, reshape, slice_along
+from flowrt.ops.slices import IndexedSlices
+from flowrt.ops.source import shape_of, zeros
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.partitioning import Partition
+
+
+@no_gradient
+@op
+def route_rows(indices: Spec, bounds: Spec, wraps: bool = True) -> tuple[Spec, Spec, Spec, Spec]:
+    """Which of n ``indices`` are whose, of parts whose rows lie between ``bounds``, [parts + 1]: four int64 vectors.
+
+    They are: where each part's begin among the indices once these are sorted by part, equal ones in their order, and
+    n, [parts + 1]; the row within its part of each so sorted, its place before, and, for each index, its place then.
+    Where it ``wraps``, negative indices count from the end. One that is out of range fails the step.
+    """
+    for what, spec in (("indices", indices), ("bounds", bounds)):
+        if spec.dtype.kind not in "iu" or (spec.dims is not None and spec.rank != 1):
+            raise SpecError(f"the {what} are a vector of integers, got {spec}")
+    count = None if indices.dims is None else indices.shape[0]
+    each = Spec("int64", (count,))
+    return Spec("int64", None if bounds.dims is None else bounds.shape), each, each, each
+
+
+@no_gradient
+@op
+def last_places(indices: Spec, size: Spec) -> Spec:
+    """For each number below ``size``, an integer scalar, the last place among ``indices`` where it stands: int64.
+
+    Of those that stand nowhere it is what `take` answers zeros for.
+    """
+    if indices.dtype.kind not in "iu" or (indices.dims is not None and indices.rank != 1):
+        raise SpecError(f"the indices are a vector of integers, got {indices}")
+    if size.dtype.kind not in "iu" or size.dims not in (None, ()):
+        raise SpecError(f"the size is an integer scalar, got {size}")
+    return Spec("int64", (size.value if isinstance(size.value, int) else None,))
+
+
+@located("dynamic_partition")
+def dynamic_partition(x: Any, partitions: Any, num_partitions: int) -> list[Any]:
+    """``x`` dealt out to ``num_partitions`` tensors: part i has the slices of ``x`` whose entry of ``partitions`` is i.
+
+    ``partitions`` are integers from 0 up, shaped as the first axes of ``x``. Each part is [count, ...], in the order of
+    ``x``; how many there are only a step knows. An entry out of range fails the step.
+    """
+    if isinstance(num_partitions, bool) or not isinstance(num_partitions, int) or num_partitions < 1:
+        raise SpecError(f"num_partitions is how many parts there are, 1 or more, not {num_partitions!r}")
+    given, told = described(x), described(partitions)
+    if told.dtype.kind not in "iu":
+        raise SpecError(f"partitions are integers, got {told}; use astype")
+    if told.dims is None or (given.dims is not None and not _begins(given, told)):
+        raise SpecError(f"partitions are shaped as the first axes of {given}, got {told}")
+    bounds = np.arange(num_partitions + 1)
+    starts, _, order, _ = route_rows(_flat(partitions, told.rank), bounds, False)
+    rows = _flat(x, told.rank)
+    return [take(rows, stretch(order, starts, part)) for part in range(num_partitions)]
+
+
+def _begins(given: Spec, told: Spec) -> bool:
+    """Whether ``told`` may be of the first axes of ``given``."""
+    first = given.shape[: told.rank]
+    return len(first) == told.rank and all(m == n or None in (m, n) for m, n in zip(first, told.shape, strict=True))
+
+
+def _flat(x: Any, axes: int) -> Any:
+    """``x`` with its first ``axes`` as one."""
+    if axes == 1:
+        return x
+    spec = described(x)
+    if spec.dims is None:
+        return reshape(x, concat([np.array([-1]), shape_of(x)[axes:]]))
+    first, inner = spec.shape[:axes], spec.shape[axes:]
+    if None not in inner:
+        return reshape(x, (-1 if None in first else math.prod(n or 0 for n in first), *inner))
+    return reshape(x, concat([np.array([-1]), shape_of(x)[axes:]]))
+
+
+def stretch(x: Any, starts: Any, part: int) -> Any:
+    """What of ``x`` is one part's, as `route_rows` tells where each begins."""
+    first = getitem(starts, (part,))
+    return slice_along(x, first, getitem(starts, (part + 1,)) - first)
+
+
+@located("dynamic_stitch")
+def dynamic_stitch(indices: Sequence[Any], values: Sequence[Any]) -> Any:
+    """One tensor of the ``values``, slice j of whose i-th is at ``indices[i][j]``: what undoes `dynamic_partition`.
+
+    ``indices[i]`` are integers from 0 up, shaped as the first axes of ``values[i]``. The result has as many slices as
+    the largest index asks for. Of several for one index the last counts; where there is none there are zeros.
+    """
+    if not isinstance(indices, (list, tuple)) or not isinstance(values, (list, tuple)) or not values:
+        raise SpecError(f"indices and values are lists, one tensor for each part, got {indices!r} and {values!r}")
+    if len(indices) != len(values):
+        raise SpecError(f"each part has indices and values, got {len(indices)} indices for {len(values)} values")
+    told = [described(each) for each in indices]
+    for spec, value in zip(told, map(described, values), strict=True):
+        if spec.dtype.kind not in "iu":
+            raise SpecError(f"indices are integers, got {spec}; use astype")
+        if spec.dims is None or (value.dims is not None and not _begins(value, spec)):
+            raise SpecError(f"indices are shaped as the first axes of {value}, got {spec}")
+    places = concat([astype(_flat(i, spec.rank), "int64") for i, spec in zip(indices, told, strict=True)])
+    rows = concat([_flat(value, spec.rank) for value, spec in zip(values, told, strict=True)])
+    size = max_(concat([places, np.array([-1])])) + 1
+    return take(rows, last_places(places, size))
+
+
+def looked_up(
+    tables: Sequence[Any], bounds: Sequence[int], ids: Any, beside: Callable[[Any], Any], name: str | None = None
+) -> Any:
+    """`take` of the rows ``ids`` of the table that ``tables`` are together: Part, Gather on each, Stitch.
+
+    Table i has the rows from ``bounds[i]`` up to the next; ``beside(table)`` is the scope in which its rows are taken.
+    Nothing travels but the rows that occur, as often as they do. Gradients are rows of each table in the order of
+    ``ids``, so that what occurs several times is added up as in the whole table.
+    """
+    spec = described(ids)
+    if spec.dtype.kind not in "iu":
+        raise SpecError(f"indices must be integers, got {spec}; use astype")
+    if spec.dims is None:
+        raise SpecError(f"the rank of indices into a table that is split must be known, got {spec}")
+    starts, found, _, back = route_rows(_flat_ids(ids, spec), np.array(bounds, np.int64))
+    rows = []
+    for part, table in enumerate(tables):
+        mine = stretch(found, starts, part)
+        with beside(table):
+            rows.append(take(table, mine))
+    flat = spec.rank == 1
+    whole = take(concat(rows), back, name=name if flat else None)
+    if flat:
+        return whole
+    inner = described(tables[0]).concrete[1:]
+    sizes = (*spec.concrete, *inner) if spec.known else concat([shape_of(ids), np.array(inner, np.int64)])
+    return reshape(whole, sizes, name=name)
+
+
+def _flat_ids(ids: Any, spec: Spec) -> Any:
+    return reshape(ids, (math.prod(spec.concrete) if spec.known else -1,)) if spec.rank != 1 else ids
+
+
+class SplitGradient(Operators):
+    """The gradient of a variable that is split by rows: one for each part, a tensor, an `IndexedSlices` or None.
+
+    Used as a tensor it is the whole, dense; optimisers, and clipping, take the parts as they are.
+    """
+
+    __slots__ = ("partition", "parts")
+
+    def __init__(self, partition: Partition, parts: Sequence[Any]) -> None:
+        self.partition = partition
+        self.parts = tuple(parts)
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of the whole."""
+        return self.partition.spec
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's dtype of its entries."""
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the whole."""
+        return self.spec.concrete
+
+    def map(self, change: Callable[[Any], Any]) -> SplitGradient:
+        """That of which each part is ``change`` of this one's."""
+        return SplitGradient(self.partition, [None if part is None else change(part) for part in self.parts])
+
+    def __tensor__(self) -> Any:
+        specs = [self.partition.spec_of(first, end) for _, first, end in self.partition.pieces()]
+        return concat(
+            [zeros(s.concrete, s.dtype) if part is None else part for part, s in zip(self.parts, specs, strict=True)]
+        )
+
+    def __repr__(self) -> str:
+        return f"<SplitGradient of {self.partition.name!r} {self.spec}>"
+
+
+def split_gradient(gradient: Any, partition: Partition) -> Sequence[Any]:
+    """What each part of a variable has of a ``gradient`` of the whole: a tensor, `IndexedSlices`, a `SplitGradient`."""
+    if isinstance(gradient, SplitGradient) and gradient.partition == partition:
+        return gradient.parts
+    if isinstance(gradient, IndexedSlices):
+        return split_slices(gradient, partition)
+    return [getitem(gradient, ((first, end, None),)) for _, first, end in partition.pieces()]
+
+
+def split_slices(slices: IndexedSlices, partition: Partition) -> list[IndexedSlices]:
+    """The slices of each part, in their order."""
+    starts, found, order, _ = route_rows(slices.indices, np.array(partition.rows, np.int64))
+    return [
+        IndexedSlices(
+            take(slices.values, stretch(order, starts, part)),
+            stretch(found, starts, part),
+            partition.spec_of(first, end).concrete,
+        )
+        for part, (_, first, end) in enumerate(partition.pieces())
+    ]
