@@ -74,7 +74,7 @@ def differ(op: str, inputs: list[Any], spec: Spec, attrs: dict[str, Any]) -> flo
 def long() -> dict[str, float]:
     rng = np.random.default_rng(0)
     a, b, flags = rng.normal(size=(11, 9)), rng.normal(size=(9, 13)), {"transpose_a": False, "transpose_b": False}
-    key = {"mean": 0.0, "stddev": 1.0, "seed": 1, "stream": 2}
+    key = {"mean": 0.0, "stddev": 1.0, "seed": 1, "stream": 2, "first": 3}
     return {
         "add": differ("add", [a, a[:1]], Spec("float64", (11, 9)), {}),
         "fill": differ("pad", [a], Spec("float64", (15, 13)), {"paddings": ((2, 2), (2, 2)), "value": 2.5}),

@@ -162,5 +162,18 @@ def test_blocks_side_by_side_are_what_each_is_by_itself(name: str, dtype: str, m
     )
     with np.errstate(over="ignore"):
         for block in range(-(-size // lanes(want))):
-            (fill_normal if name == "normal" else fill_uniform)(want, block, *numbers, key)
+            (fill_normal if name == "normal" else fill_uniform)(want, block, *numbers, 0, 0, key)
     np.testing.assert_allclose(got, want, 2e-7 if dtype == "float32" else 3e-15, 2e-14)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 5, 8, 517, 1030, 1034, 1035])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+def test_a_stretch_is_what_the_whole_has_there(name: str, dtype: str, first: int) -> None:
+    with Graph():
+        whole = getattr(fr.random, name)((1035,), 0.0, 3.0, dtype, seed=9)
+        make, attrs = whole.op.op, {**whole.op.attrs, "first": first}
+        shares = [whole.graph.apply(make, (fr.constant([n]), whole.op.inputs[1]), attrs)[0] for n in (1035 - first, 3)]
+    rest, three = map(sample, shares)
+    np.testing.assert_array_equal(rest, sample(whole)[first:])
+    np.testing.assert_array_equal(three[: 1035 - first], rest[:3])

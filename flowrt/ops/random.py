@@ -51,8 +51,9 @@ def random_normal(
     dtype: DType = "float32",
     seed: int | None = None,
     stream: int = 0,
+    first: int = 0,
 ) -> Spec:
-    """Samples of the normal distribution; see `normal`."""
+    """Samples of the normal distribution; see `normal`. They are a larger tensor's from its entry ``first`` on."""
     return _sampled(dtype, shape, turns)
 
 
@@ -66,8 +67,9 @@ def random_uniform(
     dtype: DType = "float32",
     seed: int | None = None,
     stream: int = 0,
+    first: int = 0,
 ) -> Spec:
-    """Samples of the uniform distribution; see `uniform`."""
+    """Samples of the uniform distribution; see `uniform`. They are a larger tensor's from its entry ``first`` on."""
     if not low <= high:
         raise SpecError(f"low must not be above high, got {low} and {high}")
     return _sampled(dtype, shape, turns)
