@@ -22,6 +22,7 @@ from flowrt.graph import Graph, Node, Subgraph, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
+from flowrt.ops.routing import SplitGradient
 from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import constant, ones_like, shape_of, zeros_like
@@ -45,13 +46,15 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """The derivatives of the sum of ``ys`` with respect to each of ``xs``.
 
     That of a variable of which only rows are taken is an `IndexedSlices`; used as a tensor it is the dense one, as it
-    is in a body. What `Variable.read` reads counts as the variable.
+    is in a body. That of a variable that is split is a `SplitGradient`, used likewise. What `Variable.read` reads
+    counts as the variable.
 
     ``ys`` and ``xs`` are tensors or variables, alone or in a sequence. Each answer has the shape and dtype of its x;
     it is None where no y depends on x in a differentiable way, as for every x of an integer dtype. ``grad_ys`` weighs
     each y by a tensor of its shape (None: ones). Raises `GraphError` for an op on the way without a gradient rule.
     """
-    outputs, sources = _tensors("ys", ys), _tensors("xs", xs)
+    given = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    outputs, sources = _tensors("ys", ys), _tensors("xs", [part for x in given for part in getattr(x, "parts", (x,))])
     graph = _innermost(outputs + sources)
     with building(graph), name_scope("gradients"):
         partials = _Partials()
@@ -66,7 +69,13 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
                 if partials.has(mine):
                     partials.add(outside, partials.total(mine))
         found = [partials.total(x) if partials.has(x) and _is_real(x) else None for x in sources]
-        return [g if g is None or x.graph is graph else as_value(g) for x, g in zip(sources, found, strict=True)]
+        each = iter([g if g is None or x.graph is graph else as_value(g) for x, g in zip(sources, found, strict=True)])
+        return [_whole(x, [next(each) for _ in x.parts]) if hasattr(x, "composed") else next(each) for x in given]
+
+
+def _whole(split: Any, parts: Sequence[Any]) -> SplitGradient | None:
+    """The gradient of a variable that is split, of those of its parts."""
+    return None if all(part is None for part in parts) else SplitGradient(split.partition, parts)
 
 
 class _Partials:

@@ -34,14 +34,16 @@ from flowrt.op import as_value, building
 from flowrt.ops.elementwise import add_n, astype, divide, expm1, maximum, multiply, negative, sqrt, square
 from flowrt.ops.flow import group
 from flowrt.ops.reduce import sum as sum_
+from flowrt.ops.routing import SplitGradient, split_gradient
 from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rmsprop_rows
 from flowrt.ops.slices import IndexedSlices, group_rows, sum_rows
 from flowrt.ops.source import constant, full, shape_of
-from flowrt.ops.state import Variable, variables_from
+from flowrt.ops.state import SplitVariable, Variable, variables_from
+from flowrt.partitioning import Partition
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
+    from flowrt.graph import Graph, Node, Tensor
 
 T = TypeVar("T")
 
@@ -71,7 +73,7 @@ class Optimizer(ABC):
         tensor = as_value(loss)
         if not hasattr(tensor, "graph"):
             raise GraphError(f"{user_site()}: the loss to minimize is a tensor of a graph, not {loss!r}")
-        among = [v for v in tensor.graph.variables if v.trainable] if variables is None else list(variables)
+        among = _trainable(tensor.graph) if variables is None else list(variables)
         if not among:
             raise GraphError(f"{user_site()}: there is no trainable variable; create one, or name some by variables=")
         found = gradients(tensor, among)
@@ -88,11 +90,11 @@ class Optimizer(ABC):
         The updates are computed where the variables are. With a ``name`` what is kept beside a variable bears it, too:
         two optimisers that move the same variables need names, for checkpoints to tell whose is whose.
         """
-        moves = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        moves = by_parts(pairs)
         if not moves:
             raise GraphError(f"{user_site()}: there are no gradients to apply")
         done: list[Node] = []
-        with _update(name) as common:
+        with counted_together(), _update(name) as common:
             for gradient, variable in moves:
                 with building(variable.graph), beside(as_node(variable)):
                     if isinstance(gradient, IndexedSlices):
@@ -119,6 +121,24 @@ class Optimizer(ABC):
         return _common.get().once(variable, ("rate", variable.dtype), lambda: astype(rate, variable.dtype))
 
 
+def _trainable(graph: Graph) -> list[Variable]:
+    """The variables that are moved by default, as the program sees them."""
+    held = [variable for variable in graph.variables if variable.trainable]
+    return list(dict.fromkeys(v if v.whole is None else v.whole for v in held))
+
+
+def by_parts(pairs: Iterable[tuple[Any, Variable]]) -> list[tuple[Any, Variable]]:
+    """Those of the (gradient, variable) ``pairs`` that have a gradient, split variables part by part."""
+    found: list[tuple[Any, Variable]] = []
+    for gradient, variable in pairs:
+        if isinstance(variable, SplitVariable) and gradient is not None:
+            with building(variable.graph):
+                found += zip(split_gradient(gradient, variable.partition), variable.parts, strict=True)
+        else:
+            found.append((gradient, variable))
+    return [(gradient, variable) for gradient, variable in found if gradient is not None]
+
+
 class _Common:
     """What one update's variables have in common where they lie in one place: made once, beside the first of them.
 
@@ -132,8 +152,9 @@ class _Common:
 
     def once(self, variable: Variable, what: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` makes beside ``variable``, or has made before beside one that was asked to be there too."""
-        place = variable.resource.device, variable.resource.container, as_node(variable).colocate
-        key = place, what
+        asked = variable.resource.device
+        alone = variable.name if variable.whole is not None and asked.task is None else None  # parts are placed apart
+        key = asked, variable.resource.container, as_node(variable).colocate, alone, what
         if key not in self._made:
             self._made[key] = make()
         made: T = self._made[key]
@@ -144,6 +165,7 @@ class _Common:
 
         def count() -> Any:
             steps = _slot(variable, "steps", 0, shape=(), dtype="int64")
+            _counts.get().append((variable, steps))
             now = steps + 1
             self.writes.append(steps.assign(now))
             return now
@@ -152,6 +174,45 @@ class _Common:
 
 
 _common: ContextVar[_Common] = ContextVar("flowrt_common")
+_counts: ContextVar[list[tuple[Variable, Variable]]] = ContextVar("flowrt_counts")
+
+
+@contextmanager
+def counted_together(order: Sequence[Variable] = ()) -> Iterator[None]:
+    """Of the updates built inside, which are made together, have checkpoints keep one count, wherever there are some.
+
+    It is named after the variable that comes first: in ``order``, or of those that are moved.
+    """
+    if not order and _counts.get(None) is not None:
+        yield  # in those of a trainer
+        return
+    token = _counts.set([])
+    try:
+        yield
+        found = _counts.get()
+    finally:
+        _counts.reset(token)
+    place = {variable: number for number, variable in enumerate(order)}
+    found.sort(key=lambda pair: place.get(pair[0], 0))
+    alike: dict[str, list[tuple[Variable, Variable]]] = {}
+    for variable, steps in found:
+        alike.setdefault(_beside(variable, steps), []).append((variable, steps))
+    for name, counts in alike.items():
+        first = counts[0][0] if counts[0][0].whole is None else counts[0][0].whole
+        mirror([steps for _, steps in counts], f"{first.name}/{name}")
+
+
+def _beside(variable: Variable, slot: Variable) -> str:
+    """What is kept beside a variable, as its name says it."""
+    return slot.name.removeprefix(f"{variable.name}/")
+
+
+def mirror(held: Sequence[Variable], name: str) -> None:
+    """Have checkpoints keep these scalars, which are always equal, as one of that ``name``."""
+    if len(held) > 1 or (held and held[0].name != name):
+        shards = tuple(variable.name for variable in held)
+        container = held[0].resource.container
+        held[0].graph.partitions[name] = Partition(name, held[0].spec, (), shards, container)
 
 
 @contextmanager
@@ -356,7 +417,17 @@ def _slot(variable: Variable, name: str, value: float = 0, *, shape: Any = None,
         sizes = common.once(variable, ("sizes", shape), lambda: constant(np.array(shape, "int64")))
         first = common.once(variable, ("first", name, dtype), lambda: full((), value, dtype))
         full_name = "/".join(filter(None, (variable.name, common.name, name)))
-        return Variable(full(sizes, first), name=full_name, trainable=False)
+        made = Variable(full(sizes, first), name=full_name, trainable=False)
+    if variable.whole is not None and shape == variable.shape:
+        _split_alike(variable.whole, _beside(variable, made))
+    return made
+
+
+def _split_alike(variable: SplitVariable, name: str) -> None:
+    """Note that what is kept beside all parts of a variable is split as they are, once it is there."""
+    graph, found = variable.graph, variable.partition.beside(name)
+    if all((found.container, shard) in graph.resources for shard in found.shards):
+        graph.partitions[found.name] = found
 
 
 def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], Tensor]:
@@ -365,7 +436,8 @@ def clip_by_global_norm(grads: Sequence[Any], norm: float) -> tuple[list[Any], T
     The global norm is the root of the sum of all squares. Gradients of None stay None. Pascanu et al., "On the
     difficulty of training recurrent neural networks", ICML 2013.
     """
-    present = [_summed(g) for g in grads if g is not None]
+    given = [part for g in grads for part in (g.parts if isinstance(g, SplitGradient) else (g,))]
+    present = [_summed(g) for g in given if g is not None]
     if not present:
         raise GraphError(f"{user_site()}: there are no gradients to clip")
     total: Tensor = sqrt(add_n([sum_(square(g)) for g in present]))
@@ -382,6 +454,8 @@ def _summed(gradient: Any) -> Any:
 
 
 def _scaled(gradient: Any, scale: Any) -> Any:
+    if isinstance(gradient, SplitGradient):
+        return gradient.map(lambda part: _scaled(part, scale))
     if not isinstance(gradient, IndexedSlices):
         return multiply(gradient, scale)
     return IndexedSlices(multiply(gradient.values, scale), gradient.indices, gradient.shape)

@@ -19,6 +19,7 @@ from flowrt.graph import Graph, Node, Resource, Tensor
 from flowrt.op import Attr, Op, lookup
 from flowrt.ops.starting import check_start
 from flowrt.ops.state import Variable
+from flowrt.partitioning import Partition, row_bounds
 from flowrt.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
 from flowrt.spec import Spec, as_dtype
 
@@ -57,6 +58,7 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
         "nodes": [_node_to_data(node) for node in graph.nodes],
         "resources": [_resource_to_data(resource) for resource in graph.resources.values()],
         "variables": [(v.resource.container, v.resource.name) for v in graph.variables],
+        "partitions": [_partition_to_data(partition) for partition in graph.partitions.values()],
     }
 
 
@@ -90,6 +92,16 @@ def _resource_to_data(resource: Resource) -> dict[str, Any]:
     }
 
 
+def _partition_to_data(partition: Partition) -> dict[str, Any]:
+    return {
+        "name": partition.name,
+        "spec": spec_to_data(partition.spec),
+        "rows": partition.rows,
+        "shards": partition.shards,
+        "container": partition.container,
+    }
+
+
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -115,6 +127,8 @@ def _read_graph(data: Any) -> Graph:
         found = _read_resource(graph, resource)
         graph.add_resource(found)
     _read_variables(graph, _item(data, "variables", tuple))
+    for partition in _item(data, "partitions", tuple) if "partitions" in data else ():
+        _read_partition(graph, partition)
     _read_names(graph, data)
     return graph
 
@@ -239,6 +253,22 @@ def _read_variables(graph: Graph, keys: Sequence[Any]) -> None:
         if read is None or read.spec != resource.specs[0]:
             raise BrokenStream(f"variable {resource.name!r:.200}: the graph has no read of it")
         graph.variables.append(Variable.of(resource, read))
+
+
+def _read_partition(graph: Graph, data: Any) -> None:
+    """What several variables hold together, of which each holds what that says."""
+    spec, rows, shards = spec_from_data(data["spec"]), _item(data, "rows", tuple), _item(data, "shards", tuple)
+    found = Partition(_item(data, "name", str), spec, rows, shards, _item(data, "container", str))
+    where = f"variable {found.name!r:.200}"
+    if rows and (not spec.dims or row_bounds(rows, spec.concrete[0]) != rows or len(rows) != len(shards) + 1):
+        raise BrokenStream(f"{where}: {rows!r:.200} are not the bounds of the rows of its parts")
+    if found.name in graph.partitions or not shards or (not rows and spec.dims != ()):
+        raise BrokenStream(f"{where}: what holds it is not told, or twice")
+    for shard, first, end in found.pieces():
+        held = graph.resources.get((found.container, shard))
+        if held is None or held.kind != "variable" or held.specs[0] != found.spec_of(first, end):
+            raise BrokenStream(f"{where}: no variable {shard!r:.200} holds its rows from {first} to {end}")
+    graph.partitions[found.name] = found
 
 
 def _read_names(graph: Graph, data: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from step_world import CLUSTER, RandomGraph, everywhere
 
@@ -13,10 +14,13 @@ from flowrt.device import Device
 from flowrt.errors import PlacementError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, colocate_with, device
+from flowrt.op import as_value
 from flowrt.ops.elementwise import add, exp, multiply, negative
 from flowrt.ops.queues import FIFOQueue
+from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable
+from flowrt.optim import Momentum
 from flowrt.passes.place import place
 from flowrt.passes.prune import prune
 
@@ -233,3 +237,23 @@ def test_random_placements_keep_every_constraint_and_every_variable_together() -
                     assert found[other.index] == where, f"seed {seed}"
         assert all(len(devices) == 1 for devices in homes.values()), f"seed {seed}"
     assert kept > 150
+
+
+def test_parts_of_variables_are_spread_over_the_tasks_that_they_may_be_on() -> None:
+    tasks = [Device("ps", task, "cpu", 0) for task in range(3)]
+    with Graph():
+        with device("/job:ps"):
+            first = Variable(np.zeros((5, 2), "float32"), name="first", partition=(0, 3, 4, 5))
+            second = Variable(np.zeros((4, 2), "float32"), name="second", partition=2)
+        loose = Variable(np.zeros((4, 2), "float32"), name="loose", partition=2)
+        moved = Momentum(0.1, 0.9).minimize(sum_(first), [first])
+    found = placed(
+        [as_value(p) for p in (*first.parts, *second.parts, *loose.parts)],
+        [moved],
+        devices=(*tasks, WORKER_0, WORKER_1),
+    )
+    assert [found[f"first/part_{i}/value"] for i in range(3)] == tasks
+    assert [found[f"first/part_{i}/momentum/value"] for i in range(3)] == tasks
+    assert [found[f"second/part_{i}/value"] for i in range(2)] == tasks[1:]
+    assert [found[f"loose/part_{i}/value"] for i in range(2)] == [WORKER_0, WORKER_1]
+    assert list(placed([as_value(p) for p in second.parts], devices=(*tasks, WORKER_0)).values()) == tasks[1:]

@@ -6,7 +6,7 @@ what a program holds of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -18,22 +18,30 @@ from flowrt.errors import SpecError, user_site
 from flowrt.graph import (
     Graph,
     Resource,
+    Subgraph,
+    as_node,
+    beside,
     current_graph,
     current_scope,
     scoped,
 )
-from flowrt.op import as_value, building, frozen, located, no_gradient, op
+from flowrt.op import active_builder, as_value, building, frozen, located, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
+from flowrt.ops.flow import group
+from flowrt.ops.routing import looked_up, split_slices
 from flowrt.ops.rows import add_rows, assign_rows, write_rows
+from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant
-from flowrt.ops.starting import check_start
+from flowrt.ops.starting import check_start, rows_of
+from flowrt.partitioning import Partition, row_bounds
 from flowrt.plain import as_dtype_of, default_array, fitting_array
 from flowrt.spec import NAMES, Spec, as_dtype
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
+    from flowrt.device import Device
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType, Op
 
@@ -76,8 +84,8 @@ def assign_sub(value: Spec, *, resource: str, container: str, dtype: DType, shap
 class VariableSource(Protocol):
     """Who may hand out an existing variable where a program asks for a new one."""
 
-    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable | None:
-        """The variable to use, or None to let a new one be made."""
+    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool, *partition: Any) -> Variable | None:
+        """The variable to use, or None to let a new one be made; ``partition`` where one was asked for."""
 
 
 variable_source: ContextVar[VariableSource | None] = ContextVar("flowrt_variable_source", default=None)
@@ -97,31 +105,57 @@ def variables_from(source: VariableSource | None) -> Iterator[None]:
 class Variable(Operators):
     """A tensor that outlives the step: it is read, and written by `assign`, `assign_add`, `assign_sub`, and row by row.
 
-    ``initial`` (a number, an array or a tensor of fully known shape, also one computed from other variables) is what a
-    session starts it from, unless it was restored or an earlier session left it. The graph keeps an array for sessions
+    ``initial`` (a number, an array or a tensor of fully known shape, also one computed from other variables, or a
+    function of no arguments that answers one) is what a session starts it from, unless it was restored or an earlier
+    session left it. The graph keeps an array for sessions
     to come: a copy, or the array itself where it is read-only (``table.setflags(write=False)``, ``np.load`` with
     ``mmap_mode="r"``). A large table of which steps only look up and move rows shares the copy's pages until they are
     written. Used as a tensor a variable means its value before the step's writes; `read` under control
     dependencies sees earlier ones.
+
+    With ``partition``, a number of parts or the bounds of their rows such as (0, 1000, 4000), it is split by rows, and
+    its parts are placed on several tasks: see `SplitVariable`. Raises `SpecError` for parts that make no sense.
     """
 
-    __slots__ = ("_read", "resource")
+    __slots__ = ("_read", "resource", "whole")
     resource: Resource
+    whole: SplitVariable | None
+    """The variable that this one is a part of."""
     _read: Tensor
 
     @brief
-    def __new__(cls, initial: Any, *, dtype: Any = None, name: str | None = None, trainable: bool = True) -> Variable:
+    def __new__(
+        cls,
+        initial: Any,
+        *,
+        dtype: Any = None,
+        name: str | None = None,
+        trainable: bool = True,
+        partition: int | Sequence[int] | None = None,
+    ) -> Variable:
+        initial = initial() if callable(initial) else initial
         source = variable_source.get()
-        found = None if source is None else source.variable(initial, dtype, name, trainable)
-        return _create_variable(initial, dtype, name, trainable) if found is None else found
+        split = () if partition is None else (partition,)  # of which most sources need not know
+        found = None if source is None else source.variable(initial, dtype, name, trainable, *split)
+        if found is not None:
+            return found
+        if partition is None:
+            return _create_variable(initial, dtype, name, trainable)
+        return split_variable(initial, dtype, name, trainable, partition)
 
     @staticmethod
     def of(resource: Resource, read: Tensor) -> Variable:
         """The handle of a variable that stands in ``read.graph`` already; ``read`` is its plain read."""
         variable: Variable = object.__new__(Variable)
         variable.resource = resource
+        variable.whole = None
         variable._read = read
         return variable
+
+    @property
+    def parts(self) -> tuple[Variable, ...]:
+        """The variables that nodes hold of it: itself, or, where it is split, one for each stretch of its rows."""
+        return (self,)
 
     @property
     def name(self) -> str:
@@ -244,28 +278,145 @@ class Variable(Operators):
 @located("variable")
 def _create_variable(initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
     graph = current_graph("a variable")
-    value, scope, site = _initial(initial, dtype), current_scope(), user_site()
-    check_start(value, graph, f"{scope.prefix}{name or 'variable'}", site)
-    spec = value.spec if hasattr(value, "spec") else Spec(value.dtype, value.shape)
-    resource = Resource(
-        "variable",
-        scope.container,
-        graph.claim_name(name, "variable"),
-        (spec.without_value(),),
-        scope.device,
-        site,
-        trainable,
-    )
-    graph.add_resource(resource)
-    attributes = _attributes(resource)
-    with scoped(replace(scope, prefix=f"{resource.name}/", control=())):
-        plain = read_variable(**attributes, name="value")
-        first = value if hasattr(value, "builder") else constant(value, name="initial")
-        initialize = assign(first, **attributes, name="initialize")
-    graph.complete_resource((resource.container, resource.name), first, initialize)
-    variable = Variable.of(graph.resources[(resource.container, resource.name)], plain)
+    value, scope = _initial(initial, dtype), current_scope()
+    check_start(value, graph, f"{scope.prefix}{name or 'variable'}", user_site())
+    own = graph.claim_name(name, "variable")
+    variable = _new_variable(_spec_of(value), lambda _: value, own, trainable)
     graph.variables.append(variable)
     return variable
+
+
+def _new_variable(spec: Spec, start: Callable[[Tensor], Any], name: str, trainable: bool) -> Variable:
+    """A variable of that very name, which starts from what ``start`` answers for its plain read: a tensor, an array."""
+    graph, scope = current_graph("a variable"), current_scope()
+    resource = Resource("variable", scope.container, name, (spec,), scope.device, user_site(), trainable)
+    graph.add_resource(resource)
+    attributes = _attributes(resource)
+    with scoped(replace(scope, prefix=f"{name}/", control=())):
+        plain = read_variable(**attributes, name="value")
+        value = start(plain)
+        first = value if hasattr(value, "builder") else constant(value, name="initial")
+        initialize = assign(first, **attributes, name="initialize")
+    graph.complete_resource((resource.container, name), first, initialize)
+    return Variable.of(graph.resources[(resource.container, name)], plain)
+
+
+@located("variable")
+def split_variable(
+    initial: Any, dtype: Any, name: str | None, trainable: bool, partition: Any, devices: Sequence[Device] = ()
+) -> SplitVariable:
+    """A variable that is split by rows as ``partition`` says, part i on ``devices[i]``, or where it will be placed."""
+    graph = current_graph("a variable")
+    value, scope, site = _initial(initial, dtype), current_scope(), user_site()
+    check_start(value, graph, f"{scope.prefix}{name or 'variable'}", site)
+    spec = _spec_of(value)
+    if spec.rank == 0:
+        raise SpecError(f"a scalar has no rows to be split by, got partition={partition!r}; leave that out")
+    rows = row_bounds(partition, spec.concrete[0])
+    own = graph.claim_name(name, "variable")
+    with scoped(replace(scope, prefix="")):
+        shards = tuple(graph.claim_name(f"{own}/part_{part}", "part") for part in range(len(rows) - 1))
+    graph.partitions[own] = found = Partition(own, spec, rows, shards, scope.container)
+    parts = []
+    for part, (shard, first, end) in enumerate(found.pieces()):
+        device = devices[part] if devices else scope.device
+        with scoped(replace(scope, prefix="", control=(), device=device)):
+            parts.append(_new_variable(found.spec_of(first, end), _start_of(value, first, end), shard, trainable))
+    with scoped(replace(scope, prefix=f"{own}/", control=())):
+        whole = concat(parts, name="value")
+        initialize = group(*(part.initializer for part in parts), name="initialize")
+    resource = Resource("variable", scope.container, own, (spec,), scope.device, site, trainable, whole, initialize)
+    graph.variables += parts
+    return SplitVariable.join(resource, whole, parts, found)
+
+
+def _start_of(value: Any, first: int, end: int) -> Callable[[Tensor], Any]:
+    """What a part starts from, made beside it."""
+
+    def start(read: Tensor) -> Any:
+        with beside(read.op):
+            return rows_of(value, first, end)
+
+    return start
+
+
+def _spec_of(value: Any) -> Spec:
+    return value.spec.without_value() if hasattr(value, "spec") else Spec(value.dtype, value.shape)
+
+
+@brief
+class SplitVariable(Variable):
+    """A variable that is split by rows: ``parts`` are variables that nodes hold, wherever each is placed.
+
+    It is used as any variable. `take` and `nn.embedding_lookup` send each part the ids of its rows, gather them there,
+    and put them together; writes of rows, and gradients, are sent to the parts likewise. Whatever else reads it reads
+    all of its parts to put them together: use rows where that is much. See `flowrt.partitioning`.
+    """
+
+    __slots__ = ("_parts", "partition")
+    partition: Partition
+    _parts: tuple[Variable, ...]
+
+    @staticmethod
+    def join(resource: Resource, whole: Tensor, parts: Sequence[Variable], partition: Partition) -> SplitVariable:
+        """The handle of ``parts``, of which ``whole`` is put together. No node knows ``resource``."""
+        variable: SplitVariable = object.__new__(SplitVariable)
+        variable.resource, variable.whole, variable._read = resource, None, whole
+        variable._parts, variable.partition = tuple(parts), partition
+        for part in parts:
+            part.whole = variable
+        return variable
+
+    def __tensor__(self) -> Tensor:
+        """All of it, put together for each use: so partials add up in the order in which the whole one's would."""
+        if self.graph.finalized or isinstance(active_builder(), Subgraph):
+            return self._read
+        with building(self.graph):
+            made: Tensor = concat(self._parts, name=f"{self.name}/value")
+        return made
+
+    @property
+    def parts(self) -> tuple[Variable, ...]:
+        """The variables that nodes hold of it, each a stretch of its rows, in order."""
+        return self._parts
+
+    @property
+    def initializer(self) -> Node:
+        """The operation that gives the variable its initial value."""
+        assert self.resource.initialize is not None
+        return self.resource.initialize
+
+    def composed(self, op: Op, arguments: Mapping[str, Any], name: str | None) -> Any:
+        """What ``op`` with these arguments, the first this variable, comes to on its parts; None to read it whole."""
+        by_rows = op.name == "take" and arguments["axis"] in (0, -self.spec.rank)
+        if not by_rows or isinstance(active_builder(), Subgraph):
+            return None  # in a body rows are taken of the whole, as turns must find equally many in each part
+        with building(self.graph), located(f"take {name!r}" if name else "take"):
+            return looked_up(self._parts, self.partition.rows, arguments["indices"], lambda p: beside(as_node(p)), name)
+
+    def read(self, *, name: str | None = None) -> Tensor:
+        """The value when this read runs: after whatever the control dependencies around it have written."""
+        with building(self.graph):
+            made: Tensor = concat([part.read() for part in self._parts], name=name or f"{self.name}/read")
+        return made
+
+    def move_rows(self, write: Op, slices: IndexedSlices, settings: Any, slots: Any = (), name: Any = None) -> Node:
+        """The operation that moves the rows of ``slices`` of each part."""
+        with building(self.graph), located(f"{write.name} of {self.name!r}"):
+            each = zip(self._parts, split_slices(slices, self.partition), strict=True)
+            moves = [part.move_rows(write, mine, settings) for part, mine in each]
+            made: Node = group(*moves, name=name or f"{self.name}/{write.name}")
+        return made
+
+    def _write(self, write: Op, value: Any, name: str | None) -> Node:
+        with building(self.graph), located(f"{write.name} to {self.name!r}"):
+            whole = of_dtype(value, self.dtype)
+            given = whole.spec if hasattr(whole, "builder") else Spec(whole.dtype, whole.shape)
+            _check_written(given, self.name, NAMES[self.dtype], self.shape)
+            rows = ((first, end) for _, first, end in self.partition.pieces())
+            writes = [part._write(write, whole[a:b], None) for part, (a, b) in zip(self._parts, rows, strict=True)]
+            made: Node = group(*writes, name=name or f"{self.name}/{write.name}")
+        return made
 
 
 def _initial(initial: Any, dtype: Any) -> Any:

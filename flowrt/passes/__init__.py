@@ -20,7 +20,7 @@ from flowrt.passes.count_turns import count_turns
 from flowrt.passes.epilogue import append_epilogues
 from flowrt.passes.fold_constants import Evaluate, fold_constants
 from flowrt.passes.fuse import Fusible, fuse
-from flowrt.passes.gather import move_gathers
+from flowrt.passes.gather import move_gathers, put_together
 from flowrt.passes.hasten import hasten
 from flowrt.passes.lower import lower
 from flowrt.passes.merge_common import merge_common
@@ -131,6 +131,8 @@ def compile_step(
 
     step = trim(prune(graph, fetches, targets, feeds))
     report("prune", kept=len(step.nodes), dropped=len(graph.nodes) - len(step.nodes))
+    if graph.partitions and (whole := put_together(step)):
+        report("put_together", **{f"bytes of {name}": nbytes for name, nbytes in whole.items()})
     if optimize:
         step = _reduce(step, evaluate, report)
     step = order_state(step)

@@ -53,6 +53,23 @@ def move_gathers(step: Step, placement: Mapping[int, Device], supports: Supports
     return moved
 
 
+def put_together(step: Step) -> dict[str, int]:
+    """The bytes of each variable that is split by rows and that the step reads whole, so that all its parts travel."""
+    found: dict[str, int] = {}
+    names = {partition.shards: partition.name for partition in step.graph.partitions.values() if partition.rows}
+    for node in step.nodes.values() if names else ():
+        if node.op.name == "concat":
+            read = tuple(_read_name(step, source) for source, _ in node.inputs)
+            if read in names:
+                found[names[read]] = node.outputs[0].nbytes
+    return found
+
+
+def _read_name(step: Step, source: int) -> str:
+    node = step.nodes.get(source)
+    return node.resource[1] if node is not None and node.op.name == READ and node.resource is not None else ""
+
+
 def _any_take(step: Step) -> bool:
     return any(node.op.name == TAKE for node in step.nodes.values())
 

@@ -65,7 +65,7 @@ def place(
         family = families.get(id(known)) or families.setdefault(id(known), known.in_step())
         family.needed.append(node)
         mine[node.id] = family
-    _choose(step, mine, chooser)
+    _choose(step, mine, tied, chooser)
     return {i: chooser.within(mine[i], homes[i], node) for i, node in step.nodes.items()}
 
 
@@ -175,11 +175,31 @@ class _Rules:
 # ── where to put it ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _choose(step: Step, mine: Mapping[int, _Family], chooser: _Chooser) -> None:
+def _spread(graph: Graph, tied: Mapping[Home, _Family], chooser: _Chooser) -> dict[Home, Device]:
+    """Where the parts of variables go that are split by rows: each to the task that has the fewest bytes of such.
+
+    These are the tasks that its constraint leaves, of the job of the first one that is preferred.
+    """
+    found: dict[Home, Device] = {}
+    nbytes: dict[str, int] = {}
+    for partition in graph.partitions.values():
+        for shard, first, end in partition.pieces():
+            home = partition.container, shard
+            if partition.is_mirrored or home not in tied or any(other in found for other in tied[home].homes):
+                continue  # beside another part, or what another is kept beside
+            devices = chooser.spreading(tied[home])
+            found[home] = device = min(devices, key=lambda device: nbytes.get(device.host, 0))
+            nbytes[device.host] = nbytes.get(device.host, 0) + partition.spec_of(first, end).nbytes
+    return found
+
+
+def _choose(step: Step, mine: Mapping[int, _Family], tied: Mapping[Home, _Family], chooser: _Chooser) -> None:
     """Give every family of the step a device: those tied down first, then along the edges."""
+    spread = _spread(step.graph, tied, chooser) if step.graph.partitions else {}
     for family in mine.values():
         if family.device is None and family.stateful:
-            family.device = chooser.pick(family, ())
+            where = next((spread[home] for home in family.homes if home in spread), None)
+            family.device = chooser.pick(family, () if where is None else (where,))
     order = list(step.nodes.values())
     consumers = _consumers(step)
 
@@ -249,6 +269,13 @@ class _Chooser:
             if all(self._runs(node, device.kind or "") for node in nodes):
                 return device
         return next(self._by_preference(candidates, (*preferred, self._default)))
+
+    def spreading(self, family: _Family) -> list[Device]:
+        """A device of each task that the parts of a variable may be spread over, in order."""
+        candidates = self._candidates(family)
+        first = next(self._by_preference(candidates, (self._default,)))
+        tasks = {device.host: device for device in reversed(candidates) if device.job == first.job}
+        return list(tasks.values())[::-1]
 
     def _by_preference(self, candidates: Sequence[Device], preferred: Sequence[Device]) -> Iterator[Device]:
         for wanted in preferred:

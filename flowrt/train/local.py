@@ -20,7 +20,7 @@ from flowrt.graph import current_graph, current_scope, scoped
 from flowrt.op import as_value
 from flowrt.ops.elementwise import subtract
 from flowrt.ops.state import Variable, variables_from
-from flowrt.optim import SGD, Momentum, Optimizer
+from flowrt.optim import SGD, Momentum, Optimizer, by_parts
 from flowrt.train.updates import all_finite
 from flowrt.valueclass import valueclass
 
@@ -62,9 +62,9 @@ class Copies:
         self._graph = current_graph("a copy of a model")
         self._first = len(self._graph.nodes)
 
-    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
-        """A copy of the variable that ``shared`` hands out."""
-        held = self._shared.variable(initial, dtype, name, trainable)
+    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool, *partition: Any) -> Variable:
+        """A copy of the variable that ``shared`` hands out: whole, however that is split."""
+        held = self._shared.variable(initial, dtype, name, trainable, *partition)
         assert held is not None
         with variables_from(None), scoped(self._scope):
             made = self.of[held] = Variable(held, name=held.name, trainable=trainable)
@@ -104,7 +104,7 @@ def build_local(
     load = tuple([copy.initializer for copy in copies.of.values()])
     start = tuple([slot.initializer for slot in slots])
     _make_local(graph, [*copies.of.values(), *slots])
-    return LocalTower(start, load, step, finite), differences
+    return LocalTower(start, load, step, finite), by_parts(differences)
 
 
 def apply_differences(outer: Optimizer, pairs: Sequence[tuple[Any, Variable]]) -> list[Node]:
@@ -137,6 +137,9 @@ def _make_local(graph: Graph, variables: Sequence[Variable]) -> None:
     for key in map(_key, variables):
         graph.resources[key] = replace(graph.resources[key], kind=LOCAL)
     graph.variables[:] = [variable for variable in graph.variables if variable not in local]
+    kept = {variable.name for variable in graph.variables}
+    for name in [p.name for p in graph.partitions.values() if not kept.issuperset(p.shards)]:
+        del graph.partitions[name]
 
 
 def _key(variable: Variable) -> tuple[str, str]:

@@ -107,7 +107,7 @@ class Parts:
             "seed": seed,
         }
         self._shards = trainer.shards
-        self.home_of = self._places([as_value(v) for v in (*trainer.variables, *(s.step for s in self._shards))])
+        self.home_of = self._places([as_value(v) for v in (*trainer.held, *(s.step for s in self._shards))])
         self.task_of = [self.home_of[_name(shard.step)] for shard in self._shards]
         self._tasks = tuple(dict.fromkeys(self.task_of))
         self._twice = trainer.copies > 1
@@ -157,7 +157,7 @@ class Parts:
             for t in trainer.towers
         ]
         looks = tuple(Look(trainer.container, trainer.name, self._steps(run.told_by(task))) for task in run.tasks)
-        sizes = {_name(variable): variable.spec.nbytes for variable in trainer.variables}
+        sizes = {_name(variable): variable.spec.nbytes for variable in trainer.held}
         nbytes = sum(sizes.get(name, 0) for told in run.values for name in told)
         return Program(run.tasks, looks, begin_servers, replicas, tuple(begin_replicas), nbytes)
 
@@ -176,7 +176,7 @@ class Parts:
 
     def _find_holders(self) -> Holders:
         """Who holds what: all that is told, and all that applying works on."""
-        reads = [as_value(variable) for variable in self._trainer.variables]
+        reads = [as_value(variable) for variable in self._trainer.held]
         plans = self._compile_held(reads, [shard.apply for shard in self._shards], self._fed(), ends=Ends.USED).plans
         known = self._trainer.graph.resources
         found = {
@@ -292,7 +292,7 @@ class Parts:
         inputs = tuple(tower.inputs.values())
         if tower.local is not None:
             return Asked.of(inputs, ())  # it takes rows of its own copies
-        tables = self._trainer.variables if self._optimize else []
+        tables = self._trainer.held if self._optimize else []
         on_servers = [table for table in tables if self.home(table) in self._tasks]
         return Asked.of(inputs, find_gathers(_fetches(tower), inputs, on_servers))
 

@@ -24,6 +24,7 @@ from flowrt.op import as_value, building
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
+from flowrt.optim import by_parts, counted_together, mirror
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
 from flowrt.spec import Spec
 from flowrt.structure import flatten
@@ -106,6 +107,8 @@ class Replicated:
         worker_device: Where replica ``{}`` is, or a device for each. With both empty, all may run in one process.
         late: What becomes of a batch whose update came late, or was lost with its replica: with "drop" nothing more,
             with "requeue" it is handed out again, before new ones, until an update of it is kept.
+        split_above: A variable of more bytes is split by its rows, into a part for each server, unless its
+            ``partition`` says how; None for none. By default 256 MiB.
 
     A replica's update counts whole or not at all, on every server. Raises `GraphError` for a policy that ``replicas``
     cannot meet, for a range that makes no sense and for copies that differ, `SpecError` for a loss that is not a float
@@ -127,6 +130,7 @@ class Replicated:
         server_device: str | Sequence[str] = "/job:ps/task:{}",
         worker_device: str | Sequence[str] = "/job:worker/task:{}",
         late: str = "drop",
+        split_above: int | None = 1 << 28,
     ) -> None:
         self.graph: Graph = current_graph("replicated training")
         self.policy: Policy = AllOf() if policy is None else policy
@@ -147,7 +151,7 @@ class Replicated:
         self._outside = current_scope()
         self.name = self.graph.claim_name(name, "replicated")
         self.container = self._outside.container
-        self._where = Servers(self._servers)
+        self._where = Servers(self._servers, split_above)
         self.tally = Tally(self.replicas)
         self._makers: WeakKeyDictionary[Session, Maker] = WeakKeyDictionary()
         with name_scope(self.name.removeprefix(self._outside.prefix)):
@@ -174,13 +178,20 @@ class Replicated:
         ]
         self._check_alike()
         self.version: Tensor = placeholder("int64", (), name="version")
-        self.shards = [self._build_shard(server, where, optimizer) for server, where in enumerate(self._servers)]
+        with counted_together(self.held):
+            self.shards = [self._build_shard(server, where, optimizer) for server, where in enumerate(self._servers)]
         self.step: Variable = self.shards[0].step
+        mirror([shard.step for shard in self.shards], self.step.name)
 
     @property
     def variables(self) -> list[Variable]:
         """The variables that ``loss_fn`` created, in order."""
         return [shared.variable for shared in self._shared]
+
+    @property
+    def held(self) -> list[Variable]:
+        """The variables that servers hold: those, and of one that is split its parts."""
+        return [part for variable in self.variables for part in variable.parts]
 
     # ── towers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,8 +207,7 @@ class Replicated:
                 source.check_all_given()
             local, trainable = None, self._trainable(who)
             if copies is None:
-                found = optimizer.compute_gradients(loss, trainable)
-                pairs = [(gradient, variable) for gradient, variable in found if gradient is not None]
+                pairs = by_parts(optimizer.compute_gradients(loss, trainable))
             else:
                 local, pairs = build_local(optimizer, loss, trainable, copies, who)
             parts = [self._of_server(pairs, server) for server in range(len(self._servers))]
@@ -227,7 +237,11 @@ class Replicated:
         return self._of_server(tower.gradients, server)
 
     def _of_server(self, pairs: Sequence[tuple[Gradient, Variable]], server: int) -> list[tuple[Gradient, Variable]]:
-        home = {shared.variable.name: shared.server for shared in self._shared}
+        home = {
+            part.name: server
+            for shared in self._shared
+            for part, server in zip(shared.variable.parts, shared.servers, strict=True)
+        }
         return [(gradient, v) for gradient, v in pairs if home[v.name] == server]
 
     def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> Shard:

@@ -6,6 +6,7 @@ the same order; whatever differs raises, naming both.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from flowrt.device import Device
 from flowrt.errors import GraphError, Site, user_site
 from flowrt.graph import Scope, current_scope, scoped
 from flowrt.op import as_value
-from flowrt.ops.state import Variable, variables_from
+from flowrt.ops.state import Variable, split_variable, variables_from
+from flowrt.partitioning import row_bounds
 from flowrt.plain import default_array
 from flowrt.spec import Spec, as_dtype
 from flowrt.valueclass import valueclass
@@ -24,20 +26,31 @@ if TYPE_CHECKING:
 
 @valueclass
 class Shared:
-    """A variable as a copy asked for it, and the server that keeps it."""
+    """A variable as a copy asked for it, and the servers that keep its parts: one, unless it is split."""
 
     asked: str
     variable: Variable
-    server: int
+    servers: tuple[int, ...]
     site: Site
 
 
 class Servers:
-    """Where variables go: each to the server that has the fewest bytes so far."""
+    """Where variables go: each, or each part of one, to the server that has the fewest bytes so far.
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    One of more than ``bound`` bytes is split by its rows, into a part for each server.
+    """
+
+    def __init__(self, devices: Sequence[str], bound: int | None = None) -> None:
         self.devices = tuple(devices)
+        self._bound = bound
         self._bytes = [0] * len(self.devices)
+
+    def split(self, spec: Spec) -> int | None:
+        """Into how many parts a variable is split that the program says nothing about; None for not at all."""
+        if self._bound is None or not spec.known or spec.nbytes <= self._bound or not spec.dims:
+            return None
+        parts = min(len(self.devices), spec.concrete[0])
+        return parts if parts > 1 else None
 
     def choose(self, nbytes: int) -> int:
         """The server for a variable of ``nbytes``, counted as its own from now on."""
@@ -55,17 +68,27 @@ class FirstCopy:
         self._outside = outside
         self._prefix = prefix
 
-    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
-        """A new variable, on the server that has the fewest bytes."""
+    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool, *partition: Any) -> Variable:
+        """A new variable, on the server that has the fewest bytes; or each of its parts, if it is split."""
         inner = current_scope().prefix.removeprefix(self._prefix)
         spec = spec_of_initial(initial, dtype)
-        server = self._servers.choose(spec.nbytes if spec.known else 0)
-        device = Device.parse(self._servers.devices[server]).over(self._outside.device)
-        around = replace(self._outside, prefix=self._outside.prefix + inner, device=device)
-        with variables_from(None), scoped(around):
-            made = Variable(initial, dtype=dtype, name=name, trainable=trainable)
-        self.found.append(Shared(inner + (name or "variable"), made, server, user_site()))
+        parts = partition[0] if partition else self._servers.split(spec)
+        around = replace(self._outside, prefix=self._outside.prefix + inner)
+        if parts is None or not spec.dims:
+            servers: tuple[int, ...] = (self._servers.choose(spec.nbytes if spec.known else 0),)
+            with variables_from(None), scoped(replace(around, device=self._device(servers[0]))):
+                made = Variable(initial, dtype=dtype, name=name, trainable=trainable, partition=parts)
+        else:
+            rows = itertools.pairwise(row_bounds(parts, spec.concrete[0]))
+            row = spec.nbytes // max(spec.concrete[0], 1)
+            servers = tuple(self._servers.choose((end - first) * row) for first, end in rows)
+            with variables_from(None), scoped(around):
+                made = split_variable(initial, dtype, name, trainable, parts, [self._device(s) for s in servers])
+        self.found.append(Shared(inner + (name or "variable"), made, servers, user_site()))
         return made
+
+    def _device(self, server: int) -> Device:
+        return Device.parse(self._servers.devices[server]).over(self._outside.device)
 
 
 class LaterCopy:
@@ -77,7 +100,7 @@ class LaterCopy:
         self._prefix = prefix
         self._given = 0
 
-    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool) -> Variable:
+    def variable(self, initial: Any, dtype: Any, name: str | None, trainable: bool, *partition: Any) -> Variable:
         """The next variable of the first copy; raises `GraphError` where another one is asked for."""
         asked = current_scope().prefix.removeprefix(self._prefix) + (name or "variable")
         spec = spec_of_initial(initial, dtype)
