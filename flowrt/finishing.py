@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any
 
 
@@ -19,6 +19,17 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
+
+
+async def first(*works: Awaitable[Any]) -> None:
+    """Wait until one of ``works`` has ended, and end the others. What they come to is for who holds them to see."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> None:

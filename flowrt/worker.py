@@ -21,7 +21,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
 from types import MappingProxyType
@@ -31,6 +31,7 @@ import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops f
 from flowrt import progress
 from flowrt.blocking import loop_factory
 from flowrt.errors import FlowrtError, GraphError, ResourceError
+from flowrt.finishing import first
 from flowrt.kernels.building import build_standard_kernels
 from flowrt.net.code import hashes_here
 from flowrt.net.enlisting import enlist, host_towards
@@ -114,7 +115,7 @@ async def serve(
         if settings.door is not None:
             standing.state = "joining"
             joining = asyncio.ensure_future(_join(settings, settings.door, lines))
-            await _first(joining, told.wait(), gone.wait())
+            await first(joining, told.wait(), gone.wait())
             if joining.cancelled():
                 return
             settings = joining.result()
@@ -127,9 +128,9 @@ async def serve(
                 standing.serve(settings.task, node)
                 name = f"[{settings.host}]" if ":" in settings.host else settings.host
                 _say(lines, f"{settings.task} ready on {name}:{server.port}", task=settings.task, port=server.port)
-                await _first(told.wait(), gone.wait())
+                await first(told.wait(), gone.wait())
                 standing.state = "leaving"
-                await _first(node.leave(LEAVE_SECONDS), gone.wait())
+                await first(node.leave(LEAVE_SECONDS), gone.wait())
         finally:
             await host.aclose()
 
@@ -206,17 +207,6 @@ def _bound(host: str, port: int) -> Iterator[int]:
 
 def _say_waits(door: tuple[str, int], lines: JsonLines | None) -> None:
     _say(lines, f"waits for a session: the node at {door[0]}:{door[1]} will tell it its task")
-
-
-async def _first(*works: Awaitable[Any]) -> None:
-    """Wait until one of ``works`` is done, and end the others."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 def bring(module: str) -> None:

@@ -148,13 +148,19 @@ async def test_a_second_loss_meanwhile_is_waited_for_too(tmp_path: Path) -> None
         await steps.aclose()
 
 
+async def waiting(at: Training) -> tuple[Reports, asyncio.Future[Any]]:
+    """An iteration that waits for a server, and its next report."""
+    steps = at.trainer.steps(at.session, batches())
+    await anext(steps)
+    await at.kill(SERVERS[0])
+    coming = asyncio.ensure_future(until_rolled_back(steps))
+    await at.lost(SERVERS[0])
+    return steps, coming
+
+
 async def test_an_iteration_that_waits_for_a_server_can_be_left(tmp_path: Path) -> None:
     async with training(tmp_path) as at:
-        steps = at.trainer.steps(at.session, batches())
-        await anext(steps)
-        await at.kill(SERVERS[0])
-        coming = asyncio.ensure_future(until_rolled_back(steps))
-        await at.lost(SERVERS[0])
+        steps, coming = await waiting(at)
         coming.cancel()
         await asyncio.wait([coming])
         await steps.aclose()
@@ -163,26 +169,6 @@ async def test_an_iteration_that_waits_for_a_server_can_be_left(tmp_path: Path) 
 
 async def test_a_session_that_closes_ends_an_iteration_that_waits(tmp_path: Path) -> None:
     async with training(tmp_path) as at:
-        steps = at.trainer.steps(at.session, batches())
-        await anext(steps)
-        await at.kill(SERVERS[0])
-        coming = asyncio.ensure_future(until_rolled_back(steps))
-        await at.lost(SERVERS[0])
+        _, coming = await waiting(at)
     with pytest.raises(fr.ClosedError, match="training was ended"):
         await coming
-
-
-async def test_without_checkpoints_a_lost_server_ends_training() -> None:
-    with fr.Graph() as graph:
-        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, servers=2)
-    async with (
-        fr.LocalCluster(ps=2, worker=2) as cluster,
-        fr.Session(graph, cluster=cluster) as session,
-        asyncio.timeout(60),
-    ):
-        steps = trainer.steps(session, batches())
-        await anext(steps)
-        cluster.processes[SERVERS[1]].kill()
-        with pytest.raises(fr.NodeLost, match=f"training stopped at step .*: lost the parameter servers {SERVERS[1]}"):
-            async for _ in steps:
-                pass

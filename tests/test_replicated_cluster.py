@@ -183,20 +183,22 @@ async def test_a_run_begins_and_ends_though_the_way_breaks_at_each_of_its_reques
     assert {asked for _, asked in cut} == {"Look", "BeginServer", "BeginReplica", "Stop"}
 
 
-async def test_a_lost_server_ends_training_with_an_error_that_names_it() -> None:
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_without_checkpoints_a_lost_server_ends_training_with_an_error_that_names_it(servers: int) -> None:
+    one, last = fr.train.FirstOf(1), f"/job:ps/task:{servers - 1}"
     with fr.Graph() as graph:
-        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=2, policy=fr.train.FirstOf(1))
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(0.1), replicas=2, policy=one, servers=servers)
     async with (
-        fr.LocalCluster(ps=1, worker=2) as cluster,
+        fr.LocalCluster(ps=servers, worker=2) as cluster,
         fr.Session(graph, cluster=cluster) as session,
     ):
         steps = trainer.steps(session, batches())
         await some(steps, 2)
-        await kill(cluster, "/job:ps/task:0")
-        with pytest.raises(fr.NodeLost, match="/job:ps/task:0"):
-            async with asyncio.timeout(10):
-                await some(steps, 100)
-        with pytest.raises(fr.NodeLost, match="training cannot begin: lost the parameter servers /job:ps/task:0"):
+        await kill(cluster, last)
+        with pytest.raises(fr.NodeLost, match=f"training stopped at step .*: lost the parameter servers {last}"):
+            async with asyncio.timeout(30):
+                await some(steps, 10_000)
+        with pytest.raises(fr.NodeLost, match=f"training cannot begin: lost the parameter servers {last}"):
             await some(trainer.steps(session, batches()), 1)
 
 

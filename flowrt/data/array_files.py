@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.data.columns import ColumnTable, Pairs, Specs, checked_columns, chosen, converted, read
+from flowrt.data.columns import ColumnTable, Pairs, checked_columns, chosen, converted, read
 from flowrt.data.mapping import map_member, map_npy, members_of
 from flowrt.data.order import Order, checked_order
-from flowrt.data.sources import Array, Source
+from flowrt.data.sources import Array, Source, Specified, Specs
 from flowrt.errors import GraphError, user_site
 from flowrt.tracebacks import brief
 from flowrt.valueclass import valueclass
@@ -42,7 +42,7 @@ class Arrays(Source):
 
 
 @valueclass
-class Npz(Source):
+class Npz(Specified):
     """Members of an npz file; see `npz`. ``members`` are (name, member), ``dtypes`` (name, dtype)."""
 
     path: str
@@ -50,10 +50,6 @@ class Npz(Source):
     dtypes: Pairs
     found: Specs
     order: Order
-
-    @property
-    def specs(self) -> Mapping[str, Spec]:
-        return dict(self.found)
 
     def table(self) -> ColumnTable:
         return ColumnTable({name: map_member(self.path, member) for name, member in self.members}, self.dtypes)
@@ -63,17 +59,13 @@ class Npz(Source):
 
 
 @valueclass
-class Npy(Source):
+class Npy(Specified):
     """npy files; see `npy`. ``paths`` are (name, path), ``dtypes`` (name, dtype)."""
 
     paths: Pairs
     dtypes: Pairs
     found: Specs
     order: Order
-
-    @property
-    def specs(self) -> Mapping[str, Spec]:
-        return dict(self.found)
 
     def table(self) -> ColumnTable:
         return ColumnTable({name: map_npy(path) for name, path in self.paths}, self.dtypes)
@@ -110,8 +102,7 @@ def arrays(
         raise GraphError(f"{user_site()}: arrays takes {{name: array}}, not {type(columns).__name__}")
     found = {name: np.asarray(array) for name, array in columns.items()}
     what = "a source of arrays"
-    rows, specs = checked_columns(what, found)
-    order = checked_order(what, rows, batch, shuffle, seed, epochs, remainder)
+    _, specs, order = _checked(what, found, None, batch, shuffle, seed, epochs, remainder)
     plain = tuple((name, np.ascontiguousarray(found[name], spec.dtype)) for name, spec in specs)
     return Arrays(plain, order)
 
@@ -150,10 +141,7 @@ def npz(
     what = f"npz {place}"
     members = chosen(what, read(what, lambda: members_of(place)), columns)
     found = read(what, lambda: {name: map_member(place, member) for name, member in members.items()})
-    casts = converted(what, list(members), dtypes)
-    rows, specs = checked_columns(what, found, casts)
-    order = checked_order(what, rows, batch, shuffle, seed, epochs, remainder)
-    return Npz(place, tuple(members.items()), casts, specs, order)
+    return Npz(place, tuple(members.items()), *_checked(what, found, dtypes, batch, shuffle, seed, epochs, remainder))
 
 
 @brief
@@ -176,7 +164,13 @@ def npy(
     places = {name: os.path.abspath(path) for name, path in paths.items()}
     what = f"npy {', '.join(places.values())}"
     found = read(what, lambda: {name: map_npy(place) for name, place in places.items()})
-    casts = converted(what, list(places), dtypes)
-    rows, specs = checked_columns(what, found, casts)
-    order = checked_order(what, rows, batch, shuffle, seed, epochs, remainder)
-    return Npy(tuple(places.items()), casts, specs, order)
+    return Npy(tuple(places.items()), *_checked(what, found, dtypes, batch, shuffle, seed, epochs, remainder))
+
+
+def _checked(
+    what: str, columns: Mapping[str, Array], dtypes: Mapping[str, Any] | None, *asked: Any
+) -> tuple[Pairs, Specs, Order]:
+    """To which dtypes columns are converted, the specs of their batches, and the order that is ``asked`` for."""
+    casts = converted(what, list(columns), dtypes)
+    rows, specs = checked_columns(what, columns, casts)
+    return casts, specs, checked_order(what, rows, *asked)

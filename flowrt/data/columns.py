@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.data.sources import Array, Batch, Table
+from flowrt.data.sources import Array, Batch, Specs, Table
 from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.plain import shortened
 from flowrt.spec import Spec, as_dtype
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
-Specs: TypeAlias = tuple[tuple[str, Spec], ...]
 
 
 class ColumnTable(Table):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from flowrt.data.order import Order, Rows, checked_order
-from flowrt.data.sources import Batch, Source, Table
+from flowrt.data.sources import Batch, Source, Specified, Specs, Table
 from flowrt.errors import FeedError, GraphError, how_to_bring, user_site
 from flowrt.plain import shortened
 from flowrt.tracebacks import brief
@@ -48,17 +48,13 @@ def source(function: F) -> F:
 
 
 @valueclass
-class FunctionSource(Source):
+class FunctionSource(Specified):
     """A registered function's batches; see `function`."""
 
     name: str
     settings: tuple[tuple[str, Any], ...]
-    found: tuple[tuple[str, Spec], ...]
+    found: Specs
     order: Order
-
-    @property
-    def specs(self) -> Mapping[str, Spec]:
-        return dict(self.found)
 
     def table(self) -> Table:
         return _Calls(self)

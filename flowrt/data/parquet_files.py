@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.data.columns import Pairs, Specs, checked_columns, chosen, converted, read
+from flowrt.data.columns import Pairs, checked_columns, chosen, converted, read
 from flowrt.data.order import Order, Rows, checked_order
-from flowrt.data.sources import Array, Batch, Source, Table
+from flowrt.data.sources import Array, Batch, Source, Specified, Specs, Table
 from flowrt.errors import FeedError, GraphError, user_site
 from flowrt.spec import Spec
 from flowrt.tracebacks import brief
@@ -20,7 +20,7 @@ from flowrt.valueclass import valueclass
 
 
 @valueclass
-class Parquet(Source):
+class Parquet(Specified):
     """Columns of Parquet files; see `parquet`. ``columns`` are (name, column), ``dtypes`` (name, dtype)."""
 
     paths: tuple[str, ...]
@@ -28,10 +28,6 @@ class Parquet(Source):
     dtypes: Pairs
     found: Specs
     order: Order
-
-    @property
-    def specs(self) -> Mapping[str, Spec]:
-        return dict(self.found)
 
     def table(self) -> Table:
         return _Groups(self)

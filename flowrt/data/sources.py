@@ -23,6 +23,7 @@ from flowrt.spec import Spec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Batch: TypeAlias = "dict[str, Array]"
+Specs: TypeAlias = tuple[tuple[str, Spec], ...]
 NAME = "class"  # what the name of the class stands under in the plain form, beside the fields
 KNOWN: dict[str, type[Source]] = {}
 
@@ -94,6 +95,17 @@ class Source:
         with self.open() as reading:
             for identity in count() if self.total is None else range(self.total):
                 yield reading.batch(identity)
+
+
+class Specified(Source):
+    """A source that holds the specs of a batch, as they were ``found`` when it was made."""
+
+    __slots__ = ()
+    found: Specs
+
+    @property
+    def specs(self) -> Mapping[str, Spec]:
+        return dict(self.found)
 
 
 class Reading:

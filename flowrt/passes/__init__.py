@@ -154,11 +154,16 @@ def compile_step(
         step, where = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, where, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
-    plans = {task: lower(plan) for task, plan in parts.plans.items()}
-    lowered = [task for task, plan in plans.items() if plan is not parts.plans[task]]
-    if lowered:
-        report("lower", **{task: len(plans[task].nodes) - len(parts.plans[task].nodes) for task in lowered})
-    return Compiled(plans, parts.client, tuple(reports), names, home.host)
+    return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host)
+
+
+def _lower_all(plans: Mapping[str, Plan], report: Callable[..., None]) -> dict[str, Plan]:
+    """Each task's plan, as it is best run."""
+    lowered = {task: lower(plan) for task, plan in plans.items()}
+    changed = [task for task, plan in lowered.items() if plan is not plans[task]]
+    if changed:
+        report("lower", **{task: len(lowered[task].nodes) - len(plans[task].nodes) for task in changed})
+    return lowered
 
 
 def _name_places(step: Step, placement: Mapping[int, Device]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
-from flowrt.finishing import together
+from flowrt.finishing import first, together
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.sched.policies import policy_to_data
 from flowrt.train.copies import copies_known
@@ -170,16 +170,11 @@ class Run:
     async def _unless(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool]) -> T:
         """What ``work`` answers, which is cancelled once it is ``stopped``; then raises `TimeoutError`."""
         working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_until(stopped))
-        try:
-            await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            watching.result()
-            raise TimeoutError
-        finally:
-            working.cancel()
-            watching.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
+        await first(working, watching)
+        if not working.cancelled():
+            return working.result()
+        watching.result()
+        raise TimeoutError
 
     async def _wait_until(self, sign: Callable[[], bool]) -> None:
         """Wait for a ``sign`` of who is lost or suspect."""
@@ -396,18 +391,12 @@ class Run:
     async def _other_nodes(self) -> None:
         """Wait until other nodes are lost; raises `NodeLost` where servers are, and why this is to end, if it is."""
         self._news.clear()
-        changed = self._runner.wait_changed(self._runner.lost, self._runner.suspects)
-        waits = [asyncio.ensure_future(changed), asyncio.ensure_future(self._news.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.wait(waits)
+        changed = asyncio.ensure_future(self._runner.wait_changed(self._runner.lost, self._runner.suspects))
+        await first(changed, self._news.wait())
         if self._error is not None:
             raise self._error
-        if not waits[0].cancelled():
-            waits[0].result()
+        if not changed.cancelled():
+            changed.result()
         self._check_servers("training cannot begin")
 
     @property
