@@ -252,6 +252,7 @@ class World:
         self.known: set[int] = set()  # versions that clients have had reports of, their own or another's
         self.delivered = self.broke = 0
         self._ways: dict[tuple[str, str, str], Way] = {}
+        self._busy = 0.0  # until then something takes its time
 
     @property
     def spare(self) -> int:
@@ -265,7 +266,17 @@ class World:
         return self.runners[epoch].alive
 
     def while_(self, most: float) -> float:
-        return self.rng.uniform(0.0, most) * (100.0 if self.rng.random() < self.faults.slow else 1.0)
+        """How long something takes that begins now."""
+        seconds = self.rng.uniform(0.0, most) * (100.0 if self.rng.random() < self.faults.slow else 1.0)
+        self._busy = max(self._busy, asyncio.get_running_loop().time() + seconds)
+        return seconds
+
+    async def rest(self) -> None:
+        """Wait until all that was begun has come to its end: each message arrived, each broken way known to be so."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(100):
+            for left in iter(lambda: max(0.0, self._busy + 1e-3 - loop.time()), 0.0):
+                await asyncio.sleep(left)
 
     def post(self, sender: str, receiver: str, epoch: str, message: Any) -> None:
         """Have a message on its way, or have that way break."""

@@ -23,6 +23,7 @@ from schedule_world import SUSPECT, Faults, Violation, World, batches
 from sim_loop import simulate
 
 from flowrt.errors import GraphError, NodeLost, RemoteError
+from flowrt.sched.iteration.iterations import SETTLE_SECONDS
 from flowrt.sched.iteration.messages import Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 
@@ -144,8 +145,10 @@ async def one_client(world: World, rng: random.Random, number: int, length: Leng
     total = rng.randint(0, length.some(12)) if how == "to the end" else None
     training = world.client(f"client {number}", ahead).run(itertools.islice(batches(1000 * number), total))
     reports: list[StepReport] = []
+    loop, took = asyncio.get_running_loop(), 0.0
 
     async def train() -> None:
+        nonlocal took
         try:
             for _ in range(rng.randint(1, length.some(15)) if total is None else total + 1):
                 reports.append(await anext(training))
@@ -155,7 +158,9 @@ async def one_client(world: World, rng: random.Random, number: int, length: Leng
             pass
         finally:
             if how != "killed":
+                since = loop.time()
                 await training.aclose()
+                took = loop.time() - since
 
     body = asyncio.ensure_future(train())
     if how in ("killed", "cancelled"):
@@ -169,8 +174,8 @@ async def one_client(world: World, rng: random.Random, number: int, length: Leng
     if not body.cancelled():
         body.result()  # `InvalidStateError` where it hangs
         if how != "killed":
-            if world.faults.breaks and world.faults.slow:  # a way may be broken for longer than a client waits
-                await asyncio.sleep(20)
+            if took >= SETTLE_SECONDS:  # a way may be broken for longer than a client waits; nothing is lost by that
+                await world.rest()
             world.check_whole()
     if total is not None and isinstance(world.policy, AllOf):
         assert len(reports) == total // len(world.replicas)
