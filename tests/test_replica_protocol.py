@@ -61,14 +61,18 @@ def test_no_reachable_state_breaks_the_protocol_when_what_was_seen_decides() -> 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("policy", "replicas", "floor"),
-    [(AllOf(), 3, 1), (AllOf(), 3, 2), (Deadline(1.0), 2, 1), (Patient(), 2, 2)],  # time multiplies states
+    ("policy", "replicas", "floor", "versions"),
+    [
+        *((AllOf(), 3, 1, 2), (AllOf(), 3, 2, 2)),
+        *((Deadline(1.0), 3, 1, 1), (Patient(), 3, 2, 1)),  # time multiplies states: three in a version,
+        *((Deadline(1.0), 2, 1, 2), (Patient(), 2, 2, 2)),  # and two from one to the next
+    ],
     ids=str,
 )
 def test_no_reachable_state_breaks_the_protocol_when_replicas_come_and_go(
-    policy: Policy, replicas: int, floor: int
+    policy: Policy, replicas: int, floor: int, versions: int
 ) -> None:
-    found = search(World(policy, replicas=replicas, least=floor, floor=floor, versions=2, joins=1, faults=0))
+    found = search(World(policy, replicas=replicas, least=floor, floor=floor, versions=versions, joins=1, faults=0))
     print(found)
     assert found.complete > 0
 
