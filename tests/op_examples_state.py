@@ -1,4 +1,4 @@
-"""The examples of the families state, rows and flow; see `op_examples`."""
+"""The examples of the families state, queues, rows and flow; see `op_examples`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from example import Example, integers, normal
 
 import flowrt.ops as fr
-from flowrt.ops import flow, rows, state
+from flowrt.ops import flow, queues, rows, state
 from flowrt.spec import Spec
 
 HELD = {"resource": "v", "container": "", "dtype": "float32", "shape": (2,)}
@@ -35,17 +35,17 @@ STATE = [
             ("adam_rows", {"slots": ("a", "b")}),
         ]
     ],
-    Example("enqueue", lambda *v: state.enqueue(v, **QUEUE), PAIR, specs=()),
-    Example("enqueue_many", lambda *v: state.enqueue_many(v, **QUEUE), PAIRS_OF_FOUR, specs=()),
-    Example("dequeue", lambda: state.dequeue(**QUEUE), specs=ELEMENT),
-    Example("dequeue_many", lambda: state.dequeue_many(4, **QUEUE), specs=MANY),
+    Example("enqueue", lambda *v: queues.enqueue(v, **QUEUE), PAIR, specs=()),
+    Example("enqueue_many", lambda *v: queues.enqueue_many(v, **QUEUE), PAIRS_OF_FOUR, specs=()),
+    Example("dequeue", lambda: queues.dequeue(**QUEUE), specs=ELEMENT),
+    Example("dequeue_many", lambda: queues.dequeue_many(4, **QUEUE), specs=MANY),
     Example(
         "dequeue_up_to",
-        lambda: state.dequeue_up_to(4, **QUEUE),
+        lambda: queues.dequeue_up_to(4, **QUEUE),
         specs=tuple(s.with_shape((None, *s.shape[1:])) for s in MANY),
     ),
-    Example("queue_size", lambda: state.queue_size(**QUEUE), specs=(Spec("int64", ()),)),
-    Example("queue_close", lambda: state.queue_close(**QUEUE, cancel_pending_enqueues=True), specs=()),
+    Example("queue_size", lambda: queues.queue_size(**QUEUE), specs=(Spec("int64", ()),)),
+    Example("queue_close", lambda: queues.queue_close(**QUEUE, cancel_pending_enqueues=True), specs=()),
 ]
 
 FLOW = [
