@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flowrt.building_order import Order, from_manifest, nameless, order_of, to_manifest
-from flowrt.checkpoints.manifest import File, Manifest, Name, folder_of, to_bytes
+from flowrt.checkpoints.manifest import File, Manifest, Name, NotWhole, folder_of, to_bytes
 from flowrt.checkpoints.retention import superfluous
 from flowrt.checkpoints.stores import LocalStore, Store, store_at
 from flowrt.checkpoints.whole import manifest_of, not_whole, read_manifest
@@ -27,8 +27,7 @@ from flowrt.folders import FolderLock, HeldElsewhere, sync_parents
 from flowrt.options import is_at_least
 from flowrt.progress import Activity
 from flowrt.restoring import OWN_NAMES, Fit, checked_renames, fit, listed
-from flowrt.saving import Places, Saving, pieces_of, take_on_tasks, verify_on_tasks
-from flowrt.sched.lanes import Lanes
+from flowrt.saving import Places, Saving, in_thread, pieces_of, take_on_tasks, verify_on_tasks
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
@@ -50,9 +49,9 @@ class Checkpoints:
     ``keep_every_hours`` one for every so many hours. ``refused`` lists the checkpoints that were not whole.
 
     The variables are saved as they are when it is time, and written beside the steps that follow: by the nodes that
-    hold them, each its own, so every node must reach ``url``. A step for which a save is due waits while the one before
-    is still being written. A save that fails on its own is logged and tried again after the next step; training goes
-    on.
+    hold them, each its own, or by the client for those that have not its disk. A step for which a save is due waits
+    while the one before is still being written. A save that fails on its own is logged and tried again after the next
+    step; training goes on.
 
     A checkpoint fits the graph: what only one of them has, or has with another dtype or shape, raises
     `CheckpointError`, which lists it all. ``rename`` maps saved names to those of the graph, all at once, and with a
@@ -129,6 +128,11 @@ class Checkpoints:
         """The (number, step) of every save there is, oldest first; whether one is whole is seen when it is read."""
         return self._store.saves()
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way."""
+        return self._saving.locked()
+
     async def wait_saved(self) -> None:
         """Wait until no save is under way any more."""
         async with self._saving:
@@ -157,7 +161,7 @@ class Checkpoints:
             )
         if self.saves_by_itself:
             try:
-                await _on_disk(self._claim)
+                await in_thread(self._claim)
             except OSError as error:
                 _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.url, error)
         return await self.restore_newest(session)
@@ -168,7 +172,7 @@ class Checkpoints:
             async with self._saving:
                 self._session = self._places = None
                 if self._lock is not None:
-                    await _on_disk(self._lock.release)
+                    await in_thread(self._lock.release)
 
     async def after_step(self, session: Session) -> None:
         """Count a training step, and begin to save if it is time: what is written is written beside others."""
@@ -236,9 +240,9 @@ class Checkpoints:
         at = _Draft()
         try:
             with Activity(what, saving.nbytes // MIB, look=lambda activity: self._look(activity, at)):
-                await _on_disk(self._begin, saving, at)
+                await in_thread(self._begin, saving, at)
                 shards = await saving.write(self._store.url, at.draft)
-                await _on_disk(self._commit, saving, at, shards)
+                await in_thread(self._commit, saving, at, shards)
         except _Refused:
             raise
         except (OSError, CheckpointError) as error:
@@ -246,15 +250,15 @@ class Checkpoints:
             raise CheckpointError(text) from error
         finally:
             await to_the_end(self._clear(saving, at))
-        await _on_disk(self._forget)
+        await in_thread(self._forget)
 
     async def _clear(self, saving: Saving, at: _Draft) -> None:
         """Let go of what a save held; where it failed, also of its draft and of a lock that it took."""
         await saving.drop()
         if at.draft:
-            await _on_disk(self._store.discard, at.draft)
+            await in_thread(self._store.discard, at.draft)
         if at.claimed and self._lock is not None:
-            await _on_disk(self._lock.release)
+            await in_thread(self._lock.release)
 
     def _begin(self, saving: Saving, at: _Draft) -> None:
         """Make a folder to write in."""
@@ -327,12 +331,12 @@ class Checkpoints:
         """
         refused: list[str] = []
         seen: set[tuple[int, int]] = set()
-        while left := [save for save in await _on_disk(self.saves) if save not in seen]:
+        while left := [save for save in await in_thread(self.saves) if save not in seen]:
             seen.add(left[-1])
             try:
                 return await self._restore(session, *left[-1])
             except _NotWhole as error:
-                if left[-1] not in await _on_disk(self.saves):
+                if left[-1] not in await in_thread(self.saves):
                     continue  # whoever saves here has just removed it for a newer one
                 refused.append(str(error))
                 self.refused.append(str(error))
@@ -352,7 +356,7 @@ class Checkpoints:
         earlier one had left on the nodes.
         """
         await self.wait_saved()  # of what is undone now, and yet was
-        if await _on_disk(self.saves):
+        if await in_thread(self.saves):
             await self.restore_newest(session)
             return
         if not await session.start_over():
@@ -366,7 +370,7 @@ class Checkpoints:
     async def restore(self, session: Session, step: int | None = None) -> int:
         """Restore the newest checkpoint of ``step``, or the newest whole one of all; answers its step."""
         await self.wait_saved()
-        saves = await _on_disk(self.saves)
+        saves = await in_thread(self.saves)
         if step is None:
             if not saves:
                 raise CheckpointError(f"there is no checkpoint in {self.url}")
@@ -386,18 +390,18 @@ class Checkpoints:
         activity = Activity(f"restoring step {step} from {self.url}")
         try:
             with activity:
-                manifest = await _on_disk(read_manifest, self._store, number, step)
+                manifest = await in_thread(read_manifest, self._store, number, step)
                 tasks = set(places.values()) or {session._open_here().devices[0].host}
-                await verify_on_tasks(session, tasks, manifest, self._store.url, folder)
-        except CheckpointError as error:
+                await verify_on_tasks(session, tasks, manifest, self._store, folder)
+        except (CheckpointError, NotWhole, OSError) as error:
             raise self._not_whole(number, step, error) from error
         found = self._fit(session, manifest, step)
         stored = {name: manifest.variables[old] for name, old in found.restored.items()}
         activity.what, activity.of = f"{activity.what}, variables", len(stored)
         try:
             with activity:
-                await take_on_tasks(session, places, stored, self._store.url, folder, activity)
-        except CheckpointError as error:  # it has changed since
+                await take_on_tasks(session, places, stored, self._store, folder, activity)
+        except (CheckpointError, OSError) as error:  # it has changed since
             raise self._not_whole(number, step, error) from error
         session.skip_numbers(manifest.run)
         self._step = self._saved_step = step
@@ -414,7 +418,7 @@ class Checkpoints:
             _log.log(logging.WARNING if found.other else logging.INFO, "%s is restored in part; %s", what, found)
         return found
 
-    def _not_whole(self, number: int, step: int, error: CheckpointError) -> CheckpointError:
+    def _not_whole(self, number: int, step: int, error: Exception) -> CheckpointError:
         text = str(error)
         return _NotWhole(text if "is not whole" in text else str(not_whole(self._store, number, step, text)))
 
@@ -434,15 +438,6 @@ class _Refused(CheckpointError):
 
 class _NotWhole(CheckpointError):
     """Another checkpoint may be whole."""
-
-
-async def _on_disk(function: Any, *args: Any) -> Any:
-    """Run a function that waits for the disk in a thread of its own."""
-    lane = Lanes(1, "checkpoint")
-    try:
-        return await lane.run(function, *args)
-    finally:
-        lane.close()
 
 
 def _store(url: str | os.PathLike[str]) -> Store:

@@ -1,7 +1,8 @@
 """What a session has the tasks that hold its variables do for a checkpoint: keep, write, verify and take.
 
-Law: no value passes through here. What a program sees as one variable is one in a checkpoint, whichever rows of it lie
-where; who has which rows is asked anew for every save and restore, as tasks come and go.
+Law: no value passes through here, unless a node has not the disk that the client keeps checkpoints on: then the client
+writes and reads in its stead, one variable at a time. What a program sees as one variable is one in a checkpoint,
+whichever rows of it lie where; who has which rows is asked anew for every save and restore, as tasks come and go.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowrt.checkpoints.manifest import File, Manifest, Name, Stored, checks, row_count
+import numpy as np
+
+from flowrt.checkpoints.manifest import File, Manifest, Name, Range, Stored, checks, row_count
+from flowrt.checkpoints.shards import bytes_of, check, read_into, write_shard
+from flowrt.checkpoints.stores import Store, store_at
 from flowrt.checkpoints.whole import keys_of, shard_order
 from flowrt.device import Device
 from flowrt.errors import CheckpointError, FlowrtError
 from flowrt.finishing import together
 from flowrt.passes import Ends
 from flowrt.runners import compile_for
-from flowrt.sched.iteration.keeping import Drop, Keep, Take, Verify, Write, read_written
+from flowrt.sched.iteration.keeping import Drop, Fetch, Keep, Take, Verify, Write, read_written
+from flowrt.sched.lanes import Lanes
+from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -29,8 +37,9 @@ if TYPE_CHECKING:
     from flowrt.passes import StandIns
     from flowrt.progress import Activity
     from flowrt.session import Session
-    from flowrt.spec import Spec
 
+T = TypeVar("T")
+FETCHED = 8 << 20  # bytes of a variable that come at once
 AT_ONCE = 512  # variables that a message is about
 AGREE_SECONDS, AGAIN_SECONDS = 30.0, 2e-3  # how long servers are asked for one version, and how often
 
@@ -150,7 +159,36 @@ class Saving:
             return Write(self._token, url, draft, names[task], tuple((*held[row.key], row.key) for row in ordered))
 
         found = await self._each(ask)
-        return [read_written(names[task], told) for task, told in found.items()]
+        return [
+            await self._write_here(url, draft, ask(task, self._tasks[task]), task)
+            if told is None
+            else read_written(names[task], told)
+            for task, told in found.items()
+        ]
+
+    async def _write_here(self, url: str, draft: str, asked: Write, task: str) -> tuple[File, list[Written]]:
+        """Write the shard of a task that has not this disk. Raises `OSError`."""
+        loop, specs = asyncio.get_running_loop(), {p.held: _held_spec(p) for p in self._pieces}
+
+        def take(held: Name) -> Any:
+            return asyncio.run_coroutine_threadsafe(self._fetch(task, held, specs[held]), loop).result()
+
+        def write() -> tuple[File, list[Written]]:
+            held = [(container, name) for container, name, _ in asked.pieces]
+            tensors = [(key, partial(take, name)) for name, (*_, key) in zip(held, asked.pieces, strict=True)]
+            layouts = [(specs[name].dtype, specs[name].concrete) for name in held]
+            with store_at(url).create(draft, asked.file) as file:
+                return write_shard(file, asked.file, tensors, layouts)
+
+        return await in_thread(write)
+
+    async def _fetch(self, task: str, held: Name, spec: Spec) -> Any:
+        made = np.empty(spec.concrete, spec.dtype)
+        target = np.frombuffer(bytes_of(made), np.uint8)
+        for first in range(0, made.nbytes, FETCHED):
+            nbytes = min(FETCHED, made.nbytes - first)
+            target[first : first + nbytes] = await self._runner.command(task, Fetch(self._token, *held, first, nbytes))
+        return made
 
     async def drop(self) -> None:
         """Have nobody keep or write anything for it any more."""
@@ -169,20 +207,31 @@ class Saving:
         return {task: found[task] for task in self._tasks}
 
 
-async def verify_on_tasks(session: Session, tasks: Collection[str], manifest: Manifest, url: str, folder: str) -> None:
-    """Have tasks see that all files of a checkpoint are what its manifest says. Raises `CheckpointError`."""
+async def verify_on_tasks(
+    session: Session, tasks: Collection[str], manifest: Manifest, store: Store, folder: str
+) -> None:
+    """Have tasks see that all files of a checkpoint are what its manifest says. Raises `CheckpointError`, `OSError`."""
     runner, shares = session._open_here(), {task: list[Any]() for task in sorted(tasks)}
-    for number, (file, ranges) in enumerate(checks(manifest)):
-        parts = tuple((r.offset, r.nbytes, r.algorithm, r.digest, r.what) for r in ranges)
-        shares[sorted(tasks)[number % len(shares)]].append((file.name, file.nbytes, parts))
-    await together(runner.command(task, Verify(url, folder, tuple(share))) for task, share in shares.items() if share)
+    for number, each in enumerate(checks(manifest)):
+        shares[sorted(tasks)[number % len(shares)]].append(each)
+
+    async def verify(task: str, share: Sequence[tuple[File, list[Range]]]) -> None:
+        files = [
+            (file.name, file.nbytes, tuple((r.offset, r.nbytes, r.algorithm, r.digest, r.what) for r in ranges))
+            for file, ranges in share
+        ]
+        if not await runner.command(task, Verify(store.url, folder, tuple(files))):
+            for file, ranges in share:
+                await in_thread(check, store, folder, file, ranges)
+
+    await together(verify(task, share) for task, share in shares.items() if share)
 
 
 async def take_on_tasks(
     session: Session,
     places: Mapping[Name, str],
     stored: Mapping[Name, Stored],
-    url: str,
+    store: Store,
     folder: str,
     activity: Activity,
 ) -> None:
@@ -192,20 +241,52 @@ async def take_on_tasks(
 
     async def take(task: str, pieces: Sequence[Piece]) -> None:
         for start in range(0, len(pieces), AT_ONCE):
-            targets = tuple([_target(piece, stored[piece.whole]) for piece in pieces[start : start + AT_ONCE]])
-            await runner.command(task, Take(url, folder, targets))
-            activity.done += sum(not p.mirrors and p.first == 0 for p in pieces[start : start + AT_ONCE])
+            some = pieces[start : start + AT_ONCE]
+            targets = tuple([_target(piece, stored[piece.whole]) for piece in some])
+            if not await runner.command(task, Take(store.url, folder, targets)):
+                for piece in some:
+                    await _give(session, piece, stored[piece.whole], store, folder)
+            activity.done += sum(not piece.mirrors and piece.first == 0 for piece in some)
 
     await together(take(task, pieces) for task, pieces in _by_task(wanted, places).items())
     for keeper in runner.keepers:
         await keeper.copy_written(frozenset(piece.held for piece in wanted))
 
 
+async def _give(session: Session, piece: Piece, stored: Stored, store: Store, folder: str) -> None:
+    """Read a variable here, and have it start from that."""
+    resource, made = session.graph.resources[piece.held], np.empty(_held_spec(piece).concrete, piece.spec.dtype)
+
+    def read() -> None:
+        for file, offset, at, nbytes in _overlaps(piece, stored):
+            with store.open(folder, file) as opened:
+                read_into(bytes_of(made)[at : at + nbytes], opened, offset)
+
+    await in_thread(read)
+    await session.run_uncounted(resource.initialize, {resource.initial: made})
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function that waits for a disk in a thread of its own."""
+    lane = Lanes(1, "checkpoint")
+    try:
+        return await lane.run(function, *arguments)
+    finally:
+        lane.close()
+
+
+def _held_spec(piece: Piece) -> Spec:
+    """The spec of what a task holds."""
+    shape = piece.spec.concrete
+    if shape and (piece.first, piece.end) != (0, shape[0]):
+        shape = piece.end - piece.first, *shape[1:]
+    return Spec(piece.spec.dtype, shape)
+
+
 def _target(piece: Piece, stored: Stored) -> tuple[Any, ...]:
     """What `Take` says of a variable."""
-    shape = stored.spec.concrete
-    dims = (piece.end - piece.first, *shape[1:]) if shape and (piece.first, piece.end) != (0, shape[0]) else shape
-    return (*piece.held, stored.spec.dtype.name, dims, tuple(_overlaps(piece, stored)))
+    spec = _held_spec(piece)
+    return (*piece.held, spec.dtype.name, spec.concrete, tuple(_overlaps(piece, stored)))
 
 
 def _overlaps(piece: Piece, stored: Stored) -> Iterator[tuple[str, int, int, int]]:

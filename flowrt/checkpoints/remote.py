@@ -44,6 +44,9 @@ class RemoteStore:
     def saves(self) -> list[tuple[int, int]]:
         return saves_among(name for name in self._listed("") if MANIFEST in self._listed(name))
 
+    def has(self, folder: str) -> bool:
+        return True
+
     def size(self, folder: str, file: str) -> int:
         return int(self._system.size(self._path(folder, file)))
 

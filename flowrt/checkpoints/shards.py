@@ -86,7 +86,9 @@ def _header(keys: Sequence[str], layouts: Sequence[tuple[np.dtype[Any], tuple[in
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check(store: Store, folder: str, file: File, ranges: Sequence[Range], going: Callable[[], bool]) -> None:
+def check(
+    store: Store, folder: str, file: File, ranges: Sequence[Range], going: Callable[[], bool] = lambda: True
+) -> None:
     """Raise `NotWhole`, which says the place, unless a file is what a manifest says; and `OSError`."""
     size = store.size(folder, file.name)
     if size != file.nbytes:

@@ -30,6 +30,9 @@ class Store(Protocol):
     def saves(self) -> list[tuple[int, int]]:
         """The (number, step) of every save, oldest first, whole or not."""
 
+    def has(self, folder: str) -> bool:
+        """Whether that folder is seen from here, where that may differ from machine to machine."""
+
     def size(self, folder: str, file: str) -> int:
         """The bytes of a file."""
 
@@ -76,6 +79,9 @@ class LocalStore:
 
     def saves(self) -> list[tuple[int, int]]:
         return saves_among(entry.name for entry in self.path.iterdir()) if self.path.is_dir() else []
+
+    def has(self, folder: str) -> bool:
+        return (self.path / folder).is_dir()
 
     def size(self, folder: str, file: str) -> int:
         return (self.path / folder / file).stat().st_size

@@ -53,7 +53,8 @@ class Keep:
 class Write:
     """Write what is kept for a save into ``file`` of the draft, in that order: (container, name, key).
 
-    Answers, packed, (bytes, bytes of the header, its digest) of the file and (key, offset, digest) of each.
+    Answers, packed, (bytes, bytes of the header, its digest) of the file and (key, offset, digest) of each; None where
+    there is no such draft, as the client's disk is another one: it may `Fetch` them.
     """
 
     save: str
@@ -61,6 +62,17 @@ class Write:
     draft: str
     file: str
     pieces: tuple[tuple[str, str, str], ...]
+
+
+@valueclass
+class Fetch:
+    """Answer ``nbytes`` of what is kept of a variable, from byte ``first`` on."""
+
+    save: str
+    container: str
+    name: str
+    first: int
+    nbytes: int
 
 
 @valueclass
@@ -72,7 +84,10 @@ class Drop:
 
 @valueclass
 class Verify:
-    """See that files are what a manifest says: (name, bytes, ranges), as `manifest.Range` has them."""
+    """See that files are what a manifest says: (name, bytes, ranges), as `manifest.Range` has them.
+
+    Answers whether the folder is seen here.
+    """
 
     url: str
     folder: str
@@ -83,7 +98,7 @@ class Verify:
 class Take:
     """Give variables the values that files have: (container, name, dtype, dims, pieces) of each.
 
-    A piece is (file, byte in it, byte in the variable, how many).
+    A piece is (file, byte in it, byte in the variable, how many). Answers whether the folder is seen here.
     """
 
     url: str
@@ -91,7 +106,7 @@ class Take:
     variables: tuple[tuple[Any, ...], ...]
 
 
-ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Keep, Write, Drop, Verify, Take)
+ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Keep, Write, Fetch, Drop, Verify, Take)
 
 
 # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,6 +138,9 @@ class Keeping:
                 return await self._keep(asked, epoch, servers)
             case Write():
                 return await self._write(asked)
+            case Fetch(save, container, name, first, nbytes):
+                kept = self._find(save).arrays[container, name]
+                return np.array(np.frombuffer(bytes_of(kept), np.uint8)[first : first + nbytes])
             case Drop(save):
                 writing = self._drop(save)
                 if writing is not None:
@@ -187,12 +205,15 @@ class Keeping:
                 kept.waited_for.discard(name)
                 self._host.variables.release(frozenset([name]), NOTHING)
 
+    def _find(self, save: str) -> _Kept:
+        if save not in self._kept:
+            raise CheckpointError(f"{self._host.task} keeps nothing for that save: it was begun anew since")
+        return self._kept[save]
+
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _write(self, asked: Write) -> Any:
-        kept = self._kept.get(asked.save)
-        if kept is None:
-            raise CheckpointError(f"{self._host.task} keeps nothing for that save: it was begun anew since")
+        kept = self._find(asked.save)
         if kept.writing is None:  # else it is asked again, as the answer was lost
             kept.writing = self._tasks.start(self._written(asked, kept))
         return _told(await asyncio.shield(kept.writing))
@@ -209,11 +230,12 @@ class Keeping:
         except FlowrtError as error:
             return error
         finally:
-            self._let_write(kept, *list(kept.waited_for))
+            if not kept.arrays:
+                self._let_write(kept, *list(kept.waited_for))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _take(self, asked: Take) -> None:
+    async def _take(self, asked: Take) -> bool:
         host, specs = self._host, {(v[0], v[1]): Spec(v[2], tuple(v[3])) for v in asked.variables}
         variables, names = host.variables, frozenset(specs)
         for name, spec in specs.items():
@@ -222,9 +244,10 @@ class Keeping:
             variables.part(names, host.memory.lasting_copy)
             found = {name: variables.find(name, spec) for name, spec in specs.items()}
             begun = {n: host.memory.lasting(specs[n].concrete, specs[n].dtype) for n, v in found.items() if v is None}
-            await self._in_thread(_take, asked, {**found, **begun})
-            for name, value in begun.items():
+            seen = await self._in_thread(_take, asked, {**found, **begun})
+            for name, value in begun.items() if seen else ():
                 variables.begin(name, value)
+        return seen
 
     async def _in_thread(self, work: Callable[..., T], asked: Any, *more: Any) -> T:
         """What ``work`` answers, in a thread; it is told by a call whether that is still wanted."""
@@ -248,6 +271,9 @@ def _told(found: Any) -> Any:
 
 
 def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: Callable[[Name], None]) -> Any:
+    store = store_at(asked.url)
+    if not store.has(asked.draft):
+        return None
     step_aside()
     names = {key: (container, name) for container, name, key in asked.pieces}
     layouts = [(array.dtype, array.shape) for array in (kept.arrays[names[key]] for _, _, key in asked.pieces)]
@@ -260,20 +286,25 @@ def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: C
         return kept.arrays.pop(name)
 
     tensors = [(key, partial(take, names[key])) for _, _, key in asked.pieces]
-    with store_at(asked.url).create(asked.draft, asked.file) as file:
+    with store.create(asked.draft, asked.file) as file:
         shard, written = write_shard(file, asked.file, tensors, layouts, lambda: kept.going and going())
     return np.frombuffer(codec.pack((shard.nbytes, shard.header, shard.digest, written)), np.uint8)
 
 
-def _verify(asked: Verify, going: Callable[[], bool]) -> None:
+def _verify(asked: Verify, going: Callable[[], bool]) -> bool:
     store = store_at(asked.url)
+    if not store.has(asked.folder):
+        return False
     for name, nbytes, ranges in asked.files:
         parts = [Range(*part) for part in ranges]
         check(store, asked.folder, File(name, nbytes, 0, ""), parts, going)
+    return True
 
 
-def _take(asked: Take, values: dict[Name, Any], going: Callable[[], bool]) -> None:
+def _take(asked: Take, values: dict[Name, Any], going: Callable[[], bool]) -> bool:
     store = store_at(asked.url)
+    if not store.has(asked.folder):
+        return False
     opened: dict[str, Any] = {}
     try:
         for container, name, _, _, pieces in asked.variables:
@@ -285,6 +316,7 @@ def _take(asked: Take, values: dict[Name, Any], going: Callable[[], bool]) -> No
     finally:
         for file in opened.values():
             file.close()
+    return True
 
 
 def read_written(file: str, packed: np.ndarray[Any, Any]) -> tuple[File, list[Written]]:

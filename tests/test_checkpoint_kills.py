@@ -1,0 +1,168 @@
+"""Whoever is killed while a checkpoint is being saved: what was acknowledged is restored, and nothing is left lying."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+from flowrt.errors import FlowrtError
+
+ROOT = Path(__file__).parent.parent
+KILLS = int(os.environ.get("FLOWRT_KILLS", "0"))  # more than the suite has time for
+
+CLIENTS = """
+    import os, random, signal, sys, time
+    from pathlib import Path
+    import numpy as np
+    import flowrt as fr
+    from flowrt.checkpoints.stores import LocalStore
+    from flowrt.checkpoints.whole import read_checkpoint
+
+    root, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    rng, store = random.Random(seed), LocalStore(Path(sys.argv[1]))
+
+    def train(acknowledge, saves):
+        with fr.Graph() as graph:
+            made = [fr.Variable(np.zeros(size), name=f"v{size}") for size in (3, 40_000)]
+            bump = fr.group(*(v.assign_add(fr.ones(v.shape, "float64")) for v in made))
+        checkpoints = fr.Checkpoints(root, every_steps=3, keep=2)
+        with fr.BlockingSession(graph, checkpoints=checkpoints) as session:
+            while saves:
+                session.run(bump)
+                if checkpoints.step % 3 == 1:
+                    os.write(acknowledge, session.save().to_bytes(8, "little"))
+                    saves -= 1
+
+    def newest():
+        for save in reversed(store.saves()):
+            saved = read_checkpoint(root, *save)  # raises where it is not whole
+            assert all((value == save[1]).all() for value in saved.variables.values()), save
+            return save[1]
+        return 0
+
+    acknowledged, read, write = 0, *os.pipe()
+    for _ in range(kills):
+        child = os.fork()
+        if child == 0:
+            train(write, -1)
+        acknowledged = int.from_bytes(os.read(read, 8), "little")  # it trains
+        time.sleep(rng.random() * 0.05)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.set_blocking(read, False)
+        try:
+            while True:
+                acknowledged = int.from_bytes(os.read(read, 8), "little")
+        except BlockingIOError:
+            os.set_blocking(read, True)
+        assert newest() >= acknowledged, (newest(), acknowledged)
+    if os.fork() == 0:
+        train(write, 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    names = sorted(entry.name for entry in root.iterdir())
+    assert len(names) == 2 and all(name.startswith("save-") for name in names), names
+    print("well", newest())
+"""
+
+
+@pytest.mark.timeout(60 + KILLS)
+def test_a_client_killed_at_any_moment_of_its_saves_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    text = "\n".join(line[4:] for line in CLIENTS.splitlines())
+    command = [sys.executable, "-c", text, str(tmp_path), str(KILLS or 12), str(seed)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith("well"), done.stderr
+
+
+def model() -> Any:
+    with fr.Graph() as graph:
+        made = []
+        for task in range(2):
+            with fr.device(f"/job:ps/task:{task}"):
+                made.append(fr.Variable(np.zeros(300_000), name=f"v{task}"))
+        bump = fr.group(*(v.assign_add(fr.ones(v.shape, "float64")) for v in made))
+    return graph, made, bump
+
+
+@pytest.mark.timeout(60 + 4 * KILLS)
+async def test_a_server_killed_at_any_moment_of_a_save_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    graph, made, bump = model()
+    acknowledged, failed = 0, 0
+    async with (
+        fr.LocalCluster(ps=2, restart=True) as cluster,
+        fr.Session(graph, cluster=cluster, checkpoints=fr.Checkpoints(tmp_path, keep=2)) as session,
+    ):
+        runner = session._open_here()
+        await session.save()
+        for _ in range(KILLS or 2):
+            await session.run(bump)
+            victim = f"/job:ps/task:{rng.randrange(2)}"
+            losses = runner.losses.get(victim, 0)
+            saving = asyncio.ensure_future(session.save())
+            await asyncio.sleep(rng.random() * 0.1)  # the moment is what is tried here
+            cluster.processes[victim].send_signal(signal.SIGKILL)
+            try:
+                acknowledged = await saving
+            except FlowrtError:
+                failed += 1
+            while victim in runner.lost or runner.losses.get(victim, 0) == losses:
+                await runner.wait_changed(runner.lost, runner.suspects)
+            step = await session.restore()
+            assert step >= acknowledged
+            for value in await session.run(made):
+                assert (value == step).all()
+            assert not [name for name in os.listdir(tmp_path) if not name.startswith(("save-", ".lock"))]
+    print("acknowledged", acknowledged, "failed", failed)
+
+
+FULL = """
+    import resource, signal, sys
+    from pathlib import Path
+    import numpy as np
+    import flowrt as fr
+
+    root = Path(sys.argv[1])
+    with fr.Graph() as graph:
+        v = fr.Variable(np.zeros(300_000), name="v")
+        bump = v.assign_add(fr.ones((300_000,), "float64"))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with fr.BlockingSession(graph, checkpoints=fr.Checkpoints(root, keep=1)) as session:
+        assert session.save() == 0
+        for limit in (1 << 20, 2_400_000):  # in the first piece, and in the last
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            session.run(bump)
+            try:
+                session.save()
+            except fr.CheckpointError as error:
+                assert "was not saved in" in str(error) and "File too large" in str(error), error
+            else:
+                raise AssertionError("it was saved")
+            names = [entry.name for entry in root.iterdir()]
+            assert [name for name in names if name != ".lock"] == ["save-00000001-step-000000000000"], names
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert session.restore() == 0
+        session.run(bump)
+        assert session.save() == 1
+    print("well")
+"""
+
+
+def test_where_the_system_takes_no_more_bytes_no_file_is_left_and_training_goes_on(tmp_path: Path) -> None:
+    text = "\n".join(line[4:] for line in FULL.splitlines())
+    done = subprocess.run([sys.executable, "-c", text, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "well\n", done.stderr
