@@ -20,12 +20,12 @@ from wire_world import pair
 
 from flowrt.cluster import LocalCluster
 from flowrt.errors import GraphError, LinkBroken, NodeLost, ResourceError, TakenOver
+from flowrt.net import connecting as connecting_module
 from flowrt.net import link as link_module
 from flowrt.net import node as node_module
 from flowrt.net import peer as peer_module
 from flowrt.net import peers as peers_module
 from flowrt.net import plans as plans_module
-from flowrt.net import transport as transport_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.messages import Resume
 from flowrt.net.node import Node
@@ -282,7 +282,7 @@ async def test_a_try_to_come_back_that_fails_midway_does_not_end_the_reign(
         run = asyncio.ensure_future(made.run(stuck))
         await made.wait_steps(2)
         module, name, tries = {
-            "the hello": (transport_module, "_introduce", 0),
+            "the hello": (connecting_module, "introduce", 0),
             "the welcome": (peer_module, "_be_welcomed", 0),
             "the link": (peer_module, "connect", -1),  # which is the second connection
         }[moment]
