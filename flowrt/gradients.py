@@ -70,7 +70,7 @@ def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
                     partials.add(outside, partials.total(mine))
         found = [partials.total(x) if partials.has(x) and _is_real(x) else None for x in sources]
         each = iter([g if g is None or x.graph is graph else as_value(g) for x, g in zip(sources, found, strict=True)])
-        return [_whole(x, [next(each) for _ in x.parts]) if hasattr(x, "composed") else next(each) for x in given]
+        return [_whole(x, [next(each) for _ in x.parts]) if hasattr(type(x), "composed") else next(each) for x in given]
 
 
 def _whole(split: Any, parts: Sequence[Any]) -> SplitGradient | None:

@@ -134,7 +134,7 @@ def embedding(ids: Any, table: Any) -> Any:
 
 
 def _rows(table: Any, ids: Any) -> Any:
-    if hasattr(table, "composed"):
+    if hasattr(type(table), "composed"):
         return take(table, ids)
     found = as_value(table)
     with beside(as_node(found)) if hasattr(found, "builder") else nullcontext():
