@@ -29,6 +29,7 @@ Written: TypeAlias = tuple[str, int, str]
 
 PIECE = 4 << 20  # bytes read, written and hashed at once
 ALIGNMENT = 64  # of the first tensor
+ASIDE = 10  # niceness: more, and who is put off in the middle of Python holds up all of the process for long
 _LETTERS = {"bool": "BOOL", "float32": "F32", "float64": "F64"}
 _LETTERS |= {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
@@ -134,4 +135,4 @@ def step_aside() -> None:
     """Have the calling thread run only when others leave a core idle, where the system can say so of a thread."""
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, 19)
+            os.setpriority(os.PRIO_PROCESS, 0, ASIDE)
