@@ -136,6 +136,26 @@ def test_a_row_out_of_range_fails_as_in_the_whole(bad: int) -> None:
             np.testing.assert_array_equal(session.run(w), np.ones((11, 2)))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(4, 3), (4,), (1, 3), (4, 2, 3)], ids=str)
+@pytest.mark.parametrize("ids", [0, [], [0, -1, 0], [[0, 0], [-1, 0]], np.zeros((0, 2), "int64")], ids=str)
+def test_parts_of_one_row_and_ids_of_any_shape_are_as_the_whole(ids: Any, shape: Any, dtype: str) -> None:
+    given = np.asarray(ids, "int64")
+
+    def work(partition: int | None) -> list[Any]:
+        with fr.Graph(seed=3) as graph:
+            fed = fr.placeholder("int64", (None,) * given.ndim)
+            w = fr.Variable(fr.random.normal(shape, dtype=dtype), name="w", partition=partition)
+            rows = fr.nn.embedding_lookup(w, fed)
+            step, put = fr.optim.Adam(0.1).minimize(fr.sum(fr.square(rows))), w.scatter_update(fed, rows * 2)
+        with fr.BlockingSession(graph) as session:
+            return [session.run([rows, write], {fed: given})[0] for write in (step, put)] + [session.run(w)]
+
+    for mine, judge in zip(work(shape[0]), work(None), strict=True):
+        np.testing.assert_array_equal(mine, judge)
+        assert mine.dtype == judge.dtype
+
+
 def test_the_gradient_of_a_variable_that_is_split_is_one_and_clipping_counts_it_once() -> None:
     def clipped(partition: Any) -> Any:
         w = fr.Variable(np.arange(10, dtype="float32").reshape(5, 2), name="w", partition=partition)

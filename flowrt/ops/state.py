@@ -316,8 +316,7 @@ def split_variable(
     own = graph.claim_name(name, "variable")
     with scoped(replace(scope, prefix="")):
         shards = tuple(graph.claim_name(f"{own}/part_{part}", "part") for part in range(len(rows) - 1))
-    graph.partitions[own] = found = Partition(own, spec, rows, shards, scope.container)
-    parts = []
+    found, parts = Partition(own, spec, rows, shards, scope.container), []
     for part, (shard, first, end) in enumerate(found.pieces()):
         device = devices[part] if devices else scope.device
         with scoped(replace(scope, prefix="", control=(), device=device)):
@@ -327,6 +326,7 @@ def split_variable(
         initialize = group(*(part.initializer for part in parts), name="initialize")
     resource = Resource("variable", scope.container, own, (spec,), scope.device, site, trainable, whole, initialize)
     graph.variables += parts
+    graph.partitions[own] = found
     return SplitVariable.join(resource, whole, parts, found)
 
 
