@@ -221,3 +221,17 @@ def test_bytes_whose_parts_do_not_add_up_are_refused() -> None:
         graph.partitions["w"] = broken
         with pytest.raises(fr.FlowrtError):
             fr.Graph.from_bytes(graph.to_bytes())
+
+
+def test_rows_are_taken_of_a_table_that_is_not_copied_for_it() -> None:
+    rows, width = 1 << 16, 64  # 16 MiB
+    with fr.Graph(seed=1) as graph:
+        ids = fr.placeholder("int64", (None,))
+        w = fr.Variable(fr.zeros((rows, width)), name="w", partition=2)
+        found = fr.take(w, ids)
+        step = fr.optim.Momentum(0.1, 0.9).minimize(fr.sum(found - 1.0))
+    room = fr.Options(memory_limit=(16 + 16 + 4) << 20)  # the table, its momentum, and no half of either
+    with fr.BlockingSession(graph, options=room) as session:
+        for count in (7, 8):
+            session.run(step, {ids: np.arange(count) * (rows // 8)})
+        np.testing.assert_allclose(session.run(found, {ids: [0, rows - 1]})[:, 0], [-0.29, 0.0], rtol=1e-6)

@@ -26,7 +26,7 @@ from flowrt.sched.interrupts import Noted, Unbroken
 from flowrt.sched.memory import amount
 from flowrt.sched.regions import READ, WRITES, resource_of, resources_of, variable_spec
 from flowrt.sched.running import INLINE_SECONDS, Run, own, run_words
-from flowrt.sched.single import Runners, read_variable, write_variable
+from flowrt.sched.single import Runners, read_in_place, read_variable, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
 from flowrt.spec import Spec, spec_of
@@ -58,6 +58,7 @@ class Executor:
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
         self.runners = Runners(plan, host.memory)
+        self._in_place: dict[tuple[int, ...], frozenset[int]] = {}  # by the nodes of a region
         self.wiring = connect(plan, self.units)
         self.demands = find_demands(plan, self.units, self.wiring.topology)
         self.sizes: dict[int, int] = {}  # by unit that may be put off: the bytes that it made last
@@ -299,8 +300,15 @@ class Executor:
     def _run_singly(self, unit: Unit, inputs: Sequence[Array], words: Array) -> list[Array]:
         """Run a region's nodes one after the other, where it has no tape."""
         starts, values = self.plan.value_starts(), dict(zip(unit.inputs, inputs, strict=True))
+        in_place = self._in_place.get(unit.nodes)
+        if in_place is None:
+            in_place = self._in_place[unit.nodes] = read_in_place(self.plan, unit.nodes, unit.outputs)
         for position in unit.nodes:
-            outputs = self._compute(position, [values[v] for v in self.plan.nodes[position].inputs], words)
+            node = self.plan.nodes[position]
+            if position in in_place:
+                values[starts[position]] = self.host.variables.value(resource_of(node), variable_spec(node))
+                continue
+            outputs = self._compute(position, [values[v] for v in node.inputs], words)
             values.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
         return [values[v] for v in unit.outputs]
 

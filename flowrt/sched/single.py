@@ -22,7 +22,7 @@ from flowrt.kernels.table import ALIASES
 from flowrt.op import attr_key, lookup
 from flowrt.plan import Plan
 from flowrt.sched.cost import predict
-from flowrt.sched.regions import ROW_WRITES, resource_of, resources_of, size_operands, variable_spec
+from flowrt.sched.regions import READ, ROW_WRITES, WRITES, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.structured import STACKING, STRUCTURED, Rows, interpret
 from flowrt.sched.tape import address, corrected
 from flowrt.spec import Spec, spec_of
@@ -249,6 +249,27 @@ class Runners(dict[int, Runner]):
         attrs = tuple((name, attr_key(node.attrs[name])) for name in sorted(node.attrs))
         taken = tuple((self._specs[value].dtype, self._specs[value].dims) for value in node.inputs)
         return node.op, attrs, taken, node.outputs
+
+
+def read_in_place(plan: Plan, nodes: Sequence[int], outputs: Sequence[int]) -> frozenset[int]:
+    """Which reads of variables that are held need no copy where ``nodes`` run one after another.
+
+    They are those whose value nobody looks at once the variable is written, or keeps: neither is it among ``outputs``,
+    nor is it handed on as it is. So rows are taken of a table in time that its size has no part in.
+    """
+    starts = plan.value_starts()
+    reads = {starts[n]: n for n in nodes if plan.nodes[n].op == READ and starts[n] not in outputs}
+    written: set[Any] = set()
+    found = set(reads.values())
+    for position in nodes if reads else ():
+        node = plan.nodes[position]
+        if node.op in WRITES:
+            written.update(resources_of(node))
+        keeps = node.op in ALIASES or node.op in STACKING or node.op in STRUCTURED
+        for value in node.inputs:
+            if value in reads and (keeps or resource_of(plan.nodes[reads[value]]) in written):
+                found.discard(reads[value])
+    return frozenset(found)
 
 
 def read_variable(node: PlanNode, variables: Variables, memory: Memory) -> Array:
