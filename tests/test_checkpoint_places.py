@@ -168,6 +168,7 @@ def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPat
         fr.Checkpoints("s3://bucket/a")
 
 
+@pytest.mark.timeout(120)
 def test_nothing_of_fsspec_is_imported_for_folders(tmp_path: Path) -> None:
     text = f"""
         import sys, numpy as np, flowrt as fr
