@@ -15,6 +15,7 @@ from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.iteration.messages import Order, Update, Version
 from flowrt.sched.ledger import Outcome, Receipt
 from flowrt.sched.policies import (
+    AllOf,
     Async,
     BoundedStaleness,
     Close,
@@ -213,6 +214,23 @@ def test_who_is_lost_once_the_set_is_fixed_has_a_receipt_and_begins_anew_when_it
     assert opened.receipts(0) == (Receipt(0, 1, Outcome.KEPT), Receipt(2, 1, Outcome.LOST))
     again = opened.ready(2, 9, 0.0)
     assert (again.begun(2), again.oldest(2)) == (2, 1)
+
+
+def test_who_joins_again_while_its_update_may_count_has_the_receipt_of_the_batch_that_it_was_made_of() -> None:
+    held = offered(began(AllOf()), 1, 0)
+    back = held.lost(1).joined(1, 3).lost(1).joined(1, 5)
+    opened = applied(offered(offered(back, 0, 0), 2, 0), (0, 0), (1, 0), (2, 0))
+    assert opened.receipts(0) == tuple(Receipt(replica, 1, Outcome.KEPT) for replica in range(3))
+    assert (opened.spent[1], opened.was) == (5, ())
+
+
+def test_an_update_that_goes_on_keeps_its_batch_though_its_replica_joined_again() -> None:
+    waiting = offered(offered(began(Async()), 0, 0), 2, 0)
+    opened = applied(waiting.lost(2).joined(2, 5), (0, 0))
+    assert opened.was == ((2, 1),)
+    after = applied(opened, (2, 0))
+    assert after.receipts(1) == (Receipt(2, 1, Outcome.KEPT, 1),)
+    assert after.was == ()
 
 
 def test_a_batch_that_was_claimed_with_an_older_version_counts_from_that() -> None:
