@@ -1,4 +1,4 @@
-"""How what is said in every step of replicated training is written briefly: an update, and a version.
+"""How what is said in every step of replicated training is written briefly: an update, a version, and a report.
 
 Law: what is read has the types of its class's fields, as `net.messages` says of all others; anything else is
 `BrokenStream`. What has no place in the layout, as metrics that are arrays, goes the way of all others.
@@ -10,9 +10,11 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from flowrt.errors import BrokenStream
 from flowrt.net import brief
-from flowrt.sched.iteration.messages import Update, Version
+from flowrt.sched.iteration.messages import Report, Update, Version
 from flowrt.valueclass import maker
 
 if TYPE_CHECKING:
@@ -20,19 +22,22 @@ if TYPE_CHECKING:
 
 Pieces: TypeAlias = list[bytes | memoryview]
 
-_UPDATE, _VERSION = 1, 2  # the first byte of a head
+_UPDATE, _VERSION, _REPORT = 1, 2, 3  # the first byte of a head
 # kind, run, version, replica, ready, samples, square, finite; how many parts and wants, told numbers, bytes of times
 _UPDATE_HEAD = struct.Struct("<B5qd?4H")
 _WANT = struct.Struct("<qH")  # number, how many values
 # kind, run, version, server, replica, spent, begun, since, number; how many values
 _VERSION_HEAD = struct.Struct("<B5q?2qH")
+# kind, run, version, seconds, noise scale; how many receipts, told numbers and stages; behind them the reason
+_REPORT_HEAD = struct.Struct("<B2q2dI2H")
+_RECEIPT = struct.Struct("<iqBdi")  # replica, batch, outcome, seconds, staleness
 _FLOATS = [struct.Struct(f"<{count}d") for count in range(17)]
-_make_update, _make_version = maker(Update), maker(Version)
+_make_update, _make_version, _make_report = maker(Update), maker(Version), maker(Report)
 
 
 def _write_update(update: Update) -> Pieces | None:
     told, wants, times, arrays = update.told, update.wants, update.times, update.parts
-    if len(told) >= len(_FLOATS) or not {float}.issuperset(map(type, told)):
+    if not _are_floats(told):
         return None
     head = _UPDATE_HEAD.pack(
         _UPDATE,
@@ -95,8 +100,58 @@ def _read_version(head: bytes, arrays: tuple[Any, ...]) -> Version:
     return _make_version(run, version, server, replica, spent, begun, since, values, number, rows)
 
 
-_WRITE: dict[type[Any], Callable[[Any], Pieces | None]] = {Update: _write_update, Version: _write_version}
-_READ: dict[int, Callable[[bytes, tuple[Any, ...]], Any]] = {_UPDATE: _read_update, _VERSION: _read_version}
+def _write_report(report: Report) -> Pieces | None:
+    """The receipts and times, which are many where replicas are, travel as an array of bytes."""
+    told, stages, receipts = report.told, report.stages, report.receipts
+    if not (_are_floats(told) and _are_floats(stages)):
+        return None
+    head = _REPORT_HEAD.pack(
+        _REPORT,
+        report.run,
+        report.version,
+        report.seconds,
+        report.noise_scale,
+        len(receipts),
+        len(told),
+        len(stages),
+    )
+    head += _FLOATS[len(told)].pack(*told) + _FLOATS[len(stages)].pack(*stages) + report.why.encode()
+    each = b"".join([*[_RECEIPT.pack(*receipt) for receipt in receipts], report.times])
+    return brief.frame(head, (np.frombuffer(each, np.uint8),)) if each else None
+
+
+def _read_report(head: bytes, arrays: tuple[Any, ...]) -> Report:
+    _, run, version, seconds, noise_scale, count, *numbers = _REPORT_HEAD.unpack_from(head)
+    at, parts = _REPORT_HEAD.size, []
+    for number in numbers:
+        parts.append(_FLOATS[number].unpack_from(head, at))
+        at += _FLOATS[number].size
+    told, stages = parts
+    if len(arrays) != 1 or not isinstance(arrays[0], np.ndarray):
+        raise BrokenStream("a report came without the array of its receipts and times")
+    each, end = arrays[0].tobytes(), count * _RECEIPT.size
+    receipts = tuple(_RECEIPT.iter_unpack(each[:end]))
+    if len(receipts) != count:
+        raise BrokenStream(f"a report came with {len(receipts)} receipts, and says it has {count}")
+    why = head[at:].decode()
+    return _make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale)
+
+
+def _are_floats(values: tuple[Any, ...]) -> bool:
+    """Whether there is a place for all of these numbers."""
+    return len(values) < len(_FLOATS) and {float}.issuperset(map(type, values))
+
+
+_WRITE: dict[type[Any], Callable[[Any], Pieces | None]] = {
+    Update: _write_update,
+    Version: _write_version,
+    Report: _write_report,
+}
+_READ: dict[int, Callable[[bytes, tuple[Any, ...]], Any]] = {
+    _UPDATE: _read_update,
+    _VERSION: _read_version,
+    _REPORT: _read_report,
+}
 
 
 def write(message: Any) -> Pieces | None:
@@ -116,5 +171,5 @@ def read(data: Brief) -> Any:
         raise BrokenStream(f"a brief message of an unknown kind came: {head[:16]!r}")
     try:
         return kind(head, arrays)
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise BrokenStream(f"a brief message of {len(head)} bytes is not what its kind is: {error}") from error

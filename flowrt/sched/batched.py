@@ -71,18 +71,15 @@ class Plain:
     """The updates that a coordinator, which this is ``of``, was not told yet, as they have nothing done.
 
     Most updates of a version are such: their replicas are computing it, and the policy is not asked before others come.
-    Whoever looks at the coordinator has it `told` first.
+    Whoever looks at the coordinator has it `told` first, if anything is ``given``.
     """
 
-    __slots__ = ("_given", "_whole", "of")
+    __slots__ = ("_whole", "given", "of")
 
     def __init__(self, of: Coordinator) -> None:
         self.of = of
-        self._given: dict[int, int] = {}  # by replica: how many batches it has been given
+        self.given: dict[int, int] = {}  # by replica: how many batches it has been given
         self._whole: dict[int, float] = {}  # by replica, by arrival: when its update became whole
-
-    def __bool__(self) -> bool:
-        return bool(self._given)
 
     def give(self, replica: int, version: int, total: int) -> bool:
         """Note that ``replica``, whose update of ``version`` has come, has been given ``total`` batches.
@@ -94,12 +91,12 @@ class Plain:
             return False
         if of.standing[replica] is not Standing.RUNNING or not of.alive[replica]:
             return False
-        self._given[replica] = total
+        self.given[replica] = total
         return True
 
     def hold(self, replica: int, version: int, now: float, samples: int) -> bool:
         """Note that the update of ``replica``, of which `give` was told, became whole; answers as that does."""
-        news = replica in self._given and replica not in self._whole and version == self.of.quorum.version
+        news = replica in self.given and replica not in self._whole and version == self.of.quorum.version
         if not news or samples or not self._asks_nobody(len(self._whole) + 1):
             return False
         self._whole[replica] = now
@@ -116,8 +113,8 @@ class Plain:
 
     def told(self) -> Coordinator:
         """The coordinator, with all that it was not told, in one go; it is of that from now on."""
-        given, whole = self._given, self._whole
-        self._given, self._whole = {}, {}
+        given, whole = self.given, self._whole
+        self.given, self._whole = {}, {}
         self.of = replace(self.of, book=self.of.book.give_all(given))
         if whole:
             self.of = hold_all(self.of, tuple(whole), tuple(whole.values()))

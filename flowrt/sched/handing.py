@@ -48,11 +48,12 @@ class Handing:
     @property
     def replica(self) -> int | None:
         """Whose turn it is, of those that may have a batch; None where nobody may."""
-        given, spent, count = self.given, self.spent, len(self.given)
-        for i in range(self._turn, self._turn + count):
-            replica = i % count
-            if given[replica] - spent[replica] < self.depth and self._may_have(replica):
-                return replica
+        given, spent, depth, count = self.given, self.spent, self.depth, len(self.given)
+        turn = self._turn % count
+        for replicas in (range(turn, count), range(turn)):
+            for replica in replicas:
+                if given[replica] - spent[replica] < depth and self._may_have(replica):
+                    return replica
         return None
 
     @property

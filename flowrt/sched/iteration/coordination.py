@@ -48,7 +48,7 @@ OUTCOMES = tuple(Outcome)
 """What the codes of outcomes in a `Report` mean."""
 Weights: TypeAlias = "tuple[float, ...] | None"
 _log = logging.getLogger(__name__)
-_ABOUT, _STAMP, _CUT = struct.Struct("=4d"), struct.Struct("=d"), struct.Struct("=10d")  # of a row of `Report.times`
+_ROW, _TIMES = struct.Struct("=4d40s2d"), struct.Struct("=5d")  # of `Report.times`, and what a stopwatch says in it
 PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
 
 
@@ -82,7 +82,7 @@ class Coordination:
         self._told: dict[int, tuple[int, Sequence[Any]]] = {}  # by replica: its update's version, what it tells
         self._came: dict[int, float] = {}  # by replica: when that came
         self._samples: dict[int, int] = {}  # by replica: of how many it was made
-        self._heard: dict[int, bytes] = {}  # by replica: what `Report.times` says of it
+        self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
@@ -99,7 +99,7 @@ class Coordination:
     @property
     def _value(self) -> Coordinator:
         """The coordinator, with all that was heard."""
-        if self._plain:
+        if self._plain.given:
             self._at = self._plain.told()
         return self._at
 
@@ -242,7 +242,7 @@ class Coordination:
         if update.version > newest and update.version >= self._at.oldest(replica):
             self._told[replica] = update.version, update.told
             self._came[replica], self._samples[replica] = now, update.samples
-        self._heard[replica] = _ABOUT.pack(replica, update.version, told, 0) + update.times + _STAMP.pack(now)
+        self._heard[replica] = replica, update.version, told, 0.0, update.times, now
 
     def hold(self, server: int, version: int, replica: int, finite: bool, square: float) -> None:
         """Server 0 itself holds its parts of an update, or refused them: see `Held`."""
@@ -255,7 +255,7 @@ class Coordination:
     def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
         """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""
         version, phase, *times, _ = cut
-        self._heard[replica] = _CUT.pack(replica, version, told, phase, *times, self._way.clock())
+        self._heard[replica] = replica, version, told, phase, _TIMES.pack(*times), self._way.clock()
 
     def tell_pending(self, told: Sequence[float]) -> None:
         """Tell the client what is waited for; ``told`` is when replicas were told what they owe an answer to, or 0."""
@@ -379,7 +379,7 @@ class Coordination:
         began, decided = quorum.opened, ordered if quorum.closed_at is None else quorum.closed_at
         receipts = self._value.receipts(version) or ()
         kept = [receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT]
-        waited = ordered - decided  # for the client to ask for it
+        waited, whole = ordered - decided, self._whole  # for the client to ask for it
         report = Report(
             self._role.run,
             version,
@@ -390,7 +390,7 @@ class Coordination:
             self._means(kept),
             now - began - waited,
             (began, decided, ordered, now),
-            b"".join([heard + _STAMP.pack(self._whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
+            b"".join([_ROW.pack(*heard, whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
             before.why,
             self._measure(before, square).value,
         )
