@@ -53,13 +53,14 @@ def make_keys(
 
     A name may begin with ``*.``, for any host of a domain, and be ``*`` for any at all, where nobody knows addresses
     beforehand: then whoever has these keys may answer for any node. Where there are keys, they are replaced by newer
-    ones of the same authority; a ``new_authority`` is believed beside those before it, whose certificates in ``ca.pem``
-    can go once all have the new one.
+    ones of the same authority, for the same hosts if none are given; a ``new_authority`` is believed beside those
+    before it, whose certificates in ``ca.pem`` can go once all have the new one.
     Raises `ResourceError` where the folder cannot be written, or cryptography is not installed; `GraphError` for what
     names no host.
     """
-    path, names = Path(folder), list(dict.fromkeys([*_HERE, *(hosts or _own_names())]))
+    path = Path(folder)
     try:
+        names = list(dict.fromkeys([*_HERE, *(hosts or _named_in(path / CERT) or _own_names())]))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(path, new_authority)
         key = _new_key()
@@ -84,6 +85,18 @@ def _own_names() -> list[str]:
         out.connect(("192.0.2.1", 9))  # nothing is sent: it tells by which address others would be reached
         names.append(out.getsockname()[0])
     return names
+
+
+def _named_in(path: Path) -> list[str]:
+    """The hosts that the certificate at ``path`` is for; none where there is no certificate."""
+    from cryptography import x509
+
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    return [str(name.value) for name in found]
 
 
 def _alternatives(names: Iterable[str]) -> Any:
@@ -210,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="HOST",
         help="the names and addresses that nodes are reached by, beside localhost; *.DOMAIN stands for those in a "
-        "domain, * for all (default: what this machine is known by)",
+        "domain, * for all (default: those of the certificate before, else what this machine is known by)",
     )
     add("--days", type=_days, default=DAYS, help="until the certificate expires (default: %(default)s)")
     add(

@@ -7,6 +7,8 @@ each array anew.
 
     python perf/transport.py --sizes 1 64 256 --repeat 15
 
+With ``--tls``, the same over TLS, in turns with both: what it keeps of the throughput without.
+
 With ``--steps``, a value through steps of a session instead of the link alone: from a server to a worker of which the
 client fetches two entries (pass), or to the client (fetch), and a scalar through both and back (steps); beside bare
 sockets, gloo, TensorFlow, ray and a copy in memory, in turns in one run. The value may have changed before every step,
@@ -24,9 +26,10 @@ import multiprocessing
 import socket
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from flowrt.keys import make_keys
 from flowrt.net.frames import allocate_array
+from flowrt.net.tls import Keys
 from flowrt.net.tokens import new_token
 from flowrt.net.transport import Bounds, Connection, connect, serve
 from perf.machine import describe
@@ -106,12 +111,12 @@ def floor_send(stream: socket.socket, data: memoryview, answer: memoryview) -> N
 # ── flowrt ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def flowrt_server(pipe: Pipe, loop: str, token: str, buffers: int | None, fresh: bool) -> None:
+def flowrt_server(pipe: Pipe, loop: str, token: str, buffers: int | None, fresh: bool, keys: str | None) -> None:
     with suppress(KeyboardInterrupt):
-        run_on(loop, answer_all(pipe, token, buffers, fresh))
+        run_on(loop, answer_all(pipe, token, buffers, fresh, keys))
 
 
-async def answer_all(pipe: Pipe, token: str, buffers: int | None, fresh: bool) -> None:
+async def answer_all(pipe: Pipe, token: str, buffers: int | None, fresh: bool, keys: str | None) -> None:
     done = asyncio.Event()
 
     async def answer(connection: Connection) -> None:
@@ -127,6 +132,7 @@ async def answer_all(pipe: Pipe, token: str, buffers: int | None, fresh: bool) -
         answer,
         bounds=Bounds(socket_bytes=buffers),
         allocate=allocate_array if fresh else reuse(),
+        tls=None if keys is None else Keys(keys),
     ) as server:
         pipe.send(server.port)
         await done.wait()
@@ -144,43 +150,50 @@ def reuse() -> Callable[[Any, tuple[int, ...]], Any]:
     return allocate
 
 
-async def measure(options: argparse.Namespace, port: int, stream: socket.socket, token: str) -> list[dict[str, Any]]:
-    connection = await connect("127.0.0.1", port, token, bounds=Bounds(socket_bytes=options.buffers))
-    async with connection:
-
-        async def send(array: np.ndarray[Any, Any]) -> None:
-            await connection.send({"x": array})
-            await connection.receive()
-
-        cases = [("1 KiB", SMALL, options.trips, 20)]
-        cases += [(f"{size} MiB", size << 20, 1, options.repeat) for size in options.sizes]
-        return [await compare(*case, stream, send) for case in cases]
+async def measure(
+    options: argparse.Namespace, ports: list[int], stream: socket.socket, token: str, keys: str | None
+) -> list[dict[str, Any]]:
+    """``ports`` are those of a node, and of one that speaks TLS, if that is measured."""
+    cases = [("1 KiB", SMALL, options.trips, 20)]
+    cases += [(f"{size} MiB", size << 20, 1, options.repeat) for size in options.sizes]
+    async with AsyncExitStack() as stack:
+        ways = []
+        for port, tls in zip(ports, (None, keys), strict=False):
+            connection = await connect(
+                "127.0.0.1",
+                port,
+                token,
+                bounds=Bounds(socket_bytes=options.buffers),
+                tls=None if tls is None else Keys(tls),
+            )
+            ways.append(await stack.enter_async_context(connection))
+        return [await compare(*case, stream, ways) for case in cases]
 
 
 async def compare(
-    name: str,
-    length: int,
-    trips: int,
-    repeat: int,
-    stream: socket.socket,
-    send: Callable[[np.ndarray[Any, Any]], Awaitable[None]],
+    name: str, length: int, trips: int, repeat: int, stream: socket.socket, ways: list[Connection]
 ) -> dict[str, Any]:
     """Median seconds of one transfer by each way, taken in turns."""
     array = np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8)
     answer = memoryview(bytearray(length if length <= SMALL else 8))
-    floor, ours = [], []
+    floor: list[float] = []
+    taken: list[list[float]] = [[] for _ in ways]
     for turn in range(repeat + 2):
         start = time.perf_counter()
         for _ in range(trips):
             floor_send(stream, array.data, answer)
-        middle = time.perf_counter()
-        for _ in range(trips):
-            await send(array)
-        end = time.perf_counter()
+        times = [time.perf_counter() - start]
+        for way in ways:
+            start = time.perf_counter()
+            for _ in range(trips):
+                await way.send({"x": array})
+                await way.receive()
+            times.append(time.perf_counter() - start)
         if turn >= 2:  # the first two warm memory and socket buffers up
-            floor.append((middle - start) / trips)
-            ours.append((end - middle) / trips)
-    return {
+            for kept, seconds in zip([floor, *taken], times, strict=True):
+                kept.append(seconds / trips)
+    ours = taken[0]
+    row = {
         "case": name,
         "bytes": length,
         "floor_s": statistics.median(floor),
@@ -190,6 +203,10 @@ async def compare(
         "spread_s": [min(ours), max(ours)],
         "floor_spread_s": [min(floor), max(floor)],
     }
+    for tls in taken[1:]:
+        row |= {"tls_s": statistics.median(tls), "tls_spread_s": [min(tls), max(tls)]}
+        row["tls_keeps"] = statistics.median(ours) / statistics.median(tls)
+    return row
 
 
 # ── the script ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,30 +215,44 @@ async def compare(
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     token = new_token()
-    (floor_end, floor_pipe), (flowrt_end, flowrt_pipe) = context.Pipe(), context.Pipe()
+    floor_end, floor_pipe = context.Pipe()
+    folder = tempfile.TemporaryDirectory() if options.tls else None
+    keys = None if folder is None else folder.name
+    if keys is not None:
+        make_keys(keys, ["127.0.0.1"])
+    pipes = [(which, context.Pipe()) for which in ([None] if keys is None else [None, keys])]
+    settings = options.loop, token, options.buffers, options.fresh
     children = [
         context.Process(target=floor_server, args=(floor_pipe, max(options.sizes) << 20, options.buffers), daemon=True),
-        context.Process(
-            target=flowrt_server, args=(flowrt_pipe, options.loop, token, options.buffers, options.fresh), daemon=True
+        *(
+            context.Process(target=flowrt_server, args=(pipe, *settings, which), daemon=True)
+            for which, (_, pipe) in pipes
         ),
     ]
     for child in children:
         child.start()
     try:
         with prepare(socket.create_connection(("127.0.0.1", floor_end.recv())), options.buffers) as stream:
-            rows: list[dict[str, Any]] = run_on(options.loop, measure(options, flowrt_end.recv(), stream, token))
+            ports = [end.recv() for _, (end, _) in pipes]
+            rows: list[dict[str, Any]] = run_on(options.loop, measure(options, ports, stream, token, keys))
         for child in children:
             child.join(timeout=10)
     finally:
         for child in children:
             child.kill()
             child.join()
+        if folder is not None:
+            folder.cleanup()
     return rows
 
 
 def show(row: dict[str, Any]) -> str:
     low, high = row["spread_s"]
     rate = "" if row["bytes"] <= SMALL else f"  {row['bytes'] / row['flowrt_s'] / 1e9:5.2f} GB/s"
+    if "tls_s" in row:
+        low_tls, high_tls = row["tls_spread_s"]
+        rate += f"  TLS {row['tls_s'] * 1e3:.3f} ms ({low_tls * 1e3:.3f} to {high_tls * 1e3:.3f})"
+        rate += f" keeps {row['tls_keeps']:.0%}"
     return (
         f"{row['case']:>8}  floor {row['floor_s'] * 1e3:9.3f} ms  flowrt {row['flowrt_s'] * 1e3:9.3f} ms "
         f"({low * 1e3:.3f} to {high * 1e3:.3f})  share {row['share']:.2f} (of the best {row['best_share']:.2f}){rate}"
@@ -255,6 +286,7 @@ def main() -> None:
         "--buffers", type=int, default=None, metavar="BYTES", help="socket buffers of both (default: auto)"
     )
     parser.add_argument("--fresh", action="store_true", help="flowrt allocates every received array anew")
+    parser.add_argument("--tls", action="store_true", help="also over TLS")
     parser.add_argument("--steps", nargs="*", metavar="CASE", help="through steps: pass-SIZE, fetch-SIZE, steps")
     parser.add_argument("--sides", nargs="+", metavar="SIDE", help="with --steps: which sides (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="with --steps")

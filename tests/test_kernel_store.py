@@ -191,6 +191,23 @@ def another_kernels(path: Path) -> None:
     path.with_name("flowrt_y.o").replace(path)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+def test_a_folder_that_others_can_write_is_not_used_and_told_of(
+    mode: int, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = Compiler()
+    object_code("flowrt_x", compiler)
+    folder.chmod(mode)
+    for symbol in ("flowrt_x", "flowrt_y"):
+        assert object_code(symbol, compiler) == compiler.code
+    assert compiler.calls == 3
+    assert names(folder) == ["flowrt_x.o"]
+    assert [str(folder) in line and "others can write it" in line for line in caplog.messages] == [True]
+    folder.chmod(0o755)
+    object_code("flowrt_x", compiler)
+    assert compiler.calls == 3
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "short": lambda path: path.write_bytes(path.read_bytes()[:7]),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import logging
 import os
 import stat
 import struct
@@ -27,6 +28,7 @@ from flowrt.kernels.loading import PAGE, map_file
 from flowrt.kernels.surroundings import identity
 from flowrt.valueclass import valueclass
 
+_log = logging.getLogger(__name__)
 _MAGIC = b"flowrt kernels 2\n"
 _DIGEST = 16
 _HEAD = struct.Struct(f"<{len(_MAGIC)}sQ{_DIGEST}s")
@@ -163,17 +165,48 @@ def _image_at(index_size: int) -> int:
 
 
 def open_trusted(path: Path) -> int | None:
-    """A descriptor of the file at ``path``, if it is one of this user's or of root's that no one else may write."""
+    """A descriptor of the file at ``path``, if it and its folder are this user's or root's, and no one else may write.
+
+    What is there otherwise is told of in the log, once.
+    """
+    if not is_trusted(path.parent):
+        return None
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     about = os.fstat(file)
-    foreign = about.st_uid not in (os.geteuid(), 0) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if foreign or not stat.S_ISREG(about.st_mode):
+    why = _distrust(about)
+    if why or not stat.S_ISREG(about.st_mode):
         os.close(file)
+        if why:
+            _warn(path.parent, f"{path.name}, and perhaps more, is not taken: {why}")
         return None
     return file
+
+
+def is_trusted(folder: Path) -> bool:
+    """Whether nobody else may put anything into ``folder``, so that kernels may be kept there: code to be run."""
+    try:
+        why = _distrust(os.stat(folder))
+    except OSError:  # there is none yet
+        return True
+    if why:
+        _warn(folder, f"it is not used: {why}")
+    return not why
+
+
+def _distrust(about: os.stat_result) -> str:
+    if about.st_uid not in (os.geteuid(), 0):
+        return f"user {about.st_uid} owns it"
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write it (mode {stat.S_IMODE(about.st_mode):03o}); chmod go-w it"
+    return ""
+
+
+@cache
+def _warn(folder: Path, what: str) -> None:
+    _log.warning("kernel cache %s: %s, or name another folder in FLOWRT_CACHE: kernels are code", folder, what)
 
 
 def digest_of(data: bytes) -> str:

@@ -2,8 +2,9 @@
 
 Files are named by a hash of everything that decides their content (kernel sources, dtypes, ranks, CPU, versions),
 written whole under a lock (`locking`) and checked by digest when read, so any number of processes may share the folder.
-Only files of this user or of root that no one else may write are taken. Where the folder cannot be used, kernels are
-compiled anew by each process. The folder is bounded: the files written longest ago go first.
+Only files of this user or of root are taken, from a folder of theirs, that no one else may write: who may is told of,
+once. Where the folder cannot be used, kernels are compiled anew by each process. The folder is bounded: the files
+written longest ago go first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import GraphError
-from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, open_trusted
+from flowrt.kernels.bundle import Bundle, bundle_path, is_trusted, open_bundle, open_trusted
 from flowrt.kernels.compiling import compiled, note_missing, only_looks
 from flowrt.kernels.fingerprint import fingerprint
 from flowrt.kernels.loading import load_object
@@ -374,15 +375,21 @@ def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
     code = bundle().code(symbol) or _read(path)
     if code is not None:
         return code
+    if not is_trusted(path.parent):
+        return _made(symbol, compile_object)
     with locked(path.with_suffix(".lock"), path.exists) as alone:
         code = _read(path)  # another process may have written it while we waited
         if code is None:
-            check_wanted()
-            _log.debug("compiling %s", symbol)
-            with compiled(symbol):
-                code = compile_object()
+            code = _made(symbol, compile_object)
             _write(path, code, alone)
     return code
+
+
+def _made(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
+    check_wanted()
+    _log.debug("compiling %s", symbol)
+    with compiled(symbol):
+        return compile_object()
 
 
 def _digest(path: Path, code: bytes) -> bytes:

@@ -79,6 +79,7 @@ class _Stream(asyncio.BufferedProtocol):
         self.transport.set_protocol(self)
         secured = self.transport.get_extra_info("ssl_object") is not None
         self.transport.set_write_buffer_limits(high=int(secured), low=0)  # TLS would say of nothing that it is too much
+        self.slice = self.bounds.secured_slice_bytes if secured else self.bounds.slice_bytes
         self.socket = self.transport.get_extra_info("socket")
         if self.socket is None:
             raise InternalError("a connection needs a socket")
@@ -196,7 +197,7 @@ class _Stream(asyncio.BufferedProtocol):
         channel = self.channel
         if channel is not None:
             pieces = placed(pieces, lambda data: channel.lend(data, changing=changing))
-        for piece in writes(pieces, self.bounds.slice_bytes):
+        for piece in writes(pieces, self.slice):
             if self.local is not None:
                 self.local.socket_bytes += len(piece)
             yield piece
@@ -487,9 +488,8 @@ class Connection:
         if self._stream.transport.is_closing():
             return
         self._stream.transport.write(GOODBYE)
-        if self._stream.transport.can_write_eof():  # over TLS the peer answers to the goodbye alone
-            with suppress(OSError):  # the peer was faster
-                self._stream.transport.write_eof()
+        with suppress(OSError, NotImplementedError):  # the peer was faster; over TLS it answers to the goodbye alone
+            self._stream.transport.write_eof()
 
     async def __aenter__(self) -> Self:
         return self

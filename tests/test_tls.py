@@ -1,0 +1,373 @@
+"""TLS over real sockets: who has no certificate of the authority is nobody, and keys change while connections go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from key_world import (
+    believing_only,
+    expired,
+    for_another_host,
+    good,
+    nothing_decoded,
+    of_another_authority,
+    refused,
+    replaced,
+)
+from wire_world import HEAD, LOOPS, MIB, TOKEN, echo, sockets
+
+import flowrt as fr
+from flowrt.errors import AuthenticationError, RemoteError
+from flowrt.keys import main, make_keys
+from flowrt.net.tls import Keys
+from flowrt.net.transport import Connection, connect, serve
+from flowrt.worker import main as worker
+
+
+@pytest.fixture(params=LOOPS)
+def on_loop(request: pytest.FixtureRequest) -> Callable[[Any], None]:
+    """Run something on one of the loops, and see that it leaves no socket and no task."""
+
+    async def bounded(work: Any) -> None:
+        before = sockets()
+        async with asyncio.timeout(40):
+            await work
+        async with asyncio.timeout(10):
+            while sockets() > before:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    def run(work: Any) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(bounded(work))
+
+    return run
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return good(tmp_path / "keys")
+
+
+async def _unreached(connection: Connection) -> None:
+    raise AssertionError("a stranger was let in")
+
+
+async def send_back(client: Connection, value: Any) -> Any:
+    answer, _ = await asyncio.gather(client.receive(), client.send(value))
+    return answer
+
+
+def test_messages_large_and_small_come_back_as_they_were(keys: Keys, on_loop: Callable[[Any], None]) -> None:
+    async def talk() -> None:
+        room = np.zeros(3 * MIB, "uint8")
+        async with serve("127.0.0.1", 0, TOKEN, echo, tls=keys) as server:
+            connecting = connect(
+                "127.0.0.1", server.port, TOKEN, tls=keys, allocate=lambda dtype, shape: room[: shape[0]]
+            )
+            async with await connecting as client:
+                for size in (1, 70_000, 3 * MIB):
+                    sent = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+                    got = await send_back(client, {"x": sent})
+                    assert got["x"].base is room  # received into its place
+                    assert np.array_equal(got["x"], sent)
+                for number in range(100):
+                    await client.send(number)
+                assert [await client.receive() for _ in range(100)] == list(range(100))
+        assert client.failure is None
+
+    on_loop(talk())
+
+
+def test_a_slow_reader_is_waited_for_over_tls(keys: Keys, on_loop: Callable[[Any], None]) -> None:
+    async def talk() -> None:
+        ends: asyncio.Queue[Connection] = asyncio.Queue()
+
+        async def hand_out(connection: Connection) -> None:
+            await ends.put(connection)
+            await connection.wait_closed()
+
+        async with (
+            serve("127.0.0.1", 0, TOKEN, hand_out, tls=keys) as server,
+            await connect("127.0.0.1", server.port, TOKEN, tls=keys) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            there = await ends.get()
+            there._stream.transport.pause_reading()
+            array = np.ones(32 * MIB, "uint8")
+            sending = tasks.create_task(client.send(array))
+            while not client._stream.outbox.blocked:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert not sending.done()
+            there._stream.transport.resume_reading()
+            assert np.array_equal(await there.receive(), array)
+
+    on_loop(talk())
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        (of_another_authority, "certificate is refused"),
+        (believing_only, "refuses our certificate|closed the connection"),
+        (expired, "refuses our certificate|closed the connection"),
+    ],
+)
+def test_a_client_with_the_token_and_no_good_certificate_is_refused(
+    client: Callable[[Path, Path], Keys], told: str, keys: Keys, tmp_path: Path, on_loop: Callable[[Any], None]
+) -> None:
+    theirs = client(tmp_path / "theirs", keys.folder)
+
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=keys) as server:
+            with nothing_decoded(), pytest.raises(RemoteError, match=told):
+                await connect("127.0.0.1", server.port, TOKEN, tls=theirs)
+
+    on_loop(talk())
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (of_another_authority, "certificate is refused"),
+        (expired, "certificate is refused: certificate has expired"),
+        (for_another_host, "a certificate for elsewhere.example, not for 127.0.0.1; name all hosts in"),
+    ],
+)
+def test_a_node_without_a_good_certificate_hears_nothing(
+    node: Callable[[Path, Path], Keys], told: str, keys: Keys, tmp_path: Path, on_loop: Callable[[Any], None]
+) -> None:
+    theirs = node(tmp_path / "theirs", keys.folder)
+
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=theirs) as server:
+            with nothing_decoded(), pytest.raises(AuthenticationError, match=told):
+                await connect("127.0.0.1", server.port, TOKEN, tls=keys)
+
+    on_loop(talk())
+
+
+def test_plain_text_and_tls_do_not_meet(keys: Keys, on_loop: Callable[[Any], None]) -> None:
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=keys) as server:
+            with nothing_decoded():
+                with pytest.raises(AuthenticationError, match="speaks TLS alone; give this side keys"):
+                    await connect("127.0.0.1", server.port, TOKEN)
+                plain = await refused(server.port, f"{HEAD}\r\n\r\n".encode())
+                assert plain.startswith(b"HTTP/1.1 426")
+                assert b"TLS" in plain
+                for garbage in (b"\x16\x03\x01\x00\x05aaaaa", b"\x00" * 300, b"\x00" + os.urandom(64)):
+                    answer = await refused(server.port, garbage)
+                    assert answer == b"reset" or b"426" in answer or answer[:1] in (b"", b"\x15")
+        async with serve("127.0.0.1", 0, TOKEN, _unreached) as server:
+            with nothing_decoded(), pytest.raises(AuthenticationError, match="does not speak TLS; start that node"):
+                await connect("127.0.0.1", server.port, TOKEN, tls=keys)
+
+    on_loop(talk())
+
+
+def test_who_is_slow_to_agree_on_tls_ends_at_the_deadline_and_gives_way(
+    keys: Keys, on_loop: Callable[[Any], None]
+) -> None:
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=keys, handshake=0.2) as server:
+            with nothing_decoded():
+                for said in ([], [b"\x16"], [b"\x16\x03\x01\x02\x00", b"\x01\x00"]):
+                    assert await refused(server.port, *said) in (b"", b"reset")
+        async with (
+            serve("127.0.0.1", 0, TOKEN, echo, tls=keys, max_strangers=8) as server,
+            contextlib.AsyncExitStack() as crowd,
+        ):
+            for number in range(40):
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                crowd.callback(writer.close)
+                writer.write((b"", b"\x16\x03\x01\x02\x00")[number % 2])
+                if number % 20 == 19:
+                    async with await connect("127.0.0.1", server.port, TOKEN, tls=keys, timeout=10) as client:
+                        assert await send_back(client, number) == number
+            assert len(server._strangers) <= 8
+
+    on_loop(talk())
+
+
+def test_over_tls_the_token_is_asked_for_too(keys: Keys, on_loop: Callable[[Any], None]) -> None:
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=keys) as server:
+            with nothing_decoded(), pytest.raises(AuthenticationError, match="both ends need the same one"):
+                await connect("127.0.0.1", server.port, "another", tls=keys)
+
+    on_loop(talk())
+
+
+def test_what_is_said_over_one_channel_proves_nothing_over_another(
+    keys: Keys, tmp_path: Path, on_loop: Callable[[Any], None]
+) -> None:
+    """Somebody in between who has a certificate of the authority passes on what both ends say."""
+    theirs = Keys(shutil.copytree(keys.folder, tmp_path / "theirs"))
+    make_keys(theirs.folder, ["127.0.0.1"])
+
+    async def talk() -> None:
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection(
+                "127.0.0.1", server.port, ssl=theirs.contexts().client, server_hostname="127.0.0.1"
+            )
+
+            async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                with contextlib.suppress(OSError):
+                    while data := await source.read(1 << 16):
+                        sink.write(data)
+                sink.close()
+
+            try:
+                await asyncio.gather(pump(reader, back), pump(there, writer))
+            finally:
+                back.transport.abort()
+                writer.transport.abort()
+
+        async with serve("127.0.0.1", 0, TOKEN, _unreached, tls=keys) as server:
+            passing: list[asyncio.Task[None]] = []
+            middle = await asyncio.start_server(
+                lambda r, w: passing.append(asyncio.ensure_future(between(r, w))),
+                "127.0.0.1",
+                0,
+                ssl=theirs.contexts().node,
+            )
+            async with middle:
+                with pytest.raises(AuthenticationError, match="both ends need the same one"):
+                    await connect("127.0.0.1", middle.sockets[0].getsockname()[1], TOKEN, tls=keys)
+            for task in passing:
+                task.cancel()
+            await asyncio.wait(passing)
+
+    on_loop(talk())
+
+
+def test_new_keys_are_taken_up_and_connections_go_on(
+    keys: Keys, tmp_path: Path, on_loop: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = shutil.copytree(keys.folder, tmp_path / "newer")
+    make_keys(newer, ["127.0.0.1"])
+    client_keys = Keys(shutil.copytree(keys.folder, tmp_path / "client"))
+
+    def shown(client: Connection) -> bytes:
+        tls = client._stream.transport.get_extra_info("ssl_object")
+        return bytes(tls.getpeercert(binary_form=True))
+
+    async def talk() -> None:
+        async with serve("127.0.0.1", 0, TOKEN, echo, tls=keys) as server:
+            before = await connect("127.0.0.1", server.port, TOKEN, tls=client_keys)
+            async with before:
+                old = shown(before)
+                replaced(keys.folder, newer)
+                async with await connect("127.0.0.1", server.port, TOKEN, tls=client_keys) as after:
+                    assert shown(after) == ssl.PEM_cert_to_DER_cert((newer / "cert.pem").read_text()) != old
+                    assert await send_back(after, 1) == 1
+                assert await send_back(before, 2) == 2
+                (keys.folder / "cert.pem").write_text("nothing that could be used")
+                async with await connect("127.0.0.1", server.port, TOKEN, tls=client_keys) as after:
+                    assert await send_back(after, 3) == 3
+                make_keys(keys.folder, ["127.0.0.1"], new_authority=True)
+                with pytest.raises(AuthenticationError, match="certificate is refused"):
+                    await connect("127.0.0.1", server.port, TOKEN, tls=client_keys)
+                shutil.copy(
+                    keys.folder / "ca.pem", client_keys.folder
+                )  # the client's certificate is the old one's still
+                async with await connect("127.0.0.1", server.port, TOKEN, tls=client_keys) as after:
+                    assert await send_back(after, 4) == 4
+
+    on_loop(talk())
+    assert [str(keys.folder) in line for line in caplog.messages if "used on" in line] == [True]
+
+
+# ── nodes and sessions ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def counter() -> tuple[fr.Graph, Any, Any]:
+    with fr.Graph() as graph, fr.device("/job:ps/task:0"):
+        v = fr.Variable(np.zeros(50_000), name="v")
+        return graph, v, v.assign_add(np.ones(50_000))
+
+
+@pytest.mark.parametrize("way", ["shared", "tcp"])
+async def test_a_session_and_its_nodes_talk_over_tls(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWRT_TRANSPORT", way)
+    graph, v, more = counter()
+    async with fr.LocalCluster(ps=1, worker=1, tls=True) as cluster:
+        async with fr.Session(graph, cluster=cluster) as session:
+            await session.run(more)
+            await session.run(more)
+            assert (await session.run(v) == 2).all()
+        with pytest.raises(AuthenticationError, match="speaks TLS alone"):
+            async with fr.Session(graph, cluster=fr.ClusterSpec(cluster.spec.jobs)):
+                pass
+        folder = cluster.tls
+    assert folder not in (None, *map(str, Path(str(folder)).parent.iterdir()))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which a node refuses to start."""
+    assert worker(["--job=ps", "--task=0", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_a_wider_bind_without_keys_is_refused_with_the_fix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLOWRT_TLS", raising=False)
+    assert main([str(tmp_path / "k")]) == 0
+    assert "a certificate for localhost, 127.0.0.1, ::1" in capsys.readouterr().out
+    token = f"--token-file={tmp_path / 'k' / 'token'}"
+    for bind in ("0.0.0.0:0", "[::]:0", "192.0.2.7:7001"):
+        said = refusal(capsys, f"--bind={bind}", token)
+        assert "beyond this machine, needs TLS: make keys by python -m flowrt.worker keys DIR" in said
+        assert "give --tls DIR" in said
+
+
+async def test_nothing_beyond_this_machine_is_talked_to_in_the_clear() -> None:
+    with pytest.raises(AuthenticationError, match=r"192\.0\.2\.7:7001 is beyond this machine, where TLS is needed"):
+        await connect("192.0.2.7", 7001, TOKEN)
+
+
+def test_keys_that_are_no_secret_or_no_keys_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_keys(tmp_path / "k", ["127.0.0.1"])
+    tls = ["--bind=127.0.0.1:0", f"--tls={tmp_path / 'k'}"]
+    (tmp_path / "k" / "key.pem").chmod(0o640)
+    said = refusal(capsys, *tls)
+    assert "others can read the private key" in said
+    assert "key.pem (mode 640); chmod 600 it" in said
+    (tmp_path / "k" / "key.pem").chmod(0o600)
+    (tmp_path / "k" / "cert.pem").write_text("no certificate")
+    assert "cert.pem" in refusal(capsys, *tls)
+    (tmp_path / "k" / "ca.pem").unlink()
+    assert "ca.pem" in refusal(capsys, *tls)
+    assert "make keys by python -m flowrt.worker keys" in refusal(capsys, tls[0], f"--tls={tmp_path / 'none'}")
+
+
+def test_keys_are_private_and_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
+    assert make_keys(tmp_path, ["node1", "10.0.0.1"]) == ["localhost", "127.0.0.1", "::1", "node1", "10.0.0.1"]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"ca.pem": 0o644, "ca.key": 0o600, "cert.pem": 0o600, "key.pem": 0o600, "token": 0o600}
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    make_keys(tmp_path)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"cert.pem", "key.pem"}
+    make_keys(tmp_path, new_authority=True)
+    assert (tmp_path / "ca.pem").read_bytes().endswith(before["ca.pem"])
+    (tmp_path / "ca.key").unlink()
+    with pytest.raises(fr.ResourceError, match=r"not its key ca\.key"):
+        make_keys(tmp_path)
+    with pytest.raises(fr.GraphError, match="names no host"):
+        make_keys(tmp_path / "other", ["n\xf6de"])
