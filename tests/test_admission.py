@@ -158,7 +158,7 @@ async def test_a_client_tells_other_servers_from_nodes() -> None:
         (
             b"HTTP/1.1 101 Go\r\nUpgrade: flowrt/3\r\nConnection: Upgrade\r\n\r\n",
             AuthenticationError,
-            "does not have it",
+            "it is no node of ours",
         ),
     ]
 
@@ -173,8 +173,9 @@ async def test_a_client_tells_other_servers_from_nodes() -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         for script in answers:
+            patience = 0.3 if script[0] is None else 30.0  # else who answers late on a busy machine did not answer
             with pytest.raises(script[1], match=script[2]):
-                await connect("127.0.0.1", port, TOKEN, timeout=0.3, bounds=QUICK)
+                await connect("127.0.0.1", port, TOKEN, timeout=patience, bounds=QUICK)
 
 
 @on_both_loops
