@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from process_world import ended
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
-from flowrt.launch.ray import Cluster
 
 PS = "/job:ps/task:0"
 SCRIPT = Path(__file__).parent.parent / "scripts" / "digits.py"
 LITTLE = {"num_cpus": 0.1}
 ROOM = {"ps": LITTLE, "worker": LITTLE}
+
+Cluster = partial(fr.launch.ray.Cluster, startup=200.0)  # where everything else is started, too, an actor takes long
 
 pytestmark = [
     pytest.mark.timeout(240),  # Ray starts a process of its own for each actor, and they start slowly on two cores
@@ -98,7 +100,7 @@ async def test_a_killed_actor_is_restarted_by_ray_and_counts_again_while_trainin
 
 
 async def test_two_jobs_on_one_ray_do_not_meet() -> None:
-    async def train(cluster: Cluster, steps: int) -> Any:
+    async def train(cluster: Any, steps: int) -> Any:
         with fr.Graph() as graph, fr.device(WORKERS[0]):
             w = fr.Variable(0.0, name="w")
             step = w.assign_add(1.0)
@@ -154,6 +156,20 @@ async def test_a_detached_cluster_goes_on_and_is_found_by_its_name() -> None:
     with pytest.raises(fr.ResourceError, match="no cluster 'lasts' runs on this Ray; start one by"):
         async with Cluster("lasts"):
             pass
+
+
+async def test_over_tls_nodes_listen_where_other_hosts_reach_them() -> None:
+    async with Cluster("over-tls", detached=True, worker=1, resources={"worker": LITTLE}, tls=True) as cluster:
+        (host, _) = cluster.spec.tasks()[WORKERS[0]]
+        assert host == cluster.nodes[WORKERS[0]].host
+    with fr.Graph() as graph, fr.device(WORKERS[0]):
+        y = fr.constant(1.0) + 1.0
+    async with Cluster("over-tls") as again:
+        try:
+            async with fr.Session(graph, cluster=again) as session:
+                assert await session.run(y) == 2.0
+        finally:
+            await again.end()
 
 
 async def test_what_ray_has_no_room_for_is_a_sentence_that_names_it() -> None:

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from flowrt.cluster import ClusterSpec, parse_address
 from flowrt.errors import ClosedError, FlowrtError, GraphError, ResourceError, user_site
 from flowrt.finishing import to_the_end
-from flowrt.launch.ray_node import RayNode
+from flowrt.launch.ray_node import KEYS, RayNode, save_keys
 from flowrt.misuse import AsyncOnly
 from flowrt.net.messages import root_error
 from flowrt.net.tokens import new_token
@@ -65,6 +69,8 @@ class Cluster(AsyncOnly):
         threads: Kernel threads of each node; by default as many as the CPUs that it asks for.
         delays, imports, warm, log_level, grace: As `flowrt.LocalCluster` has them.
         startup: Seconds in which all nodes have to be up.
+        tls: Whether nodes talk over TLS; a folder, with the keys in that. By default where Ray has more than one host,
+            with keys that are made for this cluster; the actors get them as they get the token.
         runtime_env: Ray's environment of the actors.
         jobs: How many tasks of each job.
 
@@ -85,8 +91,9 @@ class Cluster(AsyncOnly):
         imports: Sequence[str] = (),
         warm: Callable[[], Awaitable[None]] | None = None,
         log_level: str = "error",
-        startup: float = 60.0,
+        startup: float = 120.0,
         grace: float = 5.0,
+        tls: bool | str | os.PathLike[str] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         address: str | None = None,
         **jobs: int,
@@ -100,7 +107,9 @@ class Cluster(AsyncOnly):
         self._detached = detached or self._attaches
         self._threads, self._warm, self._log_level = threads, warm, log_level
         self._startup, self._grace = startup, grace
-        self._runtime_env, self._address = runtime_env, address
+        self._tls, self._runtime_env, self._address = tls, runtime_env, address
+        self.tls: str | None = None  # the folder of the keys
+        self._keys = ExitStack()  # what holds that folder
         self.name = name or secrets.token_hex(4)
         self.token = new_token()
         self.nodes: dict[str, Node] = {}
@@ -133,8 +142,8 @@ class Cluster(AsyncOnly):
 
     @brief
     async def __aenter__(self) -> Self:
-        self._begin_ray()
         try:
+            self._begin_ray()
             if self._warm is not None:
                 await self._warm()
             await self._start()
@@ -157,11 +166,28 @@ class Cluster(AsyncOnly):
     def _begin_ray(self) -> None:
         ray = self._ray
         if not ray.is_initialized():
-            ray.init(address=self._address, logging_level=logging.WARNING)
+            try:
+                ray.init(address=self._address, logging_level=logging.WARNING)
+            except ConnectionError as error:
+                where = self._address or os.environ.get("RAY_ADDRESS", "")
+                raise ResourceError(f"{user_site()}: no Ray answers at {where}: {error}") from error
             self._began = True
         here = ray.util.get_node_ip_address()
         hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        self._home = here if hosts == {here} else ""
+        alone = hosts == {here} and not self._tls
+        self._home = here if alone or self._tls is False else ""
+        if not self._home and not self._attaches:
+            self.tls = self._keys_folder()
+
+    def _keys_folder(self) -> str:
+        """The folder of keys, made if none was given."""
+        if self._tls is not None and not isinstance(self._tls, bool):
+            return os.fspath(self._tls)
+        from flowrt.keys import ANY, make_keys  # needs an extra
+
+        folder = self._keys.enter_context(TemporaryDirectory(prefix="flowrt-keys-"))
+        make_keys(folder, [ANY])  # which last as long as the cluster
+        return folder
 
     async def _start(self) -> None:
         if self._attaches:
@@ -196,6 +222,8 @@ class Cluster(AsyncOnly):
             await self._end(list(self._actors))
         self._actors.clear()
         self.nodes.clear()
+        self._keys.close()
+        self.tls = None
         if self._began:
             self._began = False
             self._ray.shutdown()
@@ -235,7 +263,8 @@ class Cluster(AsyncOnly):
         options = {"threads": threads, "log-level": self._log_level}
         paths = sys.path if self._imports else ()
         delay = str(self._delays.get(task, ""))
-        return actor.remote(task, self.token, self._home, options, self._imports, paths, delay)
+        keys = {} if self.tls is None else {name: (Path(self.tls) / name).read_bytes() for name in KEYS}
+        return actor.remote(task, self.token, self._home, options, self._imports, paths, delay, keys)
 
     def _asked(self, task: str) -> Mapping[str, float]:
         """What a node asks Ray for."""
@@ -256,7 +285,10 @@ class Cluster(AsyncOnly):
             )
         get = partial(self._ray.get_actor, namespace=f"flowrt-{self.name}")
         self._actors = {task: get(task) for task in self._tasks}
-        self.token = await self._actors[self._tasks[0]].secret.remote()
+        self.token, keys = await self._actors[self._tasks[0]].secret.remote()
+        if keys:
+            self.tls = self._keys.enter_context(TemporaryDirectory(prefix="flowrt-keys-"))
+            save_keys(self.tls, keys)
 
     # ── who is there ──
 

@@ -17,15 +17,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flowrt.errors import ResourceError
+from flowrt.net.tls import CA, CERT, KEY
 from flowrt.net.tokens import save_token
 from flowrt.node_process import address_in, ended_early, environment
 from flowrt.tasks import split_task
 
 TELLS = 10.0  # seconds for which a node's reason not to start is told before another try
+KEYS = (CA, CERT, KEY)  # the files of a folder of keys that a node needs
 LASTS, PAUSE = 10.0, 1.0  # seconds: a node that lasts no longer than that is started again only after a pause
 
 
@@ -44,9 +48,11 @@ class RayNode:
         imports: Sequence[str] = (),
         paths: Sequence[str] = (),
         delay: str = "",
+        keys: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         self._task, self._token, self._home = task, token, home
         self._options, self._imports, self._paths, self._delay = dict(options), imports, paths, delay
+        self._keys = dict(keys)
         self._said: dict[str, Any] = {"incarnation": secrets.token_hex(8)}
         self._known = threading.Event()  # where the node is, or why it does not start
         self._ending, self._ended = False, asyncio.Event()
@@ -67,9 +73,9 @@ class RayNode:
         await asyncio.to_thread(self._known.wait)
         return self._said
 
-    async def secret(self) -> str:
-        """The token, for who takes part in a cluster that another process started."""
-        return self._token
+    async def secret(self) -> tuple[str, dict[str, bytes]]:
+        """The token and the keys, for who takes part in a cluster that another process started."""
+        return self._token, self._keys
 
     async def stop(self, grace: float) -> None:
         """End the node: asked first, then forced."""
@@ -104,17 +110,20 @@ class RayNode:
         os._exit(1)
 
     def _run(self) -> None:
-        """Run the node until it ends."""
-        with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
-            self._process = self._spawn(Path(folder))
-            try:
-                self._tell(address=self._listen(self._process), pid=self._process.pid)
-            except ResourceError as error:
-                self._tell(failure=str(error))
-        assert self._process.stdout is not None
-        for line in self._process.stdout:  # what a user's modules print
-            print(line, end="", flush=True)
-        self._process.wait()
+        """Run the node until it ends. Its keys lie in a folder as long as that, since it reads them again."""
+        with tempfile.TemporaryDirectory(prefix="flowrt-keys-") if self._keys else nullcontext("") as keys:
+            if self._keys:
+                save_keys(keys, self._keys)
+            with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
+                process = self._process = self._spawn(Path(folder), keys)
+                try:
+                    self._tell(address=self._listen(process), pid=process.pid)
+                except ResourceError as error:
+                    self._tell(failure=str(error))
+            assert process.stdout is not None
+            for line in process.stdout:  # what a user's modules print
+                print(line, end="", flush=True)
+            process.wait()
 
     def _tell(self, **said: Any) -> None:
         self._said |= {"host": _host(), "actor": os.getpid(), **said}
@@ -129,11 +138,11 @@ class RayNode:
                 return address
         raise ended_early(self._task, line)
 
-    def _spawn(self, folder: Path) -> subprocess.Popen[str]:
+    def _spawn(self, folder: Path, keys: str) -> subprocess.Popen[str]:
         job, number = split_task(self._task)
         save_token(folder / "token", self._token)
         options = {"job": job, "task": number, "bind": f"{self._bind()}:0", "token-file": folder / "token"}
-        options |= self._options
+        options |= self._options | ({"tls": keys} if keys else {})
         if self._delay:
             (folder / "delay").write_text(self._delay, encoding="utf-8")
             options["delay"] = f"@{folder / 'delay'}"
@@ -158,9 +167,17 @@ class RayNode:
         if here != self._home:
             raise ResourceError(
                 f"Ray placed it on {here}, and the cluster was started on {self._home} alone, within which its nodes "
-                "listen; give fr.launch.ray.Cluster tls=DIR for more than one host"
+                "listen; give fr.launch.ray.Cluster tls=True for more than one host"
             )
         return "127.0.0.1"
+
+
+def save_keys(folder: str, keys: Mapping[str, bytes]) -> None:
+    """Write keys to new files that their owner alone can read."""
+    for name, content in keys.items():
+        handle = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
 
 
 def _host() -> str:
