@@ -3,8 +3,8 @@
     python perf/large_table.py [--gib 4] [--limit-gib 3] [--steps 60]
 
 Each server's address space is limited (RLIMIT_AS, which counts all that it maps) before anything is put on it. Then a
-table of a 64th of the size, and that of full size, are trained by lookups of as many rows each; the whole on one server
-under the same limit is shown to fail. Prints the machine, medians with their quartiles, and what each process held.
+table of a 64th of the size, and that of full size, are trained by turns, with lookups of as many rows; the whole on one
+server under the same limit is shown to fail. Prints the machine, medians with quartiles, and what each process held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import resource
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -50,29 +51,37 @@ def most_held(pid: int) -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
 
 
-async def train(rows: int, servers: int, limit: int, steps: int) -> tuple[list[float], float, dict[str, int]]:
-    """Seconds of each step, the last loss, and the most that each process held."""
+class Training:
+    """A trainer under way on a cluster of its own, whose servers have a limit of memory."""
+
+    def __init__(self, cluster: fr.LocalCluster, reports: Any) -> None:
+        self._cluster = cluster
+        self._reports = reports
+        self.seconds: list[float] = []
+        self.loss = float("nan")
+
+    async def step(self) -> None:
+        report = await anext(self._reports)
+        self.seconds.append(report.seconds)
+        self.loss = report.loss
+
+    def told(self, what: str) -> float:
+        """The median of its steps, after a quarter of them; printed with all else."""
+        low, middle, high = (1e3 * s for s in quantiles(self.seconds[len(self.seconds) // 4 :], n=4))
+        held = ", ".join(f"{task} {most_held(p.pid) / GIB:.2f}" for task, p in self._cluster.processes.items())
+        print(f"{what}: step {middle:.2f} ms ({low:.2f} to {high:.2f}), loss {self.loss:.4f}; GiB held: {held}")
+        return middle
+
+
+@asynccontextmanager
+async def training(rows: int, servers: int, limit: int, steps: int) -> AsyncIterator[Training]:
     graph, made = trainer(rows, servers)
     async with fr.LocalCluster(ps=servers, worker=1) as cluster:
         for task, process in cluster.processes.items():
             if task.startswith("/job:ps"):
                 resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
         async with fr.Session(graph, cluster=cluster) as session:
-            seconds, loss = [], 0.0
-            async for report in made.steps(session, batches(rows, steps)):
-                seconds.append(report.seconds)
-                loss = report.loss
-            return seconds[steps // 4 :], loss, {task: most_held(p.pid) for task, p in cluster.processes.items()}
-
-
-def told(what: str, found: tuple[list[float], float, dict[str, int]]) -> float:
-    seconds, loss, held = found
-    low, middle, high = quantiles(seconds, n=4)
-    most = ", ".join(f"{task} {nbytes / GIB:.2f}" for task, nbytes in held.items())
-    print(
-        f"{what}: step {middle * 1e3:.2f} ms ({low * 1e3:.2f} to {high * 1e3:.2f}), loss {loss:.6f}; GiB held: {most}"
-    )
-    return middle
+            yield Training(cluster, made.steps(session, batches(rows, steps)))
 
 
 async def main() -> None:
@@ -83,11 +92,18 @@ async def main() -> None:
     given = parser.parse_args()
     print(this_machine.describe())
     limit, rows = int(given.limit_gib * GIB), int(given.gib * GIB) // (4 * WIDTH)
-    small = told(f"{given.gib / 64:g} GiB over two", await train(rows // 64, 2, limit, given.steps))
-    large = told(f"{given.gib:g} GiB over two", await train(rows, 2, limit, given.steps))
-    print(f"64 times the rows take {large / small:.2f} times a step")
+    async with (
+        training(rows // 64, 2, limit, given.steps) as small,
+        training(rows, 2, limit, given.steps) as large,
+    ):
+        for _ in range(given.steps):
+            await small.step()
+            await large.step()
+        ratio = 1 / small.told(f"{given.gib / 64:g} GiB over two") * large.told(f"{given.gib:g} GiB over two")
+    print(f"64 times the rows take {ratio:.2f} times a step")
     try:
-        await train(rows, 1, limit, 1)
+        async with training(rows, 1, limit, 1) as whole:
+            await whole.step()
     except fr.FlowrtError as error:
         print(f"whole, on one server of the same limit: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
     else:
