@@ -78,10 +78,11 @@ class CopiesWorld(World):
         )
 
     def strike(self, number: int, back: bool) -> None:
-        """A server dies, if no other one is away; and is there again after a while, if it comes ``back``."""
+        """A server dies, if no other is away or stands still; it is there again after a while, if it comes ``back``."""
         task, loop = self.servers[number], asyncio.get_running_loop()
         copies = [keeper for runner in self.runners.values() for keeper in getattr(runner, "keepers", ())]
-        if self.dead.intersection(self.servers) or any(keeper.gone for keeper in copies) or not copies:
+        still = self.silent.intersection(self.servers) or any(until > loop.time() for _, until in self._frozen.values())
+        if still or self.dead.intersection(self.servers) or any(keeper.gone for keeper in copies) or not copies:
             return
         self._die(task)
         self._gone.append(self.hosts[task])
@@ -112,7 +113,9 @@ class CopiesWorld(World):
 
     def _of_those_there(self, check: Callable[[], None]) -> None:
         servers = self.servers
-        self.servers = tuple(t for t in servers if t not in self.dead and self.hosts[t].held)
+        keepers = [keeper for runner in self.runners.values() for keeper in runner.keepers if keeper.survive]
+        left_out = {task for keeper in keepers for task in keeper.gone}
+        self.servers = tuple(t for t in servers if t not in self.dead | left_out and self.hosts[t].held)
         try:
             check()
         finally:
@@ -129,12 +132,14 @@ class SimCopies(Copies):
     async def _copy(self, variables: Any, task: str, other: str) -> None:
         await asyncio.sleep(self._world.while_(self._world.faults.latency))
         for each in (task, other):
+            await self._world.thawed(each)
             if each in self._world.dead:
                 self._runner.lose(each)
                 raise NodeLost(f"{each} was lost")
         source, target = self._world.hosts[task], self._world.hosts[other]
-        if any(driver.left.ended is False for driver in source.iterations._servers.values()):
-            raise Violation(f"{task} is copied while it trains")
+        for each in (source, target):
+            if any(driver.left.ended is False for driver in each.iterations._servers.values()):
+                raise Violation(f"{task} is copied to {other} while {each.task} trains")
         target.held = {name: value.copy() for name, value in source.held.items()}
         target.applied, target.stale = list(source.applied), list(source.stale)
 

@@ -382,6 +382,11 @@ class World:
             loop.call_at(now + SUSPECT, self._suspect, task, now + seconds)
             loop.call_at(now + seconds + self.while_(0.1), self._trust, task)
 
+    def distrust(self, task: str, seconds: float) -> None:
+        """Clients suspect a node for a while, with which all is well."""
+        self._be_silent(self.silent | {task})
+        asyncio.get_running_loop().call_later(seconds, self._trust, task)
+
     def _suspect(self, task: str, until: float) -> None:
         if self._frozen.get(task, (0.0, 0.0))[1] == until:
             self._be_silent(self.silent | {task})

@@ -8,21 +8,27 @@ node; and that copies are equal is proved by their versions and hashes, not beli
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import NodeLost, RemoteError
+from flowrt.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.passes import Client, Compiled, StandIn, StandIns
 from flowrt.plan import Plan, PlanNode
 from flowrt.sched.iteration.inquiries import Hash, Look
+from flowrt.sched.iteration.iterations import left_from_data
+from flowrt.sched.iteration.messages import Stop
 
 if TYPE_CHECKING:
+    from flowrt.sched.opening import Left
     from flowrt.session import Session
     from flowrt.spec import Spec
     from flowrt.train.program import Holders, Name
     from flowrt.train.replicated import Replicated
 
+REST_SECONDS = 1.0  # for which a run waits for a server that was left out to end the one before
 _log = logging.getLogger(__name__)
 
 
@@ -37,6 +43,9 @@ class Copies:
         self._whole: dict[str, int] = {}  # by task: how often it had been lost when it was made whole
         self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
         self.moving = False  # variables may move at any time
+        self.runs: set[int] = set()  # that this session began
+        self._telling: set[asyncio.Task[None]] = set()
+        self._rest: frozenset[str] = frozenset()  # those that do nothing of a run, as the next one begins
         self.doubtful = False  # something was written while they moved, which copies may have otherwise
 
     # ── who has what ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -45,6 +54,30 @@ class Copies:
         """Whether a task is known to hold what it should."""
         runner, whole = self._runner, self._whole.get(task)
         return whole is not None and task not in runner.lost and runner.losses.get(task, 0) == whole
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The tasks that hold what they should, and cannot be done without."""
+        frozen = self.frozen
+        return tuple(task for task in self.tasks if self.is_whole(task) and task not in frozen)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The tasks that are suspect, and can be done without: what each of them has, others have that answer."""
+        if not self._whole:
+            return frozenset()
+        silent, after, before = self._runner.suspects, self._holders.after, self._holders.before
+        out = set(self.gone)
+        frozen = silent.intersection(out)
+        for task in [task for task in self.tasks if task in silent]:
+            if after(task) not in silent and out.isdisjoint((task, after(task), before(task))):
+                out.add(task)
+                frozen |= {task}
+        return frozen
+
+    @property
+    def _away(self) -> frozenset[str]:
+        return self._runner.lost | self.frozen
 
     @property
     def gone(self) -> frozenset[str]:
@@ -61,11 +94,11 @@ class Copies:
     @property
     def may_grow(self) -> bool:
         """Whether a task that is not whole is there to be made so."""
-        return self.survive and (self.doubtful or bool(self.gone - self._runner.lost))
+        return self.survive and (self.doubtful or bool(self.gone - self._away))
 
     def stand_ins(self) -> StandIns:
         """See `Keeper.stand_ins`."""
-        lost, after = self._runner.lost, self._holders.after
+        lost, after = self._away, self._holders.after
         return {
             task: (StandIn(after(task), frozenset(self._holders.variables[task]), task in lost),)
             for task in (self.gone if self._whole else ())
@@ -83,13 +116,17 @@ class Copies:
 
         Raises `NodeLost` where nobody has it.
         """
-        tasks, lost = self.tasks, self._runner.lost
+        tasks, lost = self.tasks, self._away
         known = {task: self.is_whole(task) for task in tasks}
         own, copied = dict[str, int | None](), dict[str, int | None]()
         for task in tasks:
             if task not in lost:
-                own[task] = await self._version(task, self._holders.steps[task])
-                copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
+                with suppress(TimeoutError):  # where one that was left out does not come to rest: it is left out again
+                    async with asyncio.timeout(REST_SECONDS if self._whole and not known[task] else None):
+                        version = await self._version_at_rest(task)
+                        copied[task] = await self._version(task, self._holders.steps[self._holders.before(task)])
+                        own[task] = version
+        self._rest = frozenset(own)
         stale = {task for task in own if self._whole and not known[task]}
         gone = {task for task in tasks if own.get(task) is None} | stale
         if not stale and all(version is None for version in own.values()):
@@ -109,11 +146,23 @@ class Copies:
             )
         return frozenset(gone)
 
+    async def _version_at_rest(self, task: str) -> int | None:
+        """As `_version`, of what is at home on a task, once it does nothing of a run that this session began."""
+        while True:
+            version, left = await self._look(task, self._holders.steps[task])
+            if left is None or left.ended or left.run not in self.runs:
+                return version
+            await self._runner.command(task, Stop(left.run, at_once=True))
+
     async def _version(self, task: str, steps: tuple[str, ...]) -> int | None:
         """What version variables have on a task; None where one has no value."""
+        version, _ = await self._look(task, steps)
+        return version
+
+    async def _look(self, task: str, steps: tuple[str, ...]) -> tuple[int | None, Left | None]:
         look = Look(self.trainer.container, self.trainer.name, steps)
-        version, _ = await self._runner.command(task, look)
-        return None if version < 0 else int(version)
+        version, left = await self._runner.command(task, look)
+        return None if version < 0 else int(version), left_from_data(left)
 
     async def make_whole(self, gone: frozenset[str]) -> frozenset[str]:
         """Give each task that is there what it should hold; answers those that are not.
@@ -122,7 +171,8 @@ class Copies:
         """
         runner, before = self._runner, self._holders.before
         losses = dict(runner.losses)
-        there = [task for task in self.tasks if task not in runner.lost]
+        away = runner.lost | (gone & runner.suspects)
+        there = [task for task in self.tasks if task in self._rest - away]
         known = {task for task in there if self.is_whole(task) and not self.doubtful}
         for restore in (True, False):  # what is at home on a task, and then what it holds beside that
             for task in list(there):
@@ -147,6 +197,16 @@ class Copies:
         if mine != others:
             _log.info("%s: %s copies what %s holds", self.trainer.name, other, task)
             await self._copy(variables, task, other)
+
+    def tell_to_end(self, task: str, run: int) -> None:
+        """Have a task that answers nothing end a run once it answers again, unless it is lost or the session ends."""
+        telling = asyncio.ensure_future(self._tell_to_end(task, run))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _tell_to_end(self, task: str, run: int) -> None:
+        with suppress(FlowrtError):
+            await self._runner.command(task, Stop(run, at_once=True))
 
     # ── copying ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -76,8 +76,9 @@ class Run:
         self._losses: list[int] = []  # how often the task of each had been lost when it was begun
         self._losses_before = dict(self._runner.losses)
         self.copies = copies_known(session, trainer) if trainer.copies > 1 else None
+        self._left_out: frozenset[str] = frozenset()  # servers that were suspect, and whose copies go on
         self._gone: frozenset[str] = frozenset()  # tasks that have not what they should, beside which others do
-        whole = () if self.copies is None else tuple(t for t in self.copies.tasks if self.copies.is_whole(t))
+        whole = () if self.copies is None else self.copies.whole
         self.servers = tuple(servers) or (trainer.servers if trainer.copies == 1 else whole)
         self._hearing = ExitStack()
         self.policy_at: Callable[[int], Policy] = lambda version: trainer.policy
@@ -98,12 +99,14 @@ class Run:
         self.servers = program.servers
         self._check_servers("training cannot begin")
         found = await agree(runner, program, trainer.name)
+        self._missed(found.unseen)
         if self.copies is not None:
             self._gone = await self.copies.make_whole(self._gone)
+            self.copies.runs.add(self._number)
+            self._check_servers("training cannot begin")
             program = self._program = await trainer.program(self._session, self._gone)
             self.servers = program.servers
             self._check_servers("training cannot begin")
-        self._missed(found.unseen)
         version = self._first = self._seen = found.version
         about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version))}
         for task, begin in zip(program.servers, program.begin_servers, strict=True):
@@ -401,11 +404,13 @@ class Run:
 
     @property
     def lost_servers(self) -> tuple[str, ...]:
-        """The servers that are lost, or were since this was made: what they held is gone."""
-        lost, losses, before = self._runner.lost, self._runner.losses, self._losses_before
+        """The servers that are lost, or were since this was made: what they held is gone; or are left out."""
+        lost, losses, before = self._runner.lost | self._left_out, self._runner.losses, self._losses_before
         return tuple(task for task in self.servers if task in lost or losses.get(task, 0) > before.get(task, 0))
 
     def _check_servers(self, what: str) -> None:
+        if self.copies is not None:
+            self._left_out |= self.copies.frozen
         if gone := self.lost_servers:
             why = [str(self._runner.why_lost(task)) for task in gone if task in self._runner.lost]
             raise NodeLost(": ".join([f"{what}: lost the parameter servers {', '.join(gone)}", *why]))
@@ -448,7 +453,8 @@ class Run:
     async def stop(self) -> None:
         """End the run on all nodes that are there; what was ordered, all servers apply, if not at once then later."""
         await self.rest()
-        lost = self._runner.lost | self._runner.suspects.difference(self.servers)  # replicas are told by server 0, too
+        replicas = self._runner.suspects.difference(self.servers)  # which server 0 tells, too
+        lost = self._runner.lost | self._left_out | replicas
         tasks = [task for task in dict.fromkeys(self._began) if task not in lost]
         with suppress(FlowrtError, TimeoutError):
             async with asyncio.timeout(AT_ONCE_SECONDS if self.lost_servers else SETTLE_SECONDS):
@@ -460,6 +466,8 @@ class Run:
         self._hearing.close()
         if self.copies is not None:
             self.copies.moving = False
+            for task in self._left_out.intersection(self._began):
+                self.copies.tell_to_end(task, self._number)
 
     async def _end(self, tasks: list[str]) -> None:
         unsettled = False

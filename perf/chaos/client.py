@@ -63,8 +63,8 @@ async def train(settings: Settings) -> list[str]:
     cluster = fr.ClusterSpec(settings.jobs, settings.token_file)
     async with fr.Session(graph, cluster=cluster, name="chaos", options=SEED, checkpoints=checkpoints) as session:
         steps = trainer.steps(session, batches(drawn(ledger)), ledger=ledger)
-        copies = await trainer.copies_on(session) if trainer.copies > 1 else None
         async for report in steps:
+            copies = await trainer.copies_on(session) if trainer.copies > 1 else None
             back = report.rolled_back is not None or (checkpoints is not None and not receipts.steps)
             receipts.add(report)
             gone = [] if copies is None else sorted(copies.gone)
