@@ -313,6 +313,49 @@ async def test_a_session_and_its_nodes_talk_over_tls(way: str, monkeypatch: pyte
     assert folder not in (None, *map(str, Path(str(folder)).parent.iterdir()))
 
 
+@pytest.mark.timeout(180)
+async def test_ten_thousand_bad_handshakes_leave_training_undisturbed() -> None:
+    """Plain text, nonsense, clients without a certificate, and some who hang up; sessions open meanwhile, too."""
+    graph, v, more = counter()
+    async with fr.LocalCluster(ps=1, worker=1, tls=True) as cluster:
+        places = list(cluster.spec.tasks().values())
+        stranger = ssl.create_default_context()
+        stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+        done = 0
+
+        async def fail(number: int) -> None:
+            place = places[number % 2]
+            with contextlib.suppress(OSError):
+                if number % 100 == 0:
+                    reader, writer = await asyncio.open_connection(*place, ssl=stranger)
+                else:
+                    reader, writer = await asyncio.open_connection(*place)
+                writer.write((f"{HEAD}\r\n\r\n".encode(), b"\x16\x03\x01\x00\x05aaaaa", b"")[number % 3])
+                if number % 3 < 2:
+                    await reader.read()
+                writer.transport.abort()
+
+        async def attack(first: int) -> None:
+            nonlocal done
+            for number in range(first, 10_000, 16):
+                await fail(number)
+                done += 1
+
+        async with fr.Session(graph, cluster=cluster) as session, asyncio.TaskGroup() as attackers:
+            for first in range(16):
+                attackers.create_task(attack(first))
+            steps = 0
+            while done < 10_000:
+                await session.run(more)
+                steps += 1
+                if steps % 300 == 0:
+                    async with fr.Session(fr.Graph(), cluster=cluster):
+                        pass
+            assert (await session.run(v) == steps).all()
+            assert session.lost == frozenset()
+        assert steps > 0
+
+
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line with which a node refuses to start."""
     assert worker(["--job=ps", "--task=0", *arguments]) == 2
