@@ -139,6 +139,7 @@ class Way:
     """What is on its way from one task to another, in order, and how often it broke."""
 
     due: float = 0.0
+    held: float = 0.0  # when the last one is heard of those that came to a node that stands still
     life: int = 0
 
 
@@ -303,8 +304,8 @@ class World:
         loop = asyncio.get_running_loop()
         since, until = self._frozen.get(receiver, (0.0, 0.0))
         if loop.time() < until:  # it is heard, in order, when that goes on
-            when = until + MOMENT * (loop.time() - since) / (until - since)
-            loop.call_at(when, self._arrive, way, life, sender, receiver, epoch, message)
+            way.held = max(way.held + 2e-6, until + MOMENT * (loop.time() - since) / (until - since))
+            loop.call_at(way.held, self._arrive, way, life, sender, receiver, epoch, message)
             return
         self.delivered += 1
         if receiver != CLIENT:
