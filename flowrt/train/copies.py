@@ -44,7 +44,8 @@ class Copies:
         self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
         self.moving = False  # variables may move at any time
         self.runs: set[int] = set()  # that this session began
-        self._telling: set[asyncio.Task[None]] = set()
+        self.newest = 0  # of them
+        self._telling: dict[str, asyncio.Task[None]] = {}
         self._rest: frozenset[str] = frozenset()  # those that do nothing of a run, as the next one begins
         self.doubtful = False  # something was written while they moved, which copies may have otherwise
 
@@ -118,6 +119,8 @@ class Copies:
         """
         tasks, lost = self.tasks, self._away
         known = {task: self.is_whole(task) for task in tasks}
+        for task in sorted(lost - self._runner.lost):
+            self.tell_to_end(task, self.newest)
         own, copied = dict[str, int | None](), dict[str, int | None]()
         for task in tasks:
             if task not in lost:
@@ -185,6 +188,8 @@ class Copies:
                     if task not in runner.lost or task not in gone:
                         raise
                     there.remove(task)  # it was lost again
+        if short := [task for task in self.tasks if task not in there and self._holders.after(task) not in there]:
+            raise NodeLost(f"{', '.join(short)} was lost as another server was left out")
         self._whole = {task: losses.get(task, 0) for task in there}
         self.doubtful = False
         return frozenset(self.tasks) - frozenset(there)
@@ -200,13 +205,15 @@ class Copies:
 
     def tell_to_end(self, task: str, run: int) -> None:
         """Have a task that answers nothing end a run once it answers again, unless it is lost or the session ends."""
-        telling = asyncio.ensure_future(self._tell_to_end(task, run))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        if task not in self._telling:
+            self._telling[task] = asyncio.ensure_future(self._tell_to_end(task, run))
 
     async def _tell_to_end(self, task: str, run: int) -> None:
-        with suppress(FlowrtError):
-            await self._runner.command(task, Stop(run, at_once=True))
+        try:
+            with suppress(FlowrtError):
+                await self._runner.command(task, Stop(run, at_once=True))
+        finally:
+            del self._telling[task]
 
     # ── copying ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -103,6 +103,7 @@ class Run:
         if self.copies is not None:
             self._gone = await self.copies.make_whole(self._gone)
             self.copies.runs.add(self._number)
+            self.copies.newest = self._number
             self._check_servers("training cannot begin")
             program = self._program = await trainer.program(self._session, self._gone)
             self.servers = program.servers
@@ -466,7 +467,7 @@ class Run:
         self._hearing.close()
         if self.copies is not None:
             self.copies.moving = False
-            for task in self._left_out.intersection(self._began):
+            for task in sorted(self._left_out.intersection(self._began)):
                 self.copies.tell_to_end(task, self._number)
 
     async def _end(self, tasks: list[str]) -> None:
