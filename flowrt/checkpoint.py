@@ -219,7 +219,8 @@ class Checkpoints:
             raise CheckpointError("the session was closed")
         saving = Saving(session, self._places.find(), self._step)
         try:
-            await saving.keep()
+            async with session.rests.all():
+                await saving.keep()
         except BaseException:
             await saving.drop()
             raise

@@ -41,6 +41,7 @@ from flowrt.passes.prune import placeholders_of
 from flowrt.placement import Rules
 from flowrt.producing import Failures, Producing, why_closed
 from flowrt.progress import Activity
+from flowrt.resting import Rests
 from flowrt.runners import LocalRunner, Runner
 from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
@@ -104,9 +105,8 @@ class Session(AsyncOnly):
         self._running: set[asyncio.Timeout] = set()
         self._failed_sources: Failures = {}
         self._iterating: dict[Any, Callable[[], Coroutine[Any, Any, None]]] = {}  # by trainer: what ends that
-        self._idle = asyncio.Event()
+        self._idle, self._numbers, self.rests = asyncio.Event(), Numbers(), Rests()
         self._closed, self._runs_now, self._anew = False, 0, False  # nodes held nothing of it when it was opened
-        self._numbers = Numbers()
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from replica_world import Values, Violation, clock, put
 
 from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.opening import Apply, End, Go, Left, Refuse, Said, decide
+from flowrt.sched.opening import Apply, End, Go, Going, Left, Refuse, Said, decide
 from flowrt.sched.policies import FirstOf
 from flowrt.sched.shard import Shard
+from flowrt.valueclass import replace as left_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ class Server(NamedTuple):
     ended: bool = True
     shard: int = NONE
     hand: tuple = ()  # (version, replicas) being written
+    goes_on: bool = False  # server 0 of a detached run: all have begun, and it needs no client
 
 
 class Client(NamedTuple):
@@ -50,6 +52,7 @@ class Client(NamedTuple):
     most: int = 0  # and it will ask for no more than those before this one
     alive: bool = True
     noticed: bool = False  # server 0 knows that it is dead
+    run: int = NONE  # a detached one that it attached to; its own has its number
 
 
 class State(NamedTuple):
@@ -70,7 +73,8 @@ class State(NamedTuple):
 class Runs(Values):
     """Up to ``clients`` runs of at most ``each`` versions, ``versions`` in all, over ``servers``; ``policy`` decides.
 
-    Clients begin ``together``, or one when those before have died or ended.
+    Clients begin ``together``, or one when those before have died or ended. A ``detached`` run goes on without a
+    client, to the last version; clients attach to it, and leave it to itself or stop it.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Runs(Values):
         restarts: int = 0,
         restores: int = 0,
         hasty: int = 0,
+        detached: bool = False,
         opening: Callable[..., Any] = decide,
         coordinator: type[Coordinator] = Coordinator,
         policy: Policy = KEEP_ONE,
@@ -94,6 +99,7 @@ class Runs(Values):
         self.policy = policy
         self.versions, self.each, self.opening, self.kind = versions, each, opening, coordinator
         self.servers, self.replicas, self.together = range(servers), range(replicas), together
+        self.session = "job" if detached else ""
         self.decisions: dict[tuple[int, ...], Any] = {}
         self.start = State(
             (Server(),) * servers, NONE, (Client(),) * clients, (), (), deaths, restarts, restores, hasty, whole=True
@@ -119,7 +125,9 @@ class Runs(Values):
         """Whether all is quiet: nobody drives, nothing is to be applied, and all servers, if none was lost, agree."""
         if any(client.stage not in ("away", "over") for client in state.clients):
             return False
-        if state.servers[0].run != NONE and not state.servers[0].ended:
+        first = state.servers[0]
+        going = first.run != NONE and not first.ended
+        if going and not (first.goes_on and self.values[state.coordinator].version == self.versions):
             return False
         return not state.whole or len({server.written for server in state.servers}) == 1
 
@@ -146,7 +154,8 @@ class Runs(Values):
         if not client.alive:
             if client.asks:
                 yield False, self._request(state, number, client)[0]
-            driven = state.servers[0].run == number and not state.servers[0].ended
+            first = state.servers[0]
+            driven = first.run == number and not first.ended and not first.goes_on
             if driven and not self.values[state.coordinator].closing:
                 closing = self._hear(state, "close")
                 yield True, self._put(closing, number, client._replace(noticed=True, asked=0, most=0))
@@ -168,11 +177,17 @@ class Runs(Values):
             case "asks" | "stops":
                 yield from self._requests(state, number, client)
             case "drives":
-                if client.asked < client.most:
+                if client.asked < client.most and not self.session:
                     more = self._put(state, number, client._replace(asked=client.asked + 1))
                     drives = state.servers[0].run == number and not state.servers[0].ended
                     yield True, self._hear(more, "allow", client.asked + 1) if drives else more
-                yield True, self._put(state, number, client._replace(stage="stops", asks=("stop", 0, number)))
+                run = number if client.run == NONE else client.run
+                yield True, self._put(state, number, client._replace(stage="stops", asks=("stop", 0, run)))
+                if self.session:
+                    yield True, self._put(state, number, Client("over"))
+
+    def _all_know(self, state: State, run: int) -> bool:
+        return all(server.run == run for server in state.servers)
 
     def asked(self, client: Client) -> tuple[int, ...]:
         """The servers that may be asked now: server 0, on which runs begin and end, is the last one."""
@@ -200,6 +215,8 @@ class Runs(Values):
             driver = "" if state.clients[server.run].noticed else "somebody"
         held = frozenset((replica, shard.version) for replica, update in enumerate(shard.held) if update is not None)
         left = Left(server.run, shard.version, held, order, server.ended, driver)
+        if server.goes_on and not server.ended:
+            left = left_as(left, client="somebody", detached=self.session)
         return Said(f"ps:{number}", version, left)
 
     def _decided(self, client: Client, state: State) -> Client:
@@ -207,12 +224,17 @@ class Runs(Values):
         if NONE in client.said:
             return client
         if client.said not in self.decisions:
-            self.decisions[client.said] = self.opening("trainer", [self.values[said] for said in client.said])
+            told = [self.values[said] for said in client.said]
+            self.decisions[client.said] = self.opening("trainer", told, *([self.session] if self.session else []))
         looks = client._replace(stage="looks", said=(NONE,) * len(self.servers))
         match self.decisions[client.said]:
             case Go(version):
                 asks, most = ("begin", 0, version), min(version + self.each, self.versions)
                 return client._replace(stage="asks", said=(), before=(), asks=asks, asked=version, most=most)
+            case Going(run) if not self._all_know(state, run):  # a server was started again
+                return client._replace(stage="asks", said=(), asks=("stop", 0, run))
+            case Going(run):
+                return client._replace(stage="drives", said=(), before=(), run=run)
             case End(run, server):
                 return client._replace(stage="asks", said=(), asks=("stop", server, run))
             case Apply(run, version, replicas, servers):
@@ -253,10 +275,14 @@ class Runs(Values):
                 there = {one.written for one in after.servers if one.run == number}
                 if len(there) > 1:
                     raise Violation(f"a run begins on {after.servers}")
-                client = client._replace(stage="drives", asks=())
+                client = client._replace(asks=("go on", 0, number))
+                if not self.session:
+                    client = client._replace(stage="drives", asks=())
+        elif kind == "go on":
+            client = client._replace(stage="drives", asks=())
         elif client.stage == "stops":
             over = Client("over")
-            client = over if last else client._replace(asks=("stop", server + 1, number))
+            client = over if last else client._replace(asks=("stop", server + 1, client.asks[2]))
         else:
             client = looks
         yield True, self._put(after, number, client)
@@ -268,6 +294,9 @@ class Runs(Values):
         match kind:
             case "begin":
                 return self._begin(state, number, at, what)
+            case "go on":
+                goes_on = server._replace(goes_on=server.goes_on or server.run == what)
+                return state._replace(servers=put(state.servers, at, goes_on)), True
             case "stop" if server.run != what or server.ended:
                 return state, True
             case "stop" if at == 0:
@@ -319,7 +348,7 @@ class Runs(Values):
             return state
         if chosen is not None:
             run, value = state.servers[0].run, self.values[number]
-            if value.closing or value.version >= state.clients[run].asked:
+            if value.closing or not (state.servers[0].goes_on or value.version < state.clients[run].asked):
                 raise Violation(f"version {value.version} was ordered for nobody in run {run}: {state.clients[run]}")
             if any(told[:2] == (run, value.version) for told in state.told):
                 raise Violation(f"version {value.version} was ordered twice in run {run}")
@@ -332,6 +361,8 @@ class Runs(Values):
         if first.run == NONE or first.ended:
             return
         coordinator = self.values[state.coordinator]
+        if first.goes_on and coordinator.allowed <= coordinator.version < self.versions:
+            yield True, self._hear(state, "allow", coordinator.version + 1)
         if coordinator.due is not None:
             yield True, self._hear(state, "tick", max(coordinator.due, self._now(state)))
         for number, server in enumerate(state.servers):

@@ -127,6 +127,7 @@ def test_what_has_no_place_in_the_layout_is_left_to_others() -> None:
     assert briefly.write(Report(RUN, 7, RECEIPTS, (SMALL,), 0.25)) is None
     assert briefly.write(Report(RUN, 7, RECEIPTS, (), 0.25, why="?" * 2000)) is None
     assert briefly.write(Report(RUN, 7, (), (0.5,), 0.25)) is None
+    assert briefly.write(Report(RUN, 7, RECEIPTS, (0.5,), 0.25, identities=((3,), (4,)))) is None
 
 
 def test_an_array_without_room_is_told_in_its_place() -> None:

@@ -31,7 +31,8 @@ def setup(**changes: Any) -> Setup:
 
 def report(version: int, *receipts: tuple[int, int, int], run: int = 1) -> Any:
     """Receipts are (replica, number, outcome)."""
-    return SimpleNamespace(run=run, version=version, receipts=tuple((r, n, code, 0.0, 0) for r, n, code in receipts))
+    taken = tuple((replica, number, code, 0.0, 0) for replica, number, code in receipts)
+    return SimpleNamespace(run=run, version=version, receipts=taken, identities=())
 
 
 def write_some(path: Path, **changes: Any) -> Writer:

@@ -36,6 +36,8 @@ HASTY: dict[str, Any] = {"each": 1, "hasty": 1}
         {"restarts": 1, "restores": 1, **BRIEF},
         {"restores": 1, "hasty": 1, **BRIEF},
         {"clients": 1, "policy": Deadline(1.0)},
+        {"detached": True, "deaths": 2, "clients": 3, **BRIEF},
+        {"detached": True, "together": True, **BRIEF},
         {"versions": 1, "policy": Deadline(1.0), **HASTY},
     ],
 )

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,11 @@ class Writer:
             self._undo(version, because, again)
         self._append(Begun(run, version, time.time()))
 
+    def attach(self, run: int, version: int, because: str = OLDER) -> None:
+        """A detached run begins, or is attached to: reports follow from ``version`` on, of which some may be known."""
+        if self.account.run != run or (self.account.version or 0) < version:
+            self.begin(run, version, because)
+
     def over(self) -> None:
         """The run is over; what is not accounted for is unused. Twice is once."""
         if self.account.run is not None:
@@ -103,14 +108,27 @@ class Writer:
         self._append(Handed(replica, number, tuple(identities)))
 
     def made(self, report: Any) -> None:
-        """A version was made: see `Report`."""
-        each, numbered = self._setup.local_steps, self.account.numbered
+        """A version was made: see `Report`.
+
+        That of a detached run says itself which batches it was made of; told again, it changes nothing.
+        """
+        if report.identities and report.version < (self.account.version or 0):
+            return
         receipts = []
-        for replica, group, code, _, staleness in report.receipts:
-            numbers = range((group - 1) * each + 1, group * each + 1)
-            found = tuple([numbered[replica, number] for number in numbers if (replica, number) in numbered])
+        for place, (replica, group, code, _, staleness) in enumerate(report.receipts):
+            first = (group - 1) * self._setup.local_steps + 1
+            if report.identities:
+                found = report.identities[place]
+                self.hand(replica, first, found)  # which server 0 did
+            else:
+                found = self._handed(replica, range(first, first + self._setup.local_steps))
             receipts.append((replica, code, staleness, found))
         self._append(Made(report.version, tuple(receipts)))
+
+    def _handed(self, replica: int, numbers: Iterable[int]) -> tuple[int, ...]:
+        """The batches of a replica of these numbers, of those that are not accounted for."""
+        numbered = self.account.numbered
+        return tuple([numbered[replica, number] for number in numbers if (replica, number) in numbered])
 
     def returned(self, replica: int, identities: Sequence[int]) -> None:
         """Batches came back of a replica that was lost before it began with them."""

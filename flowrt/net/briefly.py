@@ -1,7 +1,8 @@
 """How what is said in every step of replicated training is written briefly: an update, a version, and a report.
 
 Law: what is read has the types of its class's fields, as `net.messages` says of all others; anything else is
-`BrokenStream`. What has no place in the layout, as metrics that are arrays, goes the way of all others.
+`BrokenStream`. What has no place in the layout, as metrics that are arrays, or the batches that reports of a detached
+run name, goes the way of all others.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _read_version(head: bytes, arrays: tuple[Any, ...]) -> Version:
 def _write_report(report: Report) -> Pieces | None:
     """The receipts and times, which are many where replicas are, travel as an array of bytes."""
     told, stages, receipts = report.told, report.stages, report.receipts
-    if not (_are_floats(told) and _are_floats(stages)):
+    if report.identities or not (_are_floats(told) and _are_floats(stages)):
         return None
     head = _REPORT_HEAD.pack(
         _REPORT,
@@ -134,7 +135,7 @@ def _read_report(head: bytes, arrays: tuple[Any, ...]) -> Report:
     if len(receipts) != count:
         raise BrokenStream(f"a report came with {len(receipts)} receipts, and says it has {count}")
     why = head[at:].decode()
-    return _make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale)
+    return _make_report(run, version, receipts, told, seconds, stages, each[end:], why, noise_scale, ())
 
 
 def _are_floats(values: tuple[Any, ...]) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from flowrt.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
 from flowrt.net.link import Link, Store
 from flowrt.net.messages import Carry, Serve, from_data, to_hello
-from flowrt.net.peer import RETRY
+from flowrt.net.peer import RETRY, is_refused
 from flowrt.net.transport import connect
 
 if TYPE_CHECKING:
@@ -24,20 +24,32 @@ Address: TypeAlias = tuple[str, int]
 
 WAITING = 1 << 12  # messages that wait for a link to be opened; the oldest are lost first, as if it had broken
 SELDOM = 1.0  # seconds between two tries, at most
+GIVEN_UP = 30.0  # seconds after which a peer that cannot be reached is taken for gone
 _log = logging.getLogger(__name__)
 
 
 class Links:
     """The links of ``task`` to others while the block runs.
 
-    ``broken`` is told of a peer whose posts may be lost, and of the link that broke, if one was opened.
+    ``broken`` is told of a peer whose posts may be lost, and of the link that broke, if one was opened; ``gone`` of one
+    that is not there any more: its host refuses, or another process has its place, or it was `GIVEN_UP`.
     """
 
-    def __init__(self, task: str, token: str, store: Store, broken: Callable[[str, Link | None], None]) -> None:
+    def __init__(
+        self,
+        task: str,
+        token: str,
+        store: Store,
+        broken: Callable[[str, Link | None], None],
+        gone: Callable[[str], None] = lambda peer: None,
+    ) -> None:
         self._task = task
         self._token = token
         self._store = store
         self._broken = broken
+        self._gone = gone
+        self._births: dict[Address, str] = {}  # which process was met there
+        self._since: dict[Address, float] = {}  # when the tries to reach it began, of those that cannot be
         self._links: dict[Address, Link] = {}
         self._opening: dict[Address, asyncio.Lock] = {}
         self._posted: dict[Address, list[Any]] = {}  # by link that is being opened
@@ -101,11 +113,15 @@ class Links:
         except (FlowrtError, MemoryError) as error:
             _log.info("%s: nothing can be posted to %s: %s", self._task, peer, error)
             pause = self._pauses[address] = min(2 * self._pauses.get(address, RETRY / 2), SELDOM)
+            now = asyncio.get_running_loop().time()
+            if is_refused(error) or now - self._since.setdefault(address, now) > GIVEN_UP:
+                self._gone(peer)
             await asyncio.sleep(pause)
             self._posted.pop(address, None)
             self._tell_broken(peer)
         else:
             self._pauses.pop(address, None)
+            self._since.pop(address, None)
             for message in self._posted.pop(address, ()):
                 link.post(message)
 
@@ -128,6 +144,9 @@ class Links:
         if not isinstance(met, Serve) or met.task != peer or self._closed:
             await connection.aclose()
             raise LinkBroken(f"{connection.peer} is not {peer}")
+        if self._births.setdefault(address, met.birth) != met.birth:
+            self._births[address] = met.birth
+            self._gone(peer)
         link = Link(connection, peer, self._store)
         self._tasks.create_task(self._run(link, address))
         return link

@@ -91,6 +91,7 @@ class Serve:
     """A node's, to whoever opens a connection. ``host`` and ``way`` say what others of its host may use (`Local`).
 
     ``imports`` are the modules of the user's that it has imported, and their hashes: see `code`.
+    ``birth`` tells it from others that have been, or will be, that task.
     """
 
     task: str
@@ -98,6 +99,7 @@ class Serve:
     host: str = ""
     way: str = "tcp"
     imports: tuple[tuple[str, str], ...] = ()
+    birth: str = ""
 
 
 # ── a master to a node ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -114,15 +115,17 @@ class Node:
             tls,
         )
         self._newcomers = Newcomers()
-        self._links = Links(host.task, token, self._store, self._link_broke)
-        self._tasks: asyncio.TaskGroup | None = None
+        self._kept: dict[str, list[ReadyPlan]] = {}  # by epoch that has ended: of runs that go on without its master
         self._iterations = host.iterations = Iterations(host, self.post, self._is_driven)
+        self._links = Links(host.task, token, self._store, self._link_broke, self._iterations.lost)
+        self._tasks: asyncio.TaskGroup | None = None
         host.remote = self
 
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[Server]:
         """Obey whoever has the token, at ``host:port`` (0: any free one), while the block runs."""
-        met = Serve(self.host.task, tuple(self.host.devices), self._local.host, self._local.way, self._imports)
+        task, local, birth = self.host.task, self._local, secrets.token_hex(8)
+        met = Serve(task, tuple(self.host.devices), local.host, local.way, self._imports, birth)
         hello = to_hello(met)
         allocate, local, tls = self._local.received, self._local, self._tls
         door = serve(host, port, self._token, self._attend, hello=hello, allocate=allocate, local=local, tls=tls)
@@ -375,15 +378,21 @@ class Node:
         self._end_client(reign)
         if self._reigns.get(epoch) is reign:  # and not the same master's, come back
             del self._reigns[epoch]
-            self._forget([*reign.plans.values()])
+            self._kept[epoch] = [*reign.plans.values()]
             reign.plans.clear()
             self._over[epoch] = max(reign.drive.turn, self._over.get(epoch, -1))
             while len(self._over) > REMEMBERED_EPOCHS:
                 self._over.popitem(last=False)
             if self.host.iterations is not None:
                 self.host.iterations.ended(epoch)
-        self.host.rendezvous.close_epoch(epoch)
+        self._forget_kept()
         reign.ended.set()
+
+    def _forget_kept(self) -> None:
+        """Let go what masters that are gone had here, but for those whose runs go on without them."""
+        for epoch in [epoch for epoch in self._kept if not self._iterations.keeps(epoch)]:
+            self._forget(self._kept.pop(epoch))
+            self.host.rendezvous.close_epoch(epoch)
 
     def _end_client(self, reign: Reign) -> None:
         if not reign.client.done():

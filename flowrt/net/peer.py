@@ -72,8 +72,11 @@ class Peer:
 
 def is_gone(error: BaseException) -> bool:
     """Whether the node that `meet` could not reach certainly will not be: it refuses, or nobody listens there."""
-    if not isinstance(error, NodeLost):
-        return True
+    return not isinstance(error, NodeLost) or is_refused(error)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether an error says that nobody listens at an address."""
     causes: list[BaseException | None] = [error]
     while causes[-1] is not None:
         causes.append(causes[-1].__cause__)

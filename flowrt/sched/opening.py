@@ -44,6 +44,7 @@ class Left:
         unseen: On server 0, the reports of what was applied that the run's client is not known to have had, in order;
             on others, where server 0 may be lost, what is known there of the newest.
         server: Which of the run's servers it was.
+        detached: On server 0, of which name sessions may attach to the run, as it needs no client; empty otherwise.
     """
 
     run: int
@@ -57,6 +58,7 @@ class Left:
     versions: tuple[int, ...] = ()
     unseen: tuple[Any, ...] = ()
     server: int = 0
+    detached: str = ""
 
 
 @valueclass
@@ -73,6 +75,14 @@ class Go:
     """All servers are at ``version``: a run may begin there. ``unseen`` are the reports that nobody may have had."""
 
     version: int
+    unseen: tuple[Any, ...] = ()
+
+
+@valueclass
+class Going:
+    """``run`` is a detached one of this session: its client is to attach to it, and has the ``unseen`` reports then."""
+
+    run: int
     unseen: tuple[Any, ...] = ()
 
 
@@ -110,14 +120,26 @@ class Refuse:
     text: str
 
 
-Opening: TypeAlias = "Go | End | Apply | Refuse"
+Opening: TypeAlias = "Go | Going | End | Apply | Refuse"
 
 
-def decide(trainer: str, said: Sequence[Said]) -> Opening:
-    """What is to be done before a run of ``trainer`` begins, from what each of its servers says, server 0 first."""
+def decide(trainer: str, said: Sequence[Said], detached: str = "") -> Opening:
+    """What is to be done before a run of ``trainer`` begins, from what each of its servers says, server 0 first.
+
+    ``detached`` is the name of the session, if it would attach to a run that needs no client.
+    """
+    first = said[0].left
+    if first is not None and detached and first.detached == detached:
+        return Going(first.run)
     for server, left in enumerate(one.left for one in said):
         if left is None or left.ended:
             continue
+        if server == 0 and left.client and left.detached:
+            return Refuse(
+                f"{trainer} is being trained, detached, for {left.client}: attach to it from a session named "
+                f"{left.detached!r} by trainer.steps(session, source, detached=True), or end it by "
+                "`await trainer.stop(session)`"
+            )
         if server == 0 and left.client:
             return Refuse(
                 f"{trainer} is being trained by {left.client}, and one client at a time trains it: "

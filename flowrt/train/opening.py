@@ -13,7 +13,7 @@ from flowrt.errors import RemoteError
 from flowrt.sched.iteration.inquiries import Settle
 from flowrt.sched.iteration.iterations import left_from_data
 from flowrt.sched.iteration.messages import Stop
-from flowrt.sched.opening import Apply, End, Go, Refuse, Said, decide
+from flowrt.sched.opening import Apply, End, Go, Going, Refuse, Said, decide
 
 if TYPE_CHECKING:
     from flowrt.runners import Runner
@@ -29,17 +29,18 @@ def who(session: Session) -> str:
     return f"{name}, process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%X')}"
 
 
-async def agree(runner: Runner, program: Program, trainer: str) -> Go:
+async def agree(runner: Runner, program: Program, trainer: str, detached: str = "") -> Go | Going:
     """The version that all servers are at, once no run goes on and what one of them lacks is applied.
 
-    With it comes what nobody may have had of the reports of the run before: see `Left`.
+    With it comes what nobody may have had of the reports of the run before: see `Left`. A session whose name is
+    ``detached`` is told of a run that goes on without a client, if there is one of that name.
     Raises `RemoteError` where another client trains, or the servers hold different versions.
     """
     refused = ""
     for _ in range(TRIES):
-        match decide(repr(trainer), await _ask(runner, program)):
-            case Go() as go:
-                return go
+        match decide(repr(trainer), await look(runner, program), detached):
+            case Go() | Going() as found:
+                return found
             case Refuse(text):
                 if text == refused:  # what servers say is of different moments: another client may train meanwhile
                     raise RemoteError(text)
@@ -53,7 +54,7 @@ async def agree(runner: Runner, program: Program, trainer: str) -> Go:
     raise RemoteError(f"the servers of {trainer!r} did not come to rest; try again")
 
 
-async def _ask(runner: Runner, program: Program) -> list[Said]:
+async def look(runner: Runner, program: Program) -> list[Said]:
     """What each server says; server 0 is asked when the others have answered, as `decide` wants it."""
     looks = dict(zip(program.servers, program.looks, strict=True))
     first = program.servers[0]

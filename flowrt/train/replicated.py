@@ -288,6 +288,7 @@ class Replicated:
         *,
         ahead: int = 0,
         ledger: str | os.PathLike[str] | None = None,
+        detached: bool = False,
     ) -> Reports:
         """Train until ``batches`` are used up; one report per step.
 
@@ -306,19 +307,41 @@ class Replicated:
         Breaking out, ``aclose`` or leaving the session ends what runs and waits for it; what the servers had begun to
         apply, all apply. When too few batches are left for a step, the iterator ends.
 
+        With ``detached`` the nodes go on by themselves, also when this client leaves the loop, closes its session or
+        dies: until the batches, a source of `fr.data`, are used up, or somebody calls `stop`. Who says the same again
+        in a session of the same name attaches: it has the reports that nobody asked beyond, as many as 16 MiB hold, and
+        then new ones, which its ledger takes in. Variables move meanwhile; checkpoints are saved while a client is
+        there, of one version.
+
         When a server is lost, a session with `Checkpoints` waits for it, restores the newest one, and goes on from
         there: the next report's ``rolled_back`` says which steps are undone.
 
         Raises `NodeLost`, naming the nodes, when too few replicas are left for the policy, or a server is lost and
         there are no checkpoints; the error of a replica whose step fails otherwise; `RemoteError` while another client
         trains these variables, or if the servers do not hold one version of them; `FeedError` for a batch with other
-        names than ``inputs``; `LedgerError` for a ledger that cannot be written; `GraphError` for what is no `Session`.
+        names than ``inputs``; `LedgerError` for a ledger that cannot be written; `GraphError` for what is no `Session`,
+        and for ``detached`` without a source or a name of the session, or with copies.
         """
         if isinstance(ahead, bool) or not isinstance(ahead, Integral) or ahead < 0:
             raise GraphError(f"{user_site()}: ahead is a number of steps, 0 or more, not {ahead!r}")
         if isinstance(batches, Source):
             check_source(self, batches, user_site())
-        return Reports(Steps(self, awaited_session(session, "trainer.steps"), int(ahead), ledger).run(batches))
+        opened = awaited_session(session, "trainer.steps")
+        name = ""
+        if detached:
+            from flowrt.train.detached import name_of_detached  # which others need not import
+
+            name = name_of_detached(self, opened, batches, user_site())
+        return Reports(Steps(self, opened, int(ahead), ledger, name).run(batches))
+
+    async def stop(self, session: Session) -> bool:
+        """End training that goes on detached, whoever began it; answers whether there was any.
+
+        What was ordered, all servers apply before this returns; who is attached has the reports up to there.
+        """
+        from flowrt.train.detached import stop  # which others need not import
+
+        return await stop(self, awaited_session(session, "trainer.stop"))
 
     @brief
     def replay(

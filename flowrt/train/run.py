@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.finishing import first, together
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
+from flowrt.sched.opening import Go
 from flowrt.sched.policies import policy_to_data
 from flowrt.train.copies import copies_known
 from flowrt.train.enough import too_few, wait_for_replicas
@@ -27,6 +28,7 @@ from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
 
 if TYPE_CHECKING:
+    from flowrt.sched.opening import Going
     from flowrt.sched.policies import Policy
     from flowrt.session import Session
     from flowrt.train.batches import Supply, Values
@@ -57,6 +59,7 @@ class Run:
         servers: Sequence[str] = (),
     ) -> None:
         self._reads = reads
+        self._terms: tuple[Any, ...] = ()  # `Terms`, if it is detached: the first is by what name one attaches to it
         self._trainer = trainer
         self._session = session
         self._supply = supply
@@ -98,31 +101,36 @@ class Run:
         program = self._program = await self._make_program()
         self.servers = program.servers
         self._check_servers("training cannot begin")
-        found = await agree(runner, program, trainer.name)
+        found = await agree(runner, program, trainer.name, *self._terms[:1])
         self._missed(found.unseen)
         if self.copies is not None:
             self._gone = await self.copies.make_whole(self._gone)
             self.copies.runs.add(self._number)
             self.copies.newest = self._number
             self._check_servers("training cannot begin")
-            program = self._program = await trainer.program(self._session, self._gone)
-            self.servers = program.servers
+            self._program = await trainer.program(self._session, self._gone)
+            self.servers = self._program.servers
             self._check_servers("training cannot begin")
-        version = self._first = self._seen = found.version
-        about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version))}
-        for task, begin in zip(program.servers, program.begin_servers, strict=True):
-            await self._command(task, begin(run=self._number, version=version, **about))
-        await together(self._begin_replica(replica) for replica in range(trainer.replicas))
+        await self._enter(found)
         self._watcher = Watcher(
             trainer.name,
             trainer.tally.attribution,
-            program,
+            self._program,
             runner,
             self._number,
             self._going,
             self._supply,
         )
         self._watching = [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
+
+    async def _enter(self, found: Go | Going) -> None:
+        """Begin where an opening says."""
+        assert isinstance(found, Go)
+        version = self._first = self._seen = found.version
+        about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version))}
+        for task, begin in zip(self._program.servers, self._program.begin_servers, strict=True):
+            await self._command(task, begin(run=self._number, version=version, detached=self._terms, **about))
+        await together(self._begin_replica(replica) for replica in range(self._trainer.replicas))
 
     async def _make_program(self) -> Program:
         """The trainer on the nodes that are there; begun anew where one is lost meanwhile, or answers nothing."""
@@ -378,7 +386,7 @@ class Run:
         given, losses = -(-self._supply.given[replica] // self._each), self._runner.losses.get(task, 0)
         try:
             join = Join(self._number, replica, turn, given)
-            version, spent = await self._runner.command(self._program.servers[0], join)
+            version, spent, given = await self._runner.command(self._program.servers[0], join)
             self._hand_on(replica, spent)
             again = begin(run=self._number, version=version, turn=turn, given=given, **self._reads)
             await self._command(task, again)

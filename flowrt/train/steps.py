@@ -116,16 +116,23 @@ class Steps:
     """One iteration over `Replicated.steps`."""
 
     def __init__(
-        self, trainer: Replicated, session: Session, ahead: int, ledger: str | os.PathLike[str] | None = None
+        self,
+        trainer: Replicated,
+        session: Session,
+        ahead: int,
+        ledger: str | os.PathLike[str] | None = None,
+        detached: str = "",
     ) -> None:
         self._trainer = trainer
         self._session = session
         self._each = trainer.local_steps  # batches of a replica that make one update
         self._ahead = 0 if session.checkpoints is not None and session.checkpoints.saves_by_itself else ahead
+        self._detached = detached  # by what name later sessions attach to it; empty if it needs this one
         self._stopping: asyncio.Task[None] | None = None
         self._kept = 0
         self._ledger_path = ledger
         self._ledger: Writer | None = None
+        self._next_identity = 0  # of a batch of a detached run that no report has told of
         self._over: ClosedError | None = None  # why there is to be no other run
         self._changing: asyncio.Task[None] | None = None  # one run for another
         self._missed: deque[StepReport] = deque()  # that are to be told
@@ -142,13 +149,12 @@ class Steps:
             reads = what_replicas_read(trainer, batches) if isinstance(batches, Source) else {}
             while trainer in session._iterating:
                 await session._iterating[trainer]()
-            self._ledger = self._open_ledger()
+            self._ledger = open_ledger(self._trainer, self._session, self._ledger_path)
             session._iterating[trainer] = self.end
             self._supply = self._supply_of(batches, runner)
             self._supply.ledger = self._ledger
             self._reads = reads
-            self._run = Run(trainer, session, self._supply, self._miss, reads)
-            self._run.policy_at = self._policy_at
+            self._run = self._make_run()
             try:
                 await self._begin()
                 while (report := await self._next()) is not None:
@@ -159,17 +165,33 @@ class Steps:
             shorten(error)
             raise
 
-    def _open_ledger(self) -> Writer | None:
-        return open_ledger(self._trainer, self._session, self._ledger_path)
-
     def _policy_at(self, version: int) -> Policy:
         """What decides about the versions from ``version`` on."""
         return self._trainer.policy
+
+    def _make_run(self, servers: Sequence[str] = ()) -> Run:
+        if not self._detached:
+            run = Run(self._trainer, self._session, self._supply, self._miss, self._reads, servers)
+            run.policy_at = self._policy_at
+            return run
+        from flowrt.train.detached import DetachedRun  # which others need not import
+
+        terms = self._terms._replace(first=self._next_identity)
+        if self._ledger is not None:
+            unused = tuple(self._ledger.account.unused)
+            terms = terms._replace(first=max(terms.first, self._ledger.first), returned=unused)
+        return DetachedRun(self._trainer, self._session, self._supply, self._miss, self._reads, servers, terms)
 
     def _supply_of(
         self, batches: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], runner: Runner
     ) -> Supply:
         trainer, depth = self._trainer, (1 + self._ahead) * self._each + BEYOND
+        if self._detached:
+            from flowrt.train.detached import Elsewhere, terms_of
+
+            assert isinstance(batches, Source)
+            self._terms = terms_of(self._detached, batches, depth, self._each, trainer.late == "requeue")
+            return Elsewhere(trainer.replicas)
         first = 0 if self._ledger is None else self._ledger.first
         if isinstance(batches, Source):
             return Identities(batches.total, trainer.replicas, depth, self._give, first)
@@ -281,7 +303,7 @@ class Steps:
         waited = await wait_for_servers(session, trainer.name, servers, f"training stopped after step {self._told}")
         if copies is not None:
             copies.forget()
-        self._run = Run(trainer, session, self._supply, reads=self._reads, servers=servers)
+        self._run = self._make_run(servers)
         await to_the_end(checkpoints.go_back(session))
         self._supply.begin_again()
         await self._run.begin()
@@ -302,6 +324,9 @@ class Steps:
         """Have the ledger say that a run has begun, and all be handed out that can be made again and was not used."""
         ledger, supply = self._ledger, self._supply
         if ledger is None:
+            return
+        if self._detached:  # server 0 has all handed out
+            ledger.attach(self._run.number, self._run.version, because)
             return
         remakes = isinstance(supply, Identities)
         ledger.begin(self._run.number, self._run.version, because, again=remakes)
@@ -338,10 +363,12 @@ class Steps:
             self._ledger.made(report)
         outcomes = {replica: OUTCOMES[code] for replica, _, code, _, _ in report.receipts}
         stale = {replica: staleness for replica, *_, staleness in report.receipts}
-        batches, requeue = {}, self._trainer.late == "requeue"
-        for replica, batch, _, seconds, _ in report.receipts:
-            again = requeue and outcomes[replica] in AGAIN
-            batches[replica] = self._supply.spend(replica, batch * self._each, again=again)
+        batches: dict[int, Sequence[int]] = {}
+        requeue = self._trainer.late == "requeue"
+        for place, (replica, batch, _, seconds, _) in enumerate(report.receipts):
+            spent = self._supply.spend(replica, batch * self._each, again=requeue and outcomes[replica] in AGAIN)
+            batches[replica] = report.identities[place] if report.identities else spent
+            self._next_identity = max(self._next_identity, *(1 + identity for identity in batches[replica]), 0)
             if seconds >= 0:
                 self._trainer.tally.took(replica, seconds)
         kept = _those(outcomes, Outcome.KEPT)
@@ -379,7 +406,8 @@ class Steps:
         await self._supply.aclose()
         await self._run.stop()
         self._close_ledger()
-        self._trainer.tally.drop(self._supply.total - self._kept * self._each)
+        if not self._detached:
+            self._trainer.tally.drop(self._supply.total - self._kept * self._each)
         if self._session._iterating.get(self._trainer) == self.end:
             del self._session._iterating[self._trainer]
 

@@ -1,6 +1,6 @@
 """Whole runs of client and nodes in virtual time, each with orders and faults that follow from a seed.
 
-    scripts/chaos --schedules 100000 --seed 0            # all scenarios of tests/test_schedules.py in turn
+    scripts/chaos --schedules 100000 --seed 0            # all scenarios of tests/test_*schedules.py in turn
     scripts/chaos --schedules 1 --seed 4711 --only clients_die
     scripts/chaos --schedules 1000 --long                # schedules as long as the suite's
 
@@ -23,11 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "perf"), str(Path(__file__).parent)]
 
 import records  # noqa: E402
+import test_detached_schedules  # noqa: E402
 import test_schedules  # noqa: E402
 from sim_loop import simulate  # noqa: E402
 
 from flowrt.train import watching  # noqa: E402
 
+SCENARIOS = test_schedules.SCENARIOS | test_detached_schedules.SCENARIOS
 MEMORY = Path("/dev/shm")  # where ledgers cost no disk's time
 
 
@@ -35,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=1000, help="how many in all")
     parser.add_argument("--seed", type=int, default=0, help="the first")
-    parser.add_argument("--only", nargs="+", default=list(test_schedules.SCENARIOS), choices=test_schedules.SCENARIOS)
+    parser.add_argument("--only", nargs="+", default=list(SCENARIOS), choices=SCENARIOS)
     parser.add_argument("--long", action="store_true", help="as long as the suite's, which are ten times as long")
     parser.add_argument("--json", type=Path, help="a folder to write what was seen to, for docs/reliability.md")
     options = parser.parse_args()
@@ -66,7 +68,7 @@ def _try(name: str, seed: int, length: test_schedules.Length) -> str | None:
     """What broke, if anything."""
     rng = random.Random(seed)
     try:
-        simulate(rng, lambda: test_schedules.SCENARIOS[name](rng, length))
+        simulate(rng, lambda: SCENARIOS[name](rng, length))
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     return None

@@ -3,7 +3,8 @@
 Law: the coordinator decides; this file gives its orders, wakes it when it is due, tells the client of each version
 that all servers have applied, and ends the run where it cannot go on or its client does not want it to. Everybody is
 told of that once nothing is left to apply that was ordered, however long that takes. Nothing is ordered while the
-client is away. There is one timer at most, none while no policy waits for a time, and none once the run is over.
+client is away. There is one timer at most, none while no policy waits for a time, and none once the run is over. A run
+that needs no client is `Undriven`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.device import CLIENT
-from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, name_error
+from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
 from flowrt.sched.batched import Plain
 from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.iteration.messages import (
@@ -86,6 +87,7 @@ class Coordination:
         self._whole: dict[int, float] = {}  # by replica: when a server last held its update
         self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
         self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
+        self._joined = [0] * len(role.replicas)  # by replica: after how many batches it began again
         self._counted = -1  # the version that was open when the client last counted the batches; -1 if not since a loss
         self._noise = NoiseScale()
         self._timer: asyncio.TimerHandle | None = None
@@ -202,15 +204,13 @@ class Coordination:
                 self._applied(server, version, now, square)
             case Ready(_, replica, total):
                 self._value = value.ready(replica, total, now)
-            case Allow(_, version, seen, totals):
-                self._reports = [report for report in self._reports if report.version >= seen]
-                self._value = value.allow(version)
-                if totals is not None:
-                    self._value, self._counted = self._value.exhausted(totals), seen
+            case Allow():
+                self._allow(message)
             case Lost(_, replica, turn, leaves) if leaves:
                 if turn == self._turns[replica] and value.alive[replica]:
                     self._value = value.left(replica)
                     self._gone[replica] = self._value.spent[replica]
+                    self._hand_back(replica)
             case Lost(_, replica, turn):
                 if turn >= self._turns[replica]:  # else it was begun again meanwhile
                     self._lose(replica, turn)
@@ -218,13 +218,14 @@ class Coordination:
             case Failed():
                 self._failed(message)
 
-    def join(self, replica: int, turn: int, given: int) -> tuple[int, int]:
+    def join(self, replica: int, turn: int, given: int) -> tuple[int, int, int]:
         """Have a replica that was lost take part from the next version on: see `Join`."""
         if turn > self._turns[replica]:
             self._lose(replica, turn - 1)
             self._turns[replica] = turn
+            self._joined[replica] = given
             self._value = self._value.joined(replica, given)
-        return self.version, self._gone[replica]
+        return self.version, self._gone[replica], self._joined[replica]
 
     def _lose(self, replica: int, turn: int) -> None:
         if self._value.alive[replica] or self._value.begun(replica):
@@ -270,8 +271,7 @@ class Coordination:
         if peer == CLIENT:
             for message in (*self._reports, *([self.ended] if self.ended else [])):
                 self._way.post(CLIENT, message)
-            if not self._value.closing:
-                self._follow(None, self._way.clock())  # what could not be ordered while it was away
+            self._resume()  # what could not be ordered while it was away
         elif pending is not None:
             for task in role.servers[1:]:
                 if task == peer:
@@ -320,11 +320,51 @@ class Coordination:
         self.ended = end
         self._tell_ended(end.whole)
 
+    def _resume(self) -> None:
+        """Go on where nothing could be ordered."""
+        if not self._value.closing:
+            self._follow(None, self._way.clock())
+
+    # ── what a run without a client does otherwise ───────────────────────────────────────────────────────────────────
+
+    @property
+    def session(self) -> str:
+        """Of which name sessions may attach to the run, as it needs no client; empty if none may."""
+        return ""
+
+    def arrived(self, replica: int) -> None:
+        """A replica has begun."""
+
+    def client_gone(self) -> None:
+        """The client is gone for good: what was ordered is applied, nothing else is."""
+        self.end(RemoteError.__name__, "the client is gone")
+
+    def _hand_back(self, replica: int) -> None:
+        """A replica leaves with what it has begun. Who has the rest, the client says."""
+
+    def lose_node(self, task: str) -> Iterable[Lost]:
+        """A node is gone, as this one sees: answers what is to be heard of that. Who is lost, the client says."""
+        return ()
+
+    def _allow(self, message: Allow) -> None:
+        self._reports = [report for report in self._reports if report.version >= message.seen]
+        self._value = self._value.allow(message.version)
+        if message.totals is not None:
+            self._value, self._counted = self._value.exhausted(message.totals), message.seen
+
+    def _may_order(self) -> bool:
+        return self._lives()
+
+    def _keep(self, report: Report) -> None:
+        """Tell the client of a version, and keep the report until it has had it."""
+        self._reports.append(report)
+        self._way.post(CLIENT, report)
+
     # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _give_order(self, now: float) -> bool:
         """Give the order that is due, if one is."""
-        if not self._lives():
+        if not self._may_order():
             return False
         self._value, replicas = self._value.order(now)
         if replicas is None:
@@ -395,8 +435,7 @@ class Coordination:
             self._measure(before, square).value,
         )
         self._forget_old()
-        self._reports.append(report)
-        self._way.post(CLIENT, report)
+        self._keep(report)
         if self._end is not None:
             self._finish()
 

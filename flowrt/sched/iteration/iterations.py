@@ -20,6 +20,7 @@ import numpy as np
 from flowrt.device import CLIENT
 from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
 from flowrt.sched.closed import Closed
+from flowrt.sched.iteration.attaching import Attach, GoOn, Hold
 from flowrt.sched.iteration.inquiries import Hash, Look, Settle
 from flowrt.sched.iteration.keeping import ABOUT_CHECKPOINTS, Keeping
 from flowrt.sched.iteration.local import Rounds
@@ -48,6 +49,7 @@ from flowrt.sched.iteration.messages import (
 )
 from flowrt.sched.iteration.replica import Replica
 from flowrt.sched.iteration.server import Server
+from flowrt.sched.iteration.undriven import Undriven
 from flowrt.sched.iteration.way import Send, Tasks, Way
 from flowrt.sched.opening import Left
 from flowrt.spec import Spec
@@ -100,11 +102,11 @@ class Iterations:
     def hear(self, peer: str, message: Any) -> None:
         """Do as ``peer`` says, if it is about a run that goes on here."""
         if self._slowness is None:
-            self._hear(message)
+            self._hear(peer, message)
         else:
-            self._slowness.receive(peer, message, lambda: self._hear(message))
+            self._slowness.receive(peer, message, lambda: self._hear(peer, message))
 
-    def _hear(self, message: Any) -> None:
+    def _hear(self, peer: str, message: Any) -> None:
         kind = type(message)
         driver: Server | Replica | None = None
         if kind in _TO_SERVERS or (kind is Probe and message.replica < 0):
@@ -113,6 +115,8 @@ class Iterations:
             driver = self._replicas.get((message.run, message.replica))
         elif kind is Ended:
             self._end(message.run, message.whole)
+        if kind is Seen and not (isinstance(driver, Server) and not driver.over):
+            self._send(peer, "", Ended(message.run, -1, whole=False))  # a client that was gone then has it begun late
         if driver is None:
             return
         try:
@@ -131,14 +135,46 @@ class Iterations:
                 driver.broken(peer)
 
     def ended(self, epoch: str) -> None:
-        """The client of ``epoch`` is gone: what was ordered is applied, nothing else is."""
+        """The client of ``epoch`` is gone: what was ordered is applied, nothing else is, but in detached runs."""
         self._keeping.ended(epoch)
         for server in list(self._servers.values()):
             if server.way.epoch == epoch and server.coordination is not None and not server.over:
-                server.coordination.end(RemoteError.__name__, "the client is gone")
-        for run, number in list(self._replicas):
-            if self._replicas[run, number].way.epoch == epoch:
-                self._replicas.pop((run, number)).close()
+                server.coordination.client_gone()
+        for key, replica in list(self._replicas.items()):
+            if replica.way.epoch == epoch and not replica.role.detached:
+                self._replicas.pop(key).close()
+
+    def lost(self, peer: str) -> None:
+        """A task cannot be reached, and will not be as what it was."""
+        for server in list(self._servers.values()):
+            server.lose_node(peer)
+        for key, replica in list(self._replicas.items()):
+            if replica.role.detached and peer in replica.role.servers:  # else its client sees to it
+                self._replicas.pop(key).close()
+
+    def keeps(self, epoch: str) -> bool:
+        """Whether a run goes on here that needs no client, with plans of the master of ``epoch``."""
+        servers = [server.way for server in self._servers.values() if server.role.detached and not server.over]
+        replicas = [replica.way for replica in self._replicas.values() if replica.role.detached]
+        return any(way.origin == epoch for way in (*servers, *replicas))
+
+    def _attach(self, run: int, epoch: str) -> Any:
+        """Have the client of ``epoch`` be that of a detached run: see `Attach`."""
+        server, told = self._servers.get(run), None
+        replicas = [replica for (of, _), replica in self._replicas.items() if of == run]
+        for replica in replicas:
+            replica.way.epoch = epoch
+        if server is not None:
+            server.way.epoch = epoch
+            told = server.version if server.coordination is None else self._undriven(run).attach()
+        return told, tuple([(replica.role.replica, replica.role.turn) for replica in replicas])
+
+    def _undriven(self, run: int) -> Undriven:
+        """Server 0's part of a detached run, be that over or not."""
+        found = self._server(run).coordination
+        if not isinstance(found, Undriven):
+            raise RemoteError(f"that run on {self._host.task} needs its client")
+        return found
 
     def _end(self, run: int, whole: bool) -> None:
         server = self._servers.get(run)
@@ -168,6 +204,12 @@ class Iterations:
                 return self._begin_server(asked, epoch, plans)
             case BeginReplica():
                 return self._begin_replica(asked, epoch, plans)
+            case GoOn(run, lost):
+                return self._undriven(run).go_on(lost)
+            case Attach(run):
+                return self._attach(run, epoch)
+            case Hold(run, on):
+                return await self._undriven(run).stand_still(on)
             case Join(run, replica, turn, given):
                 return self._coordination(run).join(replica, turn, given)
             case Hash(names):
@@ -189,7 +231,9 @@ class Iterations:
         server = self._newest.get((look.container, look.group))
         if server is None:
             return (*versions, ())
-        left = server.left if self._lives(server.way.epoch) else replace(server.left, client="")
+        left = server.left
+        if not left.detached and not self._lives(server.way.epoch):
+            left = replace(left, client="")
         return (*versions, left_to_data(left))
 
     def _going_servers(self) -> list[Server]:
@@ -251,7 +295,7 @@ class Iterations:
 
     def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
         """The way of driver ``number`` of ``count``."""
-        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock)
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock, origin=epoch)
         if self._slowness is None:
             return way
         return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
@@ -278,6 +322,8 @@ class Iterations:
         if server is not None:
             with suppress(TimeoutError):  # what it waits for of another server may be lost with that
                 async with asyncio.timeout(SETTLE_SECONDS):
+                    if isinstance(coordination, Undriven):
+                        coordination.release()
                     if coordination is not None:
                         coordination.end()
                         if not at_once:
@@ -369,6 +415,7 @@ def left_to_data(left: Left) -> tuple[Any, ...]:
         left.versions,
         left.server,
         tuple(tuple(getattr(report, field.name) for field in fields(report)) for report in left.unseen),
+        left.detached,
     )
 
 
@@ -376,6 +423,7 @@ def left_from_data(data: tuple[Any, ...]) -> Left | None:
     """What `left_to_data` wrote; None of nothing."""
     if not data:
         return None
-    run, version, held, order, *others, server, unseen = data
+    run, version, held, order, *others, server, unseen, detached = data
     reports = tuple(Report(*report) for report in unseen)
-    return replace(Left(run, version, frozenset(held), order or None, *others), unseen=reports, server=server)
+    left = Left(run, version, frozenset(held), order or None, *others)
+    return replace(left, unseen=reports, server=server, detached=detached)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
+from flowrt.sched.iteration.attaching import Attach, GoOn, Hold
 from flowrt.sched.iteration.inquiries import INQUIRIES
 from flowrt.sched.iteration.keeping import ABOUT_CHECKPOINTS
 from flowrt.valueclass import valueclass
@@ -42,6 +43,7 @@ class BeginServer:
         gather: The plan that takes rows of tables, fed what a replica wants; -1 where replicas want none.
         seed: Of what random ops draw.
         measures: Whether sums of squares are measured, for the policy.
+        detached: `Terms` of a run without a client.
         combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
             set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
         counted: Of the parts, how many, from the first on, count in sums of squares: others have the rest, too.
@@ -70,6 +72,7 @@ class BeginServer:
     counted: int = 0
     keeps: bool = False
     floor: int = 0
+    detached: tuple[Any, ...] = ()
 
 
 @valueclass
@@ -104,6 +107,7 @@ class BeginReplica:
         measured: For each server, of each of its parts that count whether it is of rows, where squares are measured.
         source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
         inputs: What such a batch is made of, in order: (name, dtype, dims).
+        detached: Whether it goes on without a client.
     """
 
     run: int
@@ -133,15 +137,15 @@ class BeginReplica:
     measured: tuple[tuple[bool, ...], ...] = ()
     source: dict[str, Any] | None = None
     inputs: tuple[tuple[Any, ...], ...] = ()
+    detached: bool = False
 
 
 @valueclass
 class Stop:
     """End the run here, once what was ordered is applied; answers the version that server 0 is at, -1 of other tasks.
 
-    Where that takes too long, it is given up, and an opening decides by what all servers say. A ``patient`` end is not
-    given up: -1 is answered, and all apply what was ordered once the ways between them work again. One ``at_once``
-    waits for no other server, as one is lost.
+    That is given up in time, and an opening decides; a ``patient`` end is not: -1 is answered, and it comes later. One
+    ``at_once`` waits for no other server, as one is lost.
     """
 
     run: int
@@ -153,8 +157,8 @@ class Stop:
 class Join:
     """To server 0: a replica that was lost is begun again, for the ``turn``-th time.
 
-    Answers the version that is open, and how many batches the one before it had spent: see `Gone`. Its batches are
-    those after the first ``given``, which the one before it may have had.
+    Answers (version, spent, given): the open version, how many batches the one before it had spent, see `Gone`, and
+    after how many its own begin: ``given``, or in a detached run what server 0 says.
     """
 
     run: int
@@ -179,7 +183,7 @@ class Batch:
 
 @valueclass
 class Draw:
-    """To a replica that reads its batches itself: that of that ``number``, and those after it, are ``identities``."""
+    """To a replica that reads its batches itself: those from that ``number`` on are ``identities``."""
 
     run: int
     replica: int
@@ -409,7 +413,7 @@ class Report:
     ``receipts`` holds, for each tower that ended, (replica, batch, outcome, seconds, staleness): its outcome's place in
     `Outcome`, how long its update took to come, -1 if it did not, and how many versions old it was. ``told`` are means
     over the kept updates. ``why`` is what the policy said to the set, ``noise_scale`` what `NoiseScale` says, where the
-    policy measures.
+    policy measures. In a detached run ``identities`` are, for each receipt, those of the batches that it is about.
 
     What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
     its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
@@ -427,6 +431,7 @@ class Report:
     times: bytes = b""
     why: str = ""
     noise_scale: float = nan
+    identities: tuple[tuple[int, ...], ...] = ()
 
 
 @valueclass
@@ -476,16 +481,8 @@ class Ended:
 KINDS: tuple[type[Any], ...] = (
     *INQUIRIES,
     *ABOUT_CHECKPOINTS,
-    *(BeginServer, BeginReplica, Join, Stop),
+    *(BeginServer, BeginReplica, GoOn, Attach, Hold, Join, Stop),
     *(Batch, Draw, Allow, Lost, Probe),
     *(Update, Ready, Seen, Wants, Failed, Doing),
     *(Version, Rows, Held, Order, Applied, Report, Gone, Pending, Ended),
 )
-
-
-def step_number(run: int, version: int, replica: int, replicas: int) -> int:
-    """The number of the step in which a replica computes ``version``, or (``replica`` = ``replicas``) it is applied.
-
-    It is below zero, where no step of a session's is, and no other run's but by chance.
-    """
-    return -1 - (run + version * (replicas + 1) + replica) % (1 << 62)

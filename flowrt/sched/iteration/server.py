@@ -38,6 +38,7 @@ from flowrt.sched.iteration.messages import (
     Wants,
 )
 from flowrt.sched.iteration.standing_in import left_with_orders, report_of
+from flowrt.sched.iteration.undriven import Undriven
 from flowrt.sched.iteration.way import Way, bundled, checked, unbundled
 from flowrt.sched.opening import Left
 from flowrt.sched.quorum import Verdict
@@ -104,7 +105,8 @@ class Server:
         self._values: tuple[Any, ...] = ()
         self._at = role.version  # what replicas are told
         self._specs = self._find_specs()
-        self.coordination = None if role.server else Coordination(role, way, self.obey, self._publish, ended, lives)
+        kind = Undriven if role.detached else Coordination
+        self.coordination = None if role.server else kind(role, way, self.obey, self._publish, ended, lives)
         self._publish(role.version)
 
     @property
@@ -122,6 +124,7 @@ class Server:
         if coordination is None:
             return left_with_orders(left, self._orders, self.role.server)
         left = replace(left, client="" if coordination.ending else left.client, unseen=coordination.unseen)
+        left = replace(left, detached=coordination.session)
         if coordination.pending is None:
             return left
         order = coordination.order(*coordination.pending)
@@ -133,6 +136,8 @@ class Server:
         """Do as a message says."""
         coordination = self.coordination
         match message:
+            case Update() if self._told[message.replica].lost:
+                pass  # of one that was taken for lost, and goes on: its batches are others', until it begins again
             case Update():
                 if self._gathering is not None:
                     self._gathering.note(message)
@@ -145,6 +150,8 @@ class Server:
                 if turn > self._told[replica].turn:
                     self._told[replica] = _Told(turn=turn)
                 told = self._told[replica]
+                if not told.listens and coordination is not None:
+                    coordination.arrived(replica)
                 told.listens = True
                 told.asks |= waits and version >= told.newest  # else what it waits for is on its way
                 if cut and coordination is not None:
@@ -190,6 +197,11 @@ class Server:
             self.coordination.broken(peer)
         elif peer == role.servers[0]:
             self._say_all()
+
+    def lose_node(self, task: str) -> None:
+        """A node is gone, as this one sees."""
+        for lost in () if self.coordination is None else self.coordination.lose_node(task):
+            self.hear(lost)
 
     def close(self, whole: bool) -> None:
         """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole."""

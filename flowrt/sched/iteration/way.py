@@ -14,7 +14,6 @@ import numpy as np
 from flowrt import codec
 from flowrt.errors import ResourceError, SpecError
 from flowrt.sched.host import RunContext
-from flowrt.sched.iteration.messages import step_number
 
 if TYPE_CHECKING:
     from flowrt.plan import PlanFeed
@@ -80,7 +79,8 @@ async def sleep_until(due: float, clock: Callable[[], float]) -> None:
 class Way:
     """How a driver of a run reaches the others, computes, and knows the time.
 
-    ``epoch`` is its client's master's. Where the host is to be slow, ``striking`` says by how much.
+    ``epoch`` is its client's master's, ``origin`` that of whose plans it computes.
+    Where the host is to be slow, ``striking`` says by how much.
     """
 
     host: Host
@@ -91,6 +91,7 @@ class Way:
     send: Send
     clock: Callable[[], float] = time.monotonic
     striking: Striking | None = None
+    origin: str = ""
 
     def post(self, peer: str, message: Any) -> None:
         """Send a message, if there is a way to send it by: who is told that it broke posts again."""
@@ -111,7 +112,7 @@ class Way:
 
         What random ops draw depends on the version alone: the same when it is computed again.
         """
-        return RunContext((self.epoch, step_number(self.run, version, replica, replicas)), version, self.seed)
+        return RunContext((self.origin, _step_number(self.run, version, replica, replicas)), version, self.seed)
 
     def compute(
         self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, at: str = ""
@@ -183,3 +184,11 @@ def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> lis
             got = f"{value.dtype}{list(value.shape)}"
             raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {feed.spec}, {got} came")
     return list(values)
+
+
+def _step_number(run: int, version: int, replica: int, replicas: int) -> int:
+    """The number of the step in which a replica computes ``version``, or (``replica`` = ``replicas``) it is applied.
+
+    It is below zero, where no step of a session's is, and no other run's but by chance.
+    """
+    return -1 - (run + version * (replicas + 1) + replica) % (1 << 62)
