@@ -3,6 +3,7 @@
     scripts/chaos                                                  # three minutes of everything
     scripts/chaos --minutes 10 --replicas 32 --faults kill --every 29
     scripts/chaos --faults kill server client --every 2 --seed 7
+    scripts/chaos --faults client --detached                       # training that goes on without a client
 
 Faults: `kill` (SIGKILL of a worker, which is started again), `stop` (SIGSTOP of a worker for a while), `net` (a worker
 cut off for a while, both ways or one way, in namespaces of the network: Linux, root), `server` (SIGKILL of a parameter
@@ -59,7 +60,7 @@ class Chaos:
         self.options, self.net, self.folder = options, net, folder
         self.rng = random.Random(options.seed)
         self.struck: list[dict[str, Any]] = []
-        self.observed = Observed()
+        self.observed = Observed(detached=options.detached)
         self._busy: set[str] = set()  # who was struck, and does not count again yet
         self._client: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -134,6 +135,7 @@ class Chaos:
             str(folder / "ledger"),
             str(folder / "final.npz"),
             str(folder / "checkpoints") if alone else "",
+            options.detached,
             options.trainer,
         )
 
@@ -300,10 +302,13 @@ def main() -> int:
     add("--step", type=float, default=0.1, help="seconds that an update takes to compute")
     add("--log-level", default="ERROR", help="what the client writes to stderr")
     add("--trainer", type=json.loads, default={}, help='options of the trainer as JSON: {"copies": 2}')
+    add("--detached", action="store_true", help="training needs no client; not with the fault `server`")
     add("--json", type=Path, help="a folder to write what was seen to, for docs/reliability.md")
     options = parser.parse_args()
     options.keep = options.keep or max(1, options.replicas * 3 // 4)
     options.faults = options.faults or ["kill", "stop", *(["net"] if network.can_enter() else []), "client"]
+    if options.detached and "server" in options.faults:
+        parser.error("a detached run ends with a parameter server")
     if "net" in options.faults:
         network.enter()
     logging.basicConfig(level=logging.ERROR)
@@ -311,7 +316,8 @@ def main() -> int:
     rows = _rows(options, seen)
     records.show(rows)
     if options.json:
-        name = f"chaos-{'-'.join(sorted(options.faults))}-{options.replicas}-{options.seed}.json"
+        kind = "detached" if options.detached else "chaos"
+        name = f"{kind}-{'-'.join(sorted(options.faults))}-{options.replicas}-{options.seed}.json"
         records.write(options.json / name, rows)
     return 1 if any(row["violations"] for row in rows) else 0
 
@@ -332,10 +338,11 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _rows(options: argparse.Namespace, seen: dict[str, Any]) -> list[records.Row]:
     """What was tried of each promise."""
-    replicas, struck = options.replicas, seen["struck"]
+    struck = seen["struck"]
     speed = seen["disturbed"] / seen["calm"]
     figure = f"{seen['disturbed']:.2f} steps a second, {seen['calm']:.2f} without faults: {100 * speed:.1f}%"
-    every = f"{' or '.join(options.faults)} every {options.every:g} s for {options.minutes:g} min, {replicas} workers"
+    workers = f"{options.replicas} workers" + ", detached" * options.detached
+    every = f"{' or '.join(options.faults)} every {options.every:g} s for {options.minutes:g} min, {workers}"
     ended = f"{seen['steps']} steps; batches: {seen['ended']}"
     rows = [records.row(32, every, len(struck), seen["violations"], ended)]
     if options.every >= EVERY:
@@ -352,7 +359,7 @@ def _rows(options: argparse.Namespace, seen: dict[str, Any]) -> list[records.Row
             figure = f"counted again after {_spread(after)}"
             if fault in ("client", "server") or not {"client", "server"}.intersection(options.faults):
                 figure += f"; longest time without a step {_spread(stalls)}"
-            rows.append(records.row(promise, f"{text}, {replicas} workers", len(of), late, figure))
+            rows.append(records.row(promise, f"{text}, {workers}", len(of), late, figure))
     return rows
 
 

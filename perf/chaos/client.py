@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from training import Receipts, batches, build, state
+from training import Receipts, batches, build, source, state
 
 import flowrt as fr
 
@@ -39,6 +39,7 @@ class Settings:
     ledger: str
     final: str  # where the variables are written to in the end, as npz
     checkpoints: str = ""  # a folder, or that there are to be none
+    detached: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)  # of the trainer
 
     def to_json(self) -> str:
@@ -62,16 +63,20 @@ async def train(settings: Settings) -> list[str]:
     asyncio.get_running_loop().add_reader(0, told.set)
     cluster = fr.ClusterSpec(settings.jobs, settings.token_file)
     async with fr.Session(graph, cluster=cluster, name="chaos", options=SEED, checkpoints=checkpoints) as session:
-        steps = trainer.steps(session, batches(drawn(ledger)), ledger=ledger)
+        drawn_here: Any = source() if settings.detached else batches(drawn(ledger))
+        steps = trainer.steps(session, drawn_here, ledger=ledger, detached=settings.detached)
         async for report in steps:
             copies = await trainer.copies_on(session) if trainer.copies > 1 else None
             back = report.rolled_back is not None or (checkpoints is not None and not receipts.steps)
             receipts.add(report)
             gone = [] if copies is None else sorted(copies.gone)
             here = {"client": os.getpid(), "gone": gone, "losses": losses(session)}
-            say(step=report.step, at=time.monotonic(), kept=report.kept, back=back, **here)
+            at = made_at(report) if settings.detached else time.monotonic()
+            say(step=report.step, at=at, kept=report.kept, back=back, **here)
             if told.is_set():
-                break
+                if not settings.detached:
+                    break
+                await trainer.stop(session)  # what was made until then is reported
         await steps.aclose()
         await receipts.check(session, trainer)
         np.savez(settings.final, **(await state(session, trainer))[1])
@@ -86,6 +91,12 @@ def drawn(ledger: Path) -> int:
 def losses(session: fr.Session) -> dict[str, int]:
     """By parameter server, how often it was lost, as this client knows."""
     return {task: count for task, count in session._open().losses.items() if ":ps/" in task}
+
+
+def made_at(report: fr.train.StepReport) -> float:
+    """When a step was made: by the clock of server 0, which is this machine's."""
+    assert report.measured is not None
+    return float(report.measured[0].stages[-1])
 
 
 def say(**what: Any) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import flowrt as fr
 
 VARIABLES = 2
+DIFFERENT = 1000  # batches, which then come again
 Array = np.ndarray[Any, Any]
 
 
@@ -36,7 +37,17 @@ def build(replicas: int, policy: Any, servers: int = 1, size: int = 64, **option
 def batches(first: int = 0) -> Iterator[dict[str, Array]]:
     """Batches without end, from one on; each is told by its number alone."""
     for number in count(first):
-        yield {"x": np.ones(4), "y": np.random.default_rng(number).normal(size=4)}
+        yield {"x": np.ones(4), "y": _numbers(number % DIFFERENT)}
+
+
+def source() -> fr.data.Source:
+    """The same batches, which workers read themselves."""
+    told = np.concatenate([_numbers(number) for number in range(DIFFERENT)])
+    return fr.data.arrays({"x": np.ones(len(told)), "y": told}, batch=4, shuffle=False)
+
+
+def _numbers(number: int) -> Array:
+    return np.random.default_rng(number).normal(size=4)
 
 
 async def state(session: fr.Session, trainer: Any) -> tuple[int, dict[str, Array]]:
