@@ -8,7 +8,6 @@ new certificate of the same authority, which nodes that run take up by themselve
 from __future__ import annotations
 
 import argparse
-import datetime
 import ipaddress
 import os
 import socket
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import FlowrtError, GraphError, ResourceError
+from flowrt.net.certificates import key_pem_of, new_key, pem_of, signed
 from flowrt.net.tls import ANY, CA, CERT, KEY, TOKEN
 from flowrt.net.tokens import new_token, save_token
 
@@ -29,7 +29,6 @@ __all__ = ["ANY", "main", "make_keys"]
 
 AUTHORITY = "ca.key"
 DAYS, AUTHORITY_DAYS = 365, 3650  # that a certificate is good for
-_SLACK = datetime.timedelta(days=1)  # by which clocks may be behind
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -63,10 +62,10 @@ def make_keys(
         names = list(dict.fromkeys([*_HERE, *(hosts or _named_in(path / CERT) or _own_names())]))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(path, new_authority)
-        key = _new_key()
-        certificate = _signed(authority, key, _alternatives(names), days)
-        _write(path / KEY, _key_pem(key))
-        _write(path / CERT, _pem(certificate))
+        key = new_key()
+        certificate = signed(authority, key, _alternatives(names), days)
+        _write(path / KEY, key_pem_of(key))
+        _write(path / CERT, pem_of(certificate))
         if not (path / TOKEN).exists():
             save_token(path / TOKEN, new_token())
     except ModuleNotFoundError as error:
@@ -131,70 +130,11 @@ def _authority(folder: Path, anew: bool) -> tuple[x509.Certificate, Any]:
         if key.public_key() != certificate.public_key():
             raise ResourceError(f"{folder / AUTHORITY} is not the key of the first certificate in {folder / CA}")
         return certificate, key
-    key = _new_key()
-    certificate = _signed((None, key), key, None, AUTHORITY_DAYS)
-    _write(folder / AUTHORITY, _key_pem(key))
-    _write(folder / CA, _pem(certificate) + before, mode=0o644)
+    key = new_key()
+    certificate = signed((None, key), key, None, AUTHORITY_DAYS)
+    _write(folder / AUTHORITY, key_pem_of(key))
+    _write(folder / CA, pem_of(certificate) + before, mode=0o644)
     return certificate, key
-
-
-def _new_key() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _signed(
-    authority: tuple[x509.Certificate | None, Any], key: Any, alternatives: Any, days: float
-) -> x509.Certificate:
-    """A certificate of ``key`` by an authority; without ``alternatives``, one of the authority itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID as uses
-
-    issuer, issuing = authority
-    now = datetime.datetime.now(datetime.UTC)
-    name = "flowrt node" if issuer is not None else f"flowrt authority {os.urandom(4).hex()}"
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SLACK)
-        .not_valid_after(max(now + datetime.timedelta(days=days), now - _SLACK + datetime.timedelta(seconds=1)))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=0 if issuer is None else None), True)
-        .add_extension(_usage(signs=issuer is None), True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuing.public_key()), False)
-    )
-    if alternatives is not None:
-        both = x509.ExtendedKeyUsage([uses.SERVER_AUTH, uses.CLIENT_AUTH])
-        made = made.add_extension(alternatives, False).add_extension(both, False)
-    return made.sign(issuing, hashes.SHA256())
-
-
-def _usage(signs: bool) -> Any:
-    from cryptography import x509
-
-    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
-    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    pem: bytes = certificate.public_bytes(Encoding.PEM)
-    return pem
-
-
-def _key_pem(key: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    pem: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return pem
 
 
 def _write(path: Path, content: bytes, mode: int = 0o600) -> None:

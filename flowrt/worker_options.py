@@ -200,8 +200,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--tls",
         metavar="DIR",
-        help="talk over TLS, as is needed beyond this machine, with the keys in this folder, which `python -m "
-        "flowrt.worker keys DIR` makes; by default FLOWRT_TLS's",
+        help="talk over TLS with the keys in this folder, which `python -m flowrt.worker keys DIR` makes; by default "
+        "FLOWRT_TLS's. Without, nodes beyond this machine talk over TLS that their token vouches for",
     )
     add(
         "--import",

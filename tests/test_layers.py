@@ -81,7 +81,7 @@ OWNERS = {
     "cupy": ["kernels"],
     "scipy": [],
     "aiohttp": [],
-    "cryptography": ["keys"],
+    "cryptography": ["net/certificates", "keys"],
     "msgpack": ["codec"],
     "fsspec": ["checkpoints/remote"],
     "pyarrow": ["delays/parquet", "data/parquet_files"],

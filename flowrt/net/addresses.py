@@ -14,6 +14,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_any(host: str) -> bool:
+    """Whether who listens on ``host`` listens on every network of this machine."""
+    try:
+        return host == "" or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def named(address: tuple[Any, ...] | None) -> str:
     """A socket's address, for people."""
     host, port = (address or ("unknown", 0))[:2]

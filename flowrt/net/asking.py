@@ -25,15 +25,20 @@ class Answer:
     head: heads.Head
 
 
-async def ask_at(host: str, port: int, head: bytes, where: str, tls: ssl.SSLContext | None = None) -> Answer:
-    """Send a head to who listens at ``host:port``, ``where`` for people. Raises `OSError` where that fails."""
+async def ask_at(
+    host: str, port: int, head: bytes, where: str, tls: ssl.SSLContext | None = None, keyed: bool = False
+) -> Answer:
+    """Send a head to who listens at ``host:port``, ``where`` for people. Raises `OSError` where that fails.
+
+    ``keyed`` says whether this end shows a certificate where it is asked for one.
+    """
     loop = asyncio.get_running_loop()
     named = None if tls is None else host
     failure: OSError | None = None
     for address in await _addresses(host, port):
         try:
             return await _answered(
-                _Asking(head, where, secured=tls is not None),
+                _Asking(head, where, keyed),
                 partial(loop.create_connection, host=address, port=port, ssl=tls, server_hostname=named),
             )
         except ssl.SSLError:
@@ -79,11 +84,11 @@ async def _answered(
 class _Asking(asyncio.Protocol):
     """Sends the head of a request and reads that of the answer; nothing follows it before we have spoken."""
 
-    def __init__(self, head: bytes, where: str, secured: bool = True) -> None:
+    def __init__(self, head: bytes, where: str, keyed: bool = True) -> None:
         self.answer: asyncio.Future[heads.Head] = asyncio.get_running_loop().create_future()
         self._head = head
         self._where = where
-        self._secured = secured
+        self._keyed = keyed
         self._read = b""
 
     def connection_made(self, transport: Any) -> None:
@@ -107,7 +112,7 @@ class _Asking(asyncio.Protocol):
             self._fail(BrokenStream(f"{self._where} does not answer like a flowrt node: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        hint = "" if self._secured else "; if it was started with --tls, this side needs it, too"
+        hint = "" if self._keyed else "; if it was started with --tls, this side needs it, too"
         closed = NodeLost(f"{self._where} closed the connection during the handshake{hint}")
         self._fail(exc if isinstance(exc, ssl.SSLError) else closed)
 

@@ -20,7 +20,7 @@ from flowrt.net.frames import allocate_array
 from flowrt.net.handshake import NONCE, Opening, Terms, is_same, name_told_as
 from flowrt.net.local import open_side
 from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, connection_over, introduce
-from flowrt.net.tls import MAKE, channel_of, check_host, failure
+from flowrt.net.tls import ASKING, channel_of, check_host, failure
 from flowrt.net.tokens import checked
 
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ async def connect(
     local: Local | None = None,
     tls: Keys | None = None,
 ) -> Connection:
-    """Open a connection to the node at ``host:port``; the caller closes it. With ``local``, a node of the same host is
-    talked to at its Unix socket; with ``tls``, the port is talked to over that, as it must be beyond this machine.
+    """Open a connection to the node at ``host:port``; the caller closes it.
+
+    With ``local``, a node of the same host is talked to at its Unix socket; with ``tls``, and wherever the port is
+    beyond this machine, it is talked to over that: without keys of either end, the token vouches for it.
 
     Raises `NodeLost` if the node cannot be reached within ``timeout`` seconds, `AuthenticationError` if it has another
     token or no certificate of ours, `VersionMismatch` if it speaks another protocol, and `BrokenStream` if it is no
     flowrt node.
     """
     where = f"{host}:{port}"
-    if tls is None and not is_loopback(host):
-        raise AuthenticationError(f"{where} is beyond this machine, where TLS is needed: give tls=DIR, made by {MAKE}")
     try:
         async with asyncio.timeout(timeout):
             client = _Client(host, port, checked(token), dict(hello or {}), bounds or Bounds(), allocate, local, tls)
@@ -105,8 +105,10 @@ class _Client:
         """Ask at the port, and where it says so at the Unix socket; None if nothing comes of that."""
         opening = self._opening()
         more = {HOST: self.local.host} if neighbour and self.local is not None else {}
-        tls = None if self.tls is None else self.tls.contexts().client
-        answer = await ask_at(self.host, self.port, self._head(opening, more), self.where, tls)
+        tls = self.tls.contexts().client if self.tls is not None else None if is_loopback(self.host) else ASKING
+        answer = await ask_at(
+            self.host, self.port, self._head(opening, more), self.where, tls, keyed=self.tls is not None
+        )
         headers = answer.head.headers
         if neighbour and answer.head.status == 101 and headers.get("upgrade") == UNIX:
             came_straight = headers.get(PEER) == named(answer.transport.get_extra_info("sockname"))
@@ -157,7 +159,7 @@ class _Client:
         refusal = _meaning(head.status, head.headers.get("upgrade", "another protocol"), self.where)
         if refusal is not None:
             raise refusal
-        if transport.get_extra_info("ssl_object") is not None:
+        if self.tls is not None and transport.get_extra_info("ssl_object") is not None:
             check_host(transport, self.host)
         node = Opening.read(head.headers)
         if node is not None:

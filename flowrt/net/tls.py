@@ -4,6 +4,10 @@ A folder of keys holds ``ca.pem``, the authorities that are believed, ``cert.pem
 leads from it to one of them, and ``key.pem``, the private key, which its owner alone may read. Whoever has a
 certificate of these authorities belongs to the cluster; a node also shows that it may answer at the address that was
 asked for. When a file of the folder changes, connections to come use it, and those that are there go on.
+
+Without keys, a node at an address beyond this machine shows a certificate that it has made for itself. Nobody need
+believe that: the token vouches for it, as both ends prove by it that they saw the same certificate (`channel_of`, in
+`flowrt.net.handshake`), so that whoever stands between them is found before anything is said.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ import re
 import ssl
 import stat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from flowrt.errors import AuthenticationError, NodeLost
-from flowrt.net.addresses import is_loopback
+from flowrt.net.addresses import is_any, is_loopback
+from flowrt.net.certificates import key_pem_of, new_key, pem_of, signed
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 CA, CERT, KEY = "ca.pem", "cert.pem", "key.pem"
 TOKEN = "token"  # which may lie beside them
 MAKE = "python -m flowrt.worker keys DIR --hosts HOST ..."
+DAYS = 3650.0  # that a certificate is good for which the token vouches for: as long as the node runs
 ANY = "*"  # the name of who may answer at any address
 _PEM = "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----"  # the first is the one that is shown
 _log = logging.getLogger(__name__)
@@ -46,6 +53,29 @@ class Contexts:
 
     node: Context
     client: Context
+
+
+class Vouched:
+    """Keys that nobody made: what the token vouches for."""
+
+    def __init__(self) -> None:
+        """Make a certificate. Raises `AuthenticationError` where cryptography is missing."""
+        try:
+            key = new_key()
+            shown = pem_of(signed((None, key), key, None, DAYS))
+        except ModuleNotFoundError as error:
+            raise AuthenticationError(f"TLS needs {error.name}: pip install 'flowrt[tls]'") from error
+        node = _bare(ssl.PROTOCOL_TLS_SERVER)
+        with TemporaryDirectory(prefix="flowrt-key-") as folder:  # its owner alone can look into it
+            for name, content in ((CERT, shown), (KEY, key_pem_of(key))):
+                Path(folder, name).write_bytes(content)
+            node.load_cert_chain(Path(folder, CERT), Path(folder, KEY))
+        node.certificate = _digest(ssl.PEM_cert_to_DER_cert(shown.decode("ascii")))
+        self._contexts = Contexts(node, ASKING)
+
+    def contexts(self) -> Contexts:
+        """For a connection that begins now."""
+        return self._contexts
 
 
 class Keys:
@@ -93,14 +123,26 @@ def _check_private(path: Path) -> None:
         raise AuthenticationError(f"others can read the private key {path} (mode {mode:03o}); chmod 600 it")
 
 
-def _context(folder: Path, protocol: Any) -> Context:
+def _bare(protocol: Any) -> Context:
+    """One that asks for no certificate."""
     context = Context(protocol)
     context.check_hostname = False  # `check_host` does, and knows of who may answer anywhere
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     if protocol is ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # nothing is resumed: what a node has shown once would do for longer than it is good
+    context.certificate = _digest(b"")
+    return context
+
+
+def _digest(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest()
+
+
+def _context(folder: Path, protocol: Any) -> Context:
+    context = _bare(protocol)
+    context.verify_mode = ssl.CERT_REQUIRED
     try:
         context.load_verify_locations(folder / CA)
     except (OSError, ValueError) as error:
@@ -108,12 +150,15 @@ def _context(folder: Path, protocol: Any) -> Context:
     try:
         context.load_cert_chain(folder / CERT, folder / KEY, password=_no_password)
         shown = re.search(_PEM, (folder / CERT).read_text(encoding="ascii"), re.DOTALL)
-        context.certificate = hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown[0] if shown else "")).digest()
+        context.certificate = _digest(ssl.PEM_cert_to_DER_cert(shown[0] if shown else ""))
     except (OSError, ValueError) as error:
         raise AuthenticationError(
             f"cannot use {folder / CERT} with {folder / KEY}: {_said(error)}; make keys by {MAKE}"
         ) from error
     return context
+
+
+ASKING = _bare(ssl.PROTOCOL_TLS_CLIENT)  # of a client without keys
 
 
 def _no_password() -> str:
@@ -125,11 +170,18 @@ def _said(error: Exception) -> str:
 
 
 def check_reach(host: str, keys: Keys | None) -> None:
-    """Raise `AuthenticationError` where a node would listen beyond this machine without keys."""
-    if keys is None and not is_loopback(host):
+    """Raise `AuthenticationError` where a node would listen without keys on every network there is."""
+    if keys is None and is_any(host):
         raise AuthenticationError(
-            f"listening on {host}, beyond this machine, needs TLS: make keys by {MAKE}, and give --tls DIR"
+            f"listening on {host}, beyond this machine, needs TLS: make keys by {MAKE}, and give --tls DIR; or --bind "
+            "to the one address that the cluster knows this node by, where the token is enough"
         )
+
+
+def keys_at(host: str, keys: Keys | None) -> Keys | Vouched | None:
+    """What a node at ``host`` talks TLS by: ``keys``, or abroad what the token vouches for; None on loopback."""
+    check_reach(host, keys)
+    return keys if keys is not None or is_loopback(host) else Vouched()
 
 
 # ── of a connection ──
@@ -169,7 +221,7 @@ def channel_of(transport: asyncio.BaseTransport, *, node: bool) -> bytes:
     if tls is None:
         return b""
     mine: bytes = tls.context.certificate
-    theirs = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()
+    theirs = _digest(tls.getpeercert(binary_form=True) or b"")
     return mine + theirs if node else theirs + mine
 
 
@@ -198,7 +250,11 @@ def failure(error: ssl.SSLError) -> AuthenticationError | NodeLost:
     """What an error of TLS tells a client."""
     reason = (error.reason or "").replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
-        return AuthenticationError(f"its certificate is refused: {error.verify_message}")
+        return AuthenticationError(
+            f"its certificate is refused: {error.verify_message}; start that node with --tls, too"
+        )
+    if "certificate required" in reason:
+        return AuthenticationError("it asks for a certificate: as it was started with --tls, this side needs it, too")
     if "wrong version number" in reason or "record layer failure" in reason:
         return AuthenticationError("it does not speak TLS; start that node with --tls, too")
     if "alert" in reason:

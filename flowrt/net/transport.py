@@ -6,8 +6,8 @@ answer 101 proves that the node has the token, then the client proves the same, 
 within a deadline; nothing of msgpack is decoded before the proof is checked; a refusal says which rule it broke and no
 more. Who has said nothing yet gives way to who comes: strangers, however many, keep nobody out who speaks at once, and
 take no place of those with the token; nor does one address take all places. Beyond this machine all of this is said
-over TLS, in which both ends show a certificate (`flowrt.net.tls`), and who fails there too often is not listened to for
-a while. Over loopback nothing hides what follows from who may read it there.
+over TLS, to whose certificates the proofs are bound (`flowrt.net.tls`), and who fails there too often is not listened
+to for a while. Over loopback nothing hides what follows from who may read it there.
 
 Beside its port a node may listen at a Unix socket (`flowrt.net.local`), where the same rules hold, without TLS. Who
 comes to the port from the same host, by its own account and with nothing in between, is sent there.
@@ -42,7 +42,7 @@ from flowrt.net.gate import Gate, Reply
 from flowrt.net.handshake import NONCE, Opening, Terms, is_same
 from flowrt.net.local import is_unix, peer_of
 from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, Hello, connection_over, introduce
-from flowrt.net.tls import channel_of, check_reach, secured_over
+from flowrt.net.tls import channel_of, keys_at, secured_over
 from flowrt.net.tokens import checked
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from flowrt.codec import Allocate
     from flowrt.net.heads import Head
     from flowrt.net.local import Local
-    from flowrt.net.tls import Context, Keys
+    from flowrt.net.tls import Context, Keys, Vouched
 
 __all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
 
@@ -84,17 +84,17 @@ async def serve(
     Of these there are ``max_connections`` at most, and ``max_from_one`` from one address. Of ``max_strangers`` at the
     door (or a quarter of the descriptors that the process may have, if that is less) the one that came first has to
     leave when another comes. With ``local``, others of this host are served at a Unix socket; with ``tls``, the port
-    speaks that alone.
+    speaks that alone, as it does beyond this machine without.
 
     ``on_connection`` owns its connection, which is closed when it returns. What it raises because its connection ended
     is logged; anything else ends the server and leaves this block. On leaving, every connection is closed and every
-    ``on_connection`` cancelled and awaited. Raises `AuthenticationError` without a token, and beyond this machine
+    ``on_connection`` cancelled and awaited. Raises `AuthenticationError` without a token, and on all networks
     without ``tls``, `ResourceError` if the port cannot be had.
     """
     if not token and not is_loopback(host):
         raise AuthenticationError(f"listening on {host}, beyond this machine, needs a token; see --token-file")
     checked(token)
-    check_reach(host, tls)
+    ways = keys_at(host, tls)
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         server = Server(
@@ -105,7 +105,7 @@ async def serve(
             bounds or Bounds(),
             allocate,
             local,
-            tls,
+            ways,
             max_connections,
             max_from_one,
             max_strangers,
@@ -135,7 +135,7 @@ class Server:
         bounds: Bounds,
         allocate: Allocate,
         local: Local | None,
-        tls: Keys | None,
+        tls: Keys | Vouched | None,
         max_connections: int,
         max_from_one: int,
         max_strangers: int,
