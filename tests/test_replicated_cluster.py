@@ -69,7 +69,9 @@ async def test_the_slow_are_not_waited_for_and_the_dead_are_named() -> None:
         await kill(cluster, first)
         reports = await some(steps, 30)
         assert reports[-1].kept == (1, 2)
-        assert trainer.statistics().lost == (first,)
+        async with asyncio.timeout(10):
+            while trainer.statistics().lost != (first,):  # steps may be reported before the client hears of it
+                await some(steps, 1)
         answer = await predict(session, x=np.eye(3, dtype=np.float32))
         np.testing.assert_allclose(answer, TRUTH + 1, atol=0.3)
 

@@ -25,7 +25,10 @@ class RemoteStore:
         except ImportError as error:
             raise ImportError(MISSING.format(url=url)) from error
         self.url = url
-        self._system, root = url_to_fs(url)
+        try:
+            self._system, root = url_to_fs(url)
+        except ValueError as error:
+            raise ValueError(f"{url} is no place that fsspec knows: {error}") from None  # whose depths tell no more
         self._root = str(root).rstrip("/")
 
     def _path(self, folder: str, file: str) -> str:
