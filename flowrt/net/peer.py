@@ -91,27 +91,14 @@ async def meet(
     For ``patience`` seconds a node that cannot be reached is believed to be starting; one that is to `Resume` has
     started, and is tried once.
     """
-    host, port = place
     try:
         if isinstance(hello, Resume):
-            control = await connect(
-                host,
-                port,
-                token,
-                to_hello(hello),
-                timeout=patience,
-                allocate=store.allocate,
-                local=store.local,
-                tls=store.tls,
-            )
+            control = await _connected(place, token, hello, store, patience)
         else:
-            control = await _reach(host, port, token, hello, store, patience)
+            control = await _reach(place, token, hello, store, patience)
         try:
             met, joined = await _be_welcomed(task, control, patience)
-            carry = to_hello(Carry(CLIENT, hello.epoch))
-            carrying = await connect(
-                host, port, token, carry, timeout=patience, allocate=store.allocate, local=store.local, tls=store.tls
-            )
+            carrying = await _connected(place, token, Carry(CLIENT, hello.epoch), store)
         except BaseException:
             if isinstance(hello, Resume):
                 control.cut()  # a goodbye would end the reign that is to go on
@@ -122,22 +109,22 @@ async def meet(
     return Peer(task, place, met, control, Link(carrying, task, store), joined)
 
 
-async def _reach(host: str, port: int, token: str, drive: Drive, store: Store, patience: float) -> Connection:
+async def _connected(
+    place: tuple[str, int], token: str, hello: Drive | Resume | Carry, store: Store, seconds: float = 10.0
+) -> Connection:
+    """A connection to a node, over which values come to where ``store`` has room for them."""
+    return await connect(
+        *place, token, to_hello(hello), timeout=seconds, allocate=store.allocate, local=store.local, tls=store.tls
+    )
+
+
+async def _reach(place: tuple[str, int], token: str, drive: Drive, store: Store, patience: float) -> Connection:
     loop = asyncio.get_running_loop()
     until = loop.time() + patience
     while True:
         try:
             left = max(RETRY, until - loop.time())
-            return await connect(
-                host,
-                port,
-                token,
-                to_hello(drive),
-                timeout=left,
-                allocate=store.allocate,
-                local=store.local,
-                tls=store.tls,
-            )
+            return await _connected(place, token, drive, store, left)
         except NodeLost:
             if loop.time() + RETRY > until:
                 raise
