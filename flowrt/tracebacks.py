@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _COMPILED = ("<frozen ", f"uvloop{os.sep}")
-_TOOLS = tuple(f"-packages{os.sep}{name}{os.sep}" for name in ("numba", "llvmlite", "numpy", "msgpack"))
+_TOOLS = tuple(f"-packages{os.sep}{name}{os.sep}" for name in ("numba", "llvmlite", "numpy", "aiohttp", "msgpack"))
 _FREQUENT = ("__init__", "__repr__", "__tensor__")
 _BETWEEN = (_PACKAGE, *_COMPILED, *(_LIBRARY + name for name in ("asyncio", "concurrent", "contextlib", "threading")))
 

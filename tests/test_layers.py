@@ -80,7 +80,7 @@ OWNERS = {
     "llvmlite": ["kernels"],
     "cupy": ["kernels"],
     "scipy": [],
-    "aiohttp": [],
+    "aiohttp": ["net/heads"],
     "cryptography": ["net/certificates", "keys"],
     "msgpack": ["codec"],
     "fsspec": ["checkpoints/remote"],

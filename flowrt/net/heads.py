@@ -1,52 +1,52 @@
-"""The head of an HTTP message, all of HTTP that is spoken here: bytes ↔ a first line and headers.
+"""The head of an HTTP message, all of HTTP that is spoken at a node's door, as aiohttp's parsers read it.
 
-Law: what could be read in two ways is refused: a header that comes twice, a line that goes on, odd characters.
+Law: what could be read in two ways is refused: what these refuse, a header that comes twice, and a head with a body.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from typing import Any
+
+from aiohttp.http import HttpRequestParser, HttpResponseParser
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import EMPTY_PAYLOAD
 
 from flowrt.valueclass import valueclass
 
 MOST = 8 << 10  # bytes
 END = b"\r\n\r\n"
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
-_REQUEST = re.compile(r"GET (/[\x21-\x7e]*) HTTP/1\.[01]")
-_STATUS = re.compile(r"HTTP/1\.[01] (\d{3})(?: .*)?")
+_NOBODY: Any = None  # protocol and loop, by which a body would come: there is none
 
 
 @valueclass
 class Head:
     """What it begins with, and the headers, by name in small letters."""
 
-    first: str
     headers: Mapping[str, str]
-
-    @property
-    def path(self) -> str | None:
-        """What a request asks for; None where it is no request."""
-        asked = _REQUEST.fullmatch(self.first)
-        return None if asked is None else asked[1]
-
-    @property
-    def status(self) -> int:
-        """What is answered; 0 where it is no answer."""
-        answered = _STATUS.fullmatch(self.first)
-        return 0 if answered is None else int(answered[1])
+    path: str | None = None  # what is asked for by GET; None where it is no such request
+    status: int = 0  # what is answered; 0 where it is no answer
 
 
 def read(data: bytes) -> Head:
-    """The head that ``data`` is; raises `ValueError` for what is none."""
-    first, *lines = data.removesuffix(END).decode("latin-1").split("\r\n")
-    headers: dict[str, str] = {}
-    for line in lines:
-        header = _HEADER.fullmatch(line)
-        if header is None or header[1].lower() in headers:
-            raise ValueError("that is no header, or comes twice")
-        headers[header[1].lower()] = header[2]
-    return Head(first, headers)
+    """The head that ``data`` is, in a running loop; raises `ValueError` for what is none."""
+    answers = data.startswith(b"HTTP/")
+    parser = (HttpResponseParser if answers else HttpRequestParser)(
+        _NOBODY, _NOBODY, MOST, max_line_size=MOST, max_field_size=MOST
+    )
+    try:
+        heads, _, rest = parser.feed_data(data)
+    except HttpProcessingError as error:
+        raise ValueError(error.message.partition("\n")[0].rstrip(":")) from None  # the rest is what a stranger said
+    if len(heads) != 1 or rest or heads[0][1] is not EMPTY_PAYLOAD:
+        raise ValueError("that is no head alone")
+    message: Any = heads[0][0]
+    headers = {name.lower(): value for name, value in message.headers.items()}
+    if len(headers) != len(message.headers):
+        raise ValueError("a header comes twice")
+    if answers:
+        return Head(headers, status=message.code)
+    return Head(headers, path=message.path if message.method == "GET" else None)
 
 
 def written(first: str, headers: Mapping[str, str]) -> bytes:
