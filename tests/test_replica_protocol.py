@@ -22,6 +22,8 @@ from flowrt.sched.quorum import Verdict
 from flowrt.sched.shard import Shard
 from flowrt.sched.standing import Standing
 
+pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
+
 FEW = {"joins": 0, "faults": 0}
 CALM = {**FEW, "least": 3}
 BROKEN = {"versions": 1, "joins": 0, "faults": 1}

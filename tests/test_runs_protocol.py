@@ -20,6 +20,8 @@ from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.opening import Apply, End, Go, Refuse, Said, decide
 from flowrt.sched.policies import Deadline
 
+pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
+
 BRIEF: dict[str, Any] = {"each": 1, "replicas": 1}
 HASTY: dict[str, Any] = {"each": 1, "hasty": 1}
 

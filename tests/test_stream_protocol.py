@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from flowrt.sched.policies import Policy
 
+pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
+
 ONE: dict[str, Any] = {"servers": 1}
 
 
