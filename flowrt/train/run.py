@@ -392,6 +392,7 @@ class Run:
             await self._command(task, again)
         finally:
             self._turns[replica] = turn  # not before: what is said of its loss meanwhile is of the one before it
+            self._counted = False  # server 0, which has it begin anew, is to be told again how many batches it has
         if self._runner.losses.get(task, 0) > losses:
             raise NodeLost(f"{task} was lost again")
         self._losses[replica] = losses
