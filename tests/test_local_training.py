@@ -70,7 +70,7 @@ async def test_what_others_and_the_client_see_stays_whole_when_a_worker_is_kille
             reports.append(report)
             if len(reports) == 10:
                 cluster.processes["/job:worker/task:1"].kill()
-            if len(reports) == 60:
+            if len(reports) >= 60 and trainer.statistics().lost:  # of which the client hears beside the steps
                 break
         assert reports[-1].kept == (0, 2)
         assert all(np.isfinite(report.loss) for report in reports)

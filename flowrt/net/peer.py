@@ -22,6 +22,7 @@ from flowrt.net.messages import (
 )
 from flowrt.net.transport import Connection, connect
 
+SOON = 0.005  # seconds; one that was killed just now may still take connections, and is tried again soon
 RETRY = 0.2  # seconds between two tries to reach a node that is not up yet
 
 

@@ -36,7 +36,7 @@ from flowrt.net.messages import (
     root_error,
     to_data,
 )
-from flowrt.net.peer import RETRY, Peer, is_gone, meet
+from flowrt.net.peer import RETRY, SOON, Peer, is_gone, meet
 
 if TYPE_CHECKING:
     from flowrt.net.link import Store
@@ -413,6 +413,7 @@ class Peers:
         """Reach a task again whose connection broke; it is lost where that cannot be."""
         _log.info("%s (%s): %s; trying to reach it again", peer.task, peer.address, cause)
         await peer.control.aclose()
+        pause = SOON
         while peer.error is None:
             resume = Resume(*self._hello, self._turns.get(peer.task, 0), tuple(sorted(self.joined)))
             try:
@@ -424,7 +425,7 @@ class Peers:
                     why = cause if isinstance(error, NodeLost) else f"{cause}; then {error}"
                     self._apply(self._liveness.broke(peer.task, why))
                 else:
-                    await asyncio.sleep(RETRY)
+                    await asyncio.sleep(pause := min(2 * pause, RETRY))
             else:
                 await self._welcome_back(peer, found, cause)
                 return
