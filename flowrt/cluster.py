@@ -29,7 +29,7 @@ from flowrt.net.tokens import load_token, new_token, own_token, save_token
 from flowrt.node_process import close_stdin, environment, ready, send
 from flowrt.sched.lanes import usable_cores
 from flowrt.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
-from flowrt.tracebacks import brief, without_marks
+from flowrt.tracebacks import brief, unmark
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -275,8 +275,7 @@ class LocalCluster(AsyncOnly):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, FlowrtError):
-            error.__traceback__ = without_marks(error.__traceback__)
+        unmark(error)
         self._spec = None
         await to_the_end(self._reap())
 

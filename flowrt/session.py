@@ -48,7 +48,7 @@ from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.spec import Spec
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
 from flowrt.structure import Structure, flatten
-from flowrt.tracebacks import brief, shorten, without_marks
+from flowrt.tracebacks import brief, shorten, unmark
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -128,8 +128,7 @@ class Session(AsyncOnly):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, FlowrtError):
-            error.__traceback__ = without_marks(error.__traceback__)
+        unmark(error)
         await self._close()
 
     async def _open_runner(self) -> Runner:

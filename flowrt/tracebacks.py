@@ -76,16 +76,18 @@ def shorten(error: BaseException) -> None:
         link = _rechained(link)
 
 
-def without_marks(trace: TracebackType | None) -> TracebackType | None:
-    """``trace``, its first line without the row of ``^^^`` under it: `asyncio.run` alone takes nine lines.
+def unmark(error: BaseException | None) -> None:
+    """Take the row of ``^^^`` from under the first line of an error of ours that leaves a block of the user's.
 
-    Only where the code has an instruction that belongs to no place in the source, as what ends a ``with`` block has.
+    `asyncio.run` alone takes nine lines. Only where the code has an instruction that belongs to no place in the source,
+    as what ends a ``with`` block has.
     """
-    if trace is None or _are_full():
-        return trace
+    trace = error.__traceback__ if isinstance(error, FlowrtError) else None
+    if error is None or trace is None or _are_full():
+        return
     places = enumerate(trace.tb_frame.f_code.co_positions())
     nowhere = next((2 * number for number, (line, *_) in places if line is None), trace.tb_lasti)
-    return TracebackType(trace.tb_next, trace.tb_frame, nowhere, trace.tb_lineno)
+    error.__traceback__ = TracebackType(trace.tb_next, trace.tb_frame, nowhere, trace.tb_lineno)
 
 
 def is_of_ours(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,7 +177,14 @@ def _parser() -> argparse.ArgumentParser:
         "it is at, and ends with exit code 0; a second signal ends it at once. 2 says that it could not start as it "
         "was told to, 3 that no environment says which task it is, 1 that flowrt failed.",
     )
-    add = parser.add_argument
+    _add_place(parser.add_argument)
+    _add_trust(parser.add_argument)
+    _add_running(parser.add_argument)
+    return parser
+
+
+def _add_place(add: Callable[..., object]) -> None:
+    """Which node of which cluster it is, and where it listens."""
     add("--job", help="the job this node has a task of, as in ps; by default the environment says job and task")
     add(
         "--task", type=_count, help="which of the job's tasks it is, from 0; with --join, by default the first free one"
@@ -190,6 +197,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--cluster", metavar="FILE", help="the cluster file; by default what the environment says")
     add("--bind", metavar="HOST:PORT", help="where to listen, if not at the task's address; port 0 is any free one")
+
+
+def _add_trust(add: Callable[..., object]) -> None:
+    """Whom it believes, and whose code it runs."""
     add(
         "--token-file",
         metavar="FILE",
@@ -212,6 +223,10 @@ def _parser() -> argparse.ArgumentParser:
         help="import a module of yours first, for the ops, kernels, policies and sources that it defines; may be given "
         "again",
     )
+
+
+def _add_running(add: Callable[..., object]) -> None:
+    """How it computes, and what it tells of itself."""
     add("--threads", type=_positive, metavar="N", help="kernel threads; by default the cores it may use")
     add(
         "--delay",
@@ -236,7 +251,6 @@ def _parser() -> argparse.ArgumentParser:
         "503; by default where the node listens, or, while it is to --join, at every address",
     )
     add("--die-with-parent", action="store_true", help="end when stdin, a pipe that the parent holds, ends")
-    return parser
 
 
 def _count(text: str) -> int:

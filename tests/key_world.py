@@ -13,7 +13,7 @@ import pytest
 
 from flowrt import codec
 from flowrt.keys import make_keys
-from flowrt.net import frames
+from flowrt.net import frames, heads
 from flowrt.net.tls import CERT, KEY, Keys
 
 if TYPE_CHECKING:
@@ -73,10 +73,16 @@ def nothing_decoded() -> Iterator[list[Any]]:
     assert seen == []
 
 
-async def refused(port: int, *pieces: bytes) -> bytes:
-    """What a stranger who says these things over TCP is answered, until it is hung up on."""
+async def refused(port: int, *pieces: bytes, head: bytes = b"") -> bytes:
+    """What a stranger who says these things over TCP is answered, until it is hung up on.
+
+    With the ``head`` of a request they are what follows the node's to it.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
+        if head:
+            writer.write(head)
+            assert b" 101 " in await reader.readuntil(heads.END)
         for piece in pieces:
             writer.write(piece)
         async with asyncio.timeout(10):

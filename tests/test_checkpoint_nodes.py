@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checkpoint_world import read_checkpoint
 
 import flowrt as fr
 from flowrt.checkpoints.stores import LocalStore
-from flowrt.checkpoints.whole import read_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,14 +53,20 @@ async def test_steps_go_on_while_a_save_is_written_and_it_has_what_was_there_whe
         assert ((await session.run(v)) == 2).all()
 
 
+async def held_up(step: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """A step that is seen not to end."""
+    running = asyncio.create_task(step)
+    done, _ = await asyncio.wait([running], timeout=0.05)
+    assert not done
+    return running
+
+
 async def test_a_step_for_which_a_save_is_due_waits_for_the_one_before(tmp_path: Path) -> None:
     graph, _, bump = model()
     held = Held(tmp_path, every_steps=1)
     async with fr.Session(graph, checkpoints=held.checkpoints) as session:
         await session.run(bump)
-        second = asyncio.ensure_future(session.run(bump))
-        done, _ = await asyncio.wait([second], timeout=0.05)
-        assert not done
+        second = await held_up(session.run(bump))
         held.written.set()
         await second
     assert [step for _, step in held.checkpoints.saves()] == [1, 2]
@@ -74,9 +80,7 @@ async def test_where_there_is_no_memory_for_a_copy_writers_wait_until_their_vari
         memory = session._runner._host.memory  # type: ignore[union-attr]
         memory.limit = memory.held + MIB  # the step has all that it needs, and a copy takes 8 MiB
         await session.run(bump)
-        third = asyncio.ensure_future(session.run(bump))
-        done, _ = await asyncio.wait([third], timeout=0.05)
-        assert not done
+        third = await held_up(session.run(bump))
         held.written.set()
         await third
         await held.checkpoints.wait_saved()

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checkpoint_world import read_checkpoint
 
 import flowrt as fr
 from flowrt.checkpoint import Checkpoints
 from flowrt.checkpoints.stores import LocalStore
-from flowrt.checkpoints.whole import read_checkpoint, read_manifest
+from flowrt.checkpoints.whole import read_manifest
 from flowrt.errors import CheckpointError
 from flowrt.folders import FolderLock, HeldElsewhere
 
@@ -59,7 +60,7 @@ def program(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
         text=True,
     )
     assert process.stdin is not None
@@ -373,7 +374,7 @@ KILLED = """
     import numpy as np
     from flowrt.checkpoints.manifest import folder_of
     from flowrt.checkpoints.stores import LocalStore
-    from flowrt.checkpoints.whole import read_checkpoint, write_checkpoint
+    from checkpoint_world import read_checkpoint, write_checkpoint
     from flowrt.folders import FolderLock
 
     root, calls, real = Path(sys.argv[1]), ("mkdir", "fsync", "rename", "unlink", "rmdir", "open", "ftruncate"), {}

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 import pytest
-from key_world import nothing_decoded
+from key_world import nothing_decoded, refused
 from wire_world import HEAD, OPENING, TOKEN, echo, on_both_loops, proof_for, wire
 
 from flowrt.errors import AuthenticationError, RemoteError
@@ -27,28 +27,13 @@ async def _unreached(connection: Connection) -> None:
     raise AssertionError("a stranger was let in")
 
 
-async def said_after(port: int, rest: bytes) -> bytes:
-    """What a node answers to who sends ``rest`` where its proof should come; the head is right."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(START)
-        assert b" 101 " in await reader.readuntil(heads.END)
-        writer.write(rest)
-        async with asyncio.timeout(10):
-            return await reader.read()
-    except ConnectionError:
-        return b"reset"
-    finally:
-        writer.close()
-
-
 @on_both_loops
 async def test_who_cannot_prove_the_token_is_refused_before_anything_is_decoded() -> None:
     async with serve("127.0.0.1", 0, TOKEN, _unreached) as server:
         with nothing_decoded():
             for wrong in (bytes(32), os.urandom(32), TOKEN.encode().ljust(32)[:32], wire({"kind": "Drive"}).ljust(32)):
-                assert await said_after(server.port, wrong[:32]) == REFUSED
-                assert await said_after(server.port, wrong[:32] + wire({})) in (b"reset", REFUSED)
+                assert await refused(server.port, wrong[:32], head=START) == REFUSED
+                assert await refused(server.port, wrong[:32] + wire({}), head=START) in (b"reset", REFUSED)
         assert server.connections == 0
 
 

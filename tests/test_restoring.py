@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checkpoint_world import read_checkpoint, write_checkpoint
 
 import flowrt as fr
 from flowrt.checkpoint import Checkpoints
-from flowrt.checkpoints.whole import read_checkpoint, write_checkpoint
 from flowrt.errors import CheckpointError
 
 if TYPE_CHECKING:

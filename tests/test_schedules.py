@@ -202,6 +202,13 @@ async def replicas_die(rng: random.Random, length: Length) -> None:
         check_reports(world, reports)
 
 
+async def train(training: AsyncIterator[StepReport], length: Length, reports: list[StepReport]) -> None:
+    """Train for as long as is asked for; ``reports`` are added to."""
+    while asyncio.get_running_loop().time() < length.seconds(6.0) or len(reports) < length.some(20):
+        reports.append(await anext(training))
+        await asyncio.sleep(0.01)
+
+
 async def replicas_return(rng: random.Random, length: Length) -> None:
     """Replicas' nodes end and are started again: each takes part again, with batches that nobody else has."""
     world = drawn(rng, length)
@@ -215,9 +222,7 @@ async def replicas_return(rng: random.Random, length: Length) -> None:
         training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
         try:
             async with asyncio.timeout(1000):
-                while loop.time() < length.seconds(6.0) or len(reports) < length.some(20):
-                    reports.append(await anext(training))
-                    await asyncio.sleep(0.01)
+                await train(training, length, reports)
                 while {replica for report in reports[-50:] for replica in (*report.kept, *report.late)} != set(
                     range(count)
                 ):
@@ -307,9 +312,7 @@ async def servers_die(rng: random.Random, length: Length) -> None:
     async with left_in_order(world):
         training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
         async with asyncio.timeout(1000):
-            while loop.time() < length.seconds(6.0) or len(reports) < length.some(20):
-                reports.append(await anext(training))
-                await asyncio.sleep(0.01)
+            await train(training, length, reports)
         await training.aclose()
         assert [report.step for report in reports] == list(range(1, len(reports) + 1))
         applied = next(world.hosts[t].applied for t in world.servers if t not in world.dead and world.hosts[t].held)
@@ -328,9 +331,7 @@ async def nodes_freeze(rng: random.Random, length: Length) -> None:
     async with left_in_order(world):
         training = world.client("one", rng.choice([0, 0, 1, 5])).run(batches())
         async with asyncio.timeout(1000):
-            while loop.time() < length.seconds(6.0) or len(reports) < length.some(20):
-                reports.append(await anext(training))
-                await asyncio.sleep(0.01)
+            await train(training, length, reports)
         await training.aclose()
         check_reports(world, reports)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,16 +23,14 @@ from flowrt.checkpoints.manifest import (
     from_data,
     loaded,
     row_count,
-    to_bytes,
 )
-from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, write_shard
-from flowrt.checkpoints.stores import LocalStore, Store
+from flowrt.checkpoints.shards import Written, bytes_of, check, read_into
 from flowrt.errors import CheckpointError
-from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from flowrt.checkpoints.stores import Store
+    from flowrt.spec import Spec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -127,23 +124,6 @@ def read_variable(store: Store, folder: str, stored: Stored) -> Array:
     return made
 
 
-@valueclass
-class Saved:
-    """A checkpoint and the values of its variables."""
-
-    manifest: Manifest
-    variables: dict[Name, Array]
-
-
-def read_checkpoint(root: Path, number: int, step: int) -> Saved:
-    """A checkpoint in a folder; raises `CheckpointError` if it is not whole."""
-    store = LocalStore(root)
-    manifest = verify(store, number, step)
-    folder = folder_of(number, step)
-    values = {name: read_variable(store, folder, stored) for name, stored in manifest.variables.items()}
-    return Saved(manifest, values)
-
-
 def manifest_of(
     step: int,
     run: int,
@@ -157,24 +137,3 @@ def manifest_of(
     written = {key: (file.name, offset, digest) for file, pieces in shards for key, offset, digest in pieces}
     files = tuple(file for file, _ in shards)
     return Manifest(step, run, saved_at, stored_of(rows, written), files, order, dict(renamed))
-
-
-def write_checkpoint(root: Path, number: int, step: int, run: int, content: Sequence[tuple[Name, Array]]) -> None:
-    """Write one checkpoint into a folder, whole or not at all. Raises `OSError`."""
-    store, arrays = LocalStore(root), {}
-    specs = [Spec(array.dtype, array.shape) for _, array in content]
-    rows = keys_of([(name, spec, 0, row_count(spec)) for (name, _), spec in zip(content, specs, strict=True)])
-    for piece, (_, array) in zip(rows, content, strict=True):
-        arrays[piece.key] = array
-    draft = store.begin(folder_of(number, step), "whole")
-    try:
-        pieces = shard_order(rows)
-        tensors = [(piece.key, lambda key=piece.key: arrays[key]) for piece in pieces]
-        layouts = [(arrays[piece.key].dtype, arrays[piece.key].shape) for piece in pieces]
-        with store.create(draft, "variables-00001-of-00001.safetensors") as file:
-            shard = write_shard(file, "variables-00001-of-00001.safetensors", tensors, layouts)
-        manifest = manifest_of(step, run, rows, [shard], None, {}, time.time())
-    except BaseException:
-        store.discard(draft)
-        raise
-    store.commit(draft, folder_of(number, step), to_bytes(manifest))

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from flowrt.cluster import ClusterSpec, parse_address
-from flowrt.errors import ClosedError, FlowrtError, GraphError, ResourceError, user_site
+from flowrt.errors import ClosedError, GraphError, ResourceError, user_site
 from flowrt.finishing import to_the_end
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
 from flowrt.misuse import AsyncOnly
@@ -31,7 +31,7 @@ from flowrt.net.messages import root_error
 from flowrt.net.tokens import new_token
 from flowrt.progress import Activity
 from flowrt.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
-from flowrt.tracebacks import brief, without_marks
+from flowrt.tracebacks import brief, unmark
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ class Cluster(AsyncOnly):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, FlowrtError):
-            error.__traceback__ = without_marks(error.__traceback__)
+        unmark(error)
         await to_the_end(self._reap(end=not self._detached))
 
     async def end(self) -> None:

@@ -131,7 +131,7 @@ def compile_step(
 
     step = trim(prune(graph, fetches, targets, feeds))
     report("prune", kept=len(step.nodes), dropped=len(graph.nodes) - len(step.nodes))
-    if graph.partitions and (whole := put_together(step)):
+    if whole := put_together(step):
         report("put_together", **{f"bytes of {name}": nbytes for name, nbytes in whole.items()})
     if optimize:
         step = _reduce(step, evaluate, report)
@@ -139,7 +139,7 @@ def compile_step(
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
     asked = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
     placed = stand_in(step, asked, devices, stand_ins or {})
-    placement = move_gathers(step, placed, supports) if optimize else placed
+    placement: Mapping[int, Device] = move_gathers(step, placed, supports) if optimize else placed
     moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
     home = _home(devices, _end(step, placement, default) if ends is Ends.FETCHED else default)
     if ends is Ends.FETCHED:
@@ -148,11 +148,10 @@ def compile_step(
     report("place", **Counter(names.values()))
     if moved:
         report("move_gathers", moved=moved)
-    where: Mapping[int, Device] = placement
     if optimize:
-        step = count_turns(rewrite_bodies(step, placement, lambda body, where: count_turns(body, inside=True)))
-        step, where = _join(step, placement, supports, fusible, regions, report)
-    parts = partition(step, where, home=None if ends is Ends.USED else home, client=client)
+        step = count_turns(rewrite_bodies(step, placement, lambda body, _: count_turns(body, inside=True)))
+        step, placement = _join(step, placement, supports, fusible, regions, report)
+    parts = partition(step, placement, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
     return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host)
 
