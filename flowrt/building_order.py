@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.attributes import LARGE
 from flowrt.checkpoints import manifest
 from flowrt.graph import scopes_of
-from flowrt.op import LARGE
 from flowrt.plan import Plan
 from flowrt.valueclass import valueclass
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.alike import RECALL, is_open, ordered, unknown, usual
+from flowrt.attributes import Attr, attr_key, frozen
 from flowrt.errors import FlowrtError, GraphError, SpecError, user_site
 from flowrt.kernels.table import REPLACED
-from flowrt.op import Attr, Op, attr_key, frozen, lookup, set_eager_builder
+from flowrt.op import Op, lookup, set_eager_builder
 from flowrt.plain import as_dtype_of
 from flowrt.sched.structured import STRUCTURED, interpret
 from flowrt.spec import Spec, spec_of

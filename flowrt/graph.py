@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.attributes import Attr, as_attr
 from flowrt.device import ANYWHERE, Device
 from flowrt.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
-from flowrt.op import REGISTRY, Attr, Op, active_builder, as_attr, as_value, building
+from flowrt.op import REGISTRY, Op, active_builder, as_value, building
 from flowrt.operators import Operators
 from flowrt.plan import resources_in
 from flowrt.tracebacks import brief
@@ -372,10 +373,9 @@ class Subgraph(Graph):
         if not isinstance(value, Tensor) or value.graph is self or not self.lies_in(value.graph):
             return value
         outside = self.outer.adopt(value)
-        found = self.captured.get(outside)
-        if found is None:
-            found = self.captured[outside] = self.input(outside.spec, outside.op.name)
-        return found
+        if outside not in self.captured:
+            self.captured[outside] = self.input(outside.spec, outside.op.name)
+        return self.captured[outside]
 
     def turns(self) -> list[Tensor]:
         """As `Graph.turns`; those of loops around this graph are captured."""

@@ -10,25 +10,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import wraps
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload
 
 import numpy as np
 
 from flowrt.alike import RECALL, in_order, likeness, met, roles_of
-from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, how_to_bring, user_site
-from flowrt.pages import held
+from flowrt.attributes import as_attr
+from flowrt.errors import GraphError, ResourceError, SpecError, how_to_bring, user_site
+from flowrt.locating import DEPTHS, from_the_depths, located_error
 from flowrt.parameters import parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
-from flowrt.plan import Plan
 from flowrt.spec import NAMES, Spec, as_dtype
-from flowrt.tracebacks import brief, is_of_ours, shorten
+from flowrt.tracebacks import shorten
 
-Attr: TypeAlias = "bool | int | float | str | tuple[Attr, ...] | np.ndarray[Any, Any] | Plan | None"
+if TYPE_CHECKING:
+    from flowrt.attributes import Attr
+
 DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
 Gradient: TypeAlias = Callable[..., "Sequence[Any]"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 REGISTRY: dict[str, Op] = {}
 
@@ -106,131 +105,6 @@ def builder_for(values: Iterable[Any]) -> Builder:
         if not _eager:
             raise GraphError("ops outside a graph need flowrt's eager builder: import flowrt")
         found = _eager[0][0]()
-    return found
-
-
-def as_attr(value: Any) -> Attr:
-    """``value`` as plain, immutable data that a plan can carry."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic):
-        return cast("Attr", value.item())
-    if isinstance(value, (list, tuple)):
-        return tuple(as_attr(item) for item in value)
-    if isinstance(value, np.ndarray):
-        native = np.asarray(value, value.dtype.newbyteorder("="))
-        return native if _never_changes(native) else _copied(native)
-    if isinstance(value, (np.dtype, type)):
-        return as_dtype(value).name
-    if isinstance(value, Plan):
-        return value
-    raise SpecError(f"{value!r} cannot be an attribute; use numbers, strings, tuples, dtypes or arrays")
-
-
-def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy that never changes."""
-    pages = held(array)
-    return frozen(np.array(array)) if pages is None else pages
-
-
-def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A new ``array``, told never to change: so it is held as it is from now on."""
-    array.setflags(write=False)
-    return array
-
-
-def _never_changes(array: np.ndarray[Any, Any]) -> bool:
-    """Whether ``array`` is in order and read-only down to whoever owns its memory."""
-    if not array.flags.c_contiguous:
-        return False
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        if owner.flags.writeable:
-            return False
-        owner = owner.base
-    try:
-        return owner is None or memoryview(owner).readonly
-    except TypeError:
-        return False
-
-
-LARGE = 1 << 16
-"""Arrays above so many bytes are one only where they are the same object: reading them all would cost more."""
-
-
-def attr_key(value: Attr) -> Hashable:
-    """``value`` as something that equals only what means the same: 1, 1.0 and True differ, and so do 0.0 and -0.0.
-
-    For a large array it is good for as long as the array lives.
-    """
-    if isinstance(value, np.ndarray):
-        content = value.tobytes() if value.nbytes <= LARGE else id(value).to_bytes(8, "big")
-        return "array", value.dtype.str, value.shape, value.nbytes, content
-    if isinstance(value, tuple):
-        return "tuple", tuple(attr_key(item) for item in value)
-    if isinstance(value, float):
-        return "float", value.hex()
-    if isinstance(value, Plan):
-        return _body_key(value)
-    return type(value).__name__, value
-
-
-def _body_key(body: Plan) -> Hashable:
-    """A body by what it computes, whatever its nodes are called."""
-    nodes = tuple(
-        (n.op, n.inputs, n.outputs, n.control, tuple((name, attr_key(n.attrs[name])) for name in sorted(n.attrs)))
-        for n in body.nodes
-    )
-    return "body", tuple(feed.spec for feed in body.feeds), nodes, body.fetches
-
-
-class located:
-    """Around a function's body, or as its decorator: errors from what is asked of it say ``what`` and the user's line.
-
-    What the user's own functions raise, where the body calls some, stays as it is.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SpecError):
-            raise _located(self._what, error) from None
-        if isinstance(error, DEPTHS):
-            told = _from_the_depths(self._what, error)
-            if told is not None:
-                raise told from error
-
-    def __call__(self, function: F) -> F:
-        @brief
-        @wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return cast("F", inside)
-
-
-DEPTHS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, MemoryError)
-
-
-def _from_the_depths(what: str, error: Exception) -> FlowrtError | None:
-    """An error of Python's or NumPy's that absurd arguments led to, as one of ours; None if it is the user's own."""
-    if not is_of_ours(error):
-        return None
-    if isinstance(error, MemoryError):
-        return ResourceError(f"{what} ({user_site()}): {str(error) or 'there is no memory for that'}")
-    return _located(what, SpecError(f"cannot take these arguments: {error or type(error).__name__}"))
-
-
-def _located(what: str, error: SpecError) -> SpecError:
-    if error.located:
-        return error
-    found = SpecError(f"{what} ({user_site()}): {error}")
-    found.located = True
     return found
 
 
@@ -356,9 +230,9 @@ class Op:
             inputs = self.as_inputs(builder, [builder.adopt(value) for value in values], promoted)
             outputs = builder.apply(self, inputs, attrs, name)
         except SpecError as error:
-            raise _located(f"{self.name} {name!r}" if name else self.name, error) from None
+            raise located_error(f"{self.name} {name!r}" if name else self.name, error) from None
         except DEPTHS as error:
-            told = _from_the_depths(self.name, error)
+            told = from_the_depths(self.name, error)
             if told is None:
                 raise
             raise told from error
@@ -377,7 +251,7 @@ class Op:
         try:
             found = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise _located(f"{self.name}{self.signature}", SpecError(str(error))) from None
+            raise located_error(f"{self.name}{self.signature}", SpecError(str(error))) from None
         found.apply_defaults()
         return found.arguments
 

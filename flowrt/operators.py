@@ -17,7 +17,7 @@ from flowrt.op import REGISTRY, as_value
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from flowrt.op import Attr
+    from flowrt.attributes import Attr
 
 
 _WITH_ENTRIES = (Number, list, tuple)

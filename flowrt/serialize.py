@@ -8,7 +8,7 @@ checked to point backwards. Whatever does not hold is `BrokenStream` or `GraphEr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from flowrt.codec import pack, unpack
 from flowrt.device import Device
 from flowrt.errors import BrokenStream, FlowrtError, GraphError, Site
 from flowrt.graph import Graph, Node, Resource, Tensor
-from flowrt.op import Attr, Op, lookup
+from flowrt.op import Op, lookup
 from flowrt.ops.starting import check_start
 from flowrt.ops.state import Variable
 from flowrt.partitioning import Partition, row_bounds
 from flowrt.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
 from flowrt.spec import Spec, as_dtype
+
+if TYPE_CHECKING:
+    from flowrt.attributes import Attr
 
 FORMAT = "flowrt.graph"
 VERSION = 1

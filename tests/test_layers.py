@@ -23,6 +23,8 @@ FLOOR = [
     "device",
     "codec",
     "plan",
+    "attributes",
+    "locating",
     "alike",
     "parameters",
     "familiar",

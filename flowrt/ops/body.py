@@ -22,8 +22,9 @@ from flowrt.structure import Structure, flatten
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.graph import Graph
-    from flowrt.op import Attr, Op
+    from flowrt.op import Op
 
 
 TURN = Spec("int64", ())

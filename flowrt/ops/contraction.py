@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import as_value, located
+from flowrt.locating import located
+from flowrt.op import as_value
 from flowrt.ops.elementwise import astype, multiply
 from flowrt.ops.inference import described
 from flowrt.ops.linalg import matmul

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
-from flowrt.op import located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import no_gradient, op
 from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
 from flowrt.spec import Spec
 

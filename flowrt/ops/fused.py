@@ -15,7 +15,7 @@ from flowrt.op import lookup, no_gradient, op
 from flowrt.spec import NAMES
 
 if TYPE_CHECKING:
-    from flowrt.op import Attr
+    from flowrt.attributes import Attr
     from flowrt.spec import Spec
 
 FusedMember: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Attr], ...]]"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
-from flowrt.op import located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import no_gradient, op
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import described, filled
 from flowrt.ops.reduce import max as max_

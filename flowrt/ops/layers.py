@@ -9,7 +9,8 @@ import numpy as np
 
 from flowrt.errors import SpecError
 from flowrt.graph import as_node, beside
-from flowrt.op import as_value, located
+from flowrt.locating import located
+from flowrt.op import as_value
 from flowrt.ops import random
 from flowrt.ops.elementwise import (
     add,

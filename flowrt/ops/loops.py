@@ -14,7 +14,8 @@ import numpy as np
 
 from flowrt.errors import SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_scope, scoped
-from flowrt.op import active_builder, as_value, building, located
+from flowrt.locating import located
+from flowrt.op import active_builder, as_value, building
 from flowrt.ops.ahead import products_ahead
 from flowrt.ops.body import TURN, Traced, as_tensor, asks_for_turn, awaited, capture, changes_state, close, trace
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop

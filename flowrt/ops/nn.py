@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import SpecError
 from flowrt.familiar import answering
-from flowrt.op import located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import no_gradient, op
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flowrt.errors import SpecError, user_site
 from flowrt.graph import Graph, Resource, container, current_graph, current_scope, device
-from flowrt.op import building, located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import building, no_gradient, op
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import of_dtype
 from flowrt.spec import Spec, as_dtype, as_shape
 from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.graph import Node, Tensor
-    from flowrt.op import Attr, Op
+    from flowrt.op import Op
 
 
 def queue_specs(dtypes: Sequence[str], shapes: Any) -> tuple[Spec, ...]:

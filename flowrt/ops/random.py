@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.attributes import frozen
 from flowrt.errors import SpecError
 from flowrt.familiar import answering
 from flowrt.graph import Graph
-from flowrt.op import as_value, builder_for, frozen, located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import as_value, builder_for, no_gradient, op
 from flowrt.ops.inference import filled
 from flowrt.ops.shape import expand_dims, stack
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
 from flowrt.ops.index import take

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import SpecError
-from flowrt.op import REGISTRY, as_value, located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import REGISTRY, as_value, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.inference import described
 from flowrt.spec import Spec, as_shape

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.attributes import frozen
 from flowrt.errors import SpecError
-from flowrt.op import as_value, frozen, located, lookup, op
+from flowrt.locating import located
+from flowrt.op import as_value, lookup, op
 from flowrt.ops.inference import carry, described, filled
 from flowrt.plain import as_dtype_of, default_array, takes
 from flowrt.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of

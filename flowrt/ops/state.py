@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from flowrt.attributes import frozen
 from flowrt.errors import SpecError, user_site
 from flowrt.graph import (
     Graph,
@@ -25,7 +26,8 @@ from flowrt.graph import (
     current_scope,
     scoped,
 )
-from flowrt.op import active_builder, as_value, building, frozen, located, no_gradient, op
+from flowrt.locating import located
+from flowrt.op import active_builder, as_value, building, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
 from flowrt.ops.flow import group

@@ -18,9 +18,9 @@ from flowrt.passes.step import FED, Ref, Step, StepNode
 from flowrt.plan import Plan, PlanNode
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.device import Device
     from flowrt.graph import Graph
-    from flowrt.op import Attr
 
 Rewrite = Callable[[Step, Mapping[int, "Device"]], Step]
 

@@ -24,8 +24,8 @@ from flowrt.passes.views import PART, REPEATS
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.device import Device
-    from flowrt.op import Attr
 
 PRODUCTS = frozenset({"matmul", "matmul_bias", "conv2d", "conv2d_bias", "conv2d_input_grad"})
 

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from flowrt.attributes import Attr, attr_key
 from flowrt.errors import FlowrtError, InternalError
-from flowrt.op import Attr, Op, attr_key, lookup
+from flowrt.op import Op, lookup
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
 from flowrt.spec import Spec, spec_of, value_known
 

@@ -11,7 +11,7 @@ from flowrt.passes.step import Step, StepNode, keep_needed
 from flowrt.spec import normal_axes
 
 if TYPE_CHECKING:
-    from flowrt.op import Attr
+    from flowrt.attributes import Attr
 
 FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
 

@@ -32,8 +32,8 @@ from flowrt.spec import NAMES
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.device import Device
-    from flowrt.op import Attr
     from flowrt.spec import Shape
 
 Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]

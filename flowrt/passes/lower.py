@@ -23,7 +23,7 @@ from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.op import Attr
+    from flowrt.attributes import Attr
 
 PURE = frozenset({loop.name, choose.name})
 STATEFUL = frozenset({stateful_loop.name, stateful_cond.name})

@@ -22,8 +22,8 @@ from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, i
 from flowrt.passes.views import PART, REPEATS
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.device import Device
-    from flowrt.op import Attr
     from flowrt.spec import Shape
 
 PAD, VIEWS = "pad", REPEATS | {PART}

@@ -19,9 +19,9 @@ from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.device import Device
     from flowrt.errors import Site
-    from flowrt.op import Attr
 
 REPEATED = 1 << 12
 """A constant of at most so many bytes is repeated where it is wanted: a message costs more."""

@@ -17,8 +17,9 @@ from flowrt.plan import resources_in
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.attributes import Attr
     from flowrt.graph import Graph, Tensor
-    from flowrt.op import Attr, Op
+    from flowrt.op import Op
     from flowrt.spec import Spec
 
 FED = -1

@@ -11,7 +11,7 @@ from flowrt.ops.control import loop, stateful_loop
 from flowrt.plan import Plan, PlanNode
 
 if TYPE_CHECKING:
-    from flowrt.op import Attr
+    from flowrt.attributes import Attr
     from flowrt.passes.step import Step
 
 LOOPS = frozenset({loop.name, stateful_loop.name})

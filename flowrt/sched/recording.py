@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.attributes import attr_key
 from flowrt.errors import GraphError
 from flowrt.kernels.fused import WORTH_BYTES
 from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
 from flowrt.kernels.many import ManyStep
-from flowrt.op import attr_key
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost, predict
 from flowrt.sched.gathering import gather

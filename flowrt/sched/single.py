@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.attributes import attr_key
 from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.kernels.background import are_ready, submit
 from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.table import ALIASES
-from flowrt.op import attr_key, lookup
+from flowrt.op import lookup
 from flowrt.plan import Plan
 from flowrt.sched.cost import predict
 from flowrt.sched.regions import READ, ROW_WRITES, WRITES, resource_of, resources_of, size_operands, variable_spec
