@@ -388,6 +388,8 @@ def test_in_whatever_order_things_happen_what_was_promised_holds(scenario: Any) 
 FOUND = {  # schedules that once failed
     "a replica that was told to end counted as one of those that a new run was to have": (replicas_come_and_go, 100555),
     "a replica began again after all batches were counted, and nobody counted its own": (replicas_come_and_go, 400267),
+    "each replica in turn answered nothing as a run began, and was given up": (nodes_freeze, 400209),
+    "a server was lost as another was left out, and taken for whole when it was back": (servers_freeze, 500927),
 }
 
 

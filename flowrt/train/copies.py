@@ -41,6 +41,8 @@ class Copies:
         self._runner = session._open_here()
         self._runner.keepers.append(self)
         self._whole: dict[str, int] = {}  # by task: how often it had been lost when it was made whole
+        self._made = self._whole  # what that is once a run begins with those that were made whole last
+        self._losses: Mapping[str, int] = {}  # how often each had been lost when they were asked what they have
         self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
         self.moving = False  # variables may move at any time
         self.runs: set[int] = set()  # that this session began
@@ -117,7 +119,7 @@ class Copies:
 
         Raises `NodeLost` where nobody has it.
         """
-        tasks, lost = self.tasks, self._away
+        tasks, lost, self._losses = self.tasks, self._away, dict(self._runner.losses)
         known = {task: self.is_whole(task) for task in tasks}
         for task in sorted(lost - self._runner.lost):
             self.tell_to_end(task, self.newest)
@@ -170,11 +172,13 @@ class Copies:
     async def make_whole(self, gone: frozenset[str]) -> frozenset[str]:
         """Give each task that is there what it should hold; answers those that are not.
 
-        Those that are not ``gone`` are at one version, with what the ones that are should have.
+        Those that are not ``gone`` are at one version, with what the ones that are should have. What this comes to
+        counts from `begin` on: until then no version is made, and who was whole before still is.
         """
         runner, before = self._runner, self._holders.before
         losses = dict(runner.losses)
-        away = runner.lost | (gone & runner.suspects)
+        again = {task for task in self.tasks if losses.get(task, 0) > self._losses.get(task, 0)}  # it came with nothing
+        away = runner.lost | again | (gone & runner.suspects)
         there = [task for task in self.tasks if task in self._rest - away]
         known = {task for task in there if self.is_whole(task) and not self.doubtful}
         for restore in (True, False):  # what is at home on a task, and then what it holds beside that
@@ -190,9 +194,15 @@ class Copies:
                     there.remove(task)  # it was lost again
         if short := [task for task in self.tasks if task not in there and self._holders.after(task) not in there]:
             raise NodeLost(f"{', '.join(short)} was lost as another server was left out")
-        self._whole = {task: losses.get(task, 0) for task in there}
+        self._made = {task: losses.get(task, 0) for task in there}
         self.doubtful = False
         return frozenset(self.tasks) - frozenset(there)
+
+    def begin(self, run: int) -> None:
+        """A run begins with those that were made whole."""
+        self._whole = self._made
+        self.runs.add(run)
+        self.newest = run
 
     async def _make_equal(self, task: str, other: str) -> None:
         """Have another task hold what a task does, too."""
@@ -219,6 +229,7 @@ class Copies:
 
     async def copy_written(self, names: frozenset[Name]) -> None:
         """See `Keeper.copy_written`. What moves meanwhile is made equal before the next run."""
+        self.doubtful |= self._made is not self._whole  # who was made whole just now is not known as such
         for task, variables in self._holders.variables.items():
             other = self._holders.after(task)
             written = {name: variables[name] for name in names & variables.keys()}

@@ -37,15 +37,33 @@ async def wait_for_replicas(trainer: Replicated, runner: Runner, changed: Callab
             await changed()
 
 
+async def tell_silent(trainer: Replicated, runner: Runner) -> None:
+    """Tell people, until cancelled, whom training waits for as too few replicas answer that are there."""
+    told: list[str] = []
+    while True:
+        lost, suspects = runner.lost, runner.suspects
+        there = [task for task in trainer.nodes if task not in lost]
+        silent = [task for task in there if task in suspects]
+        waits = len(there) - len(silent) < trainer.least <= len(there)
+        if waits and silent != told:
+            _log.warning("%s waits for %s: nothing is heard of them", trainer.name, _named(silent))
+        told = silent if waits else []
+        await runner.wait_changed(lost, suspects)
+
+
 def _missing(trainer: Replicated, runner: Runner) -> str:
     """How many replicas are there, and who is awaited; empty where as many are there as train."""
     gone = where_lost(trainer.nodes, runner.lost | runner.leaving if trainer.floor else runner.lost)
     there = trainer.replicas - len(gone)
     if there >= trainer.least:
         return ""
-    names = [trainer.nodes[replica] for replica in gone]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{there} of at least {trainer.least} are there; awaited are {', '.join(names[:NAMED])}{more}"
+    awaited = _named([trainer.nodes[replica] for replica in gone])
+    return f"{there} of at least {trainer.least} are there; awaited are {awaited}"
+
+
+def _named(tasks: Sequence[str]) -> str:
+    more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
+    return ", ".join(tasks[:NAMED]) + more
 
 
 def too_few(trainer: Replicated, gone: Sequence[int]) -> str:

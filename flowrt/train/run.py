@@ -17,12 +17,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
-from flowrt.finishing import first, together
+from flowrt.finishing import together
 from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.sched.opening import Go
 from flowrt.sched.policies import policy_to_data
+from flowrt.train.changes import Changes
 from flowrt.train.copies import copies_known
-from flowrt.train.enough import too_few, wait_for_replicas
+from flowrt.train.enough import tell_silent, too_few, wait_for_replicas
 from flowrt.train.opening import agree, who
 from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
@@ -70,11 +71,13 @@ class Run:
         self._began: list[str] = []  # the tasks that were told to take part
         self._reports: deque[Report] = deque()
         self._news = asyncio.Event()  # a report came, or the end
+        self._changes = Changes(self._runner, self._news)
         self._ended: Ended | None = None
         self._error: BaseException | None = None  # why there will be no more reports than have come
         self._watcher: Watcher | None = None
         self._watching: list[asyncio.Task[None]] = []
         self._lost: set[int] = set()
+        self._unbegun = set(range(trainer.replicas))
         self._turns = [0] * trainer.replicas  # how often each was begun again
         self._losses: list[int] = []  # how often the task of each had been lost when it was begun
         self._losses_before = dict(self._runner.losses)
@@ -105,12 +108,11 @@ class Run:
         self._missed(found.unseen)
         if self.copies is not None:
             self._gone = await self.copies.make_whole(self._gone)
-            self.copies.runs.add(self._number)
-            self.copies.newest = self._number
             self._check_servers("training cannot begin")
             self._program = await trainer.program(self._session, self._gone)
             self.servers = self._program.servers
             self._check_servers("training cannot begin")
+            self.copies.begin(self._number)
         await self._enter(found)
         self._watcher = Watcher(
             trainer.name,
@@ -121,7 +123,7 @@ class Run:
             self._going,
             self._supply,
         )
-        self._watching = [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
+        self._watching += [asyncio.ensure_future(work) for work in (self._watch(), self._watcher.watch())]
 
     async def _enter(self, found: Go | Going) -> None:
         """Begin where an opening says."""
@@ -130,6 +132,7 @@ class Run:
         about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version))}
         for task, begin in zip(self._program.servers, self._program.begin_servers, strict=True):
             await self._command(task, begin(run=self._number, version=version, detached=self._terms, **about))
+        self._watching.append(asyncio.ensure_future(tell_silent(self._trainer, self._runner)))
         await together(self._begin_replica(replica) for replica in range(self._trainer.replicas))
 
     async def _make_program(self) -> Program:
@@ -165,7 +168,7 @@ class Run:
             return
         try:
             message = begin(run=self._number, version=self._first, **self._reads)
-            await self._while_there(self._command(task, message), {task})
+            await self._changes.unless(self._command(task, message), lambda: self._is_done_without(replica))
         except TimeoutError:
             self.lose(replica)
         except RemoteError:
@@ -173,25 +176,22 @@ class Run:
                 raise
             self.lose(replica)
         else:
+            self._unbegun.discard(replica)
+            self._news.set()
             self._trainer.tally.join(replica)
+
+    def _is_done_without(self, replica: int) -> bool:
+        """Whether a run begins without a replica: its node is lost, or answers nothing, and enough others have begun.
+
+        Who seems to be there may cease to answer before it begins; then whoever answers first is to be had.
+        """
+        task, trainer = self._program.replicas[replica], self._trainer
+        enough = trainer.replicas - len(self._unbegun) >= trainer.least
+        return task in self._runner.lost or (enough and task in self._runner.suspects)
 
     async def _while_there(self, work: Coroutine[Any, Any, T], tasks: Collection[str]) -> T:
         """What ``work`` answers, which is cancelled once one of ``tasks`` is `away`; then raises `TimeoutError`."""
-        return await self._unless(work, lambda: not away(self._runner, self._trainer).isdisjoint(tasks))
-
-    async def _unless(self, work: Coroutine[Any, Any, T], stopped: Callable[[], bool]) -> T:
-        """What ``work`` answers, which is cancelled once it is ``stopped``; then raises `TimeoutError`."""
-        working, watching = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_until(stopped))
-        await first(working, watching)
-        if not working.cancelled():
-            return working.result()
-        watching.result()
-        raise TimeoutError
-
-    async def _wait_until(self, sign: Callable[[], bool]) -> None:
-        """Wait for a ``sign`` of who is lost or suspect."""
-        while not sign():
-            await self._runner.wait_changed(self._runner.lost, self._runner.suspects)
+        return await self._changes.unless(work, lambda: not away(self._runner, self._trainer).isdisjoint(tasks))
 
     async def _command(self, task: str, message: Any) -> None:
         self._began.append(task)
@@ -403,13 +403,9 @@ class Run:
 
     async def _other_nodes(self) -> None:
         """Wait until other nodes are lost; raises `NodeLost` where servers are, and why this is to end, if it is."""
-        self._news.clear()
-        changed = asyncio.ensure_future(self._runner.wait_changed(self._runner.lost, self._runner.suspects))
-        await first(changed, self._news.wait())
+        await self._changes.wait()
         if self._error is not None:
             raise self._error
-        if not changed.cancelled():
-            changed.result()
         self._check_servers("training cannot begin")
 
     @property
@@ -493,4 +489,4 @@ class Run:
             await work
             return
         with suppress(TimeoutError):
-            await self._unless(work, lambda: task in self._runner.suspects)
+            await self._changes.unless(work, lambda: task in self._runner.suspects)
