@@ -2,8 +2,8 @@
 
 Kernels are imported at the first op, so that importing flowrt stays fast. What an application prepares is kept per op,
 specs and attributes, a bounded number of them. So is what a call comes to (see `alike`): the next one like it binds and
-infers nothing, and where its operands are plain arrays in order, it is one C call (`kernels.at_once`). Whatever that
-leaves undone goes the long way, which alone raises errors.
+infers nothing, and where its operands are plain arrays in order, it is one C call (`kernels.at_once`). Whatever
+that leaves undone goes the long way, which alone raises errors.
 """
 
 from __future__ import annotations

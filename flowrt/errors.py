@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.package import PACKAGE
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from types import FrameType
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = f"{PACKAGE}{os.sep}"
 _LIBRARY = os.path.dirname(contextlib.__file__)
 # Between the user's lines and ours: what enters `with` blocks and decorated functions, and what runs tasks.
 # And NumPy's, whose functions call methods of tensors.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrt.errors import ResourceError
+from flowrt.package import PACKAGE
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -20,7 +20,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLI
 
 def environment(threads: int, paths: Iterable[str]) -> dict[str, str]:
     """Ours, with the libraries' own threads bounded, and this very flowrt to be found first, then ``paths``."""
-    found = str(Path(__file__).resolve().parent.parent)
+    found = str(PACKAGE.parent)
     rest = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([found, *(os.path.abspath(path) for path in paths), *([rest] if rest else [])])
     return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}

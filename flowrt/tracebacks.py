@@ -16,10 +16,11 @@ from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
 
 from flowrt.errors import FlowrtError, InternalError, file_of
+from flowrt.package import PACKAGE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = f"{PACKAGE}{os.sep}"
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _COMPILED = ("<frozen ", f"uvloop{os.sep}")
 _TOOLS = tuple(f"-packages{os.sep}{name}{os.sep}" for name in ("numba", "llvmlite", "numpy", "aiohttp", "msgpack"))

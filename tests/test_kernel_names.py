@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import flowrt.kernels
 from flowrt.kernels import bundle, micro, names, store, surroundings
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.fused import _orders, _whole, fused_kernel, ordered_variants
@@ -17,14 +16,14 @@ from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.kernels.micro import Tile, tile_part
 from flowrt.kernels.names import remember, symbol_by_name
 from flowrt.kernels.scalar_loop import ScalarProgram
-from flowrt.kernels.store import MAKERS, PARTS, SCALAR_LOOP_FILES, Variant, found_symbol, name_of, symbol_of
+from flowrt.kernels.sources import sources
+from flowrt.kernels.store import MAKERS, PARTS, SCALAR_LOOP_MAKERS, Variant, found_symbol, name_of, symbol_of
 from flowrt.kernels.turn import make_turn
+from flowrt.package import PACKAGE
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-KERNELS = Path(flowrt.kernels.__file__).parent
 
 
 @pytest.fixture
@@ -41,6 +40,7 @@ def forget() -> None:
     """As a process that has just begun."""
     for known in (store._surroundings, store.part_symbol, store.scalar_loop_symbol, surroundings.identity, symbol_of):
         known.cache_clear()
+    sources.cache_clear()
     names._known.cache_clear()
 
 
@@ -75,8 +75,8 @@ ASKED = {
 }
 DECIDED_BY = {
     "variant": MAKERS,
-    "scalar loop": (*MAKERS, *SCALAR_LOOP_FILES),
-    **{part.name: (*MAKERS, *part.files) for part in ALL_PARTS},
+    "scalar loop": (*MAKERS, *SCALAR_LOOP_MAKERS),
+    **{part.name: (*MAKERS, *part.makers) for part in ALL_PARTS},
 }
 
 
@@ -86,51 +86,108 @@ def test_a_symbol_changes_with_each_file_that_decides_its_code(
 ) -> None:
     read = Path.read_bytes
     forget()
-    before, edited = ASKED[what](), ""
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == edited else b""))
-    for edited in (*DECIDED_BY[what], "surely_none.py"):
+    before, edited = ASKED[what](), Path()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"more = 1" if path == edited else b""))
+    for module in DECIDED_BY[what]:
+        edited = path_of(module)
         forget()
-        assert (ASKED[what]() == before) == (edited == "surely_none.py"), edited
+        assert ASKED[what]() != before, module
+    edited = path_of("surely_none")
+    forget()
+    assert ASKED[what]() == before
     forget()
 
 
+def path_of(module: str) -> Path:
+    return PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+
+
+MODULE = b'''"""What it does."""
+
+from flowrt.here import (
+    one,  # the first
+    two,
+)
+
+TEXT = """
+"""  # of two lines
+"""A sign: # stays."""
+
+
+def said(to: int) -> str:
+    """How it goes."""
+    return f"{to} # {one}" + "flowrt.here"  # and why
+'''
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        (b"from flowrt.here import", b"from flowrt.elsewhere.now import", True),
+        (b"(\n    one,  # the first\n    two,\n)", b"two, one", True),
+        (b"and why", b"or why not", True),
+        (b'"flowrt.here"', b'"flowrt.now.here"', True),
+        (b'"flowrt.here"', b'"flowrt.there"', False),
+        (b"What it does", b"What it is for", True),
+        (b"How it goes.", b"How it goes,\n\n    and where to.", True),
+        (b"\n\n\n", b"\n\n\n\n", True),
+        (b"    two,", b"    three as two,", False),
+        (b'"""\n"""', b'"""\n\t"""', False),
+        (b"# {one}", b"# {two}", False),
+        (b"return", b"yield", False),
+    ],
+)
+def test_a_module_says_the_same_wherever_it_and_what_it_imports_lie(
+    before: bytes, after: bytes, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MODULE.count(before) >= 1
+    texts = [MODULE, MODULE.replace(before, after, 1)]
+    monkeypatch.setattr(Path, "read_bytes", lambda _: texts.pop())
+    sources.cache_clear()
+    first = sources(("flowrt.any",))
+    sources.cache_clear()
+    assert (sources(("flowrt.any",)) == first) == same
+    sources.cache_clear()
+
+
 def emitters() -> list[tuple[str, str]]:
-    """(what is compiled, the file that emits it)."""
-    parts = {part.name: part.module.rpartition(".")[2] + ".py" for part in ALL_PARTS}
-    return [*parts.items(), ("scalar loop", "emit_scalar_loop.py"), ("variant", "emit.py")]
+    """(what is compiled, the module that emits it)."""
+    parts = {part.name: part.module for part in ALL_PARTS}
+    parts |= {"scalar loop": "flowrt.kernels.emit_scalar_loop", "variant": "flowrt.kernels.emit"}
+    return list(parts.items())
 
 
-# What the files that emit code use of others without those deciding code by themselves.
+# What the modules that emit code use of others without those deciding code by themselves.
 TOLD_OTHERWISE = {
-    "table.py": "a kernel's form and function are in its variant's symbol",
-    "store.py": "stores what was emitted",
-    "micro.py": "its stubs carry the digest of tile.py, and what kernels use of it is in their fingerprints",
-    "tile.py": "see micro.py",
-    "folds.py": "kernels refer to its functions",
-    "background.py": "passes orders on",
-    "launch.py": "direct.py takes two numbers from it, and has it in its symbol",
-    "surroundings.py": "its answer is part of every symbol",
+    "flowrt.kernels.table": "a kernel's form and function are in its variant's symbol",
+    "flowrt.kernels.store": "stores what was emitted",
+    "flowrt.kernels.micro": "its stubs carry a digest of `tile`; what kernels use of it they tell",
+    "flowrt.kernels.tile": "see `micro`",
+    "flowrt.kernels.folds": "kernels refer to its functions",
+    "flowrt.kernels.background": "passes orders on",
+    "flowrt.kernels.launch": "`direct` takes two numbers from it, and has it in its symbol",
+    "flowrt.kernels.surroundings": "its answer is part of every symbol",
 }
 
 
-@pytest.mark.parametrize(("what", "file"), emitters())
-def test_every_file_that_emits_code_is_among_those_that_decide_it(what: str, file: str) -> None:
-    decided, seen, left = {*DECIDED_BY[what], *TOLD_OTHERWISE}, set[str](), [file]
+@pytest.mark.parametrize(("what", "module"), emitters())
+def test_every_module_that_emits_code_is_among_those_that_decide_it(what: str, module: str) -> None:
+    decided, seen, left = {*DECIDED_BY[what], *TOLD_OTHERWISE}, set[str](), [module]
     while left:
-        file = left.pop()
-        assert file in decided, f"{what} is emitted with {file}, which is not in its symbol"
-        if file not in seen and file not in TOLD_OTHERWISE:
-            left += imported(KERNELS / file)
-        seen.add(file)
+        module = left.pop()
+        assert module in decided, f"{what} is emitted with {module}, which is not in its symbol"
+        if module not in seen and module not in TOLD_OTHERWISE:
+            left += imported(path_of(module))
+        seen.add(module)
 
 
 def imported(path: Path) -> list[str]:
-    """The files of the package that one imports when it is imported."""
+    """The modules of kernels that one imports when it is imported."""
     found = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("flowrt.kernels"):
-            module = node.module.removeprefix("flowrt.kernels").removeprefix(".")
-            found += [f"{module}.py"] if module else [f"{alias.name}.py" for alias in node.names]
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name for name in named if path_of(name).exists()] or [node.module]
     return found
 
 

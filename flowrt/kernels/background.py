@@ -19,10 +19,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flowrt.kernels.store import cache_folder
+from flowrt.package import PACKAGE
 from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LOOKED_EVERY = 0.02  # seconds between two looks at the pipe
 MAX_STARTS = 4  # of helpers that died at their work
@@ -142,7 +146,7 @@ def _started() -> subprocess.Popen[bytes]:
     if _state.helper is not None and _state.helper.poll() is not None:  # it had had nothing to do
         _bury()
     if _state.helper is None:
-        above = str(Path(__file__).resolve().parent.parent.parent)
+        above = str(PACKAGE.parent)
         path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
         _state.helper = subprocess.Popen(
             [sys.executable, "-m", "flowrt.kernels.compiler"],

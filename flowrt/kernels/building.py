@@ -13,9 +13,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flowrt.kernels.store import bundle, cache_folder
+from flowrt.package import PACKAGE
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _builders: list[subprocess.Popen[bytes]] = []
 _log = logging.getLogger(__name__)
@@ -29,7 +33,7 @@ def build_standard_kernels() -> None:
 
 @cache
 def _start(folder: Path) -> None:
-    above = str(Path(__file__).resolve().parent.parent.parent)
+    above = str(PACKAGE.parent)
     path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         builder = subprocess.Popen(

@@ -20,13 +20,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowrt.kernels.image import Image, Part, Words
 from flowrt.kernels.loading import PAGE, map_file
 from flowrt.kernels.surroundings import identity
+from flowrt.package import PACKAGE
 from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"flowrt kernels 2\n"
@@ -222,7 +225,7 @@ def _digest(data: bytes) -> bytes:
 def stamp() -> str:
     """What names depend on that stand for symbols, without reading a source or importing the compiler."""
     parts = [identity()]
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted((PACKAGE / "kernels").rglob("*.py")):
         status = path.stat()
         parts.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     return digest_of("|".join(parts).encode())

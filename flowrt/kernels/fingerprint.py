@@ -1,7 +1,8 @@
 """Everything that decides what a kernel compiles to, as one text: its code, and all that its code refers to.
 
 Pure. Helpers and closures are followed, constants taken by value, dataclasses field by field, so that no fact that they
-gain can be left out; line numbers, docstrings and comments do not count.
+gain can be left out; line numbers, docstrings and comments do not count, nor where in this package a
+file lies.
 What the standard library, NumPy and Numba hold is told by their versions, which are not this file's matter.
 """
 
@@ -67,7 +68,7 @@ def _describe(value: Any, seen: frozenset[Any]) -> str:
         return "recursion" if value in seen else _function(value, seen | {value})
     if isinstance(value, (ModuleType, type)):
         names = getattr(value, "_fields", ())  # of a named tuple, whose order decides what a name stands for
-        return f"{getattr(value, '__module__', '')}.{value.__name__}{names or ''}"
+        return f"{_module(value)}.{value.__name__}{names or ''}"
     if is_dataclass(value):
         held = ", ".join(f"{field.name}={_describe(getattr(value, field.name), seen)}" for field in fields(value))
         return f"{type(value).__name__}({held})"
@@ -79,6 +80,12 @@ def _describe(value: Any, seen: frozenset[Any]) -> str:
     if isinstance(value, (set, frozenset)):  # whose order differs between processes
         return f"set({', '.join(sorted(_describe(v, seen) for v in value))})"
     return repr(value)
+
+
+def _module(value: ModuleType | type) -> str:
+    """The module of a class, but for this package's own: where in it one stands changes no code."""
+    module = str(getattr(value, "__module__", ""))
+    return "" if module.startswith("flowrt.") else module
 
 
 def _function(function: FunctionType, seen: frozenset[Any]) -> str:

@@ -1,22 +1,21 @@
 """Register tiles: the innermost loop of every matrix product and convolution, in vectors as wide as the machine's.
 
-Law: variants differ by register tile, vector width and dtype, never by a shape. A `Tile` names one: it is an object of
-its own, which `flowrt.kernels.tile` makes, and which kernels `call` by an address that their launch's block holds. So
-what walks through matrices and images is compiled once for all dtypes, vectors and ops: it knows sizes and addresses.
-All addresses are in bytes, all strides and table entries in elements. Nothing beyond what is counted is read, except
-that vectors of a packed operand and of a result are whole.
+Law: variants differ by register tile, vector width and dtype, never by a shape. A `Tile` names one: it is an
+object of its own, which `flowrt.kernels.tile` makes, and which kernels `call` by an address that their launch's
+block holds. So what walks through matrices and images is compiled once for all dtypes, vectors and ops: it
+knows sizes and addresses. All addresses are in bytes, all strides and table entries in elements. Nothing beyond
+what is counted is read, except that vectors of a packed operand and of a result are whole.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowrt.kernels.sources import revision
 from flowrt.kernels.store import Part, part_address
 from flowrt.kernels.surroundings import architecture, processor_features
 from flowrt.valueclass import valueclass
@@ -75,10 +74,10 @@ class Tile:
 def tile_part(tile: Tile) -> Part:
     """The object that holds a tile's code."""
     arguments = tile.kind, str(tile.rows), str(tile.vectors), str(tile.width), tile.dtype
-    return Part("_".join(("tile", *arguments)), "flowrt.kernels.tile", "emit_tile", arguments, TILE_FILES)
+    return Part("_".join(("tile", *arguments)), "flowrt.kernels.tile", "emit_tile", arguments, TILE_MAKERS)
 
 
-TILE_FILES = ("tile.py", "micro.py", "rowcode.py")
+TILE_MAKERS = ("flowrt.kernels.micro", "flowrt.kernels.rowcode")
 
 
 class Tiles(NamedTuple):
@@ -150,15 +149,15 @@ class Stub:
 
 
 STUBS: dict[Callable[..., None], Stub] = {}
-_REVISION = hashlib.blake2b(Path(__file__).with_name("tile.py").read_bytes(), digest_size=8).hexdigest()
+_REVISION = revision("flowrt.kernels.tile")
 
 
-def stub(kind: str, rows: int, vectors: int, width: int, revision: str) -> Callable[..., Any]:
-    """A function to be replaced by code of a ``kind``; a kernel's fingerprint tells one ``revision`` from another."""
+def stub(kind: str, rows: int, vectors: int, width: int, edition: str) -> Callable[..., Any]:
+    """A function to be replaced by code of a ``kind``; a kernel's fingerprint tells one ``edition`` from another."""
     made = Stub(kind, rows, vectors, width)
 
     def stand_in(*args: Any) -> Any:
-        raise RuntimeError(f"{made} of {revision} runs only inside a compiled kernel")
+        raise RuntimeError(f"{made} of {edition} runs only inside a compiled kernel")
 
     STUBS[stand_in] = made
     return stand_in

@@ -1,7 +1,8 @@
 """How register tiles compute a product of matrices: units of blocks, slab by slab, near rows by column panels.
 
-`flowrt.kernels.products` says why, and lays out what is read here by name: a launch's words are `How`, a thread's own
-memory is `Memory`, and a unit's part of the operands is a `Block`. Places are addresses; steps are between entries.
+`flowrt.kernels.products` says why, and lays out what is read here by name: a launch's words are `How`, a
+thread's own memory is `Memory`, and a unit's part of the operands is a `Block`. Places are addresses; steps
+are between entries.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """What kernels do with rows that lie anywhere in memory: ask for them ahead of time, move them, add them up.
 
-Law: names alone, as in `micro`; `flowrt.kernels.rowcode` makes the machine code. Addresses and lengths are in bytes,
-steps and columns in elements. Asking changes nothing but when memory arrives, and may be for memory that nobody has.
+Law: names alone, as in `micro`; `flowrt.kernels.rowcode` makes the machine code. Addresses and lengths are in
+bytes, steps and columns in elements. Asking changes nothing but when memory arrives, and may be for memory that
+nobody has.
 """
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.kernels.micro import stub
+from flowrt.kernels.sources import revision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ AHEAD = 12
 WIDTH = 32
 """Bytes of the vectors that rows are added up in; LLVM splits those that are too wide."""
 
-_REVISION = hashlib.blake2b(Path(__file__).with_name("rowcode.py").read_bytes(), digest_size=8).hexdigest()
+_REVISION = revision("flowrt.kernels.rowcode")
 
 
 def _row_stub(kind: str, rows: int = 1, vectors: int = 1, width: int = WIDTH) -> Callable[..., Any]:

@@ -1,25 +1,24 @@
 """Matrices with a short side turned around in a core's nearest cache, so that loops over their long side vectorise.
 
-Law: as in `micro`, names and what is made of them; `flowrt.kernels.squarecode` makes the machine code. Squares of one
-vector's lanes are turned in registers. Where a side is no multiple of these, the last squares lie over those before;
-where it is shorter than one, what squares read too much is left out, and what they write too much is written over by
-the next. Nothing beyond either matrix is read or written.
+Law: as in `micro`, names and what is made of them; `flowrt.kernels.squarecode` makes the machine code. Squares
+of one vector's lanes are turned in registers. Where a side is no multiple of these, the last squares lie over
+those before; where it is shorter than one, what squares read too much is left out, and what they write too much
+is written over by the next. Nothing beyond either matrix is read or written.
 """
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flowrt.kernels import micro
+from flowrt.kernels.sources import revision
 from flowrt.kernels.table import jitable
 
 LANES = 8  # of a square at most: larger ones would be mostly empty
 _WIDTH = micro.native().width
-_REVISION = hashlib.blake2b(Path(__file__).with_name("squarecode.py").read_bytes(), digest_size=8).hexdigest()
+_REVISION = revision("flowrt.kernels.squarecode")
 
 turn_part = micro.stub("turn_part", LANES, 1, _WIDTH, _REVISION)
 """``turn_part(like, (source, across, read, target, below, written))`` turns a square of one vector's lanes around.

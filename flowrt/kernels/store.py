@@ -16,7 +16,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import import_module
@@ -30,6 +30,7 @@ from flowrt.kernels.fingerprint import fingerprint
 from flowrt.kernels.loading import load_object
 from flowrt.kernels.locking import check_wanted, held, locked
 from flowrt.kernels.names import symbol_by_name
+from flowrt.kernels.sources import sources
 from flowrt.kernels.surroundings import identity
 from flowrt.valueclass import valueclass
 
@@ -59,31 +60,26 @@ def cache_folder() -> Path:
 
 
 MAKERS = (
-    "emit.py",
-    "abi.py",
-    "compose.py",
-    "expression.py",
-    "lowering.py",
-    "roundings.py",
-    "processor.py",
-    "scalar_loops.py",
-    "odometer.py",
-    "emit_folds.py",
-    "row_loops.py",
-    "row_plan.py",
-    "reshaping.py",
+    "flowrt.kernels.emit",
+    "flowrt.kernels.abi",
+    "flowrt.kernels.compose",
+    "flowrt.kernels.expression",
+    "flowrt.kernels.lowering",
+    "flowrt.kernels.roundings",
+    "flowrt.kernels.processor",
+    "flowrt.kernels.scalar_loops",
+    "flowrt.kernels.odometer",
+    "flowrt.kernels.emit_folds",
+    "flowrt.kernels.row_loops",
+    "flowrt.kernels.row_plan",
+    "flowrt.kernels.reshaping",
 )
 
 
 @cache
 def _surroundings() -> bytes:
     """What every object depends on: the compilers, the interpreter's bytecode, the machine and how entries are made."""
-    return identity().encode() + _sources(MAKERS)
-
-
-def _sources(names: Sequence[str]) -> bytes:
-    here = Path(__file__).parent
-    return b"".join((here / name).read_bytes() for name in names)
+    return identity().encode() + sources(MAKERS)
 
 
 @valueclass
@@ -240,13 +236,21 @@ def complaint(text: str, function: Callable[..., Any]) -> tuple[str, str]:
 
 @valueclass
 class Part:
-    """An object that is no kernel: who emits it (a module's function, given these arguments and the symbol)."""
+    """An object that is no kernel: who emits it (a module's function, given these arguments and the symbol).
+
+    ``others`` are the modules that decide its content beside that one and those that decide every object's.
+    """
 
     name: str
     module: str
     function: str
     arguments: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()  # what decides its content beside what decides every object's
+    others: tuple[str, ...] = ()
+
+    @property
+    def makers(self) -> tuple[str, ...]:
+        """All modules of its own that decide its content."""
+        return (self.module, *self.others)
 
     def emit(self, symbol: str) -> bytes:
         code: bytes = getattr(import_module(self.module), self.function)(*self.arguments, symbol)
@@ -254,33 +258,36 @@ class Part:
 
 
 _LOOPS = {
-    name: Part(f"loop_{name}", "flowrt.kernels.loops", "emit_loop", (name,), ("loops.py", "board.py"))
+    name: Part(f"loop_{name}", "flowrt.kernels.loops", "emit_loop", (name,), ("flowrt.kernels.board",))
     for name in ("alone", "shared", "help")
 }
-_DIRECT = Part("direct", "flowrt.kernels.emit_direct", "emit_direct", (), ("direct.py", "emit_direct.py", "launch.py"))
+_CALLS = ("flowrt.kernels.direct", "flowrt.kernels.launch")
+_DIRECT = Part("direct", "flowrt.kernels.emit_direct", "emit_direct", (), _CALLS)
 _AT_ONCE = Part(
     "at_once",
     "flowrt.kernels.emit_at_once",
     "emit_at_once",
     (),
-    ("at_once.py", "emit_at_once.py", "direct.py", "emit_direct.py", "launch.py"),
+    ("flowrt.kernels.at_once", "flowrt.kernels.emit_direct", *_CALLS),
 )
+_LOOP_MAKERS = ("flowrt.kernels.nested", "flowrt.kernels.board", "flowrt.kernels.loops")
 _NESTED = {
-    kind: Part(
-        f"nested_{kind}",
-        "flowrt.kernels.emit_nested",
-        "emit_nested",
-        (kind,),
-        ("nested.py", "emit_nested.py", "board.py", "loops.py"),
-    )
+    kind: Part(f"nested_{kind}", "flowrt.kernels.emit_nested", "emit_nested", (kind,), _LOOP_MAKERS)
     for kind in ("loop", "cond")
 }
-SCALAR_LOOP_FILES = (
-    *("turn.py", "scalar_loop.py", "emit_scalar_loop.py", "emit_nested.py", "nested.py", "loops.py", "board.py"),
-    *("emit_lanes.py", "epilogue.py", "many.py", "slices.py"),
+SCALAR_LOOP_MAKERS = (
+    "flowrt.kernels.turn",
+    "flowrt.kernels.scalar_loop",
+    "flowrt.kernels.emit_scalar_loop",
+    "flowrt.kernels.emit_nested",
+    *_LOOP_MAKERS,
+    "flowrt.kernels.emit_lanes",
+    "flowrt.kernels.epilogue",
+    "flowrt.kernels.many",
+    "flowrt.kernels.slices",
 )
-_EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("emit_epilogue.py", "epilogue.py"))
-_MANY = Part("many", "flowrt.kernels.emit_many", "emit_many", (), ("emit_many.py", "many.py"))
+_EPILOGUE = Part("epilogue", "flowrt.kernels.emit_epilogue", "emit_epilogue", (), ("flowrt.kernels.epilogue",))
+_MANY = Part("many", "flowrt.kernels.emit_many", "emit_many", (), ("flowrt.kernels.many",))
 PARTS = (*_LOOPS.values(), _DIRECT, _AT_ONCE, *_NESTED.values(), _EPILOGUE, _MANY)
 
 
@@ -320,7 +327,7 @@ def part_symbol(part: Part) -> str:
     known = bundle().names.get(part.name)
     if known is not None:
         return known
-    code = _surroundings() + _sources(part.files)
+    code = _surroundings() + sources(part.makers)
     return f"flowrt_{part.name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 
@@ -338,7 +345,7 @@ def scalar_loop_symbol(program: ScalarProgram) -> str:
 
 def found_loop_symbol(program: ScalarProgram) -> str:
     """The same, from all that decides the entry's content."""
-    code = _surroundings() + _sources(SCALAR_LOOP_FILES) + fingerprint(program).encode()
+    code = _surroundings() + sources(SCALAR_LOOP_MAKERS) + fingerprint(program).encode()
     return f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
 
 

@@ -1,7 +1,8 @@
 """The loops of a tape whose turns several threads may share: where their launches lie, and what waits for what.
 
-Law: pure; it reads blocks as `kernels.nested` lays them out. Within a turn, launches are what they are in a tape: the
-operands of the loop's launch stand for slots. Loops inside branches have turns of their own, which nobody shares.
+Law: pure; it reads blocks as `kernels.nested` lays them out. Within a turn, launches are what they are in a
+tape: the operands of the loop's launch stand for slots. Loops inside branches have turns of their own, which
+nobody shares.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ other; who asked first goes first where two requests conflict. Holders may be on
 variable that is only sent elsewhere is lent instead of copied, and not held meanwhile: who writes it while somebody
 still looks at it makes a copy first, and writes that.
 
-Direct calls (`kernels.direct`) take and give back what they need by themselves, between two instructions of Python's,
-and know nothing of the mutex: so who changes something here says so in a word as long as it has the mutex. They take
-nothing while it is set, or while someone waits, and give nothing back while it is set. So that they need not look at
-every variable, those that one takes are known `Together`, with a word in which direct calls say that they hold them,
-and one that tells them whether anyone else holds what they may not have meanwhile.
+Direct calls (`kernels.direct`) take and give back what they need by themselves, between two instructions of
+Python's, and know nothing of the mutex: so who changes something here says so in a word as long as it has the
+mutex. They take nothing while it is set, or while someone waits, and give nothing back while it is set. So
+that they need not look at every variable, those that one takes are known `Together`, with a word in which
+direct calls say that they hold them, and one that tells them whether anyone else holds what they may not have
+meanwhile.
 """
 
 from __future__ import annotations
