@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -159,6 +159,7 @@ IMPURE = {"asyncio", "time", "random", "socket", "threading", "concurrent", "sub
 
 
 MODULES = [str(p.relative_to(ROOT).with_suffix("")) for p in sorted(ROOT.rglob("*.py"))]
+KNOWN = set(MODULES)
 
 
 @cache  # read when a test asks: every process that shares in the tests collects all of them
@@ -166,32 +167,56 @@ def imported(module: str) -> frozenset[str]:
     return frozenset(imports(parsed(module)))
 
 
+@cache
+def used(module: str) -> frozenset[str]:
+    """The modules of this package that one imports anywhere, by their paths."""
+    return frozenset(path_of(name) for name in imported(module) if name.startswith("flowrt."))
+
+
+def path_of(name: str) -> str:
+    """``sched/tape/tape`` of the dotted name of that module, or of what stands in it."""
+    path = name.removeprefix("flowrt.").replace(".", "/")
+    while path not in KNOWN and f"{path}/__init__" not in KNOWN:
+        path = path.rpartition("/")[0]
+    return path
+
+
 def parsed(module: str) -> ast.Module:
     return ast.parse((ROOT / f"{module}.py").read_text())
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Every module imported anywhere in the file, function bodies included."""
+    """Every module, and every name of a package, imported anywhere in the file, function bodies included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module
-            if node.module in ("flowrt", "flowrt.ops", "flowrt.kernels", "flowrt.sched", "flowrt.net"):
+            package = node.module.replace(".", "/").removeprefix("flowrt").removeprefix("/")
+            if node.module == "flowrt" or f"{package}/__init__" in KNOWN:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def within(module: str, places: Collection[str]) -> bool:
+    """Whether it is one of these, or lies in one."""
+    return any(module == place or module.startswith(f"{place}/") for place in places)
 
 
 def room(module: str) -> str:
-    return module.split("/")[0]
+    """The place of a table that a module lies in: the nearest one around it."""
+    around = [place for place in MAY_IMPORT if within(module, [place])]
+    return max(around, key=len, default="")
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_file_imports_only_what_its_layer_may(module: str) -> None:
-    inside = {name.split(".")[1] for name in imported(module) if name.startswith("flowrt.")}
+    inside = {other for other in used(module) if other}
     if module in FLOOR:
         assert inside <= set(FLOOR[: FLOOR.index(module)])
-    elif room(module) in MAY_IMPORT and module not in HEAD:
-        assert inside <= {*MAY_IMPORT[room(module)], room(module)}
+    elif room(module) and module not in HEAD:
+        others = {other for other in inside if not within(other, [*MAY_IMPORT[room(module)], room(module)])}
+        assert not others, f"{module} imports {others}"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -199,12 +224,12 @@ def test_side_effects_stay_with_their_owners(module: str) -> None:
     for name in imported(module):
         owners = OWNERS.get(name.split(".")[0])
         if owners is not None:
-            assert module in owners or room(module) in owners, f"{module} imports {name}, which belongs to {owners}"
+            assert within(module, owners), f"{module} imports {name}, which belongs to {owners}"
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_meaning_and_pure_files_know_no_clock_thread_or_socket(module: str) -> None:
-    if module in PURE or room(module) in PURE:
+    if within(module, PURE):
         assert not {name.split(".")[0] for name in imported(module)} & IMPURE
 
 
@@ -212,7 +237,7 @@ def test_op_families_import_leftward_only() -> None:
     for module in MODULES:
         family = module.removeprefix("ops/")
         if module.startswith("ops/") and family in FAMILIES:
-            seen = {name.split(".")[2] for name in imported(module) if name.startswith("flowrt.ops.")}
+            seen = {other.removeprefix("ops/") for other in used(module) if other.startswith("ops/")}
             right = set(FAMILIES[FAMILIES.index(family) :]) & seen
             assert not right, f"ops/{family} imports {right}, which stand to its right"
 
