@@ -55,7 +55,7 @@ from flowrt.familiar import absent as _absent
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
 from flowrt.graph import Node as Operation
-from flowrt.kernels.table import kernel
+from flowrt.kernels.language.table import kernel
 from flowrt.op import no_gradient, op
 from flowrt.ops import *  # noqa: F403
 from flowrt.ops import nn, random

@@ -2,7 +2,7 @@
 
 Kernels are imported at the first op, so that importing flowrt stays fast. What an application prepares is kept per op,
 specs and attributes, a bounded number of them. So is what a call comes to (see `alike`): the next one like it binds and
-infers nothing, and where its operands are plain arrays in order, it is one C call (`kernels.at_once`). Whatever
+infers nothing, and where its operands are plain arrays in order, it is one C call (`kernels.run.at_once`). Whatever
 that leaves undone goes the long way, which alone raises errors.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from flowrt.alike import RECALL, is_open, ordered, unknown, usual
 from flowrt.attributes import Attr, attr_key, frozen
 from flowrt.errors import FlowrtError, GraphError, SpecError, user_site
-from flowrt.kernels.table import REPLACED
+from flowrt.kernels.language.table import REPLACED
 from flowrt.op import Op, lookup, set_eager_builder
 from flowrt.plain import as_dtype_of
 from flowrt.sched.structured import STRUCTURED, interpret
@@ -29,8 +29,8 @@ from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.alike import Known
-    from flowrt.kernels.at_once import Taken
     from flowrt.kernels.launch import Prepared
+    from flowrt.kernels.run.at_once import Taken
     from flowrt.plan import PlanNode
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -104,15 +104,15 @@ class _Found:
     @cached_property
     def call(self) -> Known:
         """What takes the inputs, and then words of a run, and answers the output or a tuple of them."""
-        from flowrt.kernels.at_once import Taken
+        from flowrt.kernels.run.at_once import Taken
 
         count = len(self.inputs)
         return self.as_call(Taken(count + 1, 0, {number: number for number in range(count)}, {}, count)) or unknown
 
     def as_call(self, taken: Taken) -> Known | None:
         """The same for calls that are given in another way; None where there is no such."""
-        from flowrt.kernels.at_once import as_call
-        from flowrt.kernels.direct import available
+        from flowrt.kernels.run.at_once import as_call
+        from flowrt.kernels.run.direct import available
         from flowrt.sched.cost import predict
         from flowrt.sched.direct import KEPT_SECONDS
 
@@ -124,8 +124,8 @@ class _Found:
 
 @lru_cache(PREPARED)
 def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
+    from flowrt.kernels.language.table import ALIASES, KERNELS, without_kernel
     from flowrt.kernels.launch import prepare
-    from flowrt.kernels.table import ALIASES, KERNELS, without_kernel
 
     if name not in ALIASES and (name, "cpu") not in KERNELS and not lookup(name).__module__.startswith("flowrt."):
         raise GraphError(f"{name} ({user_site()}) has no kernel: {without_kernel(name)}")
@@ -232,7 +232,7 @@ def _as_view(shape: tuple[int, ...]) -> Known:
 
 def _at_once(found: _Found, sources: Sequence[_Source], by_position: int, by_name: int, stateful: bool) -> Known | None:
     """What takes the arguments of such a call, so many of them by name, and makes one C call of them."""
-    from flowrt.kernels.at_once import Taken
+    from flowrt.kernels.run.at_once import Taken
 
     fixed = {n: source.fixed for n, source in enumerate(sources) if source.fixed is not None}
     picked = {n: source for n, source in enumerate(sources) if source.fixed is None}

@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.errors import GraphError
-from flowrt.kernels.many import ManyStep
+from flowrt.kernels.composite.many import ManyStep
 from flowrt.ops.fused import parts_of
 from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
 from flowrt.sched.memory import amount

@@ -19,7 +19,7 @@ from flowrt.errors import (
     PlacementError,
     ResourceError,
 )
-from flowrt.kernels.building import build_standard_kernels
+from flowrt.kernels.store.building import build_standard_kernels
 from flowrt.passes import Compiled, Ends, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
@@ -42,7 +42,7 @@ Name = tuple[str, str]
 
 def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     """Whether a device of ``kind`` can compute ``op``; imports the kernels on first use."""
-    from flowrt.kernels.table import ALIASES, find_kernel
+    from flowrt.kernels.language.table import ALIASES, find_kernel
     from flowrt.sched.units import is_structural
 
     if is_structural(op) or op in ALIASES:
@@ -52,7 +52,7 @@ def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
 
 def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     """Whether a device of ``kind`` computes ``op`` entry by entry, with functions that the helper process has too."""
-    from flowrt.kernels.expression import is_scalar_function
+    from flowrt.kernels.language.expression import is_scalar_function
 
     return kind == "cpu" and is_scalar_function(op, dtypes)
 

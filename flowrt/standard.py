@@ -18,16 +18,16 @@ from flowrt.eager import evaluate
 from flowrt.errors import FlowrtError
 from flowrt.graph import Graph, Tensor
 from flowrt.initial import initial_waves
-from flowrt.kernels.combining import summing
-from flowrt.kernels.epilogue import EpilogueStep
-from flowrt.kernels.fused import ordered_variants
+from flowrt.kernels.composite.epilogue import EpilogueStep
+from flowrt.kernels.composite.many import ManyStep
+from flowrt.kernels.composite.nested import NestedStep
+from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
-from flowrt.kernels.lines import flattened
-from flowrt.kernels.many import ManyStep
-from flowrt.kernels.micro import Tile, native, tile_part, tiles_of
-from flowrt.kernels.nested import NestedStep
-from flowrt.kernels.products import Tiled
-from flowrt.kernels.store import Variant, symbol_of
+from flowrt.kernels.ops.combining import summing
+from flowrt.kernels.store.objects import Variant, symbol_of
+from flowrt.kernels.tiles.convolution.lines import flattened
+from flowrt.kernels.tiles.micro import Tile, native, tile_part, tiles_of
+from flowrt.kernels.tiles.products import Tiled
 from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
 from flowrt.passes import compile_step
@@ -38,7 +38,7 @@ from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep
-    from flowrt.kernels.store import Part
+    from flowrt.kernels.store.objects import Part
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
 ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "floor_divide", "remainder", "pow")

@@ -18,7 +18,7 @@ import numpy as np
 from flowrt.errors import FeedError, LinkBroken, NodeLost, user_site
 from flowrt.feeds import as_feed
 from flowrt.graph import Tensor
-from flowrt.kernels.direct import Direct
+from flowrt.kernels.run.direct import Direct
 from flowrt.plan import resources_in
 from flowrt.progress import Activity
 from flowrt.runners import Registered, Runner, compile_for

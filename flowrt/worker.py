@@ -32,7 +32,7 @@ from flowrt import progress
 from flowrt.blocking import loop_factory
 from flowrt.errors import FlowrtError, GraphError, ResourceError
 from flowrt.finishing import first
-from flowrt.kernels.building import build_standard_kernels
+from flowrt.kernels.store.building import build_standard_kernels
 from flowrt.net.code import hashes_here
 from flowrt.net.enlisting import enlist, host_towards
 from flowrt.net.health import answering

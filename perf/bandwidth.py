@@ -48,7 +48,7 @@ def streams(threads: int, seconds: float) -> dict[str, float]:
 def streaming(program: Callable[[Any, Any], Any], b: Any, c: Any, threads: int, seconds: float) -> float:
     """Seconds of a compiled step over two arrays."""
     import flowrt as fr
-    from flowrt.kernels.background import wait_compiled
+    from flowrt.kernels.store.background import wait_compiled
 
     with fr.Graph() as graph:
         feeds = [fr.placeholder("float32", b.shape) for _ in range(2)]

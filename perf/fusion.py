@@ -277,7 +277,7 @@ CASES: Mapping[str, Callable[..., Any]] = {
 def ours(case: str, optimize: bool, threads: int) -> tuple[float, list[float]]:
     """Seconds of a case and the sums of its answers; what is fused is compiled before anything is timed."""
     import flowrt as fr
-    from flowrt.kernels.background import wait_compiled
+    from flowrt.kernels.store.background import wait_compiled
 
     values = [np.random.default_rng(i).normal(size=s).astype(np.float32) for i, s in enumerate(SHAPES[case])]
     with fr.Graph() as graph:

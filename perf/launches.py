@@ -22,8 +22,8 @@ import machine as this_machine
 import numpy as np
 from flowrt_side import WORKLOADS
 
-from flowrt.kernels import direct
-from flowrt.kernels.background import wait_compiled
+from flowrt.kernels.run import direct
+from flowrt.kernels.store.background import wait_compiled
 from flowrt.sched.tape import Tape
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from flowrt.kernels.micro import native
+from flowrt.kernels.tiles.micro import native
 
 CHAINS = 12  # that do not wait for one another: more than latency times ports, few enough for 16 registers
 TURNS = 100_000

@@ -225,7 +225,7 @@ def measure(program: Program, threads: int) -> Found:
 
 def _warmed(step: Any, values: Sequence[Any]) -> list[Any]:
     """What a step answers once it is compiled and divided."""
-    from flowrt.kernels.background import wait_compiled
+    from flowrt.kernels.store.background import wait_compiled
 
     for _ in range(3):
         step(*values)

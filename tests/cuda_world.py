@@ -20,8 +20,8 @@ from flowrt.eager import evaluate
 from flowrt.errors import GraphError
 from flowrt.graph import Graph, Node
 from flowrt.kernels import cuda
+from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.kernels.launch import run_kernel
-from flowrt.kernels.table import ALIASES, KERNELS
 from flowrt.spec import Spec
 
 RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flowrt.device import CLIENT
-from flowrt.kernels.combining import summing
+from flowrt.kernels.ops.combining import summing
 from flowrt.plan import PlanFeed
 from flowrt.sched.iteration.iterations import Iterations
 from flowrt.sched.iteration.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report

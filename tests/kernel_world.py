@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from flowrt.kernels import background, fused
 from flowrt.kernels.compiler import carry_out
-from flowrt.kernels.table import ALIASES, HOST_ONLY, KERNELS
+from flowrt.kernels.fusion import fused
+from flowrt.kernels.language.table import ALIASES, HOST_ONLY, KERNELS
+from flowrt.kernels.store import background
 
 if TYPE_CHECKING:
     import pytest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrt.kernels.scalar_loop import ScalarLoopStep
+from flowrt.kernels.composite.scalar_loop import ScalarLoopStep
 from flowrt.sched.scalar_loops import apply_scalar_loop, why_launches
 
 if TYPE_CHECKING:

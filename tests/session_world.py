@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import flowrt as fr
-from flowrt.kernels.direct import BLOCKED, HOLDERS
+from flowrt.kernels.run.direct import BLOCKED, HOLDERS
 from flowrt.op import no_gradient, op
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import flowrt.kernels.elementwise
-import flowrt.kernels.flow
-import flowrt.kernels.shape
+import flowrt.kernels.ops.elementwise
+import flowrt.kernels.ops.flow
+import flowrt.kernels.ops.shape
 import flowrt.ops  # noqa: F401  (fills the registry)
 from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
 from flowrt.op import lookup

@@ -50,7 +50,7 @@ def main() -> int:
 
 def row(name: str, options: argparse.Namespace) -> bool:
     """Try a target and print what came of it; whether all was right."""
-    from flowrt.kernels.surroundings import processor_features
+    from flowrt.kernels.store.surroundings import processor_features
 
     missing = set(FEATURES.get(name, "").split()) - processor_features()
     if missing:
@@ -77,7 +77,7 @@ def tried(groups: int, until: float) -> dict[str, Any]:
     """What came of everything on the processor that this process compiles for."""
     from cut_world import DTYPES, differences, elementwise_ops, every_cut, random_group
 
-    from flowrt.kernels.micro import native
+    from flowrt.kernels.tiles.micro import native
 
     found: dict[str, Any] = {"bytes": native().width, "ops": 0, "groups": 0, "folds": 0, "cuts": 0, "left": 0}
     wrong: list[str] = []

@@ -14,8 +14,8 @@ import pytest
 from op_examples import EXAMPLES
 
 import flowrt as fr
+from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import apply_kernel
-from flowrt.kernels.table import KERNELS
 from flowrt.op import Op
 
 ABSURD: list[Any] = [0, -1, 7, 2**31, 2**62, 2**63, 2**70, -(2**63), 1.5, float("nan"), float("inf"), "x", "", None]

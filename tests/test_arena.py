@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrt.kernels.board import BOARD_ALIGNMENT
+from flowrt.kernels.run.board import BOARD_ALIGNMENT
 from flowrt.sched.arena import ALIGNMENT, MANY, MANY_LINES, aligned, lay_out, local_room, most_alive
 
 lifetimes = st.lists(

@@ -16,10 +16,11 @@ from test_fuse import plan_of
 from test_fused import F4, apply
 
 import flowrt as fr
-from flowrt.kernels import background, fused
-from flowrt.kernels.background import Order, are_ready, submit, wait_compiled, was_tried
-from flowrt.kernels.fused import ordered_variants
-from flowrt.kernels.store import is_compiled
+from flowrt.kernels.fusion import fused
+from flowrt.kernels.fusion.fused import ordered_variants
+from flowrt.kernels.store import background
+from flowrt.kernels.store.background import Order, are_ready, submit, wait_compiled, was_tried
+from flowrt.kernels.store.objects import is_compiled
 from flowrt.sched.tape import Tapes
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def test_orders_of_many_threads_are_taken_once(fresh_cache: Path) -> None:
 ENDING = """
 import numpy as np, sys
 import flowrt as fr
-from flowrt.kernels import background, fused
+from flowrt.kernels.store import background; from flowrt.kernels.fusion import fused
 with fr.Graph() as graph:
     x = fr.placeholder("float32", (4000,))
     y = fr.tanh(x * 3.0) + x

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from flowrt.kernels import __main__ as command
-from flowrt.kernels import building, store
-from flowrt.kernels.bundle import Bundle, bundle_path, open_bundle, write_bundle
+from flowrt.kernels.language.table import elementwise
 from flowrt.kernels.launch import Step, apply_kernel
-from flowrt.kernels.micro import Tile, tile_part
-from flowrt.kernels.store import PARTS, Variant, name_of, part_code, part_symbol, symbol_of, variant_code
-from flowrt.kernels.table import elementwise
+from flowrt.kernels.store import building
+from flowrt.kernels.store import objects as store
+from flowrt.kernels.store.bundle import Bundle, bundle_path, open_bundle, write_bundle
+from flowrt.kernels.store.objects import PARTS, Variant, name_of, part_code, part_symbol, symbol_of, variant_code
+from flowrt.kernels.tiles.micro import Tile, tile_part
 from flowrt.spec import Spec
 from flowrt.standard import standard_tiles, standard_variants
 
@@ -189,7 +190,7 @@ def test_a_node_imports_no_compiler_to_be_ready(tmp_path: Path) -> None:
 
 PARENT = """
 import sys
-from flowrt.kernels import building
+from flowrt.kernels.store import building
 building.build_standard_kernels()
 building.build_standard_kernels()
 print([builder.pid for builder in building._builders], flush=True)

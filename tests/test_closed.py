@@ -9,7 +9,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import FlowrtError
-from flowrt.kernels.direct import available
+from flowrt.kernels.run.direct import available
 from flowrt.sched.closed import Closed
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import SpecError
-from flowrt.kernels.combining import BLOCK
+from flowrt.kernels.ops.combining import BLOCK
 from flowrt.sched.host import Host
 from flowrt.sched.iteration import combining
 from flowrt.sched.iteration.combining import INLINE_BYTES, Combiner

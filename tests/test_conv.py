@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from kernel_world import own_tables
 
-from flowrt.kernels.conv import register
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, apply_kernel
-from flowrt.kernels.micro import AVX512
+from flowrt.kernels.ops.nn.conv import register
+from flowrt.kernels.tiles.micro import AVX512
 from flowrt.spec import Spec, sliding
 
 Array = np.ndarray[Any, Any]

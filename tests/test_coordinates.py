@@ -10,8 +10,8 @@ import pytest
 from kernel_world import compile_here
 
 import flowrt as fr
-from flowrt.kernels import coordinates, fused
-from flowrt.kernels.coordinates import by_coordinates
+from flowrt.kernels.fusion import coordinates, fused
+from flowrt.kernels.fusion.coordinates import by_coordinates
 
 Array = np.ndarray[Any, Any]
 

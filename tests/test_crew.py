@@ -18,9 +18,9 @@ from kernel_world import own_tables
 from tape_world import PlanMaker, array, divided, interpret, random_plan, tape_of, whole_region, words
 
 from flowrt.errors import FlowrtError, StepCancelled
-from flowrt.kernels import board as at
+from flowrt.kernels.language.table import Call, View, kernel
 from flowrt.kernels.launch import FAILURES, STATUS
-from flowrt.kernels.table import Call, View, kernel
+from flowrt.kernels.run import board as at
 from flowrt.op import no_gradient, op
 from flowrt.sched import schedule
 from flowrt.sched.lanes import Crew

@@ -14,7 +14,7 @@ import session_world  # noqa: F401  (its ops)
 
 import flowrt as fr
 from flowrt import step as steps
-from flowrt.kernels import direct
+from flowrt.kernels.run import direct
 from flowrt.op import lookup
 from flowrt.sched.tape import Tape
 

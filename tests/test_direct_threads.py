@@ -22,7 +22,7 @@ from session_world import assert_quiet, holders, host_of
 
 import flowrt as fr
 from flowrt import step as steps
-from flowrt.kernels import direct
+from flowrt.kernels.run import direct
 from flowrt.op import lookup
 
 READERS, WRITING = range(2)

@@ -16,7 +16,7 @@ from op_examples import EXAMPLES, Example
 import flowrt as fr
 from flowrt.alike import Recall
 from flowrt.eager import _prepared
-from flowrt.kernels import direct
+from flowrt.kernels.run import direct
 from flowrt.op import lookup, no_gradient, op
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ def eager_shifted_kernel(arrays: Any, words: Any) -> None:
 
 
 def _shifted_call(inputs: Any, outputs: Any, attrs: Any) -> Any:
-    from flowrt.kernels.table import Call, View
+    from flowrt.kernels.language.table import Call, View
 
     views = tuple(View.dense(spec.concrete) for spec in (*inputs, *outputs))
     return Call(views, (-1 if attrs["back"] else 1,))
 
 
 def _weighted_call(inputs: Any, outputs: Any, attrs: Any) -> Any:
-    from flowrt.kernels.table import Call, View
+    from flowrt.kernels.language.table import Call, View
 
     views = tuple(View.dense(spec.concrete) for spec in (*inputs, *outputs))
     return Call(views, (float(attrs["weights"][0]),))

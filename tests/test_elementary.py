@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import flowrt.ops as fr
-from flowrt.kernels.quotient import is_small_quotient64, near_quotient64, near_remainder64
+from flowrt.kernels.elementary.quotient import is_small_quotient64, near_quotient64, near_remainder64
 from flowrt.ops.activation import gelu_slope
 
 Array = np.ndarray[Any, Any]

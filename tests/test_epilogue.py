@@ -10,7 +10,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.device import Device
-from flowrt.kernels.epilogue import EpilogueStep
+from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.launch import Application, Prepared, apply_kernel
 from flowrt.ops.fused import parts_of
 from flowrt.passes import compile_step

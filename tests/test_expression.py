@@ -11,13 +11,13 @@ from numba import njit
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.errors import GraphError
-from flowrt.kernels.abi import OPTIONS
-from flowrt.kernels.compose import composed
-from flowrt.kernels.emit import bind_helpers
-from flowrt.kernels.expression import express, narrowed
-from flowrt.kernels.fingerprint import fingerprint
-from flowrt.kernels.table import Narrow, elementwise
-from flowrt.kernels.trigonometry import far_sin64, is_near, near_cos64, near_sin64
+from flowrt.kernels.emit.abi import OPTIONS
+from flowrt.kernels.emit.compose import composed
+from flowrt.kernels.emit.entries import bind_helpers
+from flowrt.kernels.language.expression import express, narrowed
+from flowrt.kernels.language.table import Narrow, elementwise
+from flowrt.kernels.ops.trigonometry import far_sin64, is_near, near_cos64, near_sin64
+from flowrt.kernels.store.fingerprint import fingerprint
 
 F4, F8, I8, B1 = (np.dtype(name) for name in ("float32", "float64", "int64", "bool"))
 KINDS = ("sum", "mean", "max", "min", "prod", "any", "all")

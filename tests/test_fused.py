@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.kernels import chains, fused, short_rows
-from flowrt.kernels.fused import ordered_variants
+from flowrt.kernels.fusion import chains, fused, short_rows
+from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
-from flowrt.kernels.store import entry_address
+from flowrt.kernels.store.objects import entry_address
 from flowrt.ops.fused import infer_members
 from flowrt.spec import Spec, spec_of
 

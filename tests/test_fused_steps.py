@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.kernels import fused
-from flowrt.kernels.background import wait_compiled
+from flowrt.kernels.fusion import fused
+from flowrt.kernels.store.background import wait_compiled
 from flowrt.session import Options
 
 Array = np.ndarray[Any, Any]

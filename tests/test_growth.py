@@ -235,7 +235,7 @@ def _steep(once: Counter[str], twice: Counter[str]) -> dict[str, tuple[int, int]
 @pytest.fixture(autouse=True)
 def kernels_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings the same whatever has been compiled so far."""
-    monkeypatch.setattr("flowrt.kernels.fused.is_compiled", lambda _: True)
+    monkeypatch.setattr("flowrt.kernels.fusion.fused.is_compiled", lambda _: True)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

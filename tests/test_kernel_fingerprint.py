@@ -17,8 +17,8 @@ import pytest
 from numba import njit
 
 import flowrt.kernels  # noqa: F401  (fills the table)
-from flowrt.kernels.fingerprint import fingerprint
-from flowrt.kernels.table import KERNELS
+from flowrt.kernels.language.table import KERNELS
+from flowrt.kernels.store.fingerprint import fingerprint
 
 
 def defined(source: str, **names: Any) -> Callable[..., Any]:
@@ -173,8 +173,8 @@ def test_a_function_that_calls_itself_has_one() -> None:
 
 PRINT = """
 import hashlib, flowrt.kernels
-from flowrt.kernels.fingerprint import fingerprint
-from flowrt.kernels.table import KERNELS, Form
+from flowrt.kernels.store.fingerprint import fingerprint
+from flowrt.kernels.language.table import KERNELS, Form
 names = frozenset({"red", "green", "blue"})
 def f(x): return 1 if x in {"red", "green", "blue"} or x in names else 2
 kernels = [k for (_, device), ks in sorted(KERNELS.items()) if device == "cpu" for k in ks]

@@ -16,8 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import flowrt.kernels  # noqa: F401  (fills the table)
 from flowrt.errors import FlowrtError, GraphError
-from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, _odometer, apply_kernel, prepare, run_kernel
-from flowrt.kernels.table import (
+from flowrt.kernels.language.table import (
     Call,
     Form,
     View,
@@ -29,6 +28,7 @@ from flowrt.kernels.table import (
     pieces,
     require_kernel,
 )
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, _odometer, apply_kernel, prepare, run_kernel
 from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowrt.kernels import bundle, micro, names, store, surroundings
 from flowrt.kernels.compiler import carry_out
-from flowrt.kernels.fused import _orders, _whole, fused_kernel, ordered_variants
+from flowrt.kernels.composite.scalar_loop import ScalarProgram
+from flowrt.kernels.composite.turn import make_turn
+from flowrt.kernels.fusion.fused import _orders, _whole, fused_kernel, ordered_variants
 from flowrt.kernels.launch import Step, apply_kernel
-from flowrt.kernels.micro import Tile, tile_part
-from flowrt.kernels.names import remember, symbol_by_name
-from flowrt.kernels.scalar_loop import ScalarProgram
-from flowrt.kernels.sources import sources
-from flowrt.kernels.store import MAKERS, PARTS, SCALAR_LOOP_MAKERS, Variant, found_symbol, name_of, symbol_of
-from flowrt.kernels.turn import make_turn
+from flowrt.kernels.store import bundle, names, surroundings
+from flowrt.kernels.store import objects as store
+from flowrt.kernels.store.names import remember, symbol_by_name
+from flowrt.kernels.store.objects import MAKERS, PARTS, SCALAR_LOOP_MAKERS, Variant, found_symbol, name_of, symbol_of
+from flowrt.kernels.store.sources import sources
+from flowrt.kernels.tiles import micro
+from flowrt.kernels.tiles.micro import Tile, tile_part
 from flowrt.package import PACKAGE
 from flowrt.spec import Spec
 
@@ -153,20 +155,20 @@ def test_a_module_says_the_same_wherever_it_and_what_it_imports_lie(
 def emitters() -> list[tuple[str, str]]:
     """(what is compiled, the module that emits it)."""
     parts = {part.name: part.module for part in ALL_PARTS}
-    parts |= {"scalar loop": "flowrt.kernels.emit_scalar_loop", "variant": "flowrt.kernels.emit"}
+    parts |= {"scalar loop": "flowrt.kernels.emit.launches.scalar_loop", "variant": "flowrt.kernels.emit.entries"}
     return list(parts.items())
 
 
 # What the modules that emit code use of others without those deciding code by themselves.
 TOLD_OTHERWISE = {
-    "flowrt.kernels.table": "a kernel's form and function are in its variant's symbol",
-    "flowrt.kernels.store": "stores what was emitted",
-    "flowrt.kernels.micro": "its stubs carry a digest of `tile`; what kernels use of it they tell",
-    "flowrt.kernels.tile": "see `micro`",
-    "flowrt.kernels.folds": "kernels refer to its functions",
-    "flowrt.kernels.background": "passes orders on",
+    "flowrt.kernels.language.table": "a kernel's form and function are in its variant's symbol",
+    "flowrt.kernels.store.objects": "stores what was emitted",
+    "flowrt.kernels.tiles.micro": "its stubs carry a digest of `tile`; what kernels use of it they tell",
+    "flowrt.kernels.emit.tile": "see `micro`",
+    "flowrt.kernels.language.folds": "kernels refer to its functions",
+    "flowrt.kernels.store.background": "passes orders on",
     "flowrt.kernels.launch": "`direct` takes two numbers from it, and has it in its symbol",
-    "flowrt.kernels.surroundings": "its answer is part of every symbol",
+    "flowrt.kernels.store.surroundings": "its answer is part of every symbol",
 }
 
 

@@ -20,11 +20,11 @@ import pytest
 from kernel_world import own_tables
 
 from flowrt.errors import FlowrtError, GraphError
-from flowrt.kernels import store
+from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.launch import apply_kernel, run_kernel
-from flowrt.kernels.locking import locked
-from flowrt.kernels.store import cache_folder, complaint, object_code
-from flowrt.kernels.table import Call, View, elementwise, kernel
+from flowrt.kernels.store import objects as store
+from flowrt.kernels.store.locking import locked
+from flowrt.kernels.store.objects import cache_folder, complaint, object_code
 from flowrt.spec import Spec
 
 
@@ -44,7 +44,7 @@ logging.basicConfig(format="%(message)s", stream=sys.stdout)
 logging.getLogger("flowrt.kernels").setLevel(logging.DEBUG)
 import numpy as np
 from flowrt.kernels.launch import run_kernel
-from flowrt.kernels.table import elementwise
+from flowrt.kernels.language.table import elementwise
 from flowrt.spec import Spec
 NAMES = frozenset(["red", "green", "blue"])
 elementwise("test_asked", lambda x: x * 3 if x > 0 else x, on=("cpu",))
@@ -443,7 +443,7 @@ def test_a_kernel_is_found_by_what_it_refers_to() -> None:
 def identity_with(folder: Path, **settings: str) -> str:
     """What a process in ``folder`` with these settings takes its surroundings for."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    asked = "from flowrt.kernels.surroundings import identity; print(identity())"
+    asked = "from flowrt.kernels.store.surroundings import identity; print(identity())"
     paths = os.pathsep.join([str(Path(store.__file__).parents[2]), *filter(None, [kept.get("PYTHONPATH")])])
     environment = {**kept, **settings, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", asked], cwd=folder, env=environment, check=True, capture_output=True)

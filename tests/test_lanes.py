@@ -9,8 +9,8 @@ import pytest
 from loop_world import step_of
 
 import flowrt as fr
-from flowrt.kernels import background
-from flowrt.kernels.turn import Lanes, make_lanes, make_turn
+from flowrt.kernels.composite.turn import Lanes, make_lanes, make_turn
+from flowrt.kernels.store import background
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,12 @@ import llvmlite.binding as llvm
 import pytest
 
 from flowrt.errors import InternalError
-from flowrt.kernels.elf import Unlinkable, read_object
-from flowrt.kernels.linking import link
-from flowrt.kernels.loading import PAGE, load_object, map_image
+from flowrt.kernels.store.elf import Unlinkable, read_object
+from flowrt.kernels.store.linking import link
+from flowrt.kernels.store.loading import PAGE, load_object, map_image
 
 if TYPE_CHECKING:
-    from flowrt.kernels.image import Image
+    from flowrt.kernels.store.image import Image
 
 HERE = llvm.get_process_triple()
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"

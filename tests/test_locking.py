@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from flowrt.errors import StepCancelled
-from flowrt.kernels import locking
-from flowrt.kernels.locking import locked, while_wanted
-from flowrt.kernels.store import object_code
+from flowrt.kernels.store import locking
+from flowrt.kernels.store.locking import locked, while_wanted
+from flowrt.kernels.store.objects import object_code
 
 ROOT = Path(__file__).parent.parent
 LONG = 1000.0
@@ -139,9 +139,9 @@ WAITING = """
 import fcntl, os, sys
 import numpy as np
 import flowrt as fr
-from flowrt.kernels import locking
+from flowrt.kernels.store import locking
 from flowrt.kernels.launch import apply_kernel
-from flowrt.kernels.store import cache_folder, symbol_of
+from flowrt.kernels.store.objects import cache_folder, symbol_of
 
 locking._patience = 1000.0
 

@@ -9,8 +9,8 @@ import pytest
 from loop_world import step_of
 
 import flowrt as fr
-from flowrt.kernels import background
-from flowrt.kernels.turn import Lookup, make_turn
+from flowrt.kernels.composite.turn import Lookup, make_turn
+from flowrt.kernels.store import background
 from flowrt.sched.scalar_loops import why_launches
 
 if TYPE_CHECKING:

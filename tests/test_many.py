@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.kernels import fused
-from flowrt.kernels.background import wait_compiled
-from flowrt.kernels.fused import fused_kernel
+from flowrt.kernels.composite.many import ManyStep
+from flowrt.kernels.fusion import fused
+from flowrt.kernels.fusion.fused import fused_kernel
+from flowrt.kernels.language.table import Call, View, require_kernel
 from flowrt.kernels.launch import Step
-from flowrt.kernels.many import ManyStep
-from flowrt.kernels.table import Call, View, require_kernel
+from flowrt.kernels.store.background import wait_compiled
 from flowrt.sched import recording
 from flowrt.sched.gathering import HELD, SMALL, gather
 from flowrt.sched.tape import Tape

@@ -10,8 +10,8 @@ import pytest
 from kernel_world import own_tables
 
 from flowrt.kernels.launch import run_kernel
-from flowrt.kernels.linalg import register
-from flowrt.kernels.micro import AVX2, AVX512, NEON, SSE, Geometry, native
+from flowrt.kernels.ops.linalg import register
+from flowrt.kernels.tiles.micro import AVX2, AVX512, NEON, SSE, Geometry, native
 from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]

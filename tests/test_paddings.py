@@ -11,7 +11,7 @@ from kernel_world import compile_here
 from test_fuse import ops, plan_of
 
 import flowrt as fr
-from flowrt.kernels import padded
+from flowrt.kernels.fusion import padded
 from flowrt.passes import paddings
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ import pytest
 from op_examples import EXAMPLES
 
 import flowrt as fr
-from flowrt.kernels.table import KERNELS
+from flowrt.kernels.language.table import KERNELS
 from flowrt.runners import supports
 from flowrt.spec import DTYPES
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from llvmlite import ir
 
-from flowrt.kernels.roundings import contract
-from flowrt.kernels.surroundings import architecture
+from flowrt.kernels.emit.roundings import contract
+from flowrt.kernels.store.surroundings import architecture
 
 ASK = """
 import json
-from flowrt.kernels.micro import native
-from flowrt.kernels.processor import features, name, probed_features
-from flowrt.kernels.surroundings import has_fused_products, processor_features
+from flowrt.kernels.tiles.micro import native
+from flowrt.kernels.emit.processor import features, name, probed_features
+from flowrt.kernels.store.surroundings import has_fused_products, processor_features
 ours = processor_features() & {"avx", "avx512f", "fma"} == probed_features()
 print(json.dumps([name(), features(), native().width, has_fused_products(), ours]))
 """

@@ -21,8 +21,8 @@ import pytest
 
 import flowrt as fr
 from flowrt import checkpoint, progress
-from flowrt.kernels import compiling
-from flowrt.kernels.compiling import batch, compiled, note_missing, only_looks
+from flowrt.kernels.store import compiling
+from flowrt.kernels.store.compiling import batch, compiled, note_missing, only_looks
 from flowrt.progress import Activity
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from flowrt import eager
 from flowrt.errors import SpecError
 from flowrt.graph import Graph, Tensor
 from flowrt.kernels.launch import Prepared
-from flowrt.kernels.random import fill_normal, fill_uniform, lanes, philox, tensor_key
+from flowrt.kernels.ops.random import fill_normal, fill_uniform, lanes, philox, tensor_key
 
 assert eager
 

@@ -24,7 +24,7 @@ from cut_world import (
 from op_examples import EXAMPLES, Example
 
 import flowrt as fr
-from flowrt.kernels.expression import COSTLY
+from flowrt.kernels.language.expression import COSTLY
 
 CUTS = 6  # of each kernel
 

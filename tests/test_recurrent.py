@@ -10,8 +10,8 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import GraphError, SpecError
-from flowrt.kernels import recurrent
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, Application, Operand, apply_kernel
+from flowrt.kernels.ops.nn import recurrent
 from flowrt.op import lookup
 from flowrt.spec import Spec
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
-from flowrt.kernels.expression import Expression, express
-from flowrt.kernels.row_plan import Loop, RowPlan, plan_rows
+from flowrt.kernels.fusion.row_plan import Loop, RowPlan, plan_rows
+from flowrt.kernels.language.expression import Expression, express
 
 F8 = "float64"
 Array = np.ndarray[Any, Any]

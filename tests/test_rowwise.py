@@ -11,10 +11,10 @@ from kernel_world import compile_here
 from test_fuse import ops, plan_of
 
 import flowrt as fr
-from flowrt.kernels.fused import ordered_variants
+from flowrt.kernels.fusion.fused import ordered_variants
+from flowrt.kernels.language.table import Form
 from flowrt.kernels.launch import RUN_WORDS, Application, Prepared, apply_kernel
-from flowrt.kernels.store import entry_address
-from flowrt.kernels.table import Form
+from flowrt.kernels.store.objects import entry_address
 from flowrt.ops.fused import infer_members
 from flowrt.session import Options
 from flowrt.spec import spec_of

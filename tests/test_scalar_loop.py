@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.kernels import background, fused, scalar_loop, store
-from flowrt.kernels.background import wait_compiled
 from flowrt.kernels.compiler import carry_out
+from flowrt.kernels.composite import scalar_loop
+from flowrt.kernels.composite.many import ManyStep
+from flowrt.kernels.composite.nested import NestedStep
+from flowrt.kernels.composite.scalar_loop import LOOP, ScalarLoopStep, read_program
+from flowrt.kernels.fusion import fused
 from flowrt.kernels.launch import apply_kernel
-from flowrt.kernels.many import ManyStep
-from flowrt.kernels.nested import NestedStep
-from flowrt.kernels.scalar_loop import LOOP, ScalarLoopStep, read_program
-from flowrt.kernels.store import cache_folder, found_loop_symbol, nested_address
+from flowrt.kernels.store import background
+from flowrt.kernels.store import objects as store
+from flowrt.kernels.store.background import wait_compiled
+from flowrt.kernels.store.objects import cache_folder, found_loop_symbol, nested_address
 from flowrt.ops.fused import fused as fused_op
 from flowrt.sched.nesting import apply_structured
 from flowrt.sched.recording import record

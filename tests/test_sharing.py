@@ -10,8 +10,8 @@ from tape_world import Array, PlanMaker, interpret, whole_region
 
 import flowrt as fr
 from flowrt.errors import FlowrtError
+from flowrt.kernels.language.table import Call, Form, View, kernel
 from flowrt.kernels.launch import RUN_WORDS
-from flowrt.kernels.table import Call, Form, View, kernel
 from flowrt.op import no_gradient, op
 from flowrt.sched.lives import find_lives
 from flowrt.sched.recording import ARENA_SLOT, Recording, record

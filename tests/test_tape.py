@@ -10,8 +10,8 @@ import pytest
 from tape_world import Array, PlanMaker, array, interpret, random_plan, tape_of, whole_region, words
 
 from flowrt.errors import FlowrtError, SpecError, StepCancelled
+from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.launch import FAILURES, STATUS, run_kernel
-from flowrt.kernels.table import Call, View, elementwise, kernel
 from flowrt.op import no_gradient, op
 from flowrt.sched.tape import CANCELLED, Tape, Tapes
 from flowrt.spec import Spec

@@ -12,10 +12,10 @@ from loop_world import step_of
 
 import flowrt as fr
 import flowrt.sched.nesting
-from flowrt.kernels import background
-from flowrt.kernels.expression import Expression
-from flowrt.kernels.scalar_loop import ScalarLoopStep, read_program
-from flowrt.kernels.turn import InnerLoop, Lanes, Lookup, Turn, make_turn
+from flowrt.kernels.composite.scalar_loop import ScalarLoopStep, read_program
+from flowrt.kernels.composite.turn import InnerLoop, Lanes, Lookup, Turn, make_turn
+from flowrt.kernels.language.expression import Expression
+from flowrt.kernels.store import background
 from flowrt.sched.scalar_loops import apply_scalar_loop
 
 if TYPE_CHECKING:

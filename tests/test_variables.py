@@ -13,7 +13,7 @@ from session_world import cancel_everywhere, every_way, host_of
 
 import flowrt as fr
 from flowrt.errors import GraphError
-from flowrt.kernels.direct import BLOCKED, HOLDERS, RIVALS, RIVALS_AT, TAKING, WAITING
+from flowrt.kernels.run.direct import BLOCKED, HOLDERS, RIVALS, RIVALS_AT, TAKING, WAITING
 from flowrt.sched.executor import Executor
 from flowrt.sched.host import Host, RunContext
 from flowrt.sched.variables import Together, Variables

@@ -1,30 +1,27 @@
 """Kernels: what computes, on CPUs and CUDA devices, behind one ABI."""
 
 # Each family enters its kernels in the table when it is imported.
-from flowrt.kernels import (
+from flowrt.kernels.fusion import fused
+from flowrt.kernels.ops import (
     activation,
     along,
     combining,
-    conv,
     elementwise,
     flow,
-    fused,
     index,
     linalg,
     moments,
-    nn,
-    pooling,
     random,
-    recurrent,
     reduce,
     routing,
     rows,
     shape,
     slices,
-    softmax,
     source,
     trigonometry,
 )
+from flowrt.kernels.ops.nn import conv, pooling, recurrent, softmax
+from flowrt.kernels.ops.nn import entropy as nn
 
 __all__ = [
     "activation",

@@ -13,10 +13,10 @@ from contextlib import suppress
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.errors import FlowrtError
-from flowrt.kernels.fused import ordered_variants
-from flowrt.kernels.names import remember
-from flowrt.kernels.scalar_loop import LOOP, read_program
-from flowrt.kernels.store import (
+from flowrt.kernels.composite.scalar_loop import LOOP, read_program
+from flowrt.kernels.fusion.fused import ordered_variants
+from flowrt.kernels.store.names import remember
+from flowrt.kernels.store.objects import (
     cache_folder,
     entry_address,
     found_loop_symbol,

@@ -17,9 +17,9 @@ import numpy as np
 from numba import cuda
 
 from flowrt.errors import FlowrtError, GraphError
+from flowrt.kernels.language.table import JITABLES, Form, View
+from flowrt.kernels.language.twin import SIMULATED, THREADS
 from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS, Operand, Step, apply_kernel
-from flowrt.kernels.table import JITABLES, Form, View
-from flowrt.kernels.twin import SIMULATED, THREADS
 from flowrt.spec import Spec
 
 BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop over what is left

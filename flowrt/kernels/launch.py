@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import FlowrtError
-from flowrt.kernels.copies import COPY_OP as COPY_OP
-from flowrt.kernels.copies import Copy, merged, plan_box, plan_copy
-from flowrt.kernels.own import raised_in
-from flowrt.kernels.store import Variant, entry_address
-from flowrt.kernels.table import KERNELS, Call, Form, Kernel, View, Word, require_kernel
+from flowrt.kernels.language.own import raised_in
+from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, Word, require_kernel
+from flowrt.kernels.store.objects import Variant, entry_address
+from flowrt.kernels.tiles.copies import COPY_OP as COPY_OP
+from flowrt.kernels.tiles.copies import Copy, merged, plan_box, plan_copy
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.kernels.background import Order
-    from flowrt.kernels.epilogue import EpilogueStep
-    from flowrt.kernels.many import ManyStep
-    from flowrt.kernels.nested import NestedStep
-    from flowrt.kernels.scalar_loop import ScalarLoopStep
+    from flowrt.kernels.composite.epilogue import EpilogueStep
+    from flowrt.kernels.composite.many import ManyStep
+    from flowrt.kernels.composite.nested import NestedStep
+    from flowrt.kernels.composite.scalar_loop import ScalarLoopStep
+    from flowrt.kernels.store.background import Order
 
 ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 RUN_WORDS = 4

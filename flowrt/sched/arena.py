@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels.board import BOARD_ALIGNMENT
+from flowrt.kernels.run.board import BOARD_ALIGNMENT
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 MANY_LINES = 512  # values of a line each, from which looking for gaps between others takes longer than they are worth

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.direct import Direct
+from flowrt.kernels.run.direct import Direct
 from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
 

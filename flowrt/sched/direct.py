@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels.direct import MOST_OUTPUTS, Terms, plan_words
+from flowrt.kernels.run.direct import MOST_OUTPUTS, Terms, plan_words
 from flowrt.sched.interrupts import note_plan
 from flowrt.sched.memory import counted
 from flowrt.spec import Spec, spec_of

@@ -18,7 +18,7 @@ import numpy as np
 from flowrt.collection import held_back
 from flowrt.errors import ResourceError
 from flowrt.kernels.launch import STATUS
-from flowrt.kernels.locking import while_wanted
+from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
 from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.footprint import Footprint, predict_peak, survey

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.errors import FlowrtError
+from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import apply_kernel
-from flowrt.kernels.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.arena import local_room
 from flowrt.sched.lives import DataDependent

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from flowrt.kernels.language.table import Form
 from flowrt.kernels.launch import Step
-from flowrt.kernels.table import Form
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep

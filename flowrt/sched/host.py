@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from flowrt.errors import ClosedError, GraphError
-from flowrt.kernels import pools
+from flowrt.kernels.run import pools
 from flowrt.sched.credit import Credit
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.memory import Memory

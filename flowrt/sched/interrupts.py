@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.direct import BUSY
 from flowrt.kernels.launch import STATUS
+from flowrt.kernels.run.direct import BUSY
 from flowrt.sched.lanes import main_thread, this_thread
 from flowrt.sched.tape import CANCELLED
 

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from flowrt.errors import ClosedError
-from flowrt.kernels import board as at
 from flowrt.kernels.launch import ENTRY_TYPE
-from flowrt.kernels.store import loop_address
+from flowrt.kernels.run import board as at
+from flowrt.kernels.store.objects import loop_address
 from flowrt.sched.arena import local_room
 
 T = TypeVar("T")

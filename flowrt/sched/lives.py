@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.errors import GraphError, SpecError
-from flowrt.kernels.table import ALIASES
+from flowrt.kernels.language.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.regions import CONSTANT, READ, WRITES, Name, Region, resources_of, variable_spec
 from flowrt.spec import Spec, value_known

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from flowrt.kernels.slices import BEYOND
-from flowrt.kernels.table import ALIASES
-from flowrt.kernels.turn import Lookup
+from flowrt.kernels.composite.turn import Lookup
+from flowrt.kernels.language.table import ALIASES
+from flowrt.kernels.ops.slices import BEYOND
 from flowrt.sched.making import MOST_ENTRIES, Entries, Making, Table, Unfit, Value, check_entries
 from flowrt.sched.structured import COND, LOOP
 from flowrt.spec import normal_axes

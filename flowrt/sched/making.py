@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels.expression import COSTLY, is_scalar_function
-from flowrt.kernels.table import broadcast, find_kernel
-from flowrt.kernels.turn import LEAST_LANES, InnerLoop, Lanes, Lookup, PlainMember, Turn, make_lanes, make_turn
+from flowrt.kernels.composite.turn import (
+    LEAST_LANES,
+    InnerLoop,
+    Lanes,
+    Lookup,
+    PlainMember,
+    Turn,
+    make_lanes,
+    make_turn,
+)
+from flowrt.kernels.language.expression import COSTLY, is_scalar_function
+from flowrt.kernels.language.table import broadcast, find_kernel
 
 if TYPE_CHECKING:
     from flowrt.plan import PlanNode

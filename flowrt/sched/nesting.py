@@ -1,4 +1,4 @@
-"""A loop or branch on concrete specs as one launch that holds others; see `kernels.nested`.
+"""A loop or branch on concrete specs as one launch that holds others; see `kernels.composite.nested`.
 
 Law: pure. A body is recorded as a region of its own is; its slots then become operands of the launch around it: its
 inputs are that launch's inputs or the private slots of what is carried and scanned, its outputs private slots too or
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
+from flowrt.kernels.composite.scalar_loop import sooner
+from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
-from flowrt.kernels.nested import Carried, Inner, NestedStep, Rows
-from flowrt.kernels.scalar_loop import sooner
-from flowrt.kernels.table import View
 from flowrt.sched.regions import Region
 from flowrt.sched.scalar_loops import apply_scalar_loop
 from flowrt.sched.structured import COND, longest_seconds
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.kernels.background import Order
+    from flowrt.kernels.store.background import Order
     from flowrt.plan import Plan
     from flowrt.sched.recording import Recording
 

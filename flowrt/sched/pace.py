@@ -2,7 +2,7 @@
 
 Law: a `Pace` learns from its tape's first runs how long each launch takes, and asks `schedule` whether several threads
 are worth their trouble; before, a guess decides. It changes nothing that a tape computes. A `Share` belongs to one
-room and holds what one run at a time needs beside that room; its words are laid out as `kernels.board` says.
+room and holds what one run at a time needs beside that room; its words are laid out as `kernels.run.board` says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels import board as at
+from flowrt.kernels.run import board as at
 from flowrt.sched.lanes import aligned_zeros
 from flowrt.sched.schedule import WORTHWHILE, Schedule, control, divide, hazards, worth_a_look
 

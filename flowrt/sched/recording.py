@@ -25,9 +25,9 @@ import numpy as np
 
 from flowrt.attributes import attr_key
 from flowrt.errors import GraphError
-from flowrt.kernels.fused import WORTH_BYTES
+from flowrt.kernels.composite.many import ManyStep
+from flowrt.kernels.fusion.fused import WORTH_BYTES
 from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
-from flowrt.kernels.many import ManyStep
 from flowrt.sched.arena import ALIGNMENT, aligned, lay_out
 from flowrt.sched.cost import Cost, predict
 from flowrt.sched.gathering import gather
@@ -41,8 +41,8 @@ from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.kernels.background import Order
     from flowrt.kernels.launch import AnyStep
+    from flowrt.kernels.store.background import Order
     from flowrt.plan import Plan, PlanNode
 
 WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from flowrt.errors import GraphError
+from flowrt.kernels.composite.scalar_loop import ScalarLoopStep, ScalarProgram
+from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application
-from flowrt.kernels.scalar_loop import ScalarLoopStep, ScalarProgram
-from flowrt.kernels.table import View
 from flowrt.sched.lookups import indexed_inputs, is_table
 from flowrt.sched.making import Shared, Table, Unfit
 from flowrt.sched.structured import longest_seconds

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowrt.kernels.table import Form, View
+from flowrt.kernels.language.table import Form, View
 from flowrt.sched.regions import READ, WRITES, Name
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import numpy as np
 
 from flowrt.attributes import attr_key
 from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
-from flowrt.kernels.background import are_ready, submit
+from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
-from flowrt.kernels.table import ALIASES
+from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
 from flowrt.plan import Plan
 from flowrt.sched.cost import predict

@@ -19,11 +19,11 @@ import numpy as np
 
 from flowrt.collection import held_back
 from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
-from flowrt.kernels.background import are_ready, submit
-from flowrt.kernels.compiling import batch
-from flowrt.kernels.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP, failure
-from flowrt.kernels.store import direct_address, loop_address
+from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
+from flowrt.kernels.store.background import are_ready, submit
+from flowrt.kernels.store.compiling import batch
+from flowrt.kernels.store.objects import direct_address, loop_address
 from flowrt.sched.arena import ALIGNMENT
 from flowrt.sched.lives import DataDependent
 from flowrt.sched.memory import Memory, counted

@@ -1,6 +1,6 @@
 """The loops of a tape whose turns several threads may share: where their launches lie, and what waits for what.
 
-Law: pure; it reads blocks as `kernels.nested` lays them out. Within a turn, launches are what they are in a
+Law: pure; it reads blocks as `kernels.composite.nested` lays them out. Within a turn, launches are what they are in a
 tape: the operands of the loop's launch stand for slots. Loops inside branches have turns of their own, which
 nobody shares.
 """
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.kernels import board as at
-from flowrt.kernels.board import NODE_WORDS
+from flowrt.kernels.composite.nested import LAUNCH_WORDS, LOOP, NestedStep
+from flowrt.kernels.composite.scalar_loop import ScalarLoopStep
 from flowrt.kernels.launch import Operand
-from flowrt.kernels.nested import LAUNCH_WORDS, LOOP, NestedStep
-from flowrt.kernels.scalar_loop import ScalarLoopStep
+from flowrt.kernels.run import board as at
+from flowrt.kernels.run.board import NODE_WORDS
 from flowrt.sched.lanes import aligned_zeros
 from flowrt.sched.recording import FIRST_SLOT, LOCAL_SLOT, Launch
 from flowrt.sched.schedule import hazards
 
 if TYPE_CHECKING:
-    from flowrt.kernels.nested import Inner
+    from flowrt.kernels.composite.nested import Inner
     from flowrt.plan import PlanNode
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from flowrt.errors import GraphError, how_to_bring
-from flowrt.kernels.table import ALIASES, KERNELS
+from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.sched.effects import is_effect
 from flowrt.sched.machine import Enter, Kind, Topology
 from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resources_of

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.expression import COSTLY
-from flowrt.kernels.table import ALIASES
-from flowrt.kernels.turn import LEAST_LANES
+from flowrt.kernels.composite.turn import LEAST_LANES
+from flowrt.kernels.language.expression import COSTLY
+from flowrt.kernels.language.table import ALIASES
 from flowrt.sched.lookups import entries_of, part_of, taken
 from flowrt.sched.making import (
     MOST_ENTRIES,

@@ -5,7 +5,7 @@ other; who asked first goes first where two requests conflict. Holders may be on
 variable that is only sent elsewhere is lent instead of copied, and not held meanwhile: who writes it while somebody
 still looks at it makes a copy first, and writes that.
 
-Direct calls (`kernels.direct`) take and give back what they need by themselves, between two instructions of
+Direct calls (`kernels.run.direct`) take and give back what they need by themselves, between two instructions of
 Python's, and know nothing of the mutex: so who changes something here says so in a word as long as it has the
 mutex. They take nothing while it is set, or while someone waits, and give nothing back while it is set. So
 that they need not look at every variable, those that one takes are known `Together`, with a word in which
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from flowrt.errors import GraphError
-from flowrt.kernels.direct import BLOCKED, CHANGES_WORD, HOLDERS, RIVALS, RIVALS_AT, TAKING, TOGETHER_WORDS, WAITING
+from flowrt.kernels.run.direct import BLOCKED, CHANGES_WORD, HOLDERS, RIVALS, RIVALS_AT, TAKING, TOGETHER_WORDS, WAITING
 from flowrt.spec import Spec
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class _Request:
 
 
 class Variables:
-    """All variables of a task. ``words`` are what direct calls look at: see `kernels.direct`."""
+    """All variables of a task. ``words`` are what direct calls look at: see `kernels.run.direct`."""
 
     def __init__(self, task: str) -> None:
         self._task = task

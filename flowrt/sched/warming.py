@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from flowrt.errors import FlowrtError
-from flowrt.kernels.compiling import batch
+from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.kernels.launch import Prepared, apply_kernel
-from flowrt.kernels.locking import while_wanted
-from flowrt.kernels.store import loop_address, nested_address
-from flowrt.kernels.table import ALIASES, KERNELS
+from flowrt.kernels.store.compiling import batch
+from flowrt.kernels.store.locking import while_wanted
+from flowrt.kernels.store.objects import loop_address, nested_address
 from flowrt.op import lookup
 from flowrt.plan import Plan
 from flowrt.sched.regions import ROW_WRITES, resources_of, variable_spec

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bandwidth_cases import Array, Case, report
 
 import flowrt as fr
-from flowrt.kernels.background import wait_compiled
+from flowrt.kernels.store.background import wait_compiled
 
 EDGES = ((0, 0), (1, 1), (1, 1), (0, 0))
 PROGRAMS: Mapping[str, Callable[..., Any]] = {

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import InternalError, SpecError
-from flowrt.kernels.combining import blocks_of, summing
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, Step
-from flowrt.kernels.store import is_compiled
+from flowrt.kernels.ops.combining import blocks_of, summing
+from flowrt.kernels.store.objects import is_compiled
 from flowrt.sched.iteration.measuring import square_of
 
 if TYPE_CHECKING:

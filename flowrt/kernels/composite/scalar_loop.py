@@ -1,0 +1,181 @@
+"""A loop of scalars as one kernel: its condition and body are turns, what it carries stays in registers
+or, where many entries are computed alike, on the stack.
+
+Law: what is compiled depends on the program, never on how long a loop runs. A program that is not compiled yet is
+ordered, not waited for, where the loop can be run by kernels that are. The block: the most turns (`limit`,
+the slot and offset of a count, the rows of what is scanned), whether backwards, where the number of turns goes; then
+slot and offset of each operand: where each carried value begins and ends, what is scanned, stacked, captured; then the
+constants, a word each, and the private slots that say where a lookup failed (`ScalarLoopStep.trace`). An operand, or a
+row of it, is one or several scalars, side by side; a table that is only looked up in stays where it is, and is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import GraphError
+from flowrt.kernels.composite.epilogue import EpilogueStep
+from flowrt.kernels.composite.many import ManyStep
+from flowrt.kernels.composite.nested import NestedStep
+from flowrt.kernels.composite.turn import Turn, plain_turn, read_turn
+from flowrt.kernels.language.table import Call, Kernel, View, natural
+from flowrt.kernels.store import background
+from flowrt.kernels.store.background import Order
+from flowrt.kernels.store.objects import (
+    is_compiled,
+    is_many_compiled,
+    is_nested_compiled,
+    is_there,
+    scalar_loop_address,
+    scalar_loop_symbol,
+)
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import AnyStep, Application, Operand
+    from flowrt.plan import PlanNode
+
+LOOP = "loop "
+"""What an order of a scalar loop begins with, before the program's text."""
+
+NONE = -1
+LIMIT, COUNT, ROWS, REVERSE, DONE, OPERANDS = 0, 1, 3, 4, 5, 7
+
+
+@valueclass
+class ScalarProgram:
+    """What a scalar loop compiles to. Its turns take the scalars carried, scanned (the body), captured, and constants.
+
+    ``body`` answers what is carried on, then what is stacked. The tuples say how many scalars each operand is. Of
+    ``constants`` those that are no numbers with a point are known here, since much follows from a divisor; the others
+    are None, and in the block. Of ``tables`` each says which constant is the address of which captured operand.
+    """
+
+    cond: Turn | None
+    body: Turn
+    carried: tuple[int, ...]
+    scanned: tuple[int, ...]
+    stacked: tuple[int, ...]
+    captured: tuple[int, ...]
+    constants: tuple[int | None, ...] = ()
+    tables: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """How many loops around a lookup there are at most."""
+        return max(self.body.depth, 0 if self.cond is None else self.cond.depth)
+
+    @property
+    def is_of_single_scalars(self) -> bool:
+        """Whether every operand, or row of one, is one scalar, tables apart."""
+        return {0, 1}.issuperset((*self.carried, *self.scanned, *self.stacked, *self.captured))
+
+    def text(self) -> str:
+        """The program as one line, by the names of its ops; see `read_program`."""
+        counts = (self.carried, self.scanned, self.stacked, self.captured, self.constants, self.tables)
+        return json.dumps([plain_turn(self.cond), plain_turn(self.body), *counts])
+
+
+def read_program(text: str) -> ScalarProgram:
+    """The program of that text. Raises `GraphError` where an op is none of scalars."""
+    cond, body, *counts, tables = json.loads(text)
+    inside = read_turn(body)
+    if inside is None:
+        raise GraphError("a loop of scalars has no body")
+    facts: tuple[Any, ...] = (*map(tuple, counts), tuple(map(tuple, tables)))
+    return ScalarProgram(read_turn(cond), inside, *facts)
+
+
+@dataclass(frozen=True)
+class ScalarLoopStep:
+    """What a `Step` is to an op, for a loop of scalars; places are operand numbers."""
+
+    program: ScalarProgram
+    operands: tuple[int, ...]
+    reads: int
+    views: tuple[View, ...]
+    first: tuple[int, ...]
+    out: tuple[int, ...]
+    scanned: tuple[int, ...]
+    stacked: tuple[int, ...]
+    captured: tuple[int, ...]
+    constants: tuple[np.ndarray[Any, Any], ...]
+    done: int
+    limit: int | None
+    count: int | None
+    rows: int | None
+    reverse: bool
+    trace: tuple[int, ...] = ()
+    """Private slots: of the lookup that failed, counted from 1, and of the turns of the loops around it, -1 where there
+    are no more."""
+    looks: tuple[PlanNode, ...] = ()
+    """The node that each lookup is of, by its number."""
+    held: tuple[np.ndarray[Any, Any], ...] = ()
+    """Tables whose addresses are constants."""
+
+    units = 1
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """A kernel in name, that overwrites nothing it reads."""
+        return Kernel("scalar_loop", "cpu", _turn, natural)
+
+    @property
+    def call(self) -> Call:
+        return Call(self.views)
+
+    def address(self) -> int:
+        """The compiled entry; compiles it if need be."""
+        return scalar_loop_address(self.program)
+
+    def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
+        """The block for operands at ``places``."""
+        words = [NONE if self.limit is None else self.limit, NONE, 0]
+        if self.count is not None:
+            words[COUNT:] = [places[self.count].slot, places[self.count].offset]
+        words += [NONE if self.rows is None else self.rows, int(self.reverse)]
+        for number in (self.done, *self.first, *self.out, *self.scanned, *self.stacked, *self.captured):
+            words += [places[number].slot, places[number].offset]
+        constants = np.zeros(len(self.constants), np.int64)
+        for number, value in enumerate(self.constants):
+            constants[number : number + 1].view(np.uint8)[: value.nbytes] = np.atleast_1d(value).view(np.uint8)
+        trace = [places[number].slot for number in self.trace]
+        return np.concatenate([np.array(words, np.int64), constants, np.array(trace, np.int64)])
+
+
+def sooner(scalar: Application, nested: Callable[[], Application]) -> Application:
+    """The loop as one kernel, or ``nested`` for as long as a helper compiles that.
+
+    Where the other way of a loop of single scalars has kernels to compile, too, nothing is won by it.
+    """
+    (step,) = scalar.steps
+    assert isinstance(step, ScalarLoopStep)
+    symbol = scalar_loop_symbol(step.program)
+    if is_there(symbol) or background.was_tried(symbol) or background.is_waited_for():
+        return scalar
+    other = nested()
+    if step.program.is_of_single_scalars and not all(map(_is_compiled, other.steps)):
+        return scalar
+    return replace(other, orders=(Order(symbol, LOOP + step.program.text()),))
+
+
+def _is_compiled(step: AnyStep) -> bool:
+    if isinstance(step, NestedStep):
+        return is_nested_compiled(step.kind) and all(_is_compiled(inner.step) for span in step.spans for inner in span)
+    if isinstance(step, EpilogueStep):
+        return _is_compiled(step.product) and _is_compiled(step.epilogue)
+    if isinstance(step, ManyStep):
+        return is_many_compiled() and all(map(_is_compiled, step.members))
+    if isinstance(step, ScalarLoopStep):
+        return is_there(scalar_loop_symbol(step.program))
+    return is_compiled(step.variant())
+
+
+def _turn(run: Any) -> None:
+    """Stands for the function of a scalar loop, which is composed of expressions."""

@@ -1,0 +1,200 @@
+"""Fused programs with a padding amid them, as stencils have: one launch goes over what is inside the frame.
+
+Law: pure. What the members ahead of the padding make is an inside, and those behind it go over all. Inside the frame
+both are one program, whose launch writes a window of each result; the frame's strips are what the members behind make
+of the padding's value, one by one, since a strip is small. So no padded tensor is made, and no inside.
+
+A program that is not compiled yet, and one whose frame is large, are computed as they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flowrt.kernels.fusion.pieces import Parts, apart
+from flowrt.kernels.fusion.program import PAD, PART, Member, specs_of
+from flowrt.kernels.language.table import Form, View
+from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
+from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import AnyStep
+
+SMALL_FRAME = 8  # a frame is at most such a part of everything
+
+Box: TypeAlias = "tuple[tuple[int, int], ...]"
+"""For each axis where a part begins and ends."""
+
+
+@valueclass
+class Padded:
+    """A program around the padding that value ``at`` is, and of which shape its results are."""
+
+    first: int
+    specs: Sequence[Spec]
+    members: Sequence[Member]
+    results: Sequence[int]
+    at: int
+
+    def member(self, n: int) -> Member:
+        """The member that makes value ``n``."""
+        return self.members[n - self.first]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.specs[self.at].concrete
+
+    @property
+    def padding(self) -> Mapping[str, Any]:
+        return dict(self.member(self.at)[3])
+
+    @property
+    def inside(self) -> Box:
+        taken = self.specs[self.member(self.at)[1][0]].concrete
+        pairs = zip(self.padding["paddings"], taken, strict=True)
+        return tuple((before, before + size) for (before, _), size in pairs)
+
+    def strips(self) -> Iterator[Box]:
+        """The frame in parts that do not overlap, those of the first axes across all others."""
+        for axis, (begin, end) in enumerate(self.inside):
+            for span in ((0, begin), (end, self.shape[axis])):
+                box = (*self.inside[:axis], span, *((0, size) for size in self.shape[axis + 1 :]))
+                if all(start < stop for start, stop in box):
+                    yield box
+
+
+def padded(first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]) -> Padded | None:
+    """The program as one around a padding; None where it has none."""
+    at = next((n for n, member in enumerate(members, first) if member[0] == PAD), None)
+    return None if at is None else Padded(first, specs, members, results, at)
+
+
+def apply_padded(parts: Parts, program: Padded, device: str) -> Application:
+    """The application of a program around a padding."""
+    first, results = program.first, program.results
+    inside = _cut(program, program.inside)
+    made = apply_kernel(*inside.asked(), device)
+    at = {first + n: _window(program, program.inside) for n in range(len(results))}
+    placed = _placed(made, at) if _frame_is_small(program) else None
+    if placed is None:
+        written = apart(parts, program.specs, program.members, results, _as_written(program), device)
+        return replace(written, orders=(*written.orders, *made.orders), wishes=(*written.wishes, *made.wishes))
+    parts.add(placed, range(first + len(results)))
+    for box in program.strips():
+        _add_strip(parts, program, box, device)
+    return parts.application()
+
+
+def _frame_is_small(program: Padded) -> bool:
+    inside = math.prod(end - begin for begin, end in program.inside)
+    return inside > 0 and (math.prod(program.shape) - inside) * SMALL_FRAME <= inside
+
+
+def _as_written(program: Padded) -> list[list[int]]:
+    """The members ahead of the padding, it, and those behind it."""
+    pieces = (
+        range(program.first, program.at),
+        range(program.at, program.at + 1),
+        range(program.at + 1, len(program.specs)),
+    )
+    return [list(piece) for piece in pieces if piece]
+
+
+# ── a part of everything ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class _Part:
+    """A program on part of what another one is on."""
+
+    inputs: tuple[Spec, ...]
+    members: tuple[Member, ...]
+    results: tuple[int, ...]
+
+    def asked(self) -> tuple[str, Sequence[Spec], Sequence[Spec], Mapping[str, Any]]:
+        """The op, operands and attributes of its application."""
+        specs = specs_of(self.inputs, self.members)
+        outputs = [specs[n] for n in self.results]
+        return "fused", self.inputs, outputs, {"members": self.members, "results": self.results}
+
+
+def _cut(program: Padded, box: Box, filled: Spec | None = None) -> _Part:
+    """The members behind the padding on the part ``box`` of everything, with those ahead of it, or with an input more
+    in their place, which is ``filled`` with the padding's value."""
+    inputs = (*program.specs[: program.first], *(() if filled is None else (filled,)))
+    members: list[Member] = []
+    number = {n: n for n in range(program.first)}
+
+    def put(n: int, member: Member) -> None:
+        op, operands, dtype, attrs = member
+        members.append((op, tuple(number[i] for i in operands), dtype, attrs))
+        number[n] = len(inputs) + len(members) - 1
+
+    for n in range(program.first, program.at) if filled is None else ():
+        put(n, program.member(n))
+    number[program.at] = program.first if filled is not None else number[program.member(program.at)[1][0]]
+    behind = range(program.at + 1, len(program.specs))
+    for i in sorted({i for n in behind for i in program.member(n)[1] if i < program.first}):
+        key = _key(program.specs[i], box)
+        if key:
+            put(i, (PART, (i,), program.specs[i].dtype.name, (("key", key),)))
+    for n in behind:
+        put(n, program.member(n))
+    return _Part(inputs, tuple(members), tuple(number[n] for n in program.results))
+
+
+def _key(spec: Spec, box: Box) -> tuple[tuple[int, int, int], ...]:
+    """The index that takes of a tensor, which is repeated along axes of size 1, what lies in ``box``."""
+    shape = spec.concrete
+    spans = zip(shape, box[len(box) - len(shape) :], strict=True)
+    return tuple((0, 1, 1) if size == 1 else (begin, end, 1) for size, (begin, end) in spans)
+
+
+def _window(program: Padded, box: Box) -> View:
+    return View.dense(program.shape).window([begin for begin, _ in box], _sizes(box))
+
+
+def _sizes(box: Box) -> tuple[int, ...]:
+    return tuple(end - begin for begin, end in box)
+
+
+def _placed(made: Application, windows: Mapping[int, View]) -> Application | None:
+    """An application whose outputs are written in ``windows``; None where that takes more than one launch each."""
+    writers = Counter(n for step in made.steps for n in step.operands if n in windows)
+    if made.orders or made.wishes or any(count != 1 for count in writers.values()):
+        return None
+    steps = [_written_in(step, windows) for step in made.steps]
+    return None if None in steps else replace(made, steps=tuple(step for step in steps if step is not None))
+
+
+def _written_in(step: AnyStep, windows: Mapping[int, View]) -> AnyStep | None:
+    if windows.keys().isdisjoint(step.operands):
+        return step
+    if not isinstance(step, Step) or step.kernel.form is not Form.SCALARS:
+        return None
+    pairs = list(zip(step.operands, step.call.views, strict=True))
+    if any(view != View.dense(windows[n].shape) for n, view in pairs if n in windows):
+        return None
+    made = replace(step, call=replace(step.call, views=tuple(windows.get(n, view) for n, view in pairs)))
+    return made if made.variant() == step.variant() else None  # windows of one column have other strides
+
+
+def _add_strip(parts: Parts, program: Padded, box: Box, device: str) -> None:
+    """Compute a strip of the frame, member by member, and put it where it belongs."""
+    count, dtype = program.first, program.specs[program.at].dtype
+    filled = Spec(dtype, _sizes(box))
+    value = parts.fill(filled, program.padding["value"])
+    part = _cut(program, box, filled)
+    specs = specs_of(part.inputs, part.members)
+    members = [[n] for n in range(len(part.inputs), len(specs))]
+    own = apart(Parts(len(part.inputs), len(part.results)), specs, part.members, part.results, members, device)
+    made = [parts.take(specs[n]) for n in part.results]
+    parts.add(own, [*range(count), value, *made])
+    for n, (result, place) in enumerate(zip(part.results, made, strict=True)):
+        dense = View.dense(specs[result].concrete)
+        parts.steps.append(copy_step(place, count + n, specs[result].dtype, dense, _window(program, box), device))

@@ -1,0 +1,141 @@
+"""Fused programs as plain data: what their values' shapes are, and how a launch sees what they take.
+
+Values are numbered: first the inputs, then each member's result in order; see `ops.fused`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.kernels.language.expression import express
+from flowrt.kernels.language.table import ALIASES, Form, Kernel, View, broadcast
+from flowrt.kernels.ops.shape import part
+from flowrt.spec import Spec, index_steps, normal_axes
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import Step
+
+Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
+Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
+
+FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
+PAD, PART, REPEATS = "pad", "getitem", frozenset({"spread", "broadcast_to"})
+VIEWS = REPEATS | {PART}
+CACHED = 1 << 22  # bytes that one launch may leave to another and stay in a cache
+
+
+@valueclass
+class Whole:
+    """A program as one launch. The step's operands are the program's inputs and results, then totals of its units.
+
+    ``ends`` are the operand and the value of each result that is folded from those totals. ``local`` is the memory
+    that each thread needs for itself, whose operands count down from -1. ``before`` are copies of what would cut the
+    step's rows short; the scratch that they fill, of specs ``copied``, comes behind the totals.
+    """
+
+    step: Step
+    ends: tuple[tuple[int, int], ...] = ()
+    local: tuple[Spec, ...] = ()
+    before: tuple[Step, ...] = ()
+    copied: tuple[Spec, ...] = ()
+
+
+def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
+    """The specs of all values of a program."""
+    specs = list(inputs)
+    for op, operands, dtype, attrs in members:
+        if op in REPEATS:
+            specs.append(Spec(dtype, specs[operands[1]].value))
+        elif op == PART:
+            steps = index_steps(dict(attrs)["key"], specs[operands[0]].concrete)
+            specs.append(Spec(dtype, [step.count for step in steps if step.kept]))
+        elif op == PAD:
+            pairs = zip(dict(attrs)["paddings"], specs[operands[0]].concrete, strict=True)
+            specs.append(Spec(dtype, [before + size + after for (before, after), size in pairs]))
+        elif op in FOLDS:
+            shape, axes = specs[operands[0]].concrete, axes_of(specs[operands[0]], attrs)
+            left = (
+                kept_shape(shape, axes)
+                if dict(attrs)["keepdims"]
+                else [n for i, n in enumerate(shape) if i not in axes]
+            )
+            specs.append(Spec(dtype, left))
+        elif op in ALIASES:
+            specs.append(Spec(dtype, _other_shape(op, specs, operands, dict(attrs))))
+        else:
+            specs.append(Spec(dtype, np.broadcast_shapes(*(specs[n].concrete for n in operands))))
+    return specs
+
+
+def _other_shape(op: str, specs: Sequence[Spec], operands: Sequence[int], attrs: Mapping[str, Any]) -> Sequence[int]:
+    """The shape under which an alias answers its first operand."""
+    shape = specs[operands[0]].concrete
+    if op == "reshape":
+        wanted = np.atleast_1d(np.asarray(specs[operands[1]].value)).tolist()
+        return [math.prod(shape) // max(-math.prod(wanted), 1) if n < 0 else n for n in wanted]
+    if op == "squeeze":
+        axes = normal_axes(attrs["axis"], len(shape)) if attrs["axis"] is not None else range(len(shape))
+        return [n for i, n in enumerate(shape) if n != 1 or i not in axes]
+    if op == "expand_dims":
+        axes = normal_axes(attrs["axis"], len(shape) + (len(attrs["axis"]) if isinstance(attrs["axis"], tuple) else 1))
+        sizes = iter(shape)
+        return [1 if i in axes else next(sizes) for i in range(len(shape) + len(axes))]
+    return shape
+
+
+def axes_of(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
+    """The axes that a fold of ``spec`` is over."""
+    return normal_axes(dict(attrs)["axis"], spec.rank)
+
+
+def kept_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` where ``axes`` are of size 1."""
+    return tuple(1 if i in axes else n for i, n in enumerate(shape))
+
+
+def source_view(specs: Sequence[Spec], members: Sequence[Member], first: int, n: int) -> View:
+    """How a launch sees an input, a part of one, or one repeated."""
+    if n < first:
+        return View.dense(specs[n].concrete)
+    op, operands, _, attrs = members[n - first]
+    taken, shape = View.dense(specs[operands[0]].concrete), specs[n].concrete
+    if op == PART:
+        return part(taken, dict(attrs)["key"])
+    if op == "spread":
+        taken = taken.reshape(kept_shape(shape, axes_of(specs[n], attrs)))
+    return taken.broadcast_to(shape)
+
+
+def views_of(members: Sequence[Member], first: int) -> set[int]:
+    """The members that are read where what they are made of lies; what is made of another view is none."""
+    views: set[int] = set()
+    for n, (op, operands, _, _) in enumerate(members, first):
+        if op in VIEWS and operands[0] not in views:
+            views.add(n)
+    return views
+
+
+def with_views(piece: Sequence[int], members: Sequence[Member], first: int, views: Collection[int]) -> list[int]:
+    """The piece behind the views that it takes."""
+    taken = {n for at in piece for n in members[at - first][1]}
+    return [*sorted(taken.intersection(views)), *piece]
+
+
+@lru_cache(1024)
+def fused_kernel(
+    inputs: tuple[str, ...],
+    members: Plain,
+    results: tuple[int, ...],
+    device: str = "cpu",
+    folds: tuple[tuple[int, str], ...] = (),
+) -> Kernel:
+    """The kernel of a program on inputs of these dtypes; members are (op, operands, dtype of the result)."""
+    expression = express(inputs, members, results, device, folds)
+    form = Form.ROWS if any(member.folds_row for member in expression.members) else Form.SCALARS
+    return Kernel("fused", device, expression.function(), broadcast, form, expression=expression)

@@ -1,0 +1,344 @@
+"""Fused programs that read again what they folded: each row of a tensor computed as a whole, in one launch.
+
+Law: pure; from concrete shapes it decides whether a program is one of rows, and what its launch sees. Rows lie along
+the last axes, those that every fold read again is over. A value is an entry for each element or one for each row; other
+folds end the program, as `fused` has it.
+
+A row is one thread's, so few rows of many elements are left to launches between the folds, which threads can share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
+
+from flowrt.kernels.fusion.program import (
+    FOLDS,
+    REPEATS,
+    VIEWS,
+    Member,
+    Plain,
+    Whole,
+    axes_of,
+    fused_kernel,
+    kept_shape,
+    source_view,
+    views_of,
+    with_views,
+)
+from flowrt.kernels.fusion.row_plan import narrow_totals, plan_rows
+from flowrt.kernels.fusion.short_rows import are_too_short
+from flowrt.kernels.fusion.stretches import stretches
+from flowrt.kernels.language.folds import ROW_FOLDS
+from flowrt.kernels.language.table import ALIASES, NARROW, Call, Kernel, View
+from flowrt.kernels.launch import Step
+from flowrt.kernels.tiles.copies import merged
+from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.kernels.language.expression import Expression
+
+ENOUGH_ROWS, FEW_ELEMENTS = 4, 1 << 16
+"""Rows that keep most machines' threads busy, and elements that are one thread's in no more time than sharing costs."""
+
+
+NARROW_TOTALS = 1 << 15
+"""Totals of columns that are added up in memory of a thread's own first, which must stay in a near cache."""
+
+
+class Kind(Enum):
+    """What a member's result is, beside a row."""
+
+    ENTRY = "an entry for each element"
+    KEPT = "one for each row, with axes of size 1 in the row's place"
+    BARE = "one for each row, without such axes"
+    TOTAL = "folded otherwise: nothing takes it"
+
+
+Key: TypeAlias = "tuple[int, bool]"
+"""A value as members take it: its number, and whether as a source that is to be one for each row, `Kind.BARE`."""
+
+
+@valueclass
+class RowSpace:
+    """The shape of a program's elements, of whose axes the last ``along`` make up a row."""
+
+    shape: tuple[int, ...]
+    along: int
+
+    @property
+    def bare(self) -> tuple[int, ...]:
+        return self.shape[: len(self.shape) - self.along]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return (*self.bare, *[1] * self.along)
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.bare)
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.shape[len(self.bare) :])
+
+    def suits(self) -> bool:
+        """Whether its rows are not too few for several threads."""
+        return self.rows >= ENOUGH_ROWS or self.rows * self.length <= FEW_ELEMENTS
+
+    def in_rows(self, view: View) -> View | None:
+        """A view of this shape as one of (…, row); None where its entries along a row do not lie evenly."""
+        cut = len(self.bare)
+        dims = merged([View(self.shape[cut:], view.strides[cut:])])
+        if len(dims) > 1 or (dims and dims[0][1][0] not in (0, 1)):
+            return None
+        stride = dims[0][1][0] if dims else 0
+        return View((*self.bare, self.length), (*view.strides[:cut], stride), view.offset)
+
+    def each_row(self, view: View) -> View:
+        """A view of the bare shape as one of (…, row)."""
+        return View((*self.bare, self.length), (*view.strides, 0), view.offset)
+
+
+def folds_read_again(members: Sequence[Member], first: int) -> list[int]:
+    """The folds, by number, whose results other members take."""
+    taken = {n for _, operands, _, _ in members for n in operands}
+    return [n for n, member in enumerate(members, first) if member[0] in FOLDS and n in taken]
+
+
+def row_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
+    """The space of the rows that the folds read again are over; None where that is not one."""
+    spaces = set()
+    for n in folds_read_again(members, first):
+        op, operands, _, attrs = members[n - first]
+        shape = specs[operands[0]].concrete
+        axes = axes_of(specs[operands[0]], attrs)
+        if op not in ROW_FOLDS or not axes or min(axes) != len(shape) - len(axes):
+            return None
+        spaces.add(RowSpace(shape, len(axes)))
+    return spaces.pop() if len(spaces) == 1 else None
+
+
+# ── what a program's values are ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """What the members of a program are in one space, and what they take from outside."""
+
+    space: RowSpace
+    specs: Sequence[Spec]
+    members: Sequence[Member]
+    first: int
+    kinds: dict[int, Kind] = field(default_factory=dict)
+    same: dict[int, int] = field(default_factory=dict)  # a value under another shape → the value
+    sources: dict[Key, View] = field(default_factory=dict)
+    made: list[tuple[int, str, tuple[Key, ...], str]] = field(default_factory=list)  # (value, op, operands, dtype)
+
+    def read(self) -> bool:
+        """Find out what every member is; answers whether all belong to this space."""
+        return all(self._take(n) for n in range(self.first, len(self.specs)))
+
+    def _take(self, n: int) -> bool:
+        op, operands, dtype, _ = self.members[n - self.first]
+        before = self.kinds.get(operands[0])
+        if op in VIEWS and before is None:
+            return True  # a source, where it is taken
+        if op in FOLDS:
+            return self._fold(n)
+        if op in REPEATS or op in ALIASES:
+            return self._alias(n, before)
+        kind = self._kind_of(self.specs[n].concrete)
+        return kind is not None and self._make(n, op, operands, dtype, kind)
+
+    def _kind_of(self, shape: tuple[int, ...]) -> Kind | None:
+        space = self.space
+        return {space.bare: Kind.BARE, space.kept: Kind.KEPT, space.shape: Kind.ENTRY}.get(shape)
+
+    def _fold(self, n: int) -> bool:
+        op, operands, dtype, attrs = self.members[n - self.first]
+        taken = self.specs[operands[0]]
+        if taken.concrete != self.space.shape:
+            return False
+        axes = axes_of(taken, attrs)
+        if op in ROW_FOLDS and len(axes) == self.space.along and min(axes) == len(self.space.bare):
+            made = self._make(n, op, operands, dtype, Kind.ENTRY)
+            self.kinds[n] = Kind.KEPT if dict(attrs)["keepdims"] else Kind.BARE
+            return made
+        self.kinds[n] = Kind.TOTAL
+        return self._key(operands[0], Kind.ENTRY) is not None
+
+    def _alias(self, n: int, before: Kind | None) -> bool:
+        """One for each row, under another shape or repeated along the row."""
+        op, operands, _, attrs = self.members[n - self.first]
+        shape, kind = self.specs[n].concrete, self._kind_of(self.specs[n].concrete)
+        if op == "spread":
+            left = kept_shape(shape, axes_of(self.specs[n], attrs))
+            evenly = left == self.space.kept and before is (Kind.KEPT if dict(attrs)["keepdims"] else Kind.BARE)
+        else:
+            evenly = before is Kind.KEPT or (before is Kind.BARE and kind is not Kind.ENTRY)
+        if kind is None or not evenly or (op not in REPEATS and kind is Kind.ENTRY):
+            return False
+        self.kinds[n], self.same[n] = kind, self.same.get(operands[0], operands[0])
+        return True
+
+    def _make(self, n: int, op: str, operands: Sequence[int], dtype: str, kind: Kind) -> bool:
+        taken = [self._key(i, kind) for i in operands]
+        if None in taken:
+            return False
+        self.kinds[n] = kind
+        self.made.append((n, op, tuple(key for key in taken if key is not None), dtype))
+        return True
+
+    def _key(self, i: int, by: Kind) -> Key | None:
+        """Value ``i`` as a member of kind ``by`` takes it."""
+        if i in self.kinds:
+            fits = self.kinds[i] is by or (by is Kind.ENTRY and self.kinds[i] is Kind.KEPT)
+            return (self.same.get(i, i), False) if fits else None
+        view = source_view(self.specs, self.members, self.first, i)
+        key = (i, by is Kind.BARE)
+        if by is Kind.BARE:
+            seen = self.space.each_row(view.broadcast_to(self.space.bare))
+        else:
+            rows = self.space.in_rows(view.broadcast_to(self.space.shape))
+            if rows is None:
+                return None
+            seen = rows
+        self.sources[key] = seen
+        return key
+
+    def key(self, n: int) -> Key:
+        """A value as a result, or as what is folded into a total."""
+        return (self.same.get(n, n), False)
+
+    def op(self, n: int) -> str:
+        return self.members[n - self.first][0]
+
+    def taken_by(self, n: int) -> Key:
+        """What the fold ``n`` folds."""
+        return self.key(self.members[n - self.first][1][0])
+
+    def plain(self) -> tuple[Plain, dict[Key, int]]:
+        """The members as an expression has them, and the number that each value has in it."""
+        number = {key: at for at, key in enumerate(self.sources)}
+        plain: list[tuple[str, tuple[int, ...], str]] = []
+
+        def put(op: str, operands: tuple[int, ...], dtype: str) -> int:
+            plain.append((op, operands, dtype))
+            return len(self.sources) + len(plain) - 1
+
+        for n, op, keys, dtype in self.made:
+            taken = [number[key] for key in keys]
+            if op == "add_n":
+                total = taken[0]
+                for value in taken[1:]:
+                    total = put("add", (total, value), dtype)
+                number[n, False] = total
+            else:
+                number[n, False] = put(op, tuple(taken), dtype)
+        return tuple(plain), number
+
+
+# ── the launch ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def whole_rows(
+    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int], device: str
+) -> Whole | None:
+    """The program in one launch over its rows; None where it is none of rows, or they do not suit."""
+    space = row_space(specs, members, first)
+    if space is None or not space.length or not space.suits():
+        return None
+    if are_too_short(space.length, (member[0] for member in members)):
+        return None
+    reading = Reading(space, specs, members, first)
+    if not reading.read() or any(n not in reading.kinds for n in results):
+        return None
+    ends = tuple((at, n) for at, n in enumerate(results, first) if reading.kinds[n] is Kind.TOTAL)
+    dense = [(at, n) for at, n in enumerate(results, first) if reading.kinds[n] is not Kind.TOTAL]
+    left = [kept_shape(space.shape, axes_of(Spec("bool", space.shape), members[n - first][3])) for _, n in ends]
+    totals = [space.in_rows(View.dense(shape).broadcast_to(space.shape)) for shape in left]
+    if None in totals or len({n for _, n in ends}) < len(ends):
+        return None
+    made_kernel = _kernel(reading, [n for _, n in dense], [n for _, n in ends], device)
+    made = made_kernel.expression
+    assert made is not None
+    if any(member.function in NARROW for member in made.members):
+        return None  # loops over rows know no narrow functions
+    views = [*reading.sources.values(), *(_result_view(space, reading.kinds[n]) for _, n in dense)]
+    views += [view for view in totals if view is not None]
+    pattern = [view.strides[-1] for view in views]
+    kept = kept_entries(made, pattern)
+    row = View.dense((space.length,)).broadcast_to((*space.bare, space.length))
+    narrow = narrow_totals(made, pattern)
+    in_turns = all(_take_turns(space, left[at]) for at in narrow)
+    if not in_turns or sum(math.prod(left[at]) for at in narrow) > NARROW_TOTALS:
+        narrow = ()
+    local = tuple(Spec(made.dtypes[n], (space.length,)) for n in kept)
+    local += tuple(Spec("float32", (math.prod(left[at]),)) for at in narrow)
+    views += [*[row] * len(kept), *(views[len(views) - len(ends) + at] for at in narrow)]
+    units, words = stretches(space.shape, left, space.length) if ends else (space.rows, (1, space.rows))
+    operands = (
+        *(i if i < first else members[i - first][1][0] for i, _ in reading.sources),
+        *(at for at, _ in dense),
+        *range(first + len(results), first + len(results) + len(ends)),
+        *range(-1, -1 - len(local), -1),
+    )
+    dtypes = (*made.inputs, *(specs[n].dtype for _, n in dense), *made.held, *(spec.dtype for spec in local))
+    call = Call(tuple(views), words, units)
+    return Whole(Step(made_kernel, operands, dtypes, call, len(reading.sources)), ends, local)
+
+
+def _take_turns(space: RowSpace, kept: tuple[int, ...]) -> bool:
+    """Whether rows one after another go to each of the totals in turn, so that none of these takes more than others."""
+    return any(kept == (1,) * first + space.shape[first:] for first in range(len(kept)))
+
+
+def _kernel(reading: Reading, results: Sequence[int], ends: Sequence[int], device: str) -> Kernel:
+    plain, number = reading.plain()
+    folds = tuple((number[reading.taken_by(n)], reading.op(n)) for n in ends)
+    dtypes = tuple(reading.specs[i].dtype.name for i, _ in reading.sources)
+    return fused_kernel(dtypes, plain, tuple(number[reading.key(n)] for n in results), device, folds)
+
+
+def kept_entries(expression: Expression, pattern: Sequence[int]) -> tuple[int, ...]:
+    """The values that an expression of rows keeps, where its operands' strides along a row are ``pattern``."""
+    repeats = [not stride for stride in pattern]
+    sources = len(expression.inputs)
+    return plan_rows(expression, repeats[:sources], repeats[sources : sources + len(expression.results)]).kept
+
+
+def _result_view(space: RowSpace, kind: Kind) -> View:
+    view = View.dense((*space.bare, space.length))
+    return view if kind is Kind.ENTRY else space.each_row(View.dense(space.bare))
+
+
+# ── where it is none ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_stages(
+    specs: Sequence[Spec], members: Sequence[Member], results: Collection[int], first: int
+) -> list[list[int]]:
+    """The members, by number, in pieces to be computed one after another: what is made of one shape between folds.
+
+    Views are in every piece that takes them, unless they are results. Whatever else has another shape is a piece
+    ahead of those of its stage.
+    """
+    stage = [0] * first  # of each value, that of the first pieces that may take it
+    pieces: dict[tuple[int, bool, int], list[int]] = {}
+    largest = max((specs[n].concrete for n in range(first, len(specs))), key=math.prod)
+    entries: set[int] = set()
+    views = views_of(members, first).difference(results)
+    for n, (op, operands, _, _) in enumerate(members, first):
+        alone = specs[operands[0] if op in FOLDS else n].concrete != largest or op in ALIASES or op in VIEWS
+        before = max((stage[i] + (alone and i in entries) for i in operands), default=0)
+        stage.append(before + (op in FOLDS))
+        if not alone and op not in FOLDS:
+            entries.add(n)
+        if n not in views:
+            pieces.setdefault((before, not alone, n if alone else 0), []).append(n)
+    return [with_views(pieces[key], members, first, views) for key in sorted(pieces)]

@@ -1,0 +1,209 @@
+"""What goes along one axis, entry by entry: where the largest entry is, and running sums. See `ops/reduce`.
+
+Rows if the axis is the last (or all there is), else columns, a block of them at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrt.kernels.language.folds import larger_loosely, smaller_loosely
+from flowrt.kernels.language.table import Attrs, Call, View, host_only, jitable, kernel
+from flowrt.kernels.ops.reduce import COLUMNS, SHORT, axes_taken
+from flowrt.kernels.tiles.squares import LANES, turn_lines, turn_rows
+from flowrt.spec import Spec
+
+SEARCHED = 64
+TOGETHER = 256  # short rows that are searched or added up side by side
+
+
+def _position_sizes(inputs: Sequence[Spec], attrs: Attrs) -> tuple[int, int, int]:
+    shape = inputs[0].concrete
+    if attrs["axis"] is None:
+        return 1, inputs[0].size, 1
+    axis = axes_taken(inputs, attrs)[0]
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def _position_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """Rows if the axis is the last (or all there is), else columns. Each result is a unit of work."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    sizes, last = ((outer, 1, count), 1) if inner == 1 else ((outer, count, inner), 0)
+    local = (View.dense(spec.concrete) for spec in _position_local(inputs, outputs, attrs))
+    return Call((View.dense(sizes), View.dense((outer, inner)), *local), (last,), outer * inner)
+
+
+def _position_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """The best of each column or short row and where it is: in 32 bits where they suffice, as wide as most entries.
+
+    The third line of the best is for an entry of each short row.
+    """
+    _, count, inner = _position_sizes(inputs, attrs)
+    columns = TOGETHER if inner == 1 else min(inner, COLUMNS)
+    return [Spec(inputs[0].dtype, (3, columns)), Spec("int32" if count < 2**31 else "int64", (2, columns))]
+
+
+@jitable
+def beats_as_larger(x: Any, y: Any) -> Any:
+    """Whether x is found before y as the largest: NaN is, before all numbers."""
+    return (x > y) | ((x != x) & (y == y))
+
+
+@jitable
+def beats_as_smaller(x: Any, y: Any) -> Any:
+    """Whether x is found before y as the smallest: NaN is, before all numbers."""
+    return (x < y) | ((x != x) & (y == y))
+
+
+@jitable
+def first_equal(row: Any, value: Any) -> Any:
+    """Where ``value`` (or NaN, if it is) first is in a row that holds it; by blocks, whose search vectorises."""
+    start = 0
+    for block in range(row.size // SEARCHED):
+        there = False
+        for t in range(SEARCHED):
+            entry = row[np.uint64(block * SEARCHED + t)]
+            there |= (entry == value) | (entry != entry)
+        if there:
+            break
+        start += SEARCHED
+    while start < row.size - 1 and row[start] != value and row[start] == row[start]:
+        start += 1
+    return start
+
+
+def position(beats: Any, in_row: Any) -> Callable[..., Any]:
+    """The kernel that finds where the first entry is that no other beats."""
+
+    @jitable
+    def beat(entries: Any, start: int, k: int, width: int, best: Any, where: Any) -> None:
+        """Have the entries of line ``k`` beat the best before them, taking turns as in `row_fold`."""
+        here = where.dtype.type(k)
+        old, new, before, after = best[(k - 1) % 2], best[k % 2], where[(k - 1) % 2], where[k % 2]
+        for i in range(width):
+            after[i] = here if beats(entries[np.uint64(start + i)], old[i]) else before[i]
+        for i in range(width):
+            new[i] = entries[np.uint64(start + i)] if beats(entries[np.uint64(start + i)], old[i]) else old[i]
+
+    @jitable
+    def find_in_short(rows: Any, out: Any, best: Any, where: Any) -> None:
+        """In rows whose loops would take most of their time to begin: an entry of each at a time."""
+        width, count = rows.shape[0], rows.shape[1]
+        for i in range(width):
+            best[0, i], where[0, i] = rows[i, 0], 0
+        for k in range(1, count):
+            for i in range(width):
+                best[2, i] = rows[i, k]
+            beat(best[2], 0, k, width, best, where)
+        for i in range(width):
+            out[i] = where[(count - 1) % 2, i]
+
+    def find(x: Any, y: Any, best: Any, where: Any, last: int, begin: int, end: int) -> None:
+        if last != 0:
+            if x.shape[2] <= SHORT:
+                for o in range(begin, end, best.shape[1]):
+                    stop = min(o + best.shape[1], end)
+                    find_in_short(x[o:stop, 0], y[o:stop, 0], best, where)
+                return
+            for o in range(begin, end):
+                row = x[o, 0]
+                top = row[0]
+                for t in range(row.size):
+                    top = in_row(top, row[t])
+                y[o, 0] = first_equal(row, top)
+            return
+        at, inner = begin, y.shape[1]
+        while at < end:
+            o, start = at // inner, at % inner
+            width = min(min(inner - start, end - at), best.shape[1])
+            row, out = x[o, 0], y[o]
+            for i in range(width):
+                best[0, i], where[0, i] = row[np.uint64(start + i)], 0
+            for k in range(1, x.shape[1]):
+                beat(x[o, k], start, k, width, best, where)
+            for i in range(width):
+                out[np.uint64(start + i)] = where[(x.shape[1] - 1) % 2, i]
+            at += width
+
+    return find
+
+
+argmax = position(beats_as_larger, larger_loosely)
+argmin = position(beats_as_smaller, smaller_loosely)
+kernel("argmax", layout=_position_layout, local=_position_local)(argmax)
+kernel("argmin", layout=_position_layout, local=_position_local)(argmin)
+
+
+def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """Rows or columns as in `_position_layout`; each is a unit of work."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    view = View.dense((outer, 1, count) if inner == 1 else (outer, count, inner))
+    (lines,) = _running_local(inputs, outputs, attrs)
+    return Call((view, view, View.dense(lines.concrete)), (int(inner == 1), int(attrs["reverse"])), outer * inner)
+
+
+def _running_local(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """For short rows that are turned around; of one entry where there are none."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    short = inner == 1 and 1 < count <= SHORT and outer >= LANES
+    return [Spec(outputs[0].dtype, (count, TOGETHER) if short else (1, 1))]
+
+
+@jitable
+def run_short_rows(rows: Any, out: Any, lines: Any, reverse: int) -> None:
+    """Running sums of each row, all rows at once: ``lines`` is room for them turned around."""
+    turn_rows(rows, lines)
+    last = rows.shape[1] - 1
+    for j in range(1, rows.shape[1]):
+        before = lines[last + 1 - j if reverse != 0 else j - 1]
+        line = lines[last - j if reverse != 0 else j]
+        for i in range(rows.shape[0]):
+            line[i] += before[i]
+    turn_lines(lines, out)
+
+
+@jitable
+def run_four_rows(x: Any, y: Any, row: int, rows: int, reverse: int) -> None:
+    """Running sums of four rows side by side: a single one would wait for each sum. The last stands in for missing."""
+    here, last = x.shape[2] - 1 if reverse != 0 else 0, rows - 1
+    step = -1 if reverse != 0 else 1
+    p, q, s, u = row, min(row + 1, last), min(row + 2, last), min(row + 3, last)
+    a = b = c = d = y.dtype.type(0)
+    for _ in range(x.shape[2]):
+        at = np.uint64(here)
+        a, b = y.dtype.type(a + x[p, 0, at]), y.dtype.type(b + x[q, 0, at])
+        c, d = y.dtype.type(c + x[s, 0, at]), y.dtype.type(d + x[u, 0, at])
+        y[p, 0, at], y[q, 0, at], y[s, 0, at], y[u, 0, at] = a, b, c, d
+        here += step
+
+
+@kernel("cumsum", layout=_running_layout, local=_running_local)
+def cumsum(x: Any, y: Any, lines: Any, last: int, reverse: int, begin: int, end: int) -> None:
+    if lines.shape[0] > 1:
+        for row in range(begin, end, TOGETHER):
+            stop = min(row + TOGETHER, end)
+            run_short_rows(x[row:stop, 0], y[row:stop, 0], lines, reverse)
+        return
+    if last != 0:
+        for row in range(begin, end, 4):
+            run_four_rows(x, y, row, end, reverse)
+        return
+    at, inner, count = begin, x.shape[2], x.shape[1]
+    while at < end:
+        o, start = at // inner, at % inner
+        width = min(inner - start, end - at)
+        for k in range(count):
+            here = count - 1 - k if reverse != 0 else k
+            source, out = x[o, here], y[o, here]
+            before = y[o, here + 1 if reverse != 0 else max(here - 1, 0)] if k > 0 else out
+            for i in range(width):
+                t = np.uint64(start + i)
+                out[t] = source[t] if k == 0 else before[t] + source[t]
+        at += width
+
+
+host_only("argmax", "argmin", "cumsum")

@@ -1,0 +1,232 @@
+"""Entries chosen by integers. Axes before and after the indexed one are seen as one each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE, row_number
+from flowrt.kernels.tiles.rowmoves import (
+    AHEAD,
+    add_rows_by_int64,
+    add_to_rows_by_int32,
+    add_to_rows_by_int64,
+    fetch,
+    gather_rows_by_int32,
+    gather_rows_by_int64,
+    move_bytes,
+)
+from flowrt.spec import Spec, normal_axes
+
+PIECE = 64  # of a bag's rows, which are asked for before they are added up
+FEW, ROWS = 32, 256  # entries taken of rows that are not worth a loop of their own, and rows that stay in a near cache
+PARTS = 16  # into which the rows that are added to are cut
+WORTH_SHARING = 256  # entries added for an index, of which each part looks at all
+
+
+def around(shape: Sequence[int], axis: Any) -> tuple[int, int, int]:
+    """``shape`` as (what lies before ``axis``, its size, what lies after it)."""
+    at = normal_axes(axis, len(shape))[0]
+    return math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
+
+
+def _taking(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    x, indices = inputs
+    before, size, after = around(x.concrete, attrs["axis"])
+    many = indices.size
+    views = View.dense((before, size, after)), View.dense((many,)), View.dense((before, many, after))
+    return Call(views, units=many)
+
+
+@jitable
+def within(indices: Any, size: int, begin: int, end: int) -> bool:
+    """Whether all indices are row numbers as they are, small enough for the signed integers of their size."""
+    limit = min(size, 2**31) if indices.itemsize == 4 else size
+    beyond = 0
+    for j in range(begin, end):
+        at = np.int64(indices[np.uint64(j)])
+        beyond += int((at < 0) | (at >= limit))
+    return beyond == 0
+
+
+@jitable
+def take_entries(x: Any, indices: Any, y: Any, begin: int, end: int) -> None:
+    """`take` along the last axis, of indices within its range: one row of ``x`` after another."""
+    size = x.shape[1]
+    as_they_are = within(indices, size, begin, end)
+    if as_they_are and end - begin <= FEW:
+        for first in range(0, x.shape[0], ROWS):
+            rows, others = x[first : first + ROWS], y[first : first + ROWS]
+            for j in range(begin, end):
+                column = np.uint64(indices[np.uint64(j)])
+                for i in range(rows.shape[0]):
+                    others[np.uint64(i), np.uint64(j), 0] = rows[np.uint64(i), column, 0]
+        return
+    for i in range(x.shape[0]):
+        row, out = x[i], y[i]
+        if as_they_are:
+            for j in range(begin, end):
+                out[np.uint64(j), 0] = row[np.uint64(indices[np.uint64(j)]), 0]
+            continue
+        for j in range(begin, end):
+            at = np.int64(indices[np.uint64(j)])
+            entry = row[np.uint64(0 if at == ABSENT else at + size if at < 0 else at), 0]
+            out[np.uint64(j), 0] = 0 if at == ABSENT else entry
+
+
+@jitable
+def take_rows(x: Any, indices: Any, y: Any, begin: int, end: int) -> int:
+    """`take` along the first axis, moving whole rows; answers the run's status."""
+    size, nbytes = x.shape[1], x.shape[2] * x.itemsize
+    source, target = x.ctypes.data, y.ctypes.data + begin * nbytes
+    if indices.itemsize >= 4 and within(indices, size, begin, end):
+        words = (source, indices.ctypes.data + begin * indices.itemsize, target, nbytes, end - begin)
+        if indices.itemsize == 4:
+            gather_rows_by_int32(x, words)
+        else:
+            gather_rows_by_int64(x, words)
+        return 0
+    for j in range(begin, end):
+        fetch(x, (source + np.int64(indices[np.uint64(min(j + AHEAD, end - 1))]) * nbytes, nbytes))
+        at = row_number(indices[np.uint64(j)])
+        at = at + size if at < 0 and at != ABSENT else at
+        if at >= 0 and at < size:
+            move_bytes(x, (source + at * nbytes, target, nbytes))
+        elif at == ABSENT:
+            y[0, j] = 0
+        else:
+            return OUT_OF_RANGE
+        target += nbytes
+    return 0
+
+
+@kernel("take", layout=_taking)
+def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
+    size = x.shape[1]
+    if x.shape[2] == 1 and size > 0:
+        for j in range(begin, end):
+            at = row_number(indices[j])
+            if at != ABSENT and (at < -size or at >= size):
+                run[0] = OUT_OF_RANGE
+                return
+        take_entries(x, indices, y, begin, end)
+        return
+    if x.shape[0] == 1:
+        if take_rows(x, indices, y, begin, end) != 0:
+            run[0] = OUT_OF_RANGE
+        return
+    for j in range(begin, end):
+        at = row_number(indices[j])
+        if at == ABSENT:
+            for i in range(x.shape[0]):
+                y[i, j] = 0
+            continue
+        if at < -size or at >= size:
+            run[0] = OUT_OF_RANGE
+            return
+        at = at + size if at < 0 else at
+        for i in range(x.shape[0]):
+            target, source = y[i, j], x[i, at]
+            for k in range(target.size):
+                target[k] = source[k]
+
+
+def _numbers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+    return (Spec("int64", (PIECE,)),)
+
+
+def _bagging(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    table, indices = (spec.concrete for spec in inputs)
+    columns, many = math.prod(table[1:]), math.prod(indices[len(indices) - attrs["axes"] :])
+    bags = math.prod(indices[: len(indices) - attrs["axes"]])
+    views = (table[0], columns), (bags * many,), (bags, columns), (PIECE,)
+    return Call(tuple(View.dense(shape) for shape in views), (many, int(attrs["mean"])), units=bags)
+
+
+@kernel("bag", layout=_bagging, local=_numbers)
+def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: int, end: int, run: Any) -> None:
+    size, columns = x.shape
+    first, nbytes, last = x.ctypes.data, columns * x.itemsize, end * many - 1
+    for b in range(begin, end):
+        out = y[b]
+        for start in range(b * many, max(b * many + many, b * many + 1), PIECE):
+            count = np.uint64(0)
+            for j in range(start, min(start + PIECE, b * many + many)):
+                fetch(x, (first + np.int64(indices[np.uint64(min(j + AHEAD, last))]) * nbytes, nbytes))
+                at = row_number(indices[np.uint64(j)])
+                if at == ABSENT:
+                    continue
+                at = at + size if at < 0 else at
+                if at < 0 or at >= size:
+                    run[0] = OUT_OF_RANGE
+                    return
+                rows[count] = at
+                count += np.uint64(1)
+            words = (first, columns, rows.ctypes.data, np.int64(count), out.ctypes.data, columns, start - b * many)
+            add_rows_by_int64(x, words)
+        if mean != 0:
+            for k in range(columns):
+                out[k] /= many
+
+
+def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    _, indices, shape = inputs
+    before, size, after = around(outputs[0].concrete, attrs["axis"])
+    many = indices.size
+    sources = View.dense((before, many, after)), View.dense((many,)), View.dense((shape.size,))
+    units = max(min(size, PARTS), 1) if before * after >= WORTH_SHARING else 1
+    return Call((*sources, View.dense((before, size, after))), (units,), units=units)
+
+
+@kernel("scatter_add", layout=_scattering)
+def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begin: int, end: int, run: Any) -> None:
+    """A unit is some of the rows added to: whoever has it looks at every index, and adds in their order."""
+    size = y.shape[1]
+    first, last = size * begin // units, size * end // units
+    for i in range(y.shape[0]):
+        target = y[i, first]
+        for k in range((last - first) * y.shape[2]):  # of rows that lie one after another
+            target[np.uint64(k)] = 0
+    plain = y.shape[0] == 1 and last - first == size and indices.itemsize >= 4
+    if plain and y.dtype.type(2) != y.dtype.type(1) and within(indices, size, 0, indices.size):  # and no bools
+        words = (updates.ctypes.data, indices.ctypes.data, indices.size, y.ctypes.data, y.shape[2])
+        if indices.itemsize == 4:
+            add_to_rows_by_int32(y, words)
+        else:
+            add_to_rows_by_int64(y, words)
+        return
+    for j in range(indices.size):
+        at = row_number(indices[j])
+        if at == ABSENT:
+            continue
+        if at < -size or at >= size:
+            run[0] = OUT_OF_RANGE
+            return
+        at = at + size if at < 0 else at
+        if at < first or at >= last:
+            continue
+        for i in range(y.shape[0]):
+            target, source = y[i, at], updates[i, j]
+            for k in range(target.size):
+                target[k] += source[k]
+
+
+def _coding(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    many = inputs[0].size
+    return Call((View.dense((many,)), View.dense((many, attrs["depth"]))), units=many)
+
+
+@kernel("one_hot", layout=_coding)
+def one_hot(indices: Any, y: Any, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        row, at = y[i], row_number(indices[i])
+        row[:] = 0
+        if at >= 0 and at < row.size:
+            row[at] = 1
+
+
+host_only("take", "bag", "scatter_add", "one_hot")

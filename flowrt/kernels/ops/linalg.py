@@ -1,0 +1,108 @@
+"""Products of matrices: register tiles for floats, loops for integers.
+
+Operands are seen as [batch, batch, rows, columns], where a batch of one stands for every one. A unit of work is a block
+of the result. Its rows of the right operand are packed into one column panel after another, those of a transposed left
+operand into panels of rows; so both are read as the tiles walk, whatever their flags. A single column is computed as a
+single row of the transposed product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.kernels.language.table import Call, host_only, kernel
+from flowrt.kernels.language.twin import THREADS, cuda
+from flowrt.kernels.tiles.micro import Geometry, native
+from flowrt.kernels.tiles.multiplying import multiply_blocks, multiply_tiny, share_panels
+from flowrt.kernels.tiles.products import Tiled, matrices
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+TILE = math.isqrt(THREADS)  # rows and columns of what one CUDA block computes at a time, an entry each thread
+
+
+def is_float(dtypes: Sequence[Any]) -> bool:
+    """Whether tiles can compute on these operands."""
+    return dtypes[-1] in (np.float32, np.float64)
+
+
+def by_rows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """`matrices` where a row of the result is a unit."""
+    call = matrices(inputs, outputs, attrs)
+    return replace(call, units=math.prod(call.views[2].shape[:3]))
+
+
+@kernel("matmul", layout=by_rows)
+def matmul_by_loops(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int, begin: int, end: int) -> None:
+    length = a.shape[2] if transpose_a else a.shape[3]
+    for unit in range(begin, end):
+        batch, i = unit // y.shape[2], unit % y.shape[2]
+        outer, inner = batch // y.shape[1], batch % y.shape[1]
+        ao, bo = min(outer, a.shape[0] - 1), min(outer, b.shape[0] - 1)
+        ai, bi = min(inner, a.shape[1] - 1), min(inner, b.shape[1] - 1)
+        if transpose_b:
+            for j in range(y.shape[3]):
+                total = y.dtype.type(0)
+                for p in range(length):
+                    x = a[ao, ai, p, i] if transpose_a else a[ao, ai, i, p]
+                    total = y.dtype.type(total + x * b[bo, bi, j, p])
+                y[outer, inner, i, j] = total
+            continue
+        for j in range(y.shape[3]):
+            y[outer, inner, i, j] = 0
+        for p in range(length):
+            x = a[ao, ai, p, i] if transpose_a else a[ao, ai, i, p]
+            for j in range(y.shape[3]):
+                y[outer, inner, i, j] += x * b[bo, bi, p, j]
+
+
+def register(name: str, geometry: Geometry) -> None:
+    """Enter the kernel of float matrices for tiles of one geometry, by name. A third operand is a bias."""
+    tiled = Tiled(geometry)
+    following = (multiply_blocks, tiled.layout), (multiply_tiny, tiled.tiny)
+    enter = kernel(
+        name, layout=tiled.packing, scratch=tiled.scratch, local=tiled.local, dtypes=is_float, then=following
+    )
+    enter(share_panels)
+
+
+for _name in ("matmul", "matmul_bias"):
+    register(_name, native())
+host_only("matmul_bias")
+
+
+@kernel("matmul", "cuda", layout=matrices)
+def matmul_on_cuda(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int) -> None:
+    """Every block computes a tile of the result at a time, from tiles of the operands in shared memory."""
+    left = cuda.shared.array((TILE, TILE), y.dtype)
+    right = cuda.shared.array((TILE, TILE), y.dtype)
+    m, n = y.shape[2], y.shape[3]
+    k = a.shape[2] if transpose_a else a.shape[3]
+    row, column = cuda.threadIdx.x // TILE, cuda.threadIdx.x % TILE
+    down, across = (m + TILE - 1) // TILE, (n + TILE - 1) // TILE
+    for tile in range(cuda.blockIdx.x, y.shape[0] * y.shape[1] * down * across, cuda.gridDim.x):
+        batch, place = tile // (down * across), tile % (down * across)
+        outer, inner = batch // y.shape[1], batch % y.shape[1]
+        ao, bo = min(outer, a.shape[0] - 1), min(outer, b.shape[0] - 1)
+        ai, bi = min(inner, a.shape[1] - 1), min(inner, b.shape[1] - 1)
+        i, j = (place // across) * TILE + row, (place % across) * TILE + column
+        total = y.dtype.type(0)
+        for start in range(0, k, TILE):
+            p, q = start + column, start + row
+            left[row, column] = right[row, column] = 0
+            if i < m and p < k:
+                left[row, column] = a[ao, ai, p, i] if transpose_a else a[ao, ai, i, p]
+            if j < n and q < k:
+                right[row, column] = b[bo, bi, j, q] if transpose_b else b[bo, bi, q, j]
+            cuda.syncthreads()
+            for t in range(TILE):
+                total += left[row, t] * right[t, column]
+            cuda.syncthreads()
+        if i < m and j < n:
+            y[outer, inner, i, j] = total

@@ -1,0 +1,365 @@
+"""Mean and variance in one pass, in the form of `reduce`: kept, reduced, kept, reduced and last axis.
+
+Entries are taken in short stretches. A stretch is added up in the entries' own type, less what the mean was so far, and
+so are its squares: that loses nothing that matters, however far the mean is from zero. What stretches come to is held
+in float64, as a sum and the squares about the mean, and put together after Chan, Golub and LeVeque. Work is cut into
+parts whose number follows from the sizes alone, as in `partials`; a second step puts them together. The sums that
+gradients need are added up likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flowrt.kernels.language.folds import add_loosely
+from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
+from flowrt.kernels.language.twin import THREADS, cuda
+from flowrt.kernels.ops.partials import FormOf, count_parts
+from flowrt.kernels.ops.reduce import Folded, form_of, form_over
+from flowrt.spec import Spec
+
+ROWS = 64  # in a stretch of columns
+ALONG = 1024  # entries in a stretch of a row
+COLUMNS = 256  # at a time: what is held of them stays in a core's nearest cache
+WIDE = 128  # columns, from which rows are long enough to be added up one by one
+ROUNDED = 1e-15  # of a mean: what two are apart where only float64's rounding tells them apart
+FOUND = 2  # the sum, and the squares about the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the entries of a ``form``, seen in ``sizes``, are cut into units of work; the last axis is reduced or kept.
+
+    Where columns are few, so many rows are taken ``together`` as one; they are told apart again at the end.
+    """
+
+    form: Folded
+    sizes: tuple[int, ...]
+    last: bool
+    together: int
+
+    @property
+    def groups(self) -> int:
+        return self.sizes[0] * self.sizes[2]
+
+    @property
+    def wide(self) -> int:
+        return 1 if self.last else self.sizes[4]
+
+    @property
+    def parts(self) -> int:
+        return count_parts(self.sizes, self.last)
+
+    @property
+    def units(self) -> int:
+        """Blocks of columns of each part of a group."""
+        return self.groups * self.parts * max(-(-self.wide // COLUMNS), 1)
+
+    def call(self, given: int, columns: int, units: int) -> Call:
+        """For so many operands of all entries, then so many of one for each result, and what is held of both."""
+        entries, results = self.form.seen(self.sizes), View.dense((self.groups, self.wide // self.together))
+        found = View.dense((self.groups, self.parts, FOUND, self.wide)), View.dense((3, min(self.wide, COLUMNS)))
+        return Call((*[entries] * given, *[results] * columns, *found), (int(self.last),), units, copied=self.sizes)
+
+
+def _cut(form: Folded) -> Cut:
+    (outer, a, middle, b, tail), last = form.sizes, form.last
+    together = 1
+    while not last and a == 1 and b > 0 and b % 2 == 0 and 0 < tail < WIDE:
+        b, tail, together = b // 2, tail * 2, together * 2
+    return Cut(form, (outer, a, middle, b, tail), last, together)
+
+
+class Laid:
+    """How a kernel of so many operands with all entries, and so many with the results' shape, is laid out."""
+
+    def __init__(self, given: int, columns: int, form: FormOf) -> None:
+        self._given, self._columns, self._form = given, columns, form
+
+    def first(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+        """Of the first step, in which parts are units of work."""
+        cut = _cut(self._form(inputs, attrs))
+        return cut.call(self._given, self._columns, cut.units)
+
+    def second(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+        """Of the second step, in which results are."""
+        return _cut(self._form(inputs, attrs)).call(self._given, self._columns, outputs[0].size)
+
+    def scratch(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        """What was found of every part."""
+        return [Spec("float64", self.first(inputs, outputs, attrs).views[-2].shape)]
+
+    def local(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        """For each column of a block two sums of a stretch, and what is taken off."""
+        return [Spec(outputs[0].dtype, self.first(inputs, outputs, attrs).views[-1].shape)]
+
+    def on_cuda(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+        form = self._form(inputs, attrs)
+        sizes, last = form.sizes, form.last
+        results = View.dense((sizes[0], sizes[2], 1 if last else sizes[4]))
+        return Call((*[form.seen(sizes)] * self._given, *[results] * self._columns), (int(last),), copied=sizes)
+
+
+@jitable
+def about(middle: float, kind: Any) -> Any:
+    """A mean as an entry of the array ``kind``; 0 where it is not finite."""
+    near = kind.dtype.type(middle)
+    return near if abs(near) < np.inf else kind.dtype.type(0)
+
+
+@jitable
+def join(found: Any, at: int, held: int, total: float, squares: float, count: int) -> None:
+    """Put what ``count`` more entries come to together with what was found of ``held`` others of column ``at``."""
+    share, weight = 1.0 / max(held, 1), held * (1.0 / (held + count)) * count
+    middle = found[0, np.uint64(at)] * share
+    apart = total * (1.0 / count) - middle
+    apart = 0.0 if held == 0 or abs(apart) <= ROUNDED * abs(middle) else apart
+    found[0, np.uint64(at)] += total
+    found[1, np.uint64(at)] += squares + apart * apart * weight
+
+
+@jitable
+def measure_row(row: Any, start: int, stop: int, held: int, found: Any, kind: Any) -> int:
+    """Add up a row's entries from ``start`` to ``stop``; the answer is how many there are now."""
+    for low in range(start, stop, ALONG):
+        high = min(low + ALONG, stop)
+        shift = about(found[0, 0] / held if held > 0 else np.float64(row[low]), kind)
+        total, squares = kind.dtype.type(0), kind.dtype.type(0)
+        for t in range(low, high):
+            apart = kind.dtype.type(row[np.uint64(t)]) - shift
+            total = add_loosely(total, apart)
+            squares = add_loosely(squares, apart * apart)
+        count, wide = high - low, np.float64(total)
+        join(found, 0, held, wide + count * np.float64(shift), squares - wide * wide / count, count)
+        held += count
+    return held
+
+
+@jitable
+def add_row(row: Any, start: int, width: int, room: Any) -> None:
+    """Add some columns of a row to the sums in ``room``, less what is taken off, and their squares."""
+    totals, squares, shift = room[0], room[1], room[2]
+    for i in range(width):
+        apart = totals.dtype.type(row[np.uint64(start + i)]) - shift[i]
+        totals[i] += apart
+        squares[i] += apart * apart
+
+
+@jitable
+def measure_columns(rows: Any, start: int, width: int, held: int, found: Any, room: Any) -> None:
+    """Add up some columns of a stretch of rows, to what was found of ``held`` rows."""
+    first, count, share = rows[0], rows.shape[0], 1.0 / max(held, 1)
+    for i in range(width):
+        at = np.uint64(start + i)
+        room[0, i] = room[1, i] = 0
+        room[2, i] = about(found[0, at] * share if held > 0 else np.float64(first[at]), room)
+    for r in range(count):
+        add_row(rows[r], start, width, room)
+    each = 1.0 / count
+    for i in range(width):
+        total, shift = np.float64(room[0, i]), np.float64(room[2, i])
+        join(found, start + i, held, total + count * shift, np.float64(room[1, i]) - total * total * each, count)
+
+
+def measure_parts(x: Any, mean: Any, variance: Any, parts: Any, room: Any, last: int, begin: int, end: int) -> None:
+    """The first step: what each part comes to."""
+    _, a, middle, b, tail = x.shape
+    count, width = parts.shape[1], room.shape[1]
+    blocks = max((parts.shape[3] + width - 1) // width, 1)
+    for unit in range(begin, end):
+        group, part, start = unit // blocks // count, unit // blocks % count, unit % blocks * width
+        o, m, found, held = group // middle, group % middle, parts[group, part], 0
+        for i in range(start, min(start + width, parts.shape[3])):
+            found[0, i] = found[1, i] = 0
+        for k in range(a):
+            if last != 0:
+                held = measure_row(x[o, k, m, 0], tail * part // count, tail * (part + 1) // count, held, found, room)
+                continue
+            rows, stop = x[o, k, m], b * (part + 1) // count
+            for low in range(b * part // count, stop, ROWS):
+                high = min(low + ROWS, stop)
+                measure_columns(rows[low:high], start, min(tail - start, width), held, found, room)
+                held += high - low
+
+
+def join_parts(x: Any, mean: Any, variance: Any, parts: Any, room: Any, last: int, begin: int, end: int) -> None:
+    """The second step: each result of its parts, and of the rows that were taken as one, in the first part's place."""
+    rows, columns = (x.shape[4] if last != 0 else x.shape[3]), mean.shape[1]
+    count, together = parts.shape[1], parts.shape[3] // max(columns, 1)
+    at = begin
+    while at < end:
+        group, start = at // columns, at % columns
+        width, found, held = min(columns - start, end - at), parts[group, 0], 0
+        for number in range(count * together):
+            part, shift = parts[group, number // together], number % together * columns
+            many = x.shape[1] * (rows * (number // together + 1) // count - rows * (number // together) // count)
+            for i in range(start, start + width if number > 0 else start):
+                join(found, i, held, part[0, np.uint64(shift + i)], part[1, np.uint64(shift + i)], many)
+            held += many
+        for i in range(start, start + width):
+            squares = found[1, np.uint64(i)]
+            mean[group, np.uint64(i)] = found[0, np.uint64(i)] / held
+            variance[group, np.uint64(i)] = (0.0 if squares < 0 else squares) / held
+        at += width
+
+
+_moments = Laid(1, 2, form_of)
+kernel(
+    "moments",
+    layout=_moments.first,
+    scratch=_moments.scratch,
+    local=_moments.local,
+    then=((join_parts, _moments.second),),
+)(measure_parts)
+
+
+@jitable
+def entry_on_cuda(x: Any, result: int, number: int, kept: int, last: int) -> Any:
+    """One of the entries that come to a result."""
+    middle, run = x.shape[2], x.shape[4] if last != 0 else x.shape[3]
+    t, m, o = result % kept, result // kept % middle, result // kept // middle
+    return x[o, number // run, m, 0, number % run] if last != 0 else x[o, number // run, m, number % run, t]
+
+
+@jitable
+def total_on_cuda(folded: Any) -> float:
+    """The sum of what all threads of a block found."""
+    cuda.syncthreads()
+    total = 0.0
+    for i in range(THREADS):
+        total += folded[i]
+    cuda.syncthreads()
+    return total
+
+
+def moments_on_cuda(x: Any, mean: Any, variance: Any, last: int) -> None:
+    """A block measures one result at a time: first the mean, then the squares about it."""
+    folded = cuda.shared.array(THREADS, np.float64)
+    middle, kept = mean.shape[1], mean.shape[2]
+    count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
+    for result in range(cuda.blockIdx.x, mean.size, cuda.gridDim.x):
+        t, m, o = result % kept, result // kept % middle, result // kept // middle
+        found = 0.0
+        for i in range(cuda.threadIdx.x, count, THREADS):
+            found += entry_on_cuda(x, result, i, kept, last)
+        folded[cuda.threadIdx.x] = found
+        about, found = total_on_cuda(folded) / count, 0.0
+        for i in range(cuda.threadIdx.x, count, THREADS):
+            apart = entry_on_cuda(x, result, i, kept, last) - about
+            found += apart * apart
+        folded[cuda.threadIdx.x] = found
+        total = total_on_cuda(folded)
+        if cuda.threadIdx.x == 0:
+            mean[o, m, t], variance[o, m, t] = about, total / count
+
+
+kernel("moments", "cuda", layout=_moments.on_cuda)(moments_on_cuda)
+
+
+@jitable
+def sum_row(x: Any, weights: Any, start: int, stop: int, middle: Any, found: Any, kind: Any) -> None:
+    """Add up what a row has from ``start`` to ``stop``."""
+    for low in range(start, stop, ALONG):
+        total, product = kind.dtype.type(0), kind.dtype.type(0)
+        for t in range(low, min(low + ALONG, stop)):
+            at = np.uint64(t)
+            total = add_loosely(total, weights[at])
+            product = add_loosely(product, weights[at] * (x[at] - middle))
+        found[0, 0] += total
+        found[1, 0] += product
+
+
+@jitable
+def sum_columns(rows: Any, weights: Any, start: int, width: int, found: Any, room: Any) -> None:
+    """Add up some columns of a stretch of rows."""
+    totals, products, middle = room[0], room[1], room[2]
+    for i in range(width):
+        totals[i] = products[i] = 0
+    for r in range(rows.shape[0]):
+        row, weight = rows[r], weights[r]
+        for i in range(width):
+            at = np.uint64(start + i)
+            totals[i] += weight[at]
+            products[i] += weight[at] * (row[at] - middle[i])
+    for i in range(width):
+        found[0, np.uint64(start + i)] += totals[i]
+        found[1, np.uint64(start + i)] += products[i]
+
+
+def sum_parts(
+    x: Any, weights: Any, mean: Any, total: Any, product: Any, parts: Any, room: Any, last: int, begin: int, end: int
+) -> None:
+    """The first step: what each part comes to."""
+    _, a, middle, b, tail = x.shape
+    count, width = parts.shape[1], room.shape[1]
+    blocks = max((parts.shape[3] + width - 1) // width, 1)
+    for unit in range(begin, end):
+        group, part, start = unit // blocks // count, unit // blocks % count, unit % blocks * width
+        o, m, found, near = group // middle, group % middle, parts[group, part], mean[group]
+        columns = min(parts.shape[3] - start, width)
+        for i in range(columns):
+            found[0, start + i] = found[1, start + i] = 0
+            room[2, i] = near[(start + i) % near.size]
+        for k in range(a):
+            if last != 0:
+                edges = tail * part // count, tail * (part + 1) // count
+                sum_row(x[o, k, m, 0], weights[o, k, m, 0], edges[0], edges[1], near[0], found, room)
+                continue
+            stop = b * (part + 1) // count
+            for low in range(b * part // count, stop, ROWS):
+                high = min(low + ROWS, stop)
+                sum_columns(x[o, k, m, low:high], weights[o, k, m, low:high], start, columns, found, room)
+
+
+def add_parts(
+    x: Any, weights: Any, mean: Any, total: Any, product: Any, parts: Any, room: Any, last: int, begin: int, end: int
+) -> None:
+    """The second step: each result of its parts, and of the rows that were taken as one."""
+    columns = mean.shape[1]
+    for result in range(begin, end):
+        group, column, one, other = result // columns, result % columns, 0.0, 0.0
+        for part in range(parts.shape[1]):
+            for at in range(column, parts.shape[3], columns):
+                one += parts[group, part, 0, at]
+                other += parts[group, part, 1, at]
+        total[group, column], product[group, column] = one, other
+
+
+def _form_about(inputs: Sequence[Spec], attrs: Attrs) -> Folded:
+    """The form where the axes are those along which the mean repeats."""
+    shape, mean = inputs[0].concrete, inputs[2].concrete
+    kept = (1,) * (len(shape) - len(mean)) + mean
+    return form_over(shape, [i for i, n in enumerate(kept) if n == 1])
+
+
+_sums = Laid(2, 3, _form_about)
+kernel("sums_about", layout=_sums.first, scratch=_sums.scratch, local=_sums.local, then=((add_parts, _sums.second),))(
+    sum_parts
+)
+
+
+def sums_on_cuda(x: Any, weights: Any, mean: Any, total: Any, product: Any, last: int) -> None:
+    """A block adds up one result at a time."""
+    folded = cuda.shared.array(THREADS, np.float64)
+    middle, kept = mean.shape[1], mean.shape[2]
+    count = x.shape[1] * (x.shape[4] if last != 0 else x.shape[3])
+    for result in range(cuda.blockIdx.x, mean.size, cuda.gridDim.x):
+        t, m, o = result % kept, result // kept % middle, result // kept // middle
+        one, other = 0.0, 0.0
+        for i in range(cuda.threadIdx.x, count, THREADS):
+            weight = entry_on_cuda(weights, result, i, kept, last)
+            one += weight
+            other += weight * (entry_on_cuda(x, result, i, kept, last) - mean[o, m, t])
+        folded[cuda.threadIdx.x] = one
+        one = total_on_cuda(folded)
+        folded[cuda.threadIdx.x] = other
+        other = total_on_cuda(folded)
+        if cuda.threadIdx.x == 0:
+            total[o, m, t], product[o, m, t] = one, other
+
+
+kernel("sums_about", "cuda", layout=_sums.on_cuda)(sums_on_cuda)

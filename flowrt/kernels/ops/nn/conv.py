@@ -1,0 +1,71 @@
+"""Convolutions: the kernels of `correlation` and `filter_sums` in the machine's own vectors, and CUDA twins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrt.kernels.language.table import Call, host_only, kernel
+from flowrt.kernels.language.twin import cuda
+from flowrt.kernels.tiles.convolution.correlated import Correlated
+from flowrt.kernels.tiles.convolution.correlation import correlate_lines, correlate_panels, pack_panels
+from flowrt.kernels.tiles.convolution.filter_sums import Summed, add_parts, sum_parts
+from flowrt.kernels.tiles.convolution.slabs import dense, steps_of
+from flowrt.kernels.tiles.micro import Geometry, native
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+
+def register(geometry: Geometry, names: Sequence[str]) -> None:
+    """Enter the kernels of convolution, of its gradients for images and filters, and of it with a bias, by name."""
+    convolution, input_grad, filter_grad, with_bias = names
+    for name, inverse, biased in ((convolution, False, False), (input_grad, True, False), (with_bias, False, True)):
+        laid = Correlated(geometry, inverse=inverse, biased=biased)
+        ways = (correlate_lines, laid.lines), (correlate_panels, laid.places)
+        kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=ways)(pack_panels)
+    summed = Summed(geometry)
+    total = (add_parts, summed.total)
+    kernel(filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[total])(sum_parts)
+
+
+register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias"))
+
+
+def _plain(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    return Call(dense((*inputs, *outputs)), steps_of(inputs[0], inputs[1], attrs))
+
+
+@kernel("conv2d", "cuda", layout=_plain)
+def conv2d_on_cuda(
+    x: Any,
+    filters: Any,
+    y: Any,
+    down: int,
+    across: int,
+    spread_down: int,
+    spread_across: int,
+    top: int,
+    left: int,
+    groups: int,
+) -> None:
+    """Every thread computes one entry of the result at a time; neighbours differ in the output channel."""
+    rows, columns, depth, wide = filters.shape
+    per_group = wide // groups
+    count = y.shape[0] * y.shape[1] * y.shape[2] * wide
+    for entry in range(cuda.grid(1), count, cuda.gridsize(1)):
+        output, place = entry % wide, entry // wide
+        j, i, image = place % y.shape[2], place // y.shape[2] % y.shape[1], place // y.shape[2] // y.shape[1]
+        channel = output // per_group * depth
+        total = y.dtype.type(0)
+        for r in range(rows):
+            h = i * down + r * spread_down - top
+            for c in range(columns):
+                w = j * across + c * spread_across - left
+                if h >= 0 and h < x.shape[1] and w >= 0 and w < x.shape[2]:
+                    for d in range(depth):
+                        total += x[image, h, w, channel + d] * filters[r, c, d, output]
+        y[image, i, j, output] = total
+
+
+host_only("conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias")

@@ -1,0 +1,226 @@
+"""Random numbers by Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+
+A key and a counter make four words of 32 bits. A tensor's own key is what (seed, stream, step) makes, and then each
+turn of the loops around it; its entries are blocks counted from 0, so each is computed without those before it: devices
+agree, and so does whoever makes but a stretch of it. What the words become is computed in float64 and rounded once. A
+CPU computes many blocks at a time, side by side, each step of the way a loop of vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowrt.kernels.elementary.exponential import whole_number
+from flowrt.kernels.elementary.logarithm import log_of_normal64
+from flowrt.kernels.language.table import Call, View, jitable, kernel
+from flowrt.kernels.language.twin import cuda
+from flowrt.kernels.ops.trigonometry import circle
+from flowrt.spec import Spec
+
+ROUNDS = 10
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+FIRST, SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+FIRST_STEP, SECOND_STEP = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+FIVE, SIX, EIGHT = np.uint64(5), np.uint64(6), np.uint64(8)
+POSITIVE = (1 << 63) - 1
+TWO_PI = 2.0 * math.pi
+BLOCKS = 128  # side by side
+
+
+@jitable
+def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
+    """The four random words of a counter and a key, all of them uint64 below 2**32."""
+    for _ in range(ROUNDS):
+        first, second = FIRST * c0, SECOND * c2
+        c0, c1, c2, c3 = (second >> HALF) ^ c1 ^ k0, second & LOW, (first >> HALF) ^ c3 ^ k1, first & LOW
+        k0, k1 = (k0 + FIRST_STEP) & LOW, (k1 + SECOND_STEP) & LOW
+    return c0, c1, c2, c3
+
+
+@jitable
+def tensor_key(turns: Any, given: int, seed: int, stream: int, run: Any) -> Any:
+    """Four words of a tensor's own, from the op's seed (the run's, where none is ``given``), stream, step and turns."""
+    root, step = np.uint64((seed if given else run[2]) & POSITIVE), np.uint64(run[1] & POSITIVE)
+    name = np.uint64(stream & POSITIVE)
+    key = philox(name & LOW, name >> HALF, step & LOW, step >> HALF, root & LOW, root >> HALF)
+    for number in range(turns.size):
+        turn = np.uint64(turns[number])
+        key = philox(turn & LOW, turn >> HALF, key[2], key[3], key[0], key[1])
+    return key
+
+
+@jitable
+def block_words(block: int, key: Any) -> Any:
+    counter = np.uint64(block)
+    return philox(counter & LOW, counter >> HALF, key[2], key[3], key[0], key[1])
+
+
+@jitable
+def unit(first: Any, second: Any) -> float:
+    """A float64 from 0 up to 1, which is left out, of 53 random bits."""
+    return (float(first >> FIVE) * 67108864.0 + float(second >> SIX)) * 2.0**-53
+
+
+@jitable
+def fill_uniform(y: Any, block: int, low: float, high: float, base: int, lead: int, key: Any) -> None:
+    """Write a block of `lanes` entries of ``y``, of which the first has ``lead`` entries before ``y`` begins."""
+    words, many = block_words(base + block, key), lanes(y)
+    for lane in range(many):
+        at = block * many + lane - lead
+        if at < 0 or at >= y.size:
+            continue
+        share = unit(words[2 * lane], words[2 * lane + 1]) if many == 2 else float(words[lane] >> EIGHT) * 2.0**-24
+        y[at] = low + (high - low) * share
+        if y[at] >= high:  # rounded up to what is left out
+            y[at] = low
+
+
+@jitable
+def fill_normal(y: Any, block: int, mean: float, stddev: float, base: int, lead: int, key: Any) -> None:
+    """As `fill_uniform`: pairs by Box and Muller's transform."""
+    words, many = block_words(base + block, key), lanes(y)
+    for pair in range(many // 2):
+        if many == 2:
+            share, turn = unit(words[0], words[1]), unit(words[2], words[3])
+        else:
+            share, turn = float(words[2 * pair]) * 2.0**-32, float(words[2 * pair + 1]) * 2.0**-32
+        radius, at = stddev * math.sqrt(-2.0 * math.log(1.0 - share)), block * many + 2 * pair - lead
+        if at >= 0 and at < y.size:
+            y[at] = mean + radius * math.cos(TWO_PI * turn)
+        if at + 1 >= 0 and at + 1 < y.size:
+            y[at + 1] = mean + radius * math.sin(TWO_PI * turn)
+
+
+@jitable
+def lanes(y: Any) -> int:
+    """How many entries a block makes: float64 takes two words each."""
+    return 2 if y.itemsize == 8 else 4
+
+
+def _sampling(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    seed = attrs["seed"]
+    numbers = [float(attrs[name]) for name in ("low", "high", "mean", "stddev") if name in attrs]
+    base, lead = divmod(attrs["first"], _lanes(outputs[0].dtype))
+    words = (*numbers, int(seed is not None), seed or 0, attrs["stream"], base, lead)
+    return Call(tuple(View.dense((spec.size,)) for spec in (*inputs, *outputs)), words)
+
+
+def _lanes(dtype: Any) -> int:
+    return 2 if np.dtype(dtype).itemsize == 8 else 4
+
+
+def _side_by_side(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    """As `_sampling`, with room for the words and numbers of some blocks. Each block is a unit."""
+    call, room = _sampling(inputs, outputs, attrs), View.dense((4, BLOCKS))
+    size = outputs[0].size + call.words[-1] if outputs[0].size else 0
+    return Call((*call.views, room, room), call.words, units=-(-size // _lanes(outputs[0].dtype)))
+
+
+def _room(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, Spec]:
+    return Spec("uint64", (4, BLOCKS)), Spec(outputs[0].dtype, (4, BLOCKS))
+
+
+@jitable
+def make_words(words: Any, first: int, many: int, key: Any) -> None:
+    """Put the words of ``many`` blocks, from the block ``first`` on, into the rows of ``words``."""
+    for t in range(many):
+        a, b, c, d = block_words(first + t, key)
+        words[0, t], words[1, t], words[2, t], words[3, t] = a, b, c, d
+
+
+@jitable
+def wide_share(first: Any, second: Any) -> Any:
+    """`unit` of words that lie side by side."""
+    return (whole_number(first >> FIVE) * 67108864.0 + whole_number(second >> SIX)) * 2.0**-53
+
+
+@jitable
+def put_blocks(numbers: Any, y: Any, first: int, many: int, lead: int) -> None:
+    """Put the rows of ``numbers`` where the blocks from ``first`` on lie; the last may reach beyond the end.
+
+    The block 0 begins ``lead`` entries before ``y``.
+    """
+    each = lanes(y)
+    begun = int(first == 0 and lead > 0)
+    if begun:
+        for lane in range(lead, min(each, y.size + lead)):
+            y[lane - lead] = numbers[lane, 0]
+    whole = max(min(many, (y.size + lead) // each - first), begun)
+    for t in range(begun, whole):
+        at = (first + t) * each - lead
+        if each == 2:
+            y[np.uint64(at)], y[np.uint64(at + 1)] = numbers[0, t], numbers[1, t]
+        else:
+            y[np.uint64(at)], y[np.uint64(at + 1)] = numbers[0, t], numbers[1, t]
+            y[np.uint64(at + 2)], y[np.uint64(at + 3)] = numbers[2, t], numbers[3, t]
+    if whole < many:
+        for at in range((first + whole) * each - lead, y.size):
+            y[at] = numbers[(at + lead) % each, whole]
+
+
+@kernel("random_normal", layout=_side_by_side, local=_room, infallible=True)
+def random_normal(
+    shape: Any, turns: Any, y: Any, words: Any, numbers: Any, mean: float, stddev: float, given: int, seed: int,
+    stream: int, base: int, lead: int, begin: int, end: int, run: Any,
+) -> None:  # fmt: skip
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    for first in range(begin, end, BLOCKS):
+        count = min(BLOCKS, end - first)
+        make_words(words, base + first, count, key)
+        for pair in range(many // 2):
+            one, other = words[2 * pair], words[2 * pair + 1]
+            for t in range(count):
+                if many == 2:
+                    share, turn = wide_share(words[0, t], words[1, t]), wide_share(words[2, t], words[3, t])
+                else:
+                    share, turn = whole_number(one[t]) * 2.0**-32, whole_number(other[t]) * 2.0**-32
+                radius = stddev * math.sqrt(-2.0 * log_of_normal64(1.0 - share, 0.0))
+                across, up = circle(turn)
+                numbers[2 * pair, t], numbers[2 * pair + 1, t] = mean + radius * across, mean + radius * up
+        put_blocks(numbers, y, first, count, lead)
+
+
+@kernel("random_normal", "cuda", layout=_sampling)
+def random_normal_on_cuda(
+    shape: Any, turns: Any, y: Any, mean: float, stddev: float, given: int, seed: int, stream: int, base: int,
+    lead: int, run: Any,
+) -> None:  # fmt: skip
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
+        fill_normal(y, block, mean, stddev, base, lead, key)
+
+
+@kernel("random_uniform", layout=_side_by_side, local=_room, infallible=True)
+def random_uniform(
+    shape: Any, turns: Any, y: Any, words: Any, numbers: Any, low: float, high: float, given: int, seed: int,
+    stream: int, base: int, lead: int, begin: int, end: int, run: Any,
+) -> None:  # fmt: skip
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    least, limit = y.dtype.type(low), y.dtype.type(high)
+    for first in range(begin, end, BLOCKS):
+        count = min(BLOCKS, end - first)
+        make_words(words, base + first, count, key)
+        for lane in range(many):
+            for t in range(count):
+                if many == 2:
+                    share = wide_share(words[2 * lane, t], words[2 * lane + 1, t])
+                else:
+                    share = whole_number(words[lane, t] >> EIGHT) * 2.0**-24
+                value = y.dtype.type(low + (high - low) * share)
+                numbers[lane, t] = least if value >= limit else value  # rounded up to what is left out
+        put_blocks(numbers, y, first, count, lead)
+
+
+@kernel("random_uniform", "cuda", layout=_sampling)
+def random_uniform_on_cuda(
+    shape: Any, turns: Any, y: Any, low: float, high: float, given: int, seed: int, stream: int, base: int,
+    lead: int, run: Any,
+) -> None:  # fmt: skip
+    key, many = tensor_key(turns, given, seed, stream, run), lanes(y)
+    for block in range(cuda.grid(1), (y.size + lead + many - 1) // many, cuda.gridsize(1)):
+        fill_uniform(y, block, low, high, base, lead, key)

@@ -1,0 +1,174 @@
+"""Rows of variables moved where they lie. The outputs are the variable and its slots, read and written in place.
+
+A rule sees one entry: the summed gradient, the variable's, its slots', then the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.ops.slices import part
+from flowrt.kernels.tiles.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
+from flowrt.spec import Spec
+
+AHEAD = 8  # how many groups before its turn a group's rows are asked for
+UNIT_ENTRIES = 1 << 12  # of the values, about what is worth a unit of work
+
+
+def _total(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
+    return (Spec(outputs[0].dtype, (_columns(outputs[0]),)),)
+
+
+def _columns(table: Spec) -> int:
+    return math.prod(table.concrete[1:])
+
+
+def _moving(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    values, groups, settings = (spec.concrete for spec in inputs)
+    columns = _columns(outputs[0])
+    tables = [View.dense((spec.concrete[0], columns)) for spec in outputs]
+    views = View.dense((values[0], columns)), View.dense(groups), View.dense(settings), *tables, View.dense((columns,))
+    units = max((groups[0] - 2) // 3 * columns // UNIT_ENTRIES, 1)
+    return Call(views, (units,), units=units)
+
+
+@jitable
+def ask(values: Any, groups: Any, group: int, last: int) -> Any:
+    """Ask for what a group that comes `AHEAD` later needs of ``values``; the number of the row that it moves."""
+    count, group = (groups.size - 2) // 3, min(group + AHEAD, last - 1)
+    value = values.ctypes.data + groups[2 * count + 2 + groups[1 + group]] * values.shape[1] * values.itemsize
+    fetch(values, (value, values.shape[1] * values.itemsize))
+    return groups[count + 2 + group]
+
+
+@jitable
+def ask_row(table: Any, number: int) -> None:
+    """Ask for a row to write."""
+    nbytes = table.shape[1] * table.itemsize
+    claim(table, (table.ctypes.data + number * nbytes, nbytes))
+
+
+@jitable
+def sum_group(values: Any, groups: Any, group: int, total: Any) -> Any:
+    """The number of the row of a group, the sum of whose values is left in ``total``."""
+    count, columns = (groups.size - 2) // 3, total.size
+    first, last = groups[1 + group], groups[2 + group]
+    order = groups.ctypes.data + (2 * count + 2 + first) * groups.itemsize
+    words = (values.ctypes.data, columns, order, last - first, total.ctypes.data, columns, 0)
+    if groups.itemsize == 4:
+        add_rows_by_int32(values, words)
+    else:
+        add_rows_by_int64(values, words)
+    return groups[count + 2 + group]
+
+
+@kernel("add_rows", layout=_moving, local=_total)
+def add_rows(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int) -> None:
+    factor, last = settings[0], part(groups, end, units)
+    for group in range(part(groups, begin, units), last):
+        ask_row(table, ask(values, groups, group, last))
+        row = table[sum_group(values, groups, group, total)]
+        for k in range(row.size):
+            row[k] += factor * total[k]
+
+
+@kernel("assign_rows", layout=_moving, local=_total)
+def assign_rows(
+    values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int
+) -> None:
+    count, nbytes, last = (groups.size - 2) // 3, values.shape[1] * values.itemsize, part(groups, end, units)
+    for group in range(part(groups, begin, units), last):
+        ask_row(table, ask(values, groups, group, last))
+        source = values[groups[2 * count + 1 + groups[2 + group]]]
+        move_bytes(values, (source.ctypes.data, table[groups[count + 2 + group]].ctypes.data, nbytes))
+
+
+def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
+    """A kernel that moves rows of a variable and of one slot by ``rule``."""
+
+    def move(
+        values: Any, groups: Any, settings: Any, table: Any, slot: Any, total: Any, units: int, begin: int, end: int
+    ) -> None:
+        a, b, c, d = settings[0], settings[1], settings[2], settings[3]
+        last = part(groups, end, units)
+        for group in range(part(groups, begin, units), last):
+            soon = ask(values, groups, group, last)
+            ask_row(table, soon)
+            ask_row(slot, soon)
+            number = sum_group(values, groups, group, total)
+            row, kept = table[number], slot[number]
+            for k in range(row.size):
+                row[k], kept[k] = rule(total[k], row[k], kept[k], a, b, c, d)
+
+    return move
+
+
+def _with_two_slots(rule: Callable[..., Any]) -> Callable[..., None]:
+    """A kernel that moves rows of a variable and of two slots by ``rule``."""
+
+    def move(
+        values: Any,
+        groups: Any,
+        settings: Any,
+        table: Any,
+        first: Any,
+        second: Any,
+        total: Any,
+        units: int,
+        begin: int,
+        end: int,
+    ) -> None:
+        a, b, c, d = settings[0], settings[1], settings[2], settings[3]
+        e, f, g = settings[4], settings[5], settings[6]
+        last = part(groups, end, units)
+        for group in range(part(groups, begin, units), last):
+            soon = ask(values, groups, group, last)
+            ask_row(table, soon)
+            ask_row(first, soon)
+            ask_row(second, soon)
+            number = sum_group(values, groups, group, total)
+            row, one, two = table[number], first[number], second[number]
+            for k in range(row.size):
+                row[k], one[k], two[k] = rule(total[k], row[k], one[k], two[k], a, b, c, d, e, f, g)
+
+    return move
+
+
+@jitable
+def momentum(g: Any, p: Any, v: Any, rate: Any, kept: Any, along: Any, ahead: Any) -> Any:
+    v = kept * v + g
+    return p - rate * (along * v + ahead * g), v
+
+
+@jitable
+def adagrad(g: Any, p: Any, a: Any, rate: Any, epsilon: Any, *unused: Any) -> Any:
+    a = a + g * g
+    return p - rate * (g / (math.sqrt(a) + epsilon)), a
+
+
+@jitable
+def rmsprop(
+    g: Any, p: Any, s: Any, v: Any, rate: Any, decay: Any, fresh: Any, epsilon: Any, kept: Any, *unused: Any
+) -> Any:
+    s = decay * s + fresh * g * g
+    v = kept * v + rate * (g / (math.sqrt(s) + epsilon))
+    return p - v, s, v
+
+
+@jitable
+def adam(
+    g: Any, p: Any, m: Any, s: Any, rate: Any, beta1: Any, new1: Any, beta2: Any, new2: Any, epsilon: Any, decay: Any
+) -> Any:
+    m = beta1 * m + new1 * g
+    s = beta2 * s + new2 * g * g
+    return p - rate * m / (math.sqrt(s) + epsilon) - decay * p, m, s
+
+
+kernel("momentum_rows", layout=_moving, local=_total)(_with_one_slot(momentum))
+kernel("adagrad_rows", layout=_moving, local=_total)(_with_one_slot(adagrad))
+kernel("rmsprop_rows", layout=_moving, local=_total)(_with_two_slots(rmsprop))
+kernel("adam_rows", layout=_moving, local=_total)(_with_two_slots(adam))
+host_only("add_rows", "assign_rows", "momentum_rows", "adagrad_rows", "rmsprop_rows", "adam_rows")

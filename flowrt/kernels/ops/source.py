@@ -1,0 +1,49 @@
+"""What begins values: fills, counts, and the sizes of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowrt.kernels.language.table import Attrs, Call, View, flat, host_only, kernel
+from flowrt.spec import MAX_RANK
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+
+def _sizes(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """The sizes as words, as many for every rank, so that one compiled variant serves all ranks."""
+    dims = inputs[0].concrete
+    views = (View.dense((inputs[0].size,)), View.dense((len(dims),)))
+    return Call(views, (*dims, *(0,) * (MAX_RANK - len(dims))))
+
+
+@kernel("shape_of", layout=_sizes)
+def shape_of(x: Any, y: Any, *sizes: int) -> None:
+    for i in range(y.size):
+        y[i] = sizes[i]
+
+
+@kernel("full", layout=flat)
+def full(shape: Any, value: Any, y: Any) -> None:
+    entry = value[0]
+    for i in range(y.size):
+        y[i] = entry
+
+
+@kernel("full_like", layout=flat)
+def full_like(x: Any, value: Any, y: Any) -> None:
+    entry = value[0]
+    for i in range(y.size):
+        y[i] = entry
+
+
+@kernel("arange", layout=flat)
+def arange(start: Any, stop: Any, step: Any, y: Any) -> None:
+    first, by = start[0], step[0]
+    for i in range(y.size):
+        y[i] = first + i * by
+
+
+host_only("shape_of", "full", "full_like", "arange")

@@ -1,0 +1,75 @@
+"""The bundle's builder, started beside a program that finds none: a process that ends with this one.
+
+It takes only time that nobody wants, and what it has compiled is kept, so several short programs build it as well as a
+long one. ``FLOWRT_BUILD=never`` leaves the bundle to ``python -m flowrt.kernels build``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+from flowrt.kernels.store.objects import bundle, cache_folder
+from flowrt.package import PACKAGE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_builders: list[subprocess.Popen[bytes]] = []
+_log = logging.getLogger(__name__)
+
+
+def build_standard_kernels() -> None:
+    """Start the builder, once per process and folder, if there is no bundle. Never waits, never fails."""
+    if os.environ.get("FLOWRT_BUILD") != "never" and not len(bundle()):
+        _start(cache_folder())
+
+
+@cache
+def _start(folder: Path) -> None:
+    above = str(PACKAGE.parent)
+    path = os.pathsep.join([above, *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        builder = subprocess.Popen(
+            [sys.executable, "-m", "flowrt.kernels", "build", "--background"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "FLOWRT_CACHE": str(folder)},
+            start_new_session=True,  # an interrupt of the terminal is for this process
+        )
+    except OSError as error:
+        _log.debug("no builder: %s", error)
+        return
+    _builders.append(builder)
+
+
+@atexit.register
+def stop_building() -> None:
+    """End the builder, if there is one."""
+    while _builders:
+        builder = _builders.pop()
+        with suppress(OSError):
+            if builder.stdin is not None:
+                builder.stdin.close()
+        builder.kill()
+        builder.wait()
+
+
+def _forget() -> None:
+    """A forked child has no builder: the parent's is not its own."""
+    for builder in _builders:
+        builder.returncode = 0
+        with suppress(OSError):
+            if builder.stdin is not None:
+                os.close(builder.stdin.fileno())
+    _builders.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
