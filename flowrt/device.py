@@ -12,6 +12,8 @@ _PATTERN = re.compile(
     r"(?:/job:(?P<job>[A-Za-z][A-Za-z0-9_]*))?(?:/task:(?P<task>\d+))?(?:/device:(?P<kind>[a-z][a-z0-9_]*)(?::(?P<index>\d+))?)?"
 )
 
+HOST_KIND = "cpu"
+
 CLIENT = "/job:client/task:0"
 """The task that whoever drives a cluster stands for: it sends the feeds and receives the fetches."""
 
@@ -46,6 +48,16 @@ class Device:
     def local(self) -> str:
         """The device's name on its own task: ``cpu:0``."""
         return f"{self.kind}:{self.index}"
+
+    @property
+    def is_host(self) -> bool:
+        """Whether its memory is the host's, which feeds, fetches, queues and other tasks use as it is."""
+        return self.kind == HOST_KIND
+
+    @property
+    def on_host(self) -> Device:
+        """Itself where its memory is the host's, else the host's own device, of the same task."""
+        return self if self.is_host else Device(self.job, self.task, HOST_KIND, 0)
 
     def matches(self, device: Device) -> bool:
         """Whether ``device`` satisfies this constraint."""
@@ -83,3 +95,8 @@ def _host(job: str | None, task: int | None) -> str:
 
 
 ANYWHERE = Device()
+
+
+def is_apart(local: str) -> bool:
+    """Whether a device, by its name on its own task, has memory other than the host's."""
+    return local.partition(":")[0] != HOST_KIND

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,3 +87,20 @@ def parameters_of(fn: Callable[..., Any]) -> tuple[Parameter, ...]:
             )
         )
     return tuple(out)
+
+
+SIZES = frozenset({"shape", "count", "stop", "step"})  # tensor parameters whose values decide the outputs' sizes
+
+
+def size_positions(parameters: Sequence[Parameter], attrs: Mapping[str, Any]) -> list[int]:
+    """Positions among an op's inputs, as bound by ``attrs``, of those whose values decide its outputs' sizes."""
+    found: list[int] = []
+    position = 0
+    tensors = [p for p in parameters if p.tensor and p.name not in attrs.get("_none", ())]
+    decisive = SIZES | {"start"} if any(p.name == "stop" for p in tensors) else SIZES
+    for parameter in tensors:
+        count = int(attrs["_many"]) if parameter.many else 1
+        if parameter.name in decisive:
+            found += range(position, position + count)
+        position += count
+    return found

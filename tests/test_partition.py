@@ -41,10 +41,12 @@ def test_another_device_of_the_same_task_gets_a_value_once() -> None:
             y = add(negative(x), x, name="y")
     result = compiled([y], feeds=[x], devices=LOCAL)
     plan = result.plans["/job:local/task:0"]
-    assert Counter(node.op for node in plan.nodes) == {"send": 1, "recv": 1, "negative": 1, "add": 1}
-    send, recv = (next(n for n in plan.nodes if n.op == op) for op in ("send", "recv"))
-    assert (send.device, recv.device, send.attrs["edge"]) == ("cpu:0", "cpu:1", recv.attrs["edge"])
-    assert send.attrs["peer"] == recv.attrs["peer"] == "/job:local/task:0"
+    assert Counter(node.op for node in plan.nodes) == {"bring": 1, "negative": 1, "add": 1}
+    assert [(node.op, node.inputs, node.device) for node in plan.nodes] == [
+        ("bring", (0,), "cpu:1"),
+        ("negative", (1,), "cpu:1"),
+        ("add", (2, 1), "cpu:1"),
+    ]
 
 
 def test_a_tensor_crosses_once_per_destination_however_many_want_it() -> None:

@@ -173,6 +173,13 @@ def _any_number(rows: Spec) -> Spec:
 
 
 @no_gradient
+@op
+def bring(x: Spec) -> Spec:
+    """``x`` in the memory of the device that this is on; put in where a step is split over devices of one task."""
+    return x.without_value()
+
+
+@no_gradient
 @op(effect=True)
 def send(x: Spec, *, edge: int, peer: str) -> None:
     """Hand ``x`` to whoever receives ``edge`` on ``peer``; put in where a graph is split over devices."""

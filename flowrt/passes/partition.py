@@ -1,9 +1,10 @@
 """Cut a placed step into one plan per task, joined by sends and receives.
 
 Law: a value crosses once per (tensor, destination device), whoever and however many want it there; small constants are
-repeated instead. Order that must hold across tasks travels as a token. Edges are numbered within the step, so the key
-of a transfer is (step, edge). In a cluster the client is a peer of its own: it sends the feeds and receives the
-fetches.
+repeated instead. Between devices of one task it is brought, by a node on the one that wants it; tasks exchange what
+lies in their hosts' memory. There, too, lie shapes, and what decides sizes. Order that must hold across tasks travels
+as a token. Edges are numbered within the step, so the key of a transfer is (step, edge). In a cluster the client is a
+peer of its own: it sends the feeds and receives the fetches.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.op import lookup
+from flowrt.parameters import size_positions
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
 from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.valueclass import valueclass
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 REPEATED = 1 << 12
 """A constant of at most so many bytes is repeated where it is wanted: a message costs more."""
+ON_HOST = frozenset({"shape_of"})
+"""Ops that look at no entry, whose results lie in the host's memory wherever they are computed."""
 
 
 @valueclass
@@ -91,7 +95,10 @@ class _Cut:
     def add(self, node: StepNode) -> None:
         """Put a node of the step into the part of its device."""
         device = self._device[node.id]
-        inputs = tuple([self._bring(ref, device, node.id) for ref in node.inputs])
+        if device.is_host:
+            inputs = tuple([self._bring(ref, device, node.id) for ref in node.inputs])
+        else:
+            inputs = self._bring_apart(node, device)
         control = self._wait(node.control, device, node.id) if node.control else []
         control += [source for source in node.after if self._device[source] == device]
         self._place[node.id] = (self._order[node.id], 0, 0)
@@ -104,8 +111,8 @@ class _Cut:
         if ref[0] == FED:
             return ref[1]
         if ref not in self._answers:
-            device = self._device[ref[0]]
-            edge, _ = self._send(ref, device, str(self._client))
+            device = self._lies(ref).on_host
+            edge, _ = self._send(self._bring(ref, device, ref[0]), device, str(self._client))
             self._answers[ref] = Transfer(edge, device.host)
         return self._answers[ref]
 
@@ -114,25 +121,51 @@ class _Cut:
 
     # ── crossing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _lies(self, ref: Ref) -> Device:
+        """The device in whose memory the value of a node of the step lies."""
+        device = self._device[ref[0]]
+        made = self._step.nodes.get(ref[0]) or self._nodes[ref[0]]
+        return device.on_host if made.op.name in ON_HOST else device
+
     def _bring(self, ref: Ref, device: Device, consumer: int) -> Ref:
         """The value ``ref`` as it is on ``device``."""
         remote_feed = ref[0] == FED and self._client is not None
-        source = self._home or device if ref[0] == FED else self._device[ref[0]]
+        source = self._home or device.on_host if ref[0] == FED else self._lies(ref)
         if (source is device or source == device) and not remote_feed:
             return ref
         if (ref, device) not in self._arrived:
-            if self._is_small_constant(ref):
-                self._arrived[ref, device] = self._repeat(self._step.nodes[ref[0]], device, consumer)
-            elif remote_feed:
-                self._arrived[ref, device] = self._receive_feed(ref, device, consumer)
-            else:
-                self._arrived[ref, device] = self._carry(ref, source, device, consumer)
+            self._arrived[ref, device] = self._brought(ref, source, device, consumer, remote_feed)
         return self._arrived[ref, device]
 
+    def _brought(self, ref: Ref, source: Device, device: Device, consumer: int, remote_feed: bool) -> Ref:
+        if self._is_small_constant(ref):
+            return self._repeat(self._step.nodes[ref[0]], device, consumer)
+        if source.host == device.host and not remote_feed:
+            return self._copy(ref, device, consumer)
+        if not device.is_host:
+            return self._copy(self._bring(ref, device.on_host, consumer), device, consumer)
+        if remote_feed:
+            return self._receive_feed(ref, device, consumer)
+        return self._carry(self._bring(ref, source.on_host, ref[0]), source.on_host, device, consumer)
+
+    def _bring_apart(self, node: StepNode, device: Device) -> tuple[Ref, ...]:
+        """The inputs of a node on ``device``, those in the host's memory whose values decide sizes."""
+        sizes = size_positions(node.op.parameters, node.attrs)
+        where = [device.on_host if place in sizes else device for place in range(len(node.inputs))]
+        return tuple(self._bring(ref, there, node.id) for ref, there in zip(node.inputs, where, strict=True))
+
+    def _copy(self, ref: Ref, device: Device, consumer: int) -> Ref:
+        """The value ``ref`` of another device of the same task."""
+        name, site = self._origin(ref)
+        name = f"{name}/to_{device.kind}_{device.index}"
+        return self._insert(lookup("bring"), name, (ref,), {}, site, device, (consumer, -1)), 0
+
     def _bring_home(self, ref: Ref, home: Device) -> Ref:
-        """The value ``ref`` on the task of ``home``, on any device."""
-        here = ref[0] == FED or self._device[ref[0]].host == home.host
-        return ref if here else self._bring(ref, home, ref[0])
+        """The value ``ref`` in the host's memory, on the task of ``home``."""
+        if ref[0] == FED:
+            return ref
+        lies = self._lies(ref)
+        return ref if lies.is_host and lies.host == home.host else self._bring(ref, home, ref[0])
 
     def _wait(self, sources: tuple[int, ...], device: Device, consumer: int) -> list[int]:
         """What a node on ``device`` waits for in order to start after ``sources``: a token from each other task."""
@@ -143,8 +176,8 @@ class _Cut:
         for others in by_task.values():
             key = (tuple(others), device.host)
             if key not in self._told:
-                origin = self._device[others[-1]]
-                self._told[key], _ = self._carry((self._token(key[0], origin), 0), origin, device, consumer)
+                origin = self._device[others[-1]].on_host
+                self._told[key], _ = self._carry((self._token(key[0], origin), 0), origin, device.on_host, consumer)
             out.append(self._told[key])
         return out
 

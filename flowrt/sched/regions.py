@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.op import lookup
+from flowrt.parameters import SIZES, size_positions
 from flowrt.spec import Spec, value_known
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ ROW_WRITES = frozenset({"add_rows", "assign_rows", "momentum_rows", "adagrad_row
 """Ops whose kernels read and write the variables they name where these lie."""
 WRITES = frozenset({"assign", "assign_add", "assign_sub"}) | ROW_WRITES
 REVIVING = frozenset({"merge", "send"})  # what follows these may be alive although something before them is dead
-SIZES = frozenset({"shape", "count", "stop", "step"})  # tensor parameters whose values decide the outputs' sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,16 +117,8 @@ def _size_operands(op: str, attrs: Mapping[str, Any], inputs: int) -> Iterator[i
         yield from _size_operands(product, dict(pairs), count)
         yield from (taken[n] for n in _size_operands(epilogue, dict(others), len(taken)) if taken[n] >= 0)
         return
-    if SIZES.isdisjoint(lookup(op).tensors):
-        return
-    position = 0
-    tensors = [p for p in lookup(op).parameters if p.tensor and p.name not in attrs.get("_none", ())]
-    decisive = SIZES | {"start"} if any(p.name == "stop" for p in tensors) else SIZES
-    for parameter in tensors:
-        count = int(attrs["_many"]) if parameter.many else 1
-        if parameter.name in decisive:
-            yield from range(position, position + count)
-        position += count
+    if not SIZES.isdisjoint(lookup(op).tensors):
+        yield from size_positions(lookup(op).parameters, attrs)
 
 
 def _shapes_in(members: Sequence[Any], inputs: int) -> set[int]:
