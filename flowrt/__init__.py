@@ -64,7 +64,7 @@ from flowrt.session import Session
 from flowrt.spec import Spec
 
 if _TYPE_CHECKING:
-    from flowrt import data, delays, launch, train
+    from flowrt import data, delays, devices, launch, train
     from flowrt.checkpoint import Checkpoints
     from flowrt.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
@@ -78,6 +78,7 @@ _LATER = {
     "LocalCluster": "flowrt.cluster",
     "data": "flowrt.data",
     "delays": "flowrt.delays",
+    "devices": "flowrt.devices",
     "launch": "flowrt.launch",
     "simulate": "flowrt.simulation",
     "train": "flowrt.train",
@@ -140,6 +141,7 @@ __all__ = [
     "data",
     "delays",
     "device",
+    "devices",
     "gradients",
     "kernel",
     "launch",

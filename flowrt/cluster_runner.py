@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flowrt.plan import Plan
     from flowrt.runners import Array, Keeper, Name, Registered
     from flowrt.sched.direct import Numbers
+    from flowrt.sched.memory import MemoryStatistics
     from flowrt.sched.rendezvous import Listener
     from flowrt.spec import Spec
 
@@ -130,6 +131,9 @@ class ClusterRunner:
 
     def held_beside(self, registered: Registered | None) -> int:
         return 0
+
+    def memory(self) -> Mapping[str, MemoryStatistics]:
+        raise GraphError(f"{user_site()}: only the memory of this process is known here, and not that of nodes")
 
     async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
         return await self._master.inventory(wanted)

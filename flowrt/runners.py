@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from flowrt.device import Device
+from flowrt.device import HOST_KIND, Device
 from flowrt.eager import evaluate
 from flowrt.errors import (
     FlowrtError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flowrt.placement import Rules
     from flowrt.plan import Plan
     from flowrt.sched.direct import Numbers
+    from flowrt.sched.memory import MemoryStatistics
     from flowrt.sched.rendezvous import Listener
 
 Array = np.ndarray[Any, Any]
@@ -43,11 +44,12 @@ Name = tuple[str, str]
 def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     """Whether a device of ``kind`` can compute ``op``; imports the kernels on first use."""
     from flowrt.kernels.language.table import ALIASES, find_kernel
+    from flowrt.sched.devices import kinds
     from flowrt.sched.units import is_structural
 
-    if is_structural(op) or op in ALIASES:
-        return kind == "cpu"
-    return find_kernel(op, kind, dtypes) is not None
+    if kind != HOST_KIND:
+        return kinds.supports(op, dtypes, kind)
+    return is_structural(op) or op in ALIASES or find_kernel(op, kind, dtypes) is not None
 
 
 def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:
@@ -151,6 +153,9 @@ class Runner(Protocol):
     def held_beside(self, registered: Registered | None) -> int:
         """The bytes held here beside what a step keeps for its own next run; 0 where none are."""
 
+    def memory(self) -> Mapping[str, MemoryStatistics]:
+        """What is held in the memory of each device of this process."""
+
     async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
         """The variables that have a value; see `Master.inventory`."""
 
@@ -239,7 +244,11 @@ class LocalRunner:
     def __init__(self, options: Options) -> None:
         build_standard_kernels()
         self._host = Host(
-            threads=options.threads, transfer_budget=options.transfer_budget, memory_limit=options.memory_limit
+            threads=options.threads,
+            transfer_budget=options.transfer_budget,
+            memory_limit=options.memory_limit,
+            devices=options.devices,
+            device_memory_limit=options.device_memory_limit,
         )
         self.tapes = options.tapes
         self._numbers = itertools.count()
@@ -310,6 +319,9 @@ class LocalRunner:
 
     def held_beside(self, registered: Executor | None) -> int:
         return self._host.memory.held - (0 if registered is None else registered.tapes.kept_bytes)
+
+    def memory(self) -> Mapping[str, MemoryStatistics]:
+        return {name: device.statistics() for name, device in self._host.devices.items()}
 
     async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
         return self._host.inventory()

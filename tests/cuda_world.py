@@ -12,7 +12,6 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from numba.cuda.simulator.kernelapi import FakeCUDAShared
 from op_examples import EXAMPLES, Example
 
 import flowrt.ops as fr
@@ -92,13 +91,6 @@ def refused() -> str:
     return ""
 
 
-def shared_array(self: Any, shape: Any, dtype: Any) -> Any:
-    """Numba's own may give two threads that come at once an array each; a dictionary takes one of them."""
-    caller = sys._getframe(1)
-    place = (caller.f_code.co_filename, caller.f_lineno)
-    return self._allocations.setdefault(place, np.empty(shape, dtype))
-
-
 def main() -> None:
     world = World()
     for example in EXAMPLES:
@@ -109,7 +101,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    FakeCUDAShared.array = shared_array
     sys.setswitchinterval(1e-5)  # the simulator spins while its threads work
     warnings.simplefilter("ignore")  # a device does not warn of inf and NaN, as NumPy does
     main()

@@ -100,6 +100,7 @@ OWNERS = {
         "progress",
         "kernels/store/background",
         "kernels/run/pools",
+        "kernels/cuda_driver",
         "launch/ray_node",
     ],
     "concurrent": ["sched/lanes"],

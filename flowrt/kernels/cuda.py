@@ -20,14 +20,13 @@ from flowrt.errors import FlowrtError, GraphError
 from flowrt.kernels.language.table import JITABLES, Form, View
 from flowrt.kernels.language.twin import SIMULATED, THREADS
 from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS, Operand, Step, apply_kernel
+from flowrt.kernels.simulator import mend_simulator
 from flowrt.spec import Spec
 
+if SIMULATED:
+    mend_simulator()
+
 BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop over what is left
-
-
-def available() -> bool:
-    """Whether there is a device, or the simulator that stands for one."""
-    return SIMULATED or bool(cuda.is_available())
 
 
 # ── compiling ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -116,25 +115,47 @@ def array_entry(function: Callable[..., Any]) -> Any:
 # ── launching ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def launch(step: Step, memory: Sequence[Any], run: Any) -> None:
-    """Issue one step on the current stream; ``memory`` holds the application's operands as flat device arrays."""
-    operands = [memory[number] for number in step.operands]
-    work = step.call.views[-1].size if step.kernel.form is Form.SCALARS else _work(step)
-    if work == 0:
-        return
+class PreparedSteps:
+    """An op's steps on operands of fixed specs, ready to be issued on memory that holds them."""
+
+    def __init__(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> None:
+        application = apply_kernel(op, inputs, outputs, attrs, "cuda")
+        self.scratch = (*application.scratch, *application.local)
+        self._specs = (*inputs, *outputs, *self.scratch)
+        steps = [step for step in application.steps if isinstance(step, Step)]
+        assert len(steps) == len(application.steps), "loops and branches are the host's"
+        self.takes_run = any(step.kernel.takes_run for step in steps)
+        self.may_fail = any(step.kernel.may_fail for step in steps)
+        places = [Operand(number) for number in range(len(self._specs))]
+        self._steps = [(step, *_prepared(step, places)) for step in steps]
+
+    def launch(self, memory: Sequence[Any], run: Any, stream: Any = None) -> None:
+        """Issue them; ``memory`` are device arrays of bytes, ``run`` the run's words in device memory, if taken."""
+        arrays = [_typed(held, spec) for held, spec in zip(memory, self._specs, strict=True)]
+        on = () if stream is None else (stream[1],)
+        for step, work, block in self._steps:
+            operands = [arrays[number] for number in step.operands]
+            if not work:
+                continue
+            if block is not None:
+                grid = min(BLOCKS, -(-work // THREADS)), THREADS, *on
+                scalar_entry(step.kernel.function, len(operands) - 1)[grid](block, work, *operands)
+                continue
+            seen = [_viewed(flat, view) for flat, view in zip(operands, step.call.views, strict=True)]
+            words = [*step.call.words, *([run] if step.kernel.takes_run else [])]
+            array_entry(step.kernel.function)[min(BLOCKS, work), THREADS, *on](*seen, *words)
+
+
+def _prepared(step: Step, places: Sequence[Operand]) -> tuple[int, Any]:
+    """How much work a step has, and what a scalar expression reads its operands' strides from."""
     if step.kernel.form is Form.SCALARS:
-        block = to_device(step.block([Operand(number) for number in range(len(memory))]))
-        grid = min(BLOCKS, -(-work // THREADS)), THREADS
-        scalar_entry(step.kernel.function, len(operands) - 1)[grid](block, work, *operands)
-        return
-    arrays = [_viewed(flat, view) for flat, view in zip(operands, step.call.views, strict=True)]
-    words = [*step.call.words, *([run] if step.kernel.takes_run else [])]
-    array_entry(step.kernel.function)[min(BLOCKS, work), THREADS](*arrays, *words)
+        return step.call.views[-1].size, to_device(step.block(places))
+    return max(view.size for view in step.call.views), None  # twins are given a block for each, as far as `BLOCKS` goes
 
 
-def _work(step: Step) -> int:
-    """The most entries of a view: twins are given a block for each, as far as `BLOCKS` goes."""
-    return max(view.size for view in step.call.views)
+def _typed(memory: Any, spec: Spec) -> Any:
+    """Bytes as a flat array of the spec's dtype."""
+    return memory[: spec.nbytes].view(spec.dtype)
 
 
 def _viewed(flat: Any, view: View) -> Any:
@@ -151,10 +172,6 @@ def from_device(array: Any) -> np.ndarray[Any, Any]:
     return np.array(array) if SIMULATED else np.asarray(array.get())
 
 
-def _empty(spec: Spec) -> Any:
-    return (np if SIMULATED else _cupy()).empty(spec.size, spec.dtype)
-
-
 def _cupy() -> Any:
     import cupy
 
@@ -169,16 +186,13 @@ def run_kernel(
     words: np.ndarray[Any, Any] | None = None,
 ) -> list[np.ndarray[Any, Any]]:
     """Compute ``op`` on the device: as `flowrt.kernels.launch.run_kernel` does on the host, arrays to arrays."""
-    specs = [Spec(a.dtype, a.shape) for a in inputs]
-    application = apply_kernel(op, specs, outputs, attrs, "cuda")
+    prepared = PreparedSteps(op, [Spec(a.dtype, a.shape) for a in inputs], outputs, attrs)
     run = to_device(np.zeros(RUN_WORDS, np.int64) if words is None else words)
-    memory = [to_device(np.ascontiguousarray(a).reshape(-1)) for a in inputs]
-    memory += [_empty(spec) for spec in (*outputs, *application.scratch, *application.local)]
-    for step in application.steps:
-        assert isinstance(step, Step)  # loops and branches are the host's
-        launch(step, memory, run)
+    given = [to_device(np.ascontiguousarray(a).reshape(-1).view(np.uint8)) for a in inputs]
+    made = [to_device(np.empty(spec.nbytes, np.uint8)) for spec in (*outputs, *prepared.scratch)]
+    prepared.launch([*given, *made], run)
     status = int(from_device(run)[STATUS])
     if status:
         raise FlowrtError(f"{op}: {FAILURES[status]}")
-    made = memory[len(inputs) : len(inputs) + len(outputs)]
-    return [from_device(flat).reshape(spec.concrete) for flat, spec in zip(made, outputs, strict=True)]
+    found = zip(made, outputs, strict=False)
+    return [from_device(_typed(memory, spec)).reshape(spec.concrete) for memory, spec in found]

@@ -20,6 +20,7 @@ from flowrt.errors import ResourceError
 from flowrt.kernels.launch import STATUS
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
+from flowrt.sched.devices.issuing import Issuers
 from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.interrupts import Noted, Unbroken
@@ -28,7 +29,7 @@ from flowrt.sched.regions import READ, WRITES, resource_of, resources_of, variab
 from flowrt.sched.running import INLINE_SECONDS, Run, own, run_words
 from flowrt.sched.single import Runners, read_in_place, read_variable, write_variable
 from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
-from flowrt.sched.units import NOTHING, Action, Unit, connect, find_units
+from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Executor:
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
         self.runners = Runners(plan, host.memory)
+        self._issuers = Issuers(plan, host)
         self._in_place: dict[tuple[int, ...], frozenset[int]] = {}  # by the nodes of a region
         self.wiring = connect(plan, self.units)
         self.demands = find_demands(plan, self.units, self.wiring.topology)
@@ -71,7 +73,7 @@ class Executor:
         for node in plan.nodes:
             if node.op == READ or node.op in WRITES:
                 for name in resources_of(node):
-                    host.variables.declare(name, variable_spec(node))
+                    host.variables.declare(name, variable_spec(node), node.device)
 
     @held_back()
     def footprint(self, feeds: Sequence[Spec]) -> Footprint:
@@ -225,6 +227,8 @@ class Executor:
             return tape is not None and tape.expected_seconds <= INLINE_SECONDS
         if unit.action is Action.COMPUTE:
             return self.runners[unit.nodes[0]].expected_seconds(inputs) <= INLINE_SECONDS
+        if unit.action in APART:
+            return False
         return variable_spec(self.plan.nodes[unit.nodes[0]]).nbytes <= INLINE_BYTES
 
     def lend(self, unit: Unit) -> list[Array] | None:
@@ -246,6 +250,16 @@ class Executor:
         """See that what is to be written is lent to nobody."""
         if self.host.variables.lent:
             self.host.variables.part(writes, self.memory.lasting_copy)
+
+    async def finish(self, unit: Unit, inputs: Sequence[Any], words: Array, stop: Callable[[], None]) -> Sequence[Any]:
+        """Run a unit whose variables are held in the lane of its device, and wait for it."""
+        device = self.host.devices[self.plan.nodes[unit.nodes[0]].device]
+        match unit.action:
+            case Action.BRING:
+                return (await device.take(inputs[0], self.plan.nodes[unit.nodes[0]].where()),)
+            case Action.ISSUE:
+                return await device.run(self._issuers[device.name].carry_out, unit, inputs, words, stop=stop)
+        return await device.run(self.carry_out_timed, unit, inputs, words, stop=stop)
 
     def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:
         """Run a unit that need not wait, and whose variables are held, on the calling thread."""

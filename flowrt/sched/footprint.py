@@ -131,6 +131,10 @@ class _Play:
                 self._begin(name, variable_spec(node))
         elif unit.action is Action.READ:
             self.make(unit.outputs[0], variable_spec(node))
+        elif unit.action is Action.ISSUE:
+            self._issue(unit)
+        elif unit.action is Action.BRING:
+            self.make(unit.outputs[0], self._known(unit.inputs[0]))
         elif unit.action is Action.EFFECT or node.op in STRUCTURED:
             self.left_out.append(f"{node.where()}: what it holds is known only when it runs")
             self.specs.update(zip(unit.outputs, node.outputs, strict=True))
@@ -179,6 +183,14 @@ class _Play:
             self.make(value, spec)
         scratch = sum(self.take(spec.nbytes) for spec in (*application.scratch, *application.local))
         self.give(scratch)
+
+    def _issue(self, unit: Unit) -> None:
+        """What is on another device takes none of the host's memory."""
+        starts = self.plan.value_starts()
+        for position in unit.nodes:
+            node = self.plan.nodes[position]
+            outputs = lookup(node.op).infer([self._known(value) for value in node.inputs], node.attrs)
+            self.specs.update(zip(range(starts[position], starts[position + 1]), outputs, strict=True))
 
     def _known(self, value: int) -> Spec:
         spec = self.specs[value]

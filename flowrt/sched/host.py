@@ -6,11 +6,13 @@ Who makes a `Host` closes it. In-process sessions own a private one; ``python -m
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ClosedError, GraphError
 from flowrt.kernels.run import pools
 from flowrt.sched.credit import Credit
+from flowrt.sched.devices.device import open_devices
+from flowrt.sched.devices.names import HOST
 from flowrt.sched.lanes import Lanes
 from flowrt.sched.memory import Memory
 from flowrt.sched.queues import Queue
@@ -40,8 +42,9 @@ class Host:
     """A task's lanes, variables, queues and rendezvous.
 
     ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their
-    way here and, with a quarter of it, those that nobody can use yet; ``memory_limit`` bounds what it holds; ``delay``
-    makes it slow, for experiments with stragglers.
+    way here and, with a quarter of it, those that nobody can use yet; ``memory_limit`` bounds what it holds;
+    ``devices`` are those it looks for beside its own, each of which holds at most ``device_memory_limit`` bytes;
+    ``delay`` makes it slow, for experiments with stragglers.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class Host:
         threads: int | None = None,
         transfer_budget: int = 256 << 20,
         memory_limit: int | None = None,
+        devices: Sequence[str] | None = None,
+        device_memory_limit: int | None = None,
         delay: Delay | None = None,
     ) -> None:
         self.task = task
-        self.devices = ("cpu:0",)
         self.memory = Memory(memory_limit)
         self.lanes = Lanes(threads, empty=self.memory.empty)
+        self.devices = open_devices(devices, self.lanes, self.memory, device_memory_limit)
         self.variables = Variables(task)
         self.rendezvous = Rendezvous()
         ahead = transfer_budget // AHEAD
@@ -87,6 +92,10 @@ class Host:
         """How many threads help a tape, and the bytes they have to compute in."""
         return self.lanes.crew.threads - 1, self.lanes.crew.local_bytes
 
+    async def fetch(self, value: Any) -> Any:
+        """A value of any device's, in the host's own memory."""
+        return await self.devices[HOST].take(value, "")
+
     def inventory(self) -> dict[Name, Spec]:
         """The variables that have a value here."""
         return self.variables.inventory()
@@ -111,7 +120,8 @@ class Host:
             self.reset()
             if self.iterations is not None:
                 await self.iterations.aclose()
-            self.lanes.close()
+            for device in self.devices.values():
+                await device.aclose()
             pools.restore()
 
 

@@ -325,8 +325,7 @@ class Run:
             outputs = await handler_of(node)(self.host, self.context, node, inputs)
         else:
             async with self.host.variables.hold(unit.reads, unit.writes):
-                work = self.executor.carry_out_timed
-                outputs = await self.host.lanes.run(work, unit, inputs, self.words, stop=self._stop)
+                outputs = await self.executor.finish(unit, inputs, self.words, self._stop)
         self._complete(activation, outputs)
 
     def _stop(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from flowrt.device import is_apart
 from flowrt.errors import GraphError, how_to_bring
 from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.sched.effects import is_effect
@@ -34,12 +35,17 @@ class Action(Enum):
     MERGE = "merge"
     EFFECT = "effect"
     MOVE = "move"
+    ISSUE = "issue"  # by a device whose memory is not the host's
+    BRING = "bring"  # out of such memory
     NOTHING = "nothing"
+
+
+APART = frozenset({Action.ISSUE, Action.BRING})  # done in another device's lane, and so waited for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """What the machine sees as one node: a node of the plan, or a region that runs as a tape."""
+    """What the machine sees as one node: a node of the plan, or a region that runs as a tape or is issued as one."""
 
     action: Action
     nodes: tuple[int, ...]
@@ -49,7 +55,7 @@ class Unit:
     reads: frozenset[Name] = NOTHING
     writes: frozenset[Name] = NOTHING
     begins: frozenset[Name] = NOTHING  # variables that it assigns before it looks at them: they need no value yet
-    region: Region | None = None
+    region: Region | None = None  # that is a tape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +68,7 @@ class Wiring:
 
 
 PAST_CACHES = 32 << 20  # bytes
+BRING = "bring"
 COMPUTED = STRUCTURED | STACKING | {"constant"}  # without a kernel of its own
 _KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
 _MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
@@ -89,22 +96,47 @@ def is_structural(op: str) -> bool:
 
 def breaks_tape(node: PlanNode) -> bool:
     """Whether a node must be run by the machine itself."""
-    if grows(node) or node.op in STACKING:
+    if grows(node) or node.op in STACKING or node.op == BRING:
         return True
     return action_of(node) in (Action.SWITCH, Action.MERGE, Action.MOVE, Action.EFFECT)
 
 
 def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
     """The units of ``plan``: its regions, unless there are to be no ``tapes``, then the nodes that are in none."""
-    starts = plan.value_starts()
-    regions = [r for r in find_regions(plan, breaks_tape) if not _reads_large(plan, r)] if tapes else []
-    inside = {n for region in regions for n in region.nodes}
-    units = [_unit(plan, Action.TAPE, r.nodes, r.inputs, r.outputs, r.control, r) for r in regions]
+    starts, out = plan.value_starts(), _brought_out(plan)
+    units: list[Unit] = []
+    inside: set[int] = set()
+    for r in find_regions(plan, lambda node: id(node) in out or _is_single(node)) if tapes else ():
+        apart = is_apart(r.device)
+        if apart or not _reads_large(plan, r):
+            inside.update(r.nodes)
+            how, region = (Action.ISSUE, None) if apart else (Action.TAPE, r)
+            units.append(_unit(plan, how, r.nodes, r.inputs, r.outputs, r.control, region))
     for n, node in enumerate(plan.nodes):
         if n not in inside:
+            action = Action.BRING if id(node) in out else _single_action(node)
             outputs = tuple(range(starts[n], starts[n + 1]))
-            units.append(_unit(plan, action_of(node), (n,), node.inputs, outputs, node.control))
+            units.append(_unit(plan, action, (n,), node.inputs, outputs, node.control))
     return tuple(units)
+
+
+def _brought_out(plan: Plan) -> set[int]:
+    """Those nodes, by `id`, that bring a value out of memory that is not the host's."""
+    bringing = [node for node in plan.nodes if node.op == BRING]
+    if not bringing:
+        return set()
+    made = [""] * len(plan.feeds) + [n.device if is_apart(n.device) else "" for n in plan.nodes for _ in n.outputs]
+    sources = [made[node.inputs[0]] for node in bringing]
+    there = zip(bringing, sources, strict=True)
+    return {id(node) for node, source in there if not is_apart(node.device) or source not in ("", node.device)}
+
+
+def _is_single(node: PlanNode) -> bool:
+    return not is_apart(node.device) and breaks_tape(node)
+
+
+def _single_action(node: PlanNode) -> Action:
+    return Action.ISSUE if is_apart(node.device) else action_of(node)
 
 
 def _reads_large(plan: Plan, region: Region) -> bool:

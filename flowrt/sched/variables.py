@@ -40,6 +40,7 @@ class Slot:
 
     spec: Spec
     value: np.ndarray[Any, Any] | None = None
+    device: str = ""  # in whose memory it lies, once a plan says so
     readers: int = 0
     writers: int = 0
     lent: weakref.ref[np.ndarray[Any, Any]] | None = None  # as what it was lent last
@@ -101,14 +102,20 @@ class Variables:
         with self._mutex:
             return {name: slot.spec for name, slot in self._slots.items() if slot.value is not None}
 
-    def declare(self, name: Name, spec: Spec) -> None:
-        """Make room for a variable; one that exists must have the same spec."""
+    def declare(self, name: Name, spec: Spec, device: str = "") -> None:
+        """Make room for a variable, in the memory of ``device`` if it is told; one that exists is the same, there."""
         with self._mutex:
             slot = self._slots.setdefault(name, Slot(spec))
             if slot.value is None:
-                slot.spec = spec
+                slot.spec, slot.device = spec, device
+            slot.device = slot.device or device
         if (slot.spec.dtype, slot.spec.dims) != (spec.dtype, spec.dims):
             raise self._mismatch(name, slot.spec, spec)
+        if device and slot.device != device:
+            raise GraphError(
+                f"variable {name[1]!r} lies on {slot.device} of {self._task}, and this step has it on {device}; "
+                "ask for the same device, use another container, or session.reset() the old one"
+            )
 
     def reset(self, container: str | None) -> None:
         """Forget the variables of a container, or of all."""
@@ -172,8 +179,8 @@ class Variables:
             slot.lent = None
             self.lent.discard(name)
 
-    def begin(self, name: Name, value: np.ndarray[Any, Any]) -> None:
-        """Give a variable that is held to be written its first memory."""
+    def begin(self, name: Name, value: Any) -> None:
+        """Give a variable that is held to be written its first memory, or other memory: of its device's."""
         self._alone(self._put, self._slots[name], value)
 
     def _put(self, slot: Slot, value: np.ndarray[Any, Any]) -> None:

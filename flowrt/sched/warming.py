@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from flowrt.device import is_apart
 from flowrt.errors import FlowrtError
 from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.kernels.launch import Prepared, apply_kernel
@@ -50,7 +51,7 @@ def _warm(plan: Plan) -> None:
             _warm(body)
         if node.op in PURE_STRUCTURED:
             nested_address(node.op)
-        if (node.op, "cpu") in KERNELS and node.op not in ALIASES:
+        if (node.op, "cpu") in KERNELS and node.op not in ALIASES and not is_apart(node.device):
             _warm_node(node, [_sized(specs[value]) for value in node.inputs])
 
 

@@ -245,7 +245,7 @@ class Iterations:
         if not names <= known.keys():
             return b""
         async with variables.hold(names, frozenset()):
-            values = [variables.value(name, known[name]) for name in sorted(names)]
+            values = [await self._host.fetch(variables.value(name, known[name])) for name in sorted(names)]
             return await self._host.lanes.run(_hash_of, values)
 
     def _version(self, container: str, name: str) -> int:

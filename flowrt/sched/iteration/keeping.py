@@ -20,6 +20,7 @@ from flowrt.checkpoints.manifest import File, Range
 from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, step_aside, write_shard
 from flowrt.checkpoints.stores import store_at
 from flowrt.errors import CheckpointError, FlowrtError, GraphError, InternalError
+from flowrt.sched.devices.memory import DeviceArray
 from flowrt.sched.lanes import Lanes
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
@@ -181,13 +182,19 @@ class Keeping:
             known = host.inventory()
             if missing := sorted(names - known.keys()):
                 raise GraphError(f"variable {missing[0][1]!r} has no value on {host.task}: was it reset?")
-            arrays = {name: variables.lend(name, known[name]) for name in names}
+            arrays = {name: await self._lent(name, known[name]) for name in names}
             scarce = not host.memory.room_for(sum(array.nbytes for array in arrays.values()))
             waited = {name for name in names if scarce and variables.try_hold(frozenset([name]), NOTHING)}
             self._kept[asked.save] = _Kept(epoch, arrays, waited)
         finally:
             variables.release(names, NOTHING)
         return tuple((server.role.group, server.version) for server in servers())
+
+    async def _lent(self, name: Name, spec: Spec) -> Any:
+        """What a variable that is held holds now, whatever is written to it later."""
+        variables = self._host.variables
+        value: Any = variables.value(name, spec)
+        return await self._host.fetch(value) if isinstance(value, DeviceArray) else variables.lend(name, spec)
 
     def _drop(self, save: str) -> asyncio.Task[Any] | None:
         """Let what is kept go, and stop what writes it, if that has not ended: answers it."""
@@ -243,8 +250,9 @@ class Keeping:
         async with variables.hold(NOTHING, names):
             variables.part(names, host.memory.lasting_copy)
             found = {name: variables.find(name, spec) for name, spec in specs.items()}
-            begun = {n: host.memory.lasting(specs[n].concrete, specs[n].dtype) for n, v in found.items() if v is None}
-            seen = await self._in_thread(_take, asked, {**found, **begun})
+            there = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+            begun = {n: host.memory.lasting(specs[n].concrete, specs[n].dtype) for n in names - there.keys()}
+            seen = await self._in_thread(_take, asked, {**there, **begun})
             for name, value in begun.items() if seen else ():
                 variables.begin(name, value)
         return seen

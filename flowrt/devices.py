@@ -1,0 +1,27 @@
+"""Devices of your own, beside the host's cores and NVIDIA's GPUs.
+
+A `Kind` finds and opens them, a `Driver` is one: its memory, its copies and its kernels. `register` gives them a name::
+
+    fr.devices.register("arena", ArenaKind)
+
+    async with fr.Session(graph, options=fr.Options(devices=("arena:0",))) as session: ...
+
+``examples/arena.py`` is one, whole.
+"""
+
+from collections.abc import Mapping
+
+from flowrt.blocking import BlockingSession
+from flowrt.sched.devices.driver import Driver, Kernel, Kind
+from flowrt.sched.devices.kinds import register
+from flowrt.sched.devices.on_host import HostKernel, computes_on_host
+from flowrt.sched.memory import MemoryStatistics
+from flowrt.session import Session
+
+__all__ = ["Driver", "HostKernel", "Kernel", "Kind", "MemoryStatistics", "computes_on_host", "memory", "register"]
+
+
+def memory(session: Session | BlockingSession) -> Mapping[str, MemoryStatistics]:
+    """By device of an in-process session, in bytes: what is held now, at most so far (``peak``), and the ``limit``."""
+    inner = session if isinstance(session, Session) else session._session
+    return inner._open().memory()

@@ -1,0 +1,86 @@
+"""What somebody writes who has a device: how to find it, and its memory, copies and kernels.
+
+All calls to an open driver come from one thread, the device's lane, one after the other, so it needs no lock. What is
+issued may go on after a call has returned, in the order of the calls; `Driver.finish` and `Driver.read` wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from flowrt.spec import Spec
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class Kernel(Protocol):
+    """An op made ready for operands of certain specs, to be launched any number of times."""
+
+    @property
+    def scratch(self) -> Sequence[Spec]:
+        """What it computes in, beside its inputs and outputs: nothing is found there, and nothing kept."""
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether it may leave a reason in the first of the run's words: see `flowrt.kernels.launch.FAILURES`."""
+
+    def launch(self, operands: Sequence[Any], words: Array) -> None:
+        """Issue it on memory: of the inputs, the outputs, which it fills, and the scratch.
+
+        No output shares memory with an input but that of a variable which rows are written to. ``words`` are the run's
+        own, four int64 in the host's memory: status, step, seed, and one unused. Once `Driver.finish` has returned, the
+        first is what the kernel has left there; until then they stay where they are.
+        """
+
+
+class Driver(Protocol):
+    """One open device. What it calls memory is its own affair: the scheduler hands it back, and looks at nothing."""
+
+    @property
+    def limit(self) -> int | None:
+        """The bytes that may be held at once; None where only an allocation can tell."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """Memory of so many bytes, at least 1. Raises `MemoryError` where there are none."""
+
+    def free(self, memory: Any) -> None:
+        """Take memory back, which what was issued before may still use."""
+
+    def write(self, memory: Any, array: Array) -> None:
+        """Copy a C-contiguous array of the host's to where ``memory`` begins; it may change once this has returned."""
+
+    def read(self, memory: Any, array: Array) -> None:
+        """Fill a C-contiguous array of the host's from where ``memory`` begins, once all issued before is done."""
+
+    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+        """Copy within the device."""
+
+    def prepare(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Kernel:
+        """The kernel of an op that the device's kind `Kind.supports`."""
+
+    def finish(self) -> None:
+        """Wait until all that was issued is done; raises what went wrong with it."""
+
+    def close(self) -> None:
+        """Let everything go."""
+
+
+class Kind(Protocol):
+    """A kind of devices: what stands before the colon of ``cuda:0``."""
+
+    def count(self) -> int:
+        """How many there are here. Raises any error whose text says why there might be some that cannot be used."""
+
+    def supports(self, op: str, dtypes: Sequence[np.dtype[Any]]) -> bool:
+        """Whether it has a kernel for operands of these dtypes (inputs, then outputs).
+
+        Asked where steps are placed, which may be where there is no such device. Constants, reshapes, reads of
+        variables and assignments need no kernel; additions to variables need that of ``add`` or ``subtract``.
+        """
+
+    def open(self, index: int) -> Driver:
+        """The device of that number. What is bound to a thread is best left to the first call in the lane."""

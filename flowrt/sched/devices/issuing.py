@@ -1,0 +1,238 @@
+"""What carries out the part of a plan that is on a device with a driver: its nodes are issued one by one, in its lane.
+
+Law: a value on a device never changes while somebody refers to it. A variable is read by referring to what it holds;
+who writes it has it hold something new, or writes where nobody else looks. Before that, what may fail is waited for, as
+tapes wait: a step that fails has written nothing that came after.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import FlowrtError, GraphError, SpecError, StepCancelled
+from flowrt.kernels.language.table import ALIASES
+from flowrt.kernels.launch import STATUS, failure
+from flowrt.op import lookup
+from flowrt.sched.devices.device import DriverDevice
+from flowrt.sched.devices.kinds import UPDATES
+from flowrt.sched.devices.memory import DeviceArray
+from flowrt.sched.regions import CONSTANT, READ, ROW_WRITES, WRITES, resource_of, resources_of, variable_spec
+from flowrt.spec import Spec, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from flowrt.plan import Plan, PlanNode
+    from flowrt.sched.devices.driver import Array, Kernel
+    from flowrt.sched.host import Host
+    from flowrt.sched.units import Unit
+    from flowrt.sched.variables import Variables
+
+Value: TypeAlias = "DeviceArray | Array"
+PREPARED_PER_NODE = 64
+
+
+@dataclass(slots=True)
+class _Run:
+    """One unit being carried out: the run's words, and those of its own of each kernel that may fail."""
+
+    words: Array
+    failing: list[tuple[PlanNode, Array]]
+
+
+class Issuer:
+    """Carries out units of one plan on one device. `carry_out` is called in its lane."""
+
+    def __init__(self, plan: Plan, device: DriverDevice, variables: Variables) -> None:
+        self._plan, self._device, self._variables = plan, device, variables
+        self._starts = plan.value_starts()
+        self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
+        self._constants: dict[int, DeviceArray] = {}
+        self._last: dict[tuple[int, ...], Mapping[int, list[int]]] = {}
+
+    def carry_out(self, unit: Unit, inputs: Sequence[Value], words: Array) -> list[Value]:
+        """The outputs of a unit whose variables are held, once all of it is done.
+
+        Raises `StepCancelled` where the run was stopped, `ResourceError` where memory is short, and `FlowrtError` with
+        the kernel's reason where one fails.
+        """
+        values: dict[int, Value] = dict(zip(unit.inputs, inputs, strict=True))
+        last, run = self._last_uses(unit), _Run(words, [])
+        for position in unit.nodes:
+            node = self._plan.nodes[position]
+            if words[STATUS]:
+                raise StepCancelled(f"{node.where()} was not begun")
+            made = self._issue(position, node, [values[v] for v in node.inputs], run)
+            values.update(zip(range(self._starts[position], self._starts[position + 1]), made, strict=True))
+            for value in last.get(position, ()):
+                values.pop(value, None)
+        self._finish(run)
+        return [values[v] for v in unit.outputs]
+
+    def _last_uses(self, unit: Unit) -> Mapping[int, list[int]]:
+        """By node, the values that nobody looks at after it."""
+        found = self._last.get(unit.nodes)
+        if found is None:
+            used: dict[int, int] = {}
+            for position in unit.nodes:
+                made = range(self._starts[position], self._starts[position + 1])
+                used.update(dict.fromkeys((*self._plan.nodes[position].inputs, *made), position))
+            found = self._last[unit.nodes] = _by_position(used, frozenset(unit.outputs))
+        return found
+
+    def _issue(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> Sequence[Value]:
+        if node.op == CONSTANT:
+            return (self._constant(position, node),)
+        if node.op == "bring":
+            return (self._here(inputs[0], node),)
+        if node.op == READ:
+            spec = variable_spec(node)
+            return (self._held(resource_of(node), spec).seen_as(spec),)
+        if node.op in WRITES:
+            self._write(position, node, inputs, run)
+            return ()
+        if node.op == "shape_of":
+            return (np.array(inputs[0].shape, np.int64),)
+        if node.op == "no_op":
+            return ()
+        if node.op in ALIASES:
+            (spec,) = self._infer(node, inputs)
+            return (self._here(inputs[0], node).seen_as(spec),)
+        return self._compute(position, node, inputs, run)
+
+    def _constant(self, position: int, node: PlanNode) -> DeviceArray:
+        found = self._constants.get(position)
+        if found is None:
+            found = self._constants[position] = self._device.put(np.asarray(node.attrs["value"]), node.where())
+        return found
+
+    def _here(self, value: Value, node: PlanNode) -> DeviceArray:
+        """A value in the device's memory: what decides sizes comes from the host's."""
+        return value if isinstance(value, DeviceArray) else self._device.put(value, node.where())
+
+    def _infer(self, node: PlanNode, inputs: Sequence[Value]) -> tuple[Spec, ...]:
+        specs = [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs]
+        try:
+            outputs = lookup(node.op).infer(specs, node.attrs)
+        except SpecError as error:
+            raise SpecError(f"{node.where()}: {error}") from None
+        for made, expected in zip(outputs, node.outputs, strict=True):
+            if not expected.accepts(made.dtype, made.shape):
+                raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {made}")
+        return outputs
+
+    # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _compute(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> list[DeviceArray]:
+        key = tuple(v.shape if isinstance(v, DeviceArray) else (v.shape, v.tobytes()) for v in inputs)
+        specs = [_spec(value) for value in inputs]
+        kernel, outputs = self._kernel(position, key, node.op, specs, lambda: self._infer(node, inputs))
+        made = [self._device.arena.empty(spec, node.where()) for spec in outputs]
+        self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *made], run)
+        return made
+
+    def _kernel(
+        self, position: int, key: Any, op: str, inputs: Sequence[Spec], outputs: Callable[[], Sequence[Spec]]
+    ) -> tuple[Kernel, Sequence[Spec]]:
+        """The kernel of a node for inputs of one ``key``, and what it makes of them."""
+        known = self._kernels.setdefault(position, OrderedDict())
+        if key not in known:
+            node, made = self._plan.nodes[position], outputs()
+            try:
+                known[key] = self._device.driver.prepare(op, inputs, made, node.attrs), made
+            except GraphError as error:
+                raise type(error)(f"{node.where()}: {error}") from error
+            if len(known) > PREPARED_PER_NODE:
+                known.popitem(last=False)
+        return known[key]
+
+    def _launch(self, kernel: Kernel, node: PlanNode, operands: Sequence[DeviceArray], run: _Run) -> None:
+        scratch = [self._device.arena.empty(spec, f"{node.where()}, scratch") for spec in kernel.scratch]
+        words = run.words.copy()
+        kernel.launch([array.storage.memory for array in (*operands, *scratch)], words)
+        if kernel.may_fail:
+            run.failing.append((node, words))
+
+    def _finish(self, run: _Run) -> None:
+        """Wait for what was issued, and look what became of it."""
+        self._device.driver.finish()
+        for node, words in run.failing:
+            if words[STATUS]:
+                raise FlowrtError(f"{node.where()}: {failure(node.op, int(words[STATUS]))}")
+        run.failing.clear()
+
+    # ── variables ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> None:
+        """Carry out a write to variables that are held."""
+        if run.failing:
+            self._finish(run)
+        if node.op in ROW_WRITES:
+            self._write_rows(position, node, inputs, run)
+            return
+        name, spec, value = resource_of(node), variable_spec(node), self._here(inputs[0], node)
+        if not spec.accepts(value.dtype, value.shape):
+            raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {value.spec}")
+        if node.op in UPDATES:
+            old = self._held(name, spec)
+            updated = self._device.arena.empty(spec, f"variable {name[1]!r}")
+            kernel, _ = self._kernel(position, spec.dims, UPDATES[node.op], [spec, spec], lambda: [spec])
+            self._launch(kernel, node, [old, value, updated], run)
+            value = updated
+        self._variables.begin(name, value.seen_as(spec))
+
+    def _write_rows(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> None:
+        spec, names, specs = variable_spec(node), resources_of(node), [_spec(value) for value in inputs]
+        self._infer(node, inputs)
+        tables = [self._own(name, spec) for name in names]
+        key = tuple(each.dims for each in specs)
+        kernel, _ = self._kernel(position, key, node.op, specs, lambda: [spec] * len(tables))
+        self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *tables], run)
+
+    def _held(self, name: tuple[str, str], spec: Spec) -> DeviceArray:
+        """What a variable holds; one that began in the host's memory is moved here."""
+        value: Any = self._variables.value(name, spec)
+        if not isinstance(value, DeviceArray):
+            value = self._device.put(value, f"variable {name[1]!r}")
+            self._variables.begin(name, value)
+        held: DeviceArray = value
+        return held
+
+    def _own(self, name: tuple[str, str], spec: Spec) -> DeviceArray:
+        """What a variable holds, where nobody else looks."""
+        held = self._held(name, spec)
+        if held.is_alone:
+            return held
+        copied = self._device.arena.empty(spec, f"variable {name[1]!r}")
+        self._device.driver.copy(held.storage.memory, copied.storage.memory, held.nbytes)
+        self._variables.begin(name, copied)
+        return copied
+
+
+def _spec(value: Value) -> Spec:
+    return value.spec if isinstance(value, DeviceArray) else Spec(value.dtype, value.shape)
+
+
+def _by_position(last: Mapping[int, int], kept: Iterable[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for value, position in last.items():
+        if value not in kept:
+            found.setdefault(position, []).append(value)
+    return found
+
+
+class Issuers(dict[str, Issuer]):
+    """What carries out the parts of a plan on devices with drivers, by their names; made when first asked for."""
+
+    def __init__(self, plan: Plan, host: Host) -> None:
+        self._plan, self._host = plan, host
+
+    def __missing__(self, name: str) -> Issuer:
+        device = self._host.devices[name]
+        assert isinstance(device, DriverDevice)
+        return self.setdefault(name, Issuer(self._plan, device, self._host.variables))

@@ -1,0 +1,119 @@
+"""A device's memory as the scheduler counts it: what is held, by which tensors, and what is refused.
+
+Law: memory is allocated in the device's lane, and let go of wherever the last that refers to it goes, also where Python
+collects garbage; so what is gone waits in a queue, which the lane empties before it allocates. A device has its limit,
+or the one that is set for it, whichever is less.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import ResourceError
+from flowrt.sched.memory import MemoryStatistics, amount
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.sched.devices.device import DriverDevice
+
+LARGEST = 8  # tensors that a refusal names
+
+
+class Storage:
+    """Memory of a device's, taken back once nobody refers to it."""
+
+    __slots__ = ("_number", "arena", "arrays", "memory", "nbytes")
+
+    def __init__(self, arena: Arena, number: int, memory: Any, nbytes: int) -> None:
+        self.arena, self._number, self.memory, self.nbytes = arena, number, memory, nbytes
+        self.arrays: set[int] = set()  # those that are seen in it
+
+    def __del__(self) -> None:
+        self.arena.take_back(self._number, self.memory, self.nbytes)
+
+
+class DeviceArray:
+    """A tensor in a device's memory. It never changes, but for a variable's that nobody else refers to."""
+
+    __slots__ = ("__weakref__", "dtype", "nbytes", "shape", "storage")
+
+    def __init__(self, storage: Storage, spec: Spec) -> None:
+        self.storage = storage
+        self.shape, self.dtype, self.nbytes = spec.concrete, spec.dtype, spec.nbytes
+        storage.arrays.add(id(self))
+
+    def __del__(self) -> None:
+        self.storage.arrays.discard(id(self))
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.dtype, self.shape)
+
+    @property
+    def device(self) -> DriverDevice:
+        """The device that has it."""
+        return self.storage.arena.device
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other array is seen in its memory."""
+        return len(self.storage.arrays) == 1
+
+    def seen_as(self, spec: Spec) -> DeviceArray:
+        """The same memory under another shape."""
+        return DeviceArray(self.storage, spec)
+
+
+class Arena:
+    """The memory of one device. All but `statistics` and `take_back` are for its lane."""
+
+    def __init__(self, device: DriverDevice, limit: int | None = None) -> None:
+        self.device, self._driver = device, device.driver
+        self.limit = min((bound for bound in (self._driver.limit, limit) if bound is not None), default=None)
+        self._held = self._peak = 0
+        self._numbers = itertools.count()
+        self._alive: dict[int, tuple[Spec, str]] = {}  # what each storage was made for, and by whom
+        self._gone: deque[tuple[int, Any, int]] = deque()
+
+    def statistics(self) -> MemoryStatistics:
+        """Bytes held now, at most so far, and the limit. From any thread."""
+        return MemoryStatistics(self._held - sum(gone[2] for gone in tuple(self._gone)), self._peak, self.limit)
+
+    def empty(self, spec: Spec, where: str) -> DeviceArray:
+        """A new array for what ``where`` names. Raises `ResourceError` where it does not fit."""
+        self.settle()
+        if self.limit is not None and self._held + spec.nbytes > self.limit:
+            raise ResourceError(self._shortage(spec, where, ""))
+        try:
+            memory = self._driver.allocate(max(1, spec.nbytes))
+        except MemoryError as error:
+            raise ResourceError(self._shortage(spec, where, f" ({error})" if str(error) else "")) from error
+        number = next(self._numbers)
+        self._alive[number] = spec, where
+        self._held += spec.nbytes
+        self._peak = max(self._peak, self._held)
+        return DeviceArray(Storage(self, number, memory, spec.nbytes), spec)
+
+    def take_back(self, number: int, memory: Any, nbytes: int) -> None:
+        """Hear that nobody refers to a storage any more. From any thread, in the midst of anything."""
+        self._gone.append((number, memory, nbytes))
+
+    def settle(self) -> None:
+        """Give the driver back what is gone."""
+        while self._gone:
+            number, memory, nbytes = self._gone.popleft()
+            self._driver.free(memory)
+            self._held -= nbytes
+            del self._alive[number]
+
+    def _shortage(self, spec: Spec, where: str, why: str) -> str:
+        limit = f", and it may hold {amount(self.limit)}" if self.limit is not None else ""
+        largest = heapq.nlargest(LARGEST, self._alive.values(), key=lambda held: held[0].nbytes)
+        held = "; ".join(f"{made}: {its}, {amount(its.nbytes)}" for its, made in largest) or "none"
+        return (
+            f"{where}: no memory on {self.device.name} for {amount(spec.nbytes)} more, of {spec}{why}: "
+            f"{amount(self._held)} are held{limit}. Its largest tensors: {held}"
+        )

@@ -1,0 +1,240 @@
+"""Devices beside the host's own: a third party's, from examples/, through sessions."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+
+EXAMPLES = str(Path(__file__).parent.parent / "examples")
+ONE = fr.Options(devices=("arena:0",))
+MIXED = fr.Options(devices=("cpu:0", "arena:0", "arena:1"))
+
+
+@pytest.fixture
+def arena(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example, found as a script beside it finds it."""
+    monkeypatch.setattr(sys, "path", [EXAMPLES, *sys.path])
+    return import_module("arena")
+
+
+@pytest.fixture
+def opened(arena: Any) -> Any:
+    """What becomes of it when sessions open its devices: a small one, told to be slow."""
+    kind = arena.ArenaKind(limit=1 << 20, delay=1e-4)
+    fr.devices.register("arena", lambda: kind)
+    yield kind.opened
+    fr.devices.register("arena", arena.ArenaKind)
+
+
+def values(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+async def test_a_third_partys_device_trains_digits_within_its_memory(arena: Any) -> None:
+    accuracy, memory = await arena.train(steps=250)
+    assert accuracy >= 0.96
+    assert 0 < memory.held < memory.peak <= memory.limit == 4 << 20
+
+
+async def losses(device: str, options: fr.Options) -> list[float]:
+    with fr.Graph(seed=1) as graph, fr.device(device):
+        x, y = fr.placeholder("float32", (None, 5)), fr.placeholder("int32", (None,))
+        w = fr.Variable(fr.random.normal((5, 7), seed=1), name="w")
+        b = fr.Variable(np.zeros(7, np.float32), name="b")
+        v = fr.Variable(fr.random.normal((7, 3), seed=2), name="v")
+        loss = fr.mean(fr.nn.softmax_cross_entropy(fr.tanh(x @ w + b) @ v, y))
+        update = fr.optim.Adam(0.1).minimize(loss)
+    rng = np.random.default_rng(3)
+    async with fr.Session(graph, options=options) as session:
+        batches = [(rng.normal(size=(n, 5)).astype("f"), rng.integers(0, 3, n)) for n in (4, 6, 4, 1, 6)]
+        return [float((await session.run([loss, update], {x: a, y: b.astype("i4")}))[0]) for a, b in batches]
+
+
+@pytest.mark.parametrize("tapes", [True, False])
+async def test_what_is_trained_on_a_device_is_what_the_host_trains(opened: Any, tapes: bool) -> None:
+    there = await losses("arena:0", fr.Options(devices=("cpu:0", "arena:0"), tapes=tapes))
+    np.testing.assert_allclose(there, await losses("cpu:0", fr.Options()), rtol=1e-5)
+    assert opened[0].launched > 50
+
+
+async def test_a_graph_may_be_split_over_the_host_and_two_devices(opened: Any) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 4))
+        with fr.device("arena:0"):
+            a = fr.exp(x)
+            kept = fr.Variable(np.ones((1, 4), np.float32), name="kept")
+        with fr.device("arena:1"):
+            b = a * 2 + x
+        c = fr.sum(a + b, axis=0)  # follows what it is made of
+        with fr.device("cpu:0"):
+            d, e = b - x, kept + a
+        with fr.device("arena:0"):
+            added = kept.assign_add(fr.reshape(c, (1, 4)))
+    given = values(3, 4)
+    async with fr.Session(graph, options=MIXED) as session:
+        found = await session.run([a, b, c, d, e, x, added], {x: given})
+        after = await session.run(kept)
+        text = str(await session.explain([a, b, d]))
+    expected = np.exp(given)
+    naive = [expected, 2 * expected + given, (3 * expected + given).sum(axis=0), 2 * expected, 1 + expected, given]
+    for mine, theirs in zip(found, naive, strict=False):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    np.testing.assert_allclose(after, 1 + naive[2][None], rtol=1e-5)
+    assert "arena:1" in text
+
+
+async def test_a_step_that_does_not_fit_names_the_devices_largest_tensors_and_the_next_runs(opened: Any) -> None:
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x = fr.placeholder("float32", (None,), name="x")
+        table = fr.Variable(np.zeros(1000, np.float32), name="table")
+        y = fr.concat([fr.exp(x), fr.exp(-x), table])
+    async with fr.Session(graph, options=fr.Options(devices=("arena",), device_memory_limit=300_000)) as session:
+        with pytest.raises(fr.ResourceError) as caught:
+            await session.run(y, {x: np.zeros(30_000, np.float32)})
+        text = str(caught.value)
+        assert "no memory on arena:0 for 117.2 KiB more, of float32[30000]" in text
+        assert "test_devices.py:" in text
+        assert "it may hold 293.0 KiB" in text
+        assert text.index("Its largest tensors: ") < text.index("exp 'exp' (") < text.index("variable 'table'")
+        assert len(await session.run(y, {x: np.zeros(3, np.float32)})) == 1006
+        memory = fr.devices.memory(session)["arena:0"]
+        assert memory.peak <= 300_000
+        assert memory.held < 10_000
+
+
+async def test_memory_comes_back_however_often_a_step_runs(opened: Any) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 8))
+        y = fr.tanh(x @ fr.Variable(np.eye(8, dtype=np.float32), name="w"))
+    async with fr.Session(graph, options=ONE) as session:
+        held = set()
+        for rows in (1, 5, 1, 5, 1):
+            await session.run(y, {x: values(rows, 8)})
+            held.add(fr.devices.memory(session)["arena:0"].held)
+        assert len(held) == 1
+
+
+async def test_a_kernel_that_fails_says_so_and_nothing_after_it_is_written(opened: Any) -> None:
+    with fr.Graph() as graph:
+        i = fr.placeholder("int64", (None,))
+        row = fr.take(fr.Variable(np.ones((3, 2), np.float32), name="rows"), i)
+        total = fr.Variable(np.zeros(2, np.float32), name="total")
+        step = total.assign_add(fr.sum(row, axis=0))
+    async with fr.Session(graph, options=ONE) as session:
+        await session.run(step, {i: [0, 1]})
+        with pytest.raises(fr.FlowrtError, match=r"test_devices.py:\d+\): an index is out of range"):
+            await session.run(step, {i: [7]})
+        assert (await session.run(total)).tolist() == [2, 2]
+
+
+async def test_rows_of_a_table_are_updated_where_it_lies(opened: Any) -> None:
+    with fr.Graph() as graph:
+        i = fr.placeholder("int64", (None,))
+        table = fr.Variable(values(9, 4), name="table")
+        loss = fr.sum(fr.square(fr.take(table, i)))
+        update = fr.optim.Adam(0.1).minimize(loss)
+    found = []
+    for options in (ONE, fr.Options()):
+        async with fr.Session(graph, options=options) as session:
+            before = await session.run(table)
+            for batch in ([1, 1, 3], [3, 8]):
+                await session.run(update, {i: batch})
+            found.append(await session.run(table))
+        assert (found[-1][[0, 2]] == before[[0, 2]]).all()
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
+async def test_checkpoints_hold_what_lies_on_a_device(opened: Any, tmp_path: Path) -> None:
+    with fr.Graph() as graph:
+        w = fr.Variable(np.zeros(3, np.float32), name="w")
+        step = w.assign_add(np.ones(3, np.float32))
+    kept = fr.Checkpoints(str(tmp_path))
+    async with fr.Session(graph, options=ONE, checkpoints=kept) as session:
+        await session.run(step)
+        await session.save()
+    for options in (ONE, fr.Options()):
+        async with fr.Session(graph, options=options, checkpoints=fr.Checkpoints(str(tmp_path))) as session:
+            assert (await session.run(w)).tolist() == [1, 1, 1]
+
+
+async def test_a_run_that_is_cancelled_ends_with_the_kernel_it_is_at(arena: Any) -> None:
+    kind = arena.ArenaKind(delay=0.02)
+    fr.devices.register("arena", lambda: kind)
+    with fr.Graph() as graph:
+        y = fr.placeholder("float32", (2,), name="x")
+        x = y
+        for _ in range(200):
+            y = fr.tanh(y)
+    try:
+        async with fr.Session(graph, options=ONE) as session:
+            with pytest.raises(fr.StepTimeout):
+                await session.run(y, {x: [1.0, 2.0]}, timeout=0.2)
+            assert kind.opened[0].launched < 200
+    finally:
+        fr.devices.register("arena", arena.ArenaKind)
+
+
+async def test_devices_that_are_not_here_are_a_sentence_in_the_log(
+    arena: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fr.Graph() as graph:
+        y = fr.constant(1.0) + 1.0
+    with caplog.at_level(logging.WARNING):
+        async with fr.Session(graph, options=fr.Options(devices=("cuda:0", "arena:7", "cpu:0"))) as session:
+            assert await session.run(y) == 2
+            assert list(fr.devices.memory(session)) == ["cpu:0"]
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].startswith("cuda:0 is not used: ")
+    assert said[1] == "arena:7 is not used: there are arena:0, arena:1"
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [(("gpu0!",), "named as in cpu:0"), (("cpu:1",), "the host is one device"), ((3,), "named as"), (7, "devices: ")],
+)
+def test_names_that_are_none_are_refused(names: Any, why: str) -> None:
+    with pytest.raises(fr.GraphError, match=why):
+        fr.Options(devices=names)
+
+
+async def test_a_kind_that_nobody_registered_is_refused() -> None:
+    with fr.Graph() as graph:
+        fr.constant(1.0)
+    with pytest.raises(fr.GraphError, match="nobody has registered the devices 'npu': there are cpu, "):
+        async with fr.Session(graph, options=fr.Options(devices=("npu",))):
+            pass
+
+
+def test_the_host_is_no_kind_of_ones_own() -> None:
+    with pytest.raises(fr.GraphError, match="and not cpu; got 'cpu'"):
+        fr.devices.register("cpu", lambda: None)
+
+
+ASKED = """
+import asyncio, sys
+import flowrt as fr
+with fr.Graph() as graph:
+    y = fr.constant(1.0) + 1.0
+async def main():
+    async with fr.Session(graph, options=fr.Options(devices="cuda")) as session:
+        await session.run(y)
+        if list(fr.devices.memory(session)) == ["cpu:0"]:
+            print(*[name for name in sys.modules if name.split(".")[0] in ("cupy", "numba_cuda", "cuda")])
+asyncio.run(main())
+"""
+
+
+def test_no_cuda_package_is_imported_where_there_is_no_gpu() -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == ""
+    assert "cuda is not used: " in done.stderr
