@@ -62,6 +62,7 @@ from flowrt.ops import nn, random
 from flowrt.options import Options
 from flowrt.session import Session
 from flowrt.spec import Spec
+from flowrt.typed import Operand, Result
 
 if _TYPE_CHECKING:
     from flowrt import data, delays, devices, launch, train
@@ -120,12 +121,14 @@ __all__ = [
     "LinkBroken",
     "LocalCluster",
     "NodeLost",
+    "Operand",
     "Operation",
     "Options",
     "PlacementError",
     "QueueClosedError",
     "RemoteError",
     "ResourceError",
+    "Result",
     "Session",
     "Spec",
     "SpecError",

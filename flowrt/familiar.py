@@ -6,7 +6,7 @@ here, then what others call that. ``NAME`` stands for the very name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -177,6 +177,82 @@ PAGES = {
         fr.where(condition, a, x): masked_fill
     """,
 }
+
+
+KEYWORDS = """
+    axis: dim dims axes dimension dimensions reduction_indices
+    axes: perm dims permutation dim
+    keepdims: keepdim keep_dims
+    x: a input inputs tensor data value array arr image images self params condition_x
+    a: x x1 input left A
+    b: y x2 other right B
+    values: tensors arrays inputs
+    shape: size dims newshape new_shape output_shape
+    sizes: shape
+    strides: stride step window_strides
+    dilations: dilation rate rhs_dilation atrous_rate
+    padding: pad pads
+    paddings: pad padding pad_width pads
+    filters: filter kernel weight weights w
+    groups: feature_group_count group
+    window: kernel_size ksize pool_size window_shape size
+    transpose_a: adjoint_a transA trans_a
+    transpose_b: adjoint_b transB trans_b
+    logits: input x predictions y_pred
+    labels: target targets y_true y
+    depth: num_classes classes n
+    indices: index ids idx
+    indices: indices_or_sections
+    ids: indices input index
+    shards: table params weight embeddings
+    segment_ids: ids index indices
+    num_segments: n size minlength
+    num_partitions: n
+    min: clip_value_min a_min low
+    max: clip_value_max a_max high
+    mean: loc mu
+    stddev: std scale sigma
+    low: minval min a
+    high: maxval max b
+    epsilon: eps variance_epsilon
+    scale: weight gamma
+    offset: bias beta
+    rate: p prob dropout_prob
+    value: fill_value constant_values mode constant
+    repeats: reps multiples dims
+    condition: cond mask pred
+    pred: condition cond predicate
+    true_fn: if_true then
+    false_fn: if_false else_
+    cond_fn: cond condition test
+    body_fn: body
+    loop_vars: init_val initial vars
+    maximum_iterations: max_iterations
+    fn: f func function
+    xs: elems x inputs
+    init: initializer initial
+    equation: subscripts
+    dtype: type out_type
+    rows: N n num_rows
+    columns: M m num_columns
+    start: low
+    stop: end limit high
+    step: delta
+    name: label
+"""
+"""What arguments are called here, and what elsewhere."""
+
+
+def keyword_hint(name: str, there: Sequence[str]) -> str:
+    """Which of the arguments ``there`` is meant by ``name``: what is called so elsewhere, or nearly so here."""
+    for line in KEYWORDS.strip().splitlines():
+        here, _, names = line.strip().partition(": ")
+        if here in there and name in names.split():
+            return f"; write {here}="
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, there, 1, 0.6)
+    return f"; did you mean {near[0]}=?" if near else ""
 
 
 @cache

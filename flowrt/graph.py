@@ -53,7 +53,7 @@ class Node:
     op: Op
     name: str
     inputs: tuple[Tensor, ...]
-    attrs: dict[str, Attr]
+    attrs: dict[str, Any]  # its op knows of which types
     control_inputs: tuple[Node, ...]
     device: Device
     colocate: tuple[Node, ...]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import Signature, signature
 from typing import Any, TypeVar, cast
 
 from flowrt.errors import FlowrtError, ResourceError, SpecError, user_site
+from flowrt.familiar import keyword_hint
+from flowrt.parameters import as_called
 from flowrt.tracebacks import brief, is_of_ours
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,9 +40,29 @@ class located:
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
-                return function(*args, **kwargs)
+                try:
+                    return function(*args, **kwargs)
+                except TypeError as error:
+                    if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # it never began
+                        raise misfit(self._what, as_called(signature(function)), args, kwargs) from None
+                    raise
 
         return cast("F", inside)
+
+
+def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SpecError:
+    """The error for arguments that ``what``, of that signature, cannot be called with."""
+    wrong = next((name for name in kwargs if name not in takes.parameters), None)
+    if wrong is None:
+        try:
+            takes.bind(*args, **kwargs)
+            reason = "these arguments do not fit"
+        except TypeError as error:
+            reason = str(error)
+    else:
+        fix = keyword_hint(wrong, [name for name in takes.parameters if name not in kwargs])
+        reason = f"got an unexpected keyword argument {wrong!r}{fix}"
+    return located_error(f"{what}{takes}", SpecError(reason))
 
 
 DEPTHS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, MemoryError)

@@ -1,8 +1,8 @@
 """What an op is, and who is building.
 
-An op's meaning is one function: parameters annotated ``Spec`` are its tensors, every other parameter is an attribute,
-and the body infers the outputs' specs from the inputs'. Calling the op hands it to the builder in force: a graph
-records it, the eager builder evaluates it. This file knows neither; it knows only that *somebody is building*.
+An op's meaning is one function: parameters annotated ``Operand`` are its tensors, every other one is an attribute, and
+the body infers the outputs' specs from the inputs'. Calling the op hands it to the builder in force: a graph records
+it, the eager builder evaluates it. This file knows neither; it knows only that *somebody is building*.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from flowrt.alike import RECALL, in_order, likeness, met, roles_of
 from flowrt.attributes import as_attr
 from flowrt.errors import GraphError, ResourceError, SpecError, how_to_bring, user_site
-from flowrt.locating import DEPTHS, from_the_depths, located_error
-from flowrt.parameters import parameters_of
+from flowrt.locating import DEPTHS, from_the_depths, located_error, misfit
+from flowrt.parameters import as_called, parameters_of
 from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.spec import NAMES, Spec, as_dtype
 from flowrt.tracebacks import shorten
 
 if TYPE_CHECKING:
     from flowrt.attributes import Attr
+    from flowrt.typed import Registering
 
-DType: TypeAlias = str  # an attribute of this type takes anything that names a dtype and holds its name
-Gradient: TypeAlias = Callable[..., "Sequence[Any]"]
+DType: TypeAlias = "str | np.dtype[Any] | type"  # an attribute of this type holds the name of what it is given
+Rule = TypeVar("Rule", bound=Callable[..., Sequence[Any]])
+AnOp = TypeVar("AnOp", bound="Op")
 
 REGISTRY: dict[str, Op] = {}
 
@@ -111,6 +113,15 @@ def builder_for(values: Iterable[Any]) -> Builder:
 _DEALING = frozenset({"_many", "_none"})  # attributes that say which inputs are whose: see `Op._arguments`
 
 
+class _AsCalled:
+    """The signature of an op as callers see it, made when it is asked for: `help` and editors do, programs do not."""
+
+    def __get__(self, op: Op | None, kind: type) -> inspect.Signature:
+        if op is None:
+            raise AttributeError("__signature__")  # the class has that of its constructor
+        return as_called(op.signature)
+
+
 class Op:
     """A primitive: name, attributes, shape and dtype inference, gradient. Call it to build one."""
 
@@ -126,11 +137,12 @@ class Op:
         widens: bool = False,
     ) -> None:
         self.name = name or infer.__name__
-        self.__name__ = self.name
+        self.__name__ = self.__qualname__ = self.name
         self.__doc__ = infer.__doc__
         self.__module__ = infer.__module__
         self.__wrapped__ = infer
-        self.parameters = parameters_of(infer)
+        self.signature = inspect.signature(infer)
+        self.parameters = parameters_of(infer.__name__, self.signature)
         self.tensors = tensors = tuple(p.name for p in self.parameters if p.tensor)
         self.promote = tensors if promote is True else promote or ()  # cast to their common dtype, as NumPy would
         self.stateful = stateful  # reads or writes more than its inputs: never merged, never folded
@@ -141,12 +153,16 @@ class Op:
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
         )
-        self.gradient_rule: Gradient | None = None
+        self.gradient_rule: Callable[..., Sequence[Any]] | None = None
         self._infer = infer
-        self.signature = inspect.signature(infer)
         self._placed = [p.name for p in self.parameters if p.placed]
         self._defaults = {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
         self._roles = roles_of(self.parameters, self.promote)
+
+    __signature__ = _AsCalled()
+
+    def __get__(self, owner: object, kind: type | None = None) -> Op:
+        return self  # as an attribute of a class it stays what it is; having this, it counts as a function for `help`
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -154,7 +170,7 @@ class Op:
     def __reduce__(self) -> tuple[Any, ...]:
         return lookup, (self.name,)  # as functions are, by name
 
-    def gradient(self, rule: Gradient) -> Gradient:
+    def gradient(self, rule: Rule) -> Rule:
         """Decorator: ``rule(node, *output_gradients)`` answers one gradient (or None) per input."""
         self.gradient_rule = rule
         return rule
@@ -248,12 +264,7 @@ class Op:
         bound = {**self._defaults, **given, **kwargs}
         if bound.keys() == self._roles[1].keys() and len(given) == len(args) and given.keys().isdisjoint(kwargs):
             return bound
-        try:
-            found = self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise located_error(f"{self.name}{self.signature}", SpecError(str(error))) from None
-        found.apply_defaults()
-        return found.arguments
+        raise misfit(self.name, self.__signature__, args, kwargs)
 
     def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], list[bool], dict[str, Attr]]:
         """The tensors among ``arguments``, whether each is promoted, and the attributes."""
@@ -315,23 +326,7 @@ def is_tensor(value: Any, builder: Builder) -> bool:
     return getattr(value, "builder", None) is builder
 
 
-@overload
-def op(infer: Callable[..., Any]) -> Op: ...
-
-
-@overload
-def op(
-    *,
-    promote: bool | tuple[str, ...] = False,
-    stateful: bool = False,
-    effect: bool = False,
-    name: str | None = None,
-    core: int = 0,
-    widens: bool = False,
-) -> Callable[[Callable[..., Any]], Op]: ...
-
-
-def op(
+def _op(
     infer: Callable[..., Any] | None = None,
     *,
     promote: bool | tuple[str, ...] = False,
@@ -340,7 +335,7 @@ def op(
     name: str | None = None,
     core: int = 0,
     widens: bool = False,
-) -> Op | Callable[[Callable[..., Any]], Op]:
+) -> Any:
     """Decorator: make ``infer`` an op of the registry.
 
     ``promote`` casts the inputs (or those it names) to their common dtype; ``stateful`` ops read or write more than
@@ -360,7 +355,11 @@ def op(
     return register if infer is None else register(infer)
 
 
-def no_gradient(op: Op) -> Op:
+_op.__name__ = "op"  # as `help` is to show it
+op: Registering = _op
+
+
+def no_gradient(op: AnOp) -> AnOp:
     """Decorator: no derivative flows through ``op``."""
     op.differentiable = False
     return op

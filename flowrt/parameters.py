@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,21 +60,28 @@ def _kinds(note: str) -> tuple[type, ...]:
     return tuple(kind for part in parts for kind in _KINDS[part]) if all(part in _KINDS for part in parts) else ()
 
 
-def parameters_of(fn: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """What an op's function takes; raises `GraphError` where that does not say what are its tensors."""
+def _written(annotation: Any) -> str:
+    """An annotation as the program wrote it, or so that what it names is found in it."""
+    if isinstance(annotation, str):
+        return annotation
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def parameters_of(name: str, signature: inspect.Signature) -> tuple[Parameter, ...]:
+    """What the function of op ``name`` takes; raises `GraphError` where that does not say what are its tensors."""
     out = []
-    signature = inspect.signature(fn).parameters
-    for p in signature.values():
-        note = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", str(p.annotation))
-        tensor = "Spec" in note
+    given = signature.parameters.values()
+    for p in given:
+        if _names(p):
+            continue
+        note = _written(p.annotation)
+        tensor = "Operand" in note or "Spec" in note
         many = tensor and "Sequence" in note
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise GraphError(f"op {fn.__name__}: take Sequence[Spec] rather than *{p.name}")
+            raise GraphError(f"op {name}: take Sequence[Spec] rather than *{p.name}")
         placed = p.kind is not p.KEYWORD_ONLY
-        if p.annotation is p.empty and not any("Spec" in str(q.annotation) for q in signature.values()):
-            raise GraphError(
-                f"op {fn.__name__}: annotate its tensors, as in {p.name}: fr.Spec; the rest are attributes"
-            )
+        if p.annotation is p.empty and not any("Spec" in _written(q.annotation) for q in given):
+            raise GraphError(f"op {name}: annotate its tensors, as in {p.name}: fr.Spec; the rest are attributes")
         out.append(
             Parameter(
                 p.name,
@@ -104,3 +112,36 @@ def size_positions(parameters: Sequence[Parameter], attrs: Mapping[str, Any]) ->
             found += range(position, position + count)
         position += count
     return found
+
+
+_SPECS = re.compile(r"\b(?:\w+\.)*(?:Spec|Result)\b")
+
+
+class _Note(str):
+    """An annotation that signatures show without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def as_called(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of an op's function as callers see it, who pass and get tensors or arrays.
+
+    Without ``name``, which every op takes: it is the node's.
+    """
+    seen = [
+        p.replace(annotation=_seen(p.annotation, "Operand")) for p in signature.parameters.values() if not _names(p)
+    ]
+    answer = signature.return_annotation
+    outputs = _Note("Operation") if answer in (None, "None") else _seen(answer, "TensorOrArray")
+    return inspect.Signature(seen, return_annotation=outputs)
+
+
+def _names(p: inspect.Parameter) -> bool:
+    """Whether this is not the op's, but the name that the node is given."""
+    return p.name == "name" and p.kind is p.KEYWORD_ONLY
+
+
+def _seen(annotation: Any, tensor: str) -> Any:
+    """An annotation with ``tensor`` where it says `Spec`."""
+    return annotation if annotation is inspect.Signature.empty else _Note(_SPECS.sub(tensor, _written(annotation)))

@@ -161,6 +161,14 @@ class Spec:
         return f"{self.dtype}[{dims}]"
 
 
+Axes: TypeAlias = int | Sequence[int] | None
+"""An axis, several, or None for all; counted from the front, or, below 0, from behind."""
+Pair: TypeAlias = int | Sequence[int]
+"""(vertical, horizontal), or one integer for both."""
+Padding: TypeAlias = str | Sequence[Sequence[int]]
+""""SAME", "VALID" or ((top, bottom), (left, right))."""
+
+
 def replace_value(spec: Spec, value: Value) -> Spec:
     """``spec`` with another known value."""
     return Spec(spec.dtype, spec.dims, value)

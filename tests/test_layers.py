@@ -25,10 +25,10 @@ FLOOR = [
     "codec",
     "plan",
     "attributes",
-    "locating",
     "alike",
     "parameters",
     "familiar",
+    "locating",
     "partitioning",
 ]
 FAMILIES = [
@@ -59,12 +59,13 @@ FAMILIES += [
     "loops",
 ]
 # each may import those to its left
-MEANING = [*FLOOR, "op", "operators", "graph", "ops", "gradients", "passes"]
+MEANING = [*FLOOR, "op", "typed", "operators", "graph", "ops", "gradients", "passes"]
 MAY_IMPORT = {
-    "op": FLOOR,
-    "operators": [*FLOOR, "op"],
+    "op": [*FLOOR, "typed"],  # of which nothing is there at run time but what it takes from the floor
+    "typed": [*FLOOR, "op", "graph"],
+    "operators": [*FLOOR, "op", "typed"],
     "graph": [*FLOOR, "op", "operators", "serialize"],  # to_bytes and from_bytes are methods of a graph
-    "ops": [*FLOOR, "op", "operators", "graph", "ops", "structure"],
+    "ops": [*FLOOR, "op", "typed", "operators", "graph", "ops", "structure"],
     "gradients": [*FLOOR, "op", "graph", "ops"],
     "passes": [*FLOOR, "op", "graph", "ops", "gradients", "passes"],
     "progress": FLOOR,

@@ -12,7 +12,7 @@ from flowrt.ops.inference import as_float
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
-    from flowrt.spec import Spec
+    from flowrt.typed import Operand, Result
 
 
 FAR = 40.0  # so far from 0 no float is left of a normal number's density
@@ -20,7 +20,7 @@ FARTHEST = -1e30  # below, x times a probability is 0, and at -inf no product sa
 
 
 @op
-def softplus(x: Spec) -> Spec:
+def softplus(x: Operand, *, name: str | None = None) -> Result:
     """``log(1 + exp(x))``, without overflow."""
     return as_float(x)
 
@@ -37,7 +37,7 @@ def silu(x: Any) -> Any:
 
 
 @op(name="gelu")
-def gelu_op(x: Spec) -> Spec:
+def gelu_op(x: Operand, *, name: str | None = None) -> Result:
     """``x`` times the probability that a standard normal number is below it."""
     return as_float(x)
 
@@ -48,7 +48,7 @@ def gelu_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def gelu_slope(x: Spec) -> Spec:
+def gelu_slope(x: Operand) -> Result:
     """The derivative of `gelu`: that probability, and ``x`` times its density."""
     return as_float(x)
 

@@ -246,7 +246,8 @@ def _merged(term: _Term, both: Labels, rows: Labels, columns: Labels) -> tuple[A
     turned = term.labels == (*both, *columns, *rows) and term.labels != (*both, *rows, *columns)
     groups = (both, columns, rows) if turned else (both, rows, columns)
     value = _ordered(term, tuple(label for group in groups for label in group))
-    merged = [functools.reduce(multiply, [value.size(label) for label in group], np.int64(1)) for group in groups]
+    one: Any = np.int64(1)
+    merged = [functools.reduce(multiply, [value.size(label) for label in group], one) for group in groups]
     return reshape(value.value, _vector(merged if both else merged[1:])), turned
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from flowrt.ops.elementwise import add
 from flowrt.ops.source import zeros_like
 from flowrt.plan import Plan
 from flowrt.spec import MAX_RANK, Spec
+
+if TYPE_CHECKING:
+    from flowrt.typed import Operand, Result
 
 COUNT = Spec("int64", ())
 
@@ -145,7 +148,7 @@ def _either(number: int, first: Spec, second: Spec) -> Spec:
 
 
 def _turn(
-    inputs: Sequence[Spec],
+    inputs: Sequence[Operand],
     *,
     body: Plan,
     cond: Plan | None,
@@ -155,7 +158,8 @@ def _turn(
     reverse: bool,
     limit: int | None,
     parallel_iterations: int,
-) -> tuple[Spec, ...]:
+    name: str | None = None,
+) -> tuple[Result, ...]:
     """Carry tensors through turns of ``body``: what was carried last, the number of turns, and the stacks.
 
     ``inputs``: the most turns (if ``counted``), what is carried, what is scanned, what the bodies capture.
@@ -177,7 +181,7 @@ def stateful_loop_grad(node: Node, *slopes: Tensor | None) -> tuple[Any, ...]:
     raise _no_way_back(node)
 
 
-def _choose(inputs: Sequence[Spec], *, if_true: Plan, if_false: Plan) -> tuple[Spec, ...]:
+def _choose(inputs: Sequence[Operand], *, if_true: Plan, if_false: Plan, name: str | None = None) -> tuple[Result, ...]:
     """What one of two bodies answers; ``inputs``: the bool scalar that decides, then what the bodies capture.
 
     As `stateful_cond`, its bodies have effects, and the step machine runs them node by node.

@@ -18,6 +18,7 @@ from flowrt.spec import Spec
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
+    from flowrt.typed import Operand, Result
 
 
 def _both(a: Spec, b: Spec) -> Spec:
@@ -36,7 +37,7 @@ def _numbers(what: str, x: Spec) -> Spec:
 
 
 @op(promote=True)
-def add(a: Spec, b: Spec) -> Spec:
+def add(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a + b``; of bools, whether either is true."""
     return carry_each(_both(a, b), lambda m, n: m + n, a, b)
 
@@ -47,7 +48,7 @@ def add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def subtract(a: Spec, b: Spec) -> Spec:
+def subtract(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a - b``."""
     return carry_each(_both(_numbers("the difference", a), b), lambda m, n: m - n, a, b)
 
@@ -58,7 +59,7 @@ def subtract_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def multiply(a: Spec, b: Spec) -> Spec:
+def multiply(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a * b``; of bools, whether both are true."""
     return carry_each(_both(a, b), lambda m, n: m * n, a, b)
 
@@ -70,7 +71,7 @@ def multiply_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def divide(a: Spec, b: Spec) -> Spec:
+def divide(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a / b``; of integers and bools, in float64."""
     return as_float(_both(a, b))
 
@@ -83,14 +84,14 @@ def divide_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op(promote=True)
-def floor_divide(a: Spec, b: Spec) -> Spec:
+def floor_divide(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """The largest integer not above ``a / b``. An integer divided by zero is 0."""
     out = _both(_numbers("the quotient", a), b)
     return carry_each(out, lambda m, n: m // n if n else 0, a, b)
 
 
 @op(promote=True)
-def remainder(a: Spec, b: Spec) -> Spec:
+def remainder(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """What ``floor_divide`` leaves, with the sign of ``b``. An integer modulo zero is 0."""
     out = _both(_numbers("the remainder", a), b)
     return carry_each(out, lambda m, n: m % n if n else 0, a, b)
@@ -102,7 +103,7 @@ def remainder_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def pow(a: Spec, b: Spec) -> Spec:
+def pow(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a`` to the power ``b``. Integers stay integers: negative powers are truncated (to 0, but of 1 and -1)."""
     return _both(_numbers("a power", a), b)
 
@@ -116,7 +117,7 @@ def pow_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def maximum(a: Spec, b: Spec) -> Spec:
+def maximum(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """The larger of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
     return carry_each(_both(a, b), lambda m, n: m if m > n else n, a, b)
 
@@ -128,7 +129,7 @@ def maximum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def minimum(a: Spec, b: Spec) -> Spec:
+def minimum(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """The smaller of ``a`` and ``b``; NaN where either is. The gradient goes to ``a`` where they are equal."""
     return carry_each(_both(a, b), lambda m, n: m if m < n else n, a, b)
 
@@ -152,7 +153,7 @@ def clip(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 @op(promote=True)
-def add_n(values: Sequence[Spec]) -> Spec:
+def add_n(values: Sequence[Operand], *, name: str | None = None) -> Result:
     """The sum of tensors of one shape."""
     if not values:
         raise SpecError("add_n needs at least one tensor")
@@ -165,7 +166,7 @@ def add_n_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def negative(x: Spec) -> Spec:
+def negative(x: Operand, *, name: str | None = None) -> Result:
     """``-x``."""
     return carry_each(_numbers("the negative", x).without_value(), lambda n: -n, x)
 
@@ -176,7 +177,7 @@ def negative_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def abs(x: Spec) -> Spec:
+def abs(x: Operand, *, name: str | None = None) -> Result:
     """The absolute value."""
     return x.without_value()
 
@@ -188,13 +189,13 @@ def abs_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op
-def sign(x: Spec) -> Spec:
+def sign(x: Operand, *, name: str | None = None) -> Result:
     """-1, 0 or 1, as ``x`` is negative, zero or positive; NaN stays NaN."""
     return _numbers("the sign", x).without_value()
 
 
 @op
-def exp(x: Spec) -> Spec:
+def exp(x: Operand, *, name: str | None = None) -> Result:
     """e to the power ``x``."""
     return as_float(x)
 
@@ -205,7 +206,7 @@ def exp_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def log(x: Spec) -> Spec:
+def log(x: Operand, *, name: str | None = None) -> Result:
     """The natural logarithm: -inf at 0, NaN below."""
     return as_float(x)
 
@@ -216,7 +217,7 @@ def log_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def expm1(x: Spec) -> Spec:
+def expm1(x: Operand, *, name: str | None = None) -> Result:
     """``exp(x) - 1``, exact where ``x`` is small."""
     return as_float(x)
 
@@ -227,7 +228,7 @@ def expm1_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def log1p(x: Spec) -> Spec:
+def log1p(x: Operand, *, name: str | None = None) -> Result:
     """``log(1 + x)``, exact where ``x`` is small: -inf at -1, NaN below."""
     return as_float(x)
 
@@ -238,7 +239,7 @@ def log1p_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def erf(x: Spec) -> Spec:
+def erf(x: Operand, *, name: str | None = None) -> Result:
     """The error function, 2 / sqrt(pi) times the integral of exp(-t²) from 0 to ``x``."""
     return as_float(x)
 
@@ -249,7 +250,7 @@ def erf_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def sqrt(x: Spec) -> Spec:
+def sqrt(x: Operand, *, name: str | None = None) -> Result:
     """The square root; NaN below 0."""
     return as_float(x)
 
@@ -260,7 +261,7 @@ def sqrt_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def rsqrt(x: Spec) -> Spec:
+def rsqrt(x: Operand, *, name: str | None = None) -> Result:
     """One over the square root."""
     return as_float(x)
 
@@ -272,7 +273,7 @@ def rsqrt_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def square(x: Spec) -> Spec:
+def square(x: Operand, *, name: str | None = None) -> Result:
     """``x * x``."""
     return x.without_value()
 
@@ -283,7 +284,7 @@ def square_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def reciprocal(x: Spec) -> Spec:
+def reciprocal(x: Operand, *, name: str | None = None) -> Result:
     """``1 / x``; of integers in float64, like `divide`."""
     return as_float(x)
 
@@ -294,7 +295,7 @@ def reciprocal_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def tanh(x: Spec) -> Spec:
+def tanh(x: Operand, *, name: str | None = None) -> Result:
     """The hyperbolic tangent."""
     return as_float(x)
 
@@ -305,7 +306,7 @@ def tanh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def sigmoid(x: Spec) -> Spec:
+def sigmoid(x: Operand, *, name: str | None = None) -> Result:
     """``1 / (1 + exp(-x))``, without overflow."""
     return as_float(x)
 
@@ -317,7 +318,7 @@ def sigmoid_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def relu(x: Spec) -> Spec:
+def relu(x: Operand, *, name: str | None = None) -> Result:
     """``x`` where it is positive, else 0; NaN stays NaN."""
     return _numbers("relu", x).without_value()
 
@@ -329,27 +330,27 @@ def relu_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op
-def floor(x: Spec) -> Spec:
+def floor(x: Operand, *, name: str | None = None) -> Result:
     """The largest integer not above ``x``, of the same dtype."""
     return x.without_value()
 
 
 @no_gradient
 @op
-def ceil(x: Spec) -> Spec:
+def ceil(x: Operand, *, name: str | None = None) -> Result:
     """The smallest integer not below ``x``, of the same dtype."""
     return x.without_value()
 
 
 @no_gradient
 @op
-def round(x: Spec) -> Spec:
+def round(x: Operand, *, name: str | None = None) -> Result:
     """The integer nearest to ``x``, of the same dtype; halves go to the even neighbour."""
     return x.without_value()
 
 
 @op(promote=("a", "b"))
-def where(condition: Spec, a: Spec, b: Spec) -> Spec:
+def where(condition: Operand, a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """``a`` where ``condition`` holds (is not zero), else ``b``."""
     return Spec(a.dtype, broadcast(condition, a, b))
 
@@ -362,90 +363,90 @@ def where_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op(promote=True, widens=True)
-def equal(a: Spec, b: Spec) -> Spec:
+def equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether ``a`` equals ``b``; NaN equals nothing."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True, widens=True)
-def not_equal(a: Spec, b: Spec) -> Spec:
+def not_equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether ``a`` differs from ``b``; NaN differs from everything."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True, widens=True)
-def less(a: Spec, b: Spec) -> Spec:
+def less(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether ``a < b``."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True, widens=True)
-def less_equal(a: Spec, b: Spec) -> Spec:
+def less_equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether ``a <= b``."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True, widens=True)
-def greater(a: Spec, b: Spec) -> Spec:
+def greater(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether ``a > b``."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True, widens=True)
-def greater_equal(a: Spec, b: Spec) -> Spec:
+def greater_equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether ``a >= b``."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True)
-def logical_and(a: Spec, b: Spec) -> Spec:
+def logical_and(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether both are true (not zero)."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True)
-def logical_or(a: Spec, b: Spec) -> Spec:
+def logical_or(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether either is true (not zero)."""
     return _compared(a, b)
 
 
 @no_gradient
 @op(promote=True)
-def logical_xor(a: Spec, b: Spec) -> Spec:
+def logical_xor(a: Operand, b: Operand, *, name: str | None = None) -> Result:
     """Whether exactly one is true (not zero)."""
     return _compared(a, b)
 
 
 @no_gradient
 @op
-def logical_not(x: Spec) -> Spec:
+def logical_not(x: Operand, *, name: str | None = None) -> Result:
     """Whether ``x`` is false (zero)."""
     return Spec("bool", x.dims)
 
 
 @no_gradient
 @op
-def isnan(x: Spec) -> Spec:
+def isnan(x: Operand, *, name: str | None = None) -> Result:
     """Whether ``x`` is not a number."""
     return Spec("bool", x.dims)
 
 
 @no_gradient
 @op
-def isfinite(x: Spec) -> Spec:
+def isfinite(x: Operand, *, name: str | None = None) -> Result:
     """Whether ``x`` is neither NaN nor infinite."""
     return Spec("bool", x.dims)
 
 
 @op
-def astype(x: Spec, dtype: DType) -> Spec:
+def astype(x: Operand, dtype: DType, *, name: str | None = None) -> Result:
     """``x`` as another dtype; floats lose their fraction where it is an integer dtype.
 
     What such a dtype does not hold comes to the nearest integer of 32 bits (of 64 where that is how many it has, or

@@ -14,10 +14,11 @@ from flowrt.spec import Spec
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
+    from flowrt.typed import Operand, Result
 
 
 @op
-def identity(x: Spec) -> Spec:
+def identity(x: Operand, *, name: str | None = None) -> Result:
     """``x`` itself."""
     return x
 
@@ -29,14 +30,14 @@ def identity_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op
-def stop_gradient(x: Spec) -> Spec:
+def stop_gradient(x: Operand, *, name: str | None = None) -> Result:
     """``x`` itself, as a constant to `flowrt.gradients`."""
     return x
 
 
 @no_gradient
 @op
-def no_op() -> None:
+def no_op(*, name: str | None = None) -> None:
     """Nothing; control dependencies give it a place."""
 
 
@@ -48,7 +49,7 @@ def group(*values: Any, name: str | None = None) -> Any:
 
 
 @op
-def switch(data: Spec, pred: Spec) -> tuple[Spec, Spec]:
+def switch(data: Operand, pred: Operand, *, name: str | None = None) -> tuple[Result, Result]:
     """``data`` as (if_false, if_true): the side that the bool scalar ``pred`` does not choose is dead."""
     if pred.dtype != bool or pred.dims not in (None, ()):
         raise SpecError(f"a switch is set by a bool scalar, got {pred}")
@@ -61,7 +62,7 @@ def switch_grad(node: Node, if_false: Tensor, if_true: Tensor) -> tuple[Any, ...
 
 
 @op
-def merge(inputs: Sequence[Spec]) -> tuple[Spec, Spec]:
+def merge(inputs: Sequence[Operand], *, name: str | None = None) -> tuple[Result, Result]:
     """The one of ``inputs`` that is not dead, and its position (int64). Dead if all are."""
     if not inputs:
         raise SpecError("merge needs at least one tensor")
@@ -94,7 +95,9 @@ def _no_way_back(node: Node) -> GraphError:
 
 
 @op
-def enter(x: Spec, frame: str, *, is_constant: bool = False, parallel_iterations: int = 10) -> Spec:
+def enter(
+    x: Operand, frame: str, *, is_constant: bool = False, parallel_iterations: int = 10, name: str | None = None
+) -> Result:
     """``x`` inside the frame of that name: in its first iteration, or, if ``is_constant``, in all of them."""
     if not frame or parallel_iterations < 1:
         raise SpecError(f"a frame has a name and at least 1 parallel iteration, got {frame!r}, {parallel_iterations}")
@@ -107,7 +110,7 @@ def enter_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def exit(x: Spec) -> Spec:
+def exit(x: Operand, *, name: str | None = None) -> Result:
     """``x`` outside its frame, from the iteration in which it is alive."""
     return x.without_value()
 
@@ -118,7 +121,7 @@ def exit_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def next_iteration(x: Spec) -> Spec:
+def next_iteration(x: Operand, *, name: str | None = None) -> Result:
     """``x`` in the next iteration of its frame."""
     return x.without_value()
 
@@ -130,7 +133,7 @@ def next_iteration_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op
-def loop_cond(pred: Spec) -> Spec:
+def loop_cond(pred: Operand, *, name: str | None = None) -> Result:
     """The bool scalar ``pred``, which says whether a frame goes on."""
     if pred.dtype != bool or pred.dims not in (None, ()):
         raise SpecError(f"a loop goes on by a bool scalar, got {pred}")
@@ -139,28 +142,28 @@ def loop_cond(pred: Spec) -> Spec:
 
 @no_gradient
 @op
-def no_rows(*, dtype: DType, shape: Any) -> Spec:
+def no_rows(*, dtype: DType, shape: Any) -> Result:
     """A stack of rows of that dtype and shape, without any; put in where loops are taken apart."""
     return Spec(dtype, None if shape is None else (None, *shape))
 
 
 @no_gradient
 @op
-def append_row(rows: Spec, row: Spec) -> Spec:
+def append_row(rows: Operand, row: Operand) -> Result:
     """The stack ``rows`` and, after them, ``row``; put in where loops are taken apart."""
     return _any_number(rows)
 
 
 @no_gradient
 @op
-def append_rows(rows: Spec, more: Spec, count: Spec) -> Spec:
+def append_rows(rows: Operand, more: Operand, count: Operand) -> Result:
     """The stack ``rows`` and, after them, the first ``count`` rows of ``more``; put in where loops are taken apart."""
     return _any_number(rows)
 
 
 @no_gradient
 @op
-def stack_rows(rows: Spec, length: Spec, *, reverse: bool) -> Spec:
+def stack_rows(rows: Operand, length: Operand, *, reverse: bool) -> Result:
     """A stack as a tensor of ``length`` rows, zeros behind those there are; from the last to the first in ``reverse``.
 
     Put in where loops are taken apart.
@@ -174,19 +177,19 @@ def _any_number(rows: Spec) -> Spec:
 
 @no_gradient
 @op
-def bring(x: Spec) -> Spec:
+def bring(x: Operand) -> Result:
     """``x`` in the memory of the device that this is on; put in where a step is split over devices of one task."""
     return x.without_value()
 
 
 @no_gradient
 @op(effect=True)
-def send(x: Spec, *, edge: int, peer: str) -> None:
+def send(x: Operand, *, edge: int, peer: str) -> None:
     """Hand ``x`` to whoever receives ``edge`` on ``peer``; put in where a graph is split over devices."""
 
 
 @no_gradient
 @op(effect=True)
-def recv(*, edge: int, peer: str, dtype: DType, shape: Any) -> Spec:
+def recv(*, edge: int, peer: str, dtype: DType, shape: Any) -> Result:
     """The tensor that ``peer`` sends on ``edge``; put in where a graph is split over devices."""
     return Spec(dtype, shape)

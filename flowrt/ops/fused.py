@@ -17,13 +17,14 @@ from flowrt.spec import NAMES
 if TYPE_CHECKING:
     from flowrt.attributes import Attr
     from flowrt.spec import Spec
+    from flowrt.typed import Operand, Result
 
 FusedMember: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Attr], ...]]"
 
 
 @no_gradient
 @op
-def fused(values: Sequence[Spec], *, members: Any, results: Any) -> tuple[Spec, ...]:
+def fused(values: Sequence[Operand], *, members: Any, results: Any) -> tuple[Result, ...]:
     """The ``results`` of the program ``members`` on ``values``."""
     specs = infer_members(values, members)
     if not results or any(not 0 <= n < len(specs) for n in results):
@@ -46,7 +47,9 @@ def infer_members(values: Sequence[Spec], members: Sequence[FusedMember]) -> lis
 
 @no_gradient
 @op
-def with_epilogue(values: Sequence[Spec], *, product: Any, epilogue: Any, taken: Any, kept: bool) -> tuple[Spec, ...]:
+def with_epilogue(
+    values: Sequence[Operand], *, product: Any, epilogue: Any, taken: Any, kept: bool
+) -> tuple[Result, ...]:
     """``epilogue``, an op that goes over entries, of what ``product`` makes of the first ``values``.
 
     ``product`` is (op, how many values it takes, attributes), ``epilogue`` (op, attributes). ``taken`` numbers the

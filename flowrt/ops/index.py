@@ -18,6 +18,7 @@ from flowrt.spec import Spec, normal_axes
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
+    from flowrt.typed import Operand, Result
 
 
 def _indices(indices: Spec) -> None:
@@ -26,7 +27,7 @@ def _indices(indices: Spec) -> None:
 
 
 @op
-def take(x: Spec, indices: Spec, axis: int = 0) -> Spec:
+def take(x: Operand, indices: Operand, axis: int = 0, *, name: str | None = None) -> Result:
     """The slices of ``x`` at ``indices`` along ``axis``; the axes of ``indices`` stand where that axis was.
 
     Negative indices count from the end. One that is out of range fails the step. The gradient of a variable's rows is
@@ -60,7 +61,7 @@ def take_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op
-def bag(x: Spec, indices: Spec, axes: int, mean: bool) -> Spec:
+def bag(x: Operand, indices: Operand, axes: int, mean: bool) -> Result:
     """`take` of rows, summed or averaged over the last ``axes`` axes of ``indices``: what a pass makes of the two.
 
     A table [size, ...] and indices [..., *bag] of that many last axes give [..., *x.shape[1:]]. It is made after
@@ -77,7 +78,9 @@ def bag(x: Spec, indices: Spec, axes: int, mean: bool) -> Spec:
 
 
 @op
-def scatter_add(updates: Spec, indices: Spec, shape: Spec, axis: int = 0) -> Spec:
+def scatter_add(
+    updates: Operand, indices: Operand, shape: Operand, axis: int = 0, *, name: str | None = None
+) -> Result:
     """Zeros of ``shape``, to whose slices at ``indices`` along ``axis`` the ``updates`` are added.
 
     ``updates`` is shaped like ``take(result, indices, axis)``; slices named more than once get every addition.
@@ -116,7 +119,7 @@ def segment_sum(x: Any, segment_ids: Any, num_segments: Any = None) -> Any:
 
 @no_gradient
 @op
-def one_hot(indices: Spec, depth: int, dtype: DType = "float32") -> Spec:
+def one_hot(indices: Operand, depth: int, dtype: DType = "float32", *, name: str | None = None) -> Result:
     """A last axis of ``depth`` entries: 1 at the index, else 0. An index out of range makes zeros only."""
     _indices(indices)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:

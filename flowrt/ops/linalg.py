@@ -13,10 +13,13 @@ from flowrt.spec import Shape, Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+    from flowrt.typed import Operand, Result
 
 
 @op(promote=True, core=2)
-def matmul(a: Spec, b: Spec, transpose_a: bool = False, transpose_b: bool = False) -> Spec:
+def matmul(
+    a: Operand, b: Operand, transpose_a: bool = False, transpose_b: bool = False, *, name: str | None = None
+) -> Result:
     """The product of matrices in the last two axes; the axes before them broadcast.
 
     ``transpose_a`` and ``transpose_b`` swap the last two axes of an operand first. As in NumPy a vector stands for a
@@ -82,8 +85,8 @@ def matmul_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @no_gradient
 @op
 def matmul_bias(
-    a: Spec, b: Spec, bias: Spec, transpose_a: bool = False, transpose_b: bool = False, activation: str = ""
-) -> Spec:
+    a: Operand, b: Operand, bias: Operand, transpose_a: bool = False, transpose_b: bool = False, activation: str = ""
+) -> Result:
     """`matmul` of matrices plus a vector along the last axis, then perhaps relu: what a pass makes of the three.
 
     ``activation`` is "relu" or "" for none. It is made after gradients are taken, and has none of its own.

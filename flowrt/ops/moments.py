@@ -18,10 +18,11 @@ from flowrt.spec import Spec, normal_axes
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+    from flowrt.typed import Operand, Result
 
 
 @op
-def moments(x: Spec, axis: Any = None, keepdims: bool = False) -> tuple[Spec, Spec]:
+def moments(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> tuple[Result, Result]:
     """The mean and the variance over ``axis``: (mean, variance); of integers in float64. Of no entries: NaN.
 
     The variance is over the count, not one less, and loses nothing where it is small beside the mean; that of what is
@@ -51,7 +52,7 @@ def _beside(value: Tensor, node: Node) -> Any:
 
 
 @op(promote=True)
-def standardize(x: Spec, mean: Spec, factor: Spec, offset: Spec) -> Spec:
+def standardize(x: Operand, mean: Operand, factor: Operand, offset: Operand) -> Result:
     """``(x - mean) * factor + offset``; its gradients read ``x`` again, not the difference."""
     return Spec(x.dtype, broadcast(x, mean, factor, offset))
 
@@ -67,7 +68,7 @@ def standardize_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def sums_about(x: Spec, weights: Spec, mean: Spec) -> tuple[Spec, Spec]:
+def sums_about(x: Operand, weights: Operand, mean: Operand) -> tuple[Result, Result]:
     """The sums of ``weights`` and of ``weights * (x - mean)``, down to the shape of ``mean``, in one pass."""
     if x.dims is not None and mean.dims is not None and onto(mean.shape, x.shape) is None:
         raise SpecError(f"{x} cannot be summed to {mean}; its sizes must be 1 or equal, from the right")

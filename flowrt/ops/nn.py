@@ -26,6 +26,7 @@ from flowrt.spec import Shape, Spec, normal_axes, pair, sliding
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "avg_pool2d",
@@ -56,8 +57,15 @@ __all__ = [
 
 @op(promote=True)
 def conv2d(
-    x: Spec, filters: Spec, strides: Any = 1, padding: Any = "SAME", dilations: Any = 1, groups: int = 1
-) -> Spec:
+    x: Operand,
+    filters: Operand,
+    strides: Any = 1,
+    padding: Any = "SAME",
+    dilations: Any = 1,
+    groups: int = 1,
+    *,
+    name: str | None = None,
+) -> Result:
     """The cross-correlation of images (NHWC) with ``filters`` (HWIO), as networks call convolution.
 
     ``strides`` and ``dilations`` are an integer or a (vertical, horizontal) pair; ``padding`` is "SAME", "VALID" or
@@ -111,15 +119,15 @@ def conv2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 @no_gradient
 @op
 def conv2d_bias(
-    x: Spec,
-    filters: Spec,
-    bias: Spec,
+    x: Operand,
+    filters: Operand,
+    bias: Operand,
     strides: Any = 1,
     padding: Any = "SAME",
     dilations: Any = 1,
     groups: int = 1,
     activation: str = "",
-) -> Spec:
+) -> Result:
     """`conv2d` plus a vector along the channels, then perhaps relu: what a pass makes of the three.
 
     ``activation`` is "relu" or "" for none. It is made after gradients are taken, and has none of its own.
@@ -133,8 +141,14 @@ def conv2d_bias(
 
 @op
 def conv2d_input_grad(
-    dy: Spec, filters: Spec, shape: Spec, strides: Any = 1, padding: Any = "SAME", dilations: Any = 1, groups: int = 1
-) -> Spec:
+    dy: Operand,
+    filters: Operand,
+    shape: Operand,
+    strides: Any = 1,
+    padding: Any = "SAME",
+    dilations: Any = 1,
+    groups: int = 1,
+) -> Result:
     """The gradient of `conv2d` for its images, of ``shape``, given that of its result."""
     out = filled(dy.dtype, shape)
     _check_result(dy, _convolved(out, filters, (strides, padding, dilations, groups)))
@@ -155,8 +169,14 @@ def conv2d_input_grad_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
 
 @op
 def conv2d_filter_grad(
-    x: Spec, dy: Spec, shape: Spec, strides: Any = 1, padding: Any = "SAME", dilations: Any = 1, groups: int = 1
-) -> Spec:
+    x: Operand,
+    dy: Operand,
+    shape: Operand,
+    strides: Any = 1,
+    padding: Any = "SAME",
+    dilations: Any = 1,
+    groups: int = 1,
+) -> Result:
     """The gradient of `conv2d` for its filters, of ``shape``, given that of its result."""
     out = filled(x.dtype, shape)
     _check_result(dy, _convolved(x, out, (strides, padding, dilations, groups)))
@@ -171,7 +191,9 @@ def conv2d_filter_grad_grad(node: Node, dfilters: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def max_pool2d(x: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+def max_pool2d(
+    x: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID", *, name: str | None = None
+) -> Result:
     """The largest entry of every window of images (NHWC), per channel; NaN where the window holds one.
 
     ``window`` and ``strides`` (the window if None) are an integer or a pair; ``padding`` is as in `conv2d`, and what
@@ -205,7 +227,7 @@ def max_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def max_pool2d_spread(x: Spec, dy: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+def max_pool2d_spread(x: Operand, dy: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Result:
     """Zeros shaped like ``x`` with every entry of ``dy`` added where its window of ``x`` is largest."""
     _check_result(dy, _pooled(x, window, strides, padding))
     return Spec(dy.dtype, x.dims)
@@ -217,7 +239,9 @@ def max_pool2d_spread_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def max_pool2d_pick(x: Spec, values: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+def max_pool2d_pick(
+    x: Operand, values: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID"
+) -> Result:
     """The entries of ``values``, shaped like ``x``, from where every window of ``x`` is largest."""
     if x.dims is not None and values.dims is not None:
         merged([x.dims, values.dims], [x, values])
@@ -230,7 +254,9 @@ def max_pool2d_pick_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def avg_pool2d(x: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+def avg_pool2d(
+    x: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID", *, name: str | None = None
+) -> Result:
     """The mean of every window of images (NHWC), per channel; of integers in float64.
 
     The arguments are `max_pool2d`'s. What ``padding`` adds is not counted: a window at the edge is the mean of the
@@ -245,7 +271,9 @@ def avg_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def avg_pool2d_spread(dy: Spec, shape: Spec, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Spec:
+def avg_pool2d_spread(
+    dy: Operand, shape: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID"
+) -> Result:
     """The gradient of `avg_pool2d` for its images, of ``shape``: each window's shared evenly by its entries."""
     out = filled(dy.dtype, shape)
     _check_result(dy, _pooled(out, window, strides, padding))
@@ -258,7 +286,7 @@ def avg_pool2d_spread_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def softmax(x: Spec, axis: int = -1) -> Spec:
+def softmax(x: Operand, axis: int = -1, *, name: str | None = None) -> Result:
     """``exp(x)`` over its sum along ``axis``, computed without overflow; of integers in float64."""
     return _along(x, axis)
 
@@ -282,7 +310,7 @@ def _softmax_slope(y: Any, dy: Any, axis: Any) -> Any:
 
 
 @op
-def log_softmax(x: Spec, axis: int = -1) -> Spec:
+def log_softmax(x: Operand, axis: int = -1, *, name: str | None = None) -> Result:
     """The logarithm of `softmax`, computed without overflow or loss; of integers in float64."""
     return _along(x, axis)
 
@@ -324,18 +352,19 @@ def _check_classes(logits: Spec, labels: Spec) -> Shape | None:
 
 
 @op(name="class_cross_entropy")
-def class_cross_entropy(logits: Spec, labels: Spec) -> Spec:
+def class_cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
     """`softmax_cross_entropy` where labels are integers."""
     return Spec(logits.dtype, _check_classes(logits, labels))
 
 
 @class_cross_entropy.gradient
 def class_cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
-    return class_cross_entropy_slope(*node.inputs, dy), None
+    logits, labels = node.inputs
+    return class_cross_entropy_slope(logits, labels, dy), None
 
 
 @op
-def class_cross_entropy_slope(logits: Spec, labels: Spec, dy: Spec) -> Spec:
+def class_cross_entropy_slope(logits: Operand, labels: Operand, dy: Operand) -> Result:
     """The gradient of `class_cross_entropy` for the logits: the softmax, less 1 at the label, times ``dy``."""
     examples = _check_classes(logits, labels)
     return Spec(logits.dtype, _slope(logits, Spec(dy.dtype, examples), dy))
@@ -356,7 +385,7 @@ def class_cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def cross_entropy(logits: Spec, labels: Spec) -> Spec:
+def cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
     """`softmax_cross_entropy` where labels are weights of all classes."""
     _check_logits(logits)
     dims = merged([logits.dims, labels.dims], [logits, labels])
@@ -370,7 +399,7 @@ def cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def cross_entropy_slope(logits: Spec, labels: Spec, dy: Spec) -> Spec:
+def cross_entropy_slope(logits: Operand, labels: Operand, dy: Operand) -> Result:
     """The gradient of `cross_entropy` for the logits: the softmax times the labels' sum, less these, times ``dy``."""
     _check_logits(logits)
     whole = Spec(logits.dtype, merged([logits.dims, labels.dims], [logits, labels]))
@@ -399,7 +428,7 @@ def sigmoid_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) 
 
 
 @op(promote=True)
-def binary_cross_entropy(logits: Spec, labels: Spec) -> Spec:
+def binary_cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> Result:
     """`sigmoid_cross_entropy` where labels are floats."""
     return Spec(logits.dtype, broadcast(logits, labels))
 

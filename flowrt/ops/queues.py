@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flowrt.attributes import Attr
     from flowrt.graph import Node, Tensor
     from flowrt.op import Op
+    from flowrt.typed import Operand, Result
 
 
 def queue_specs(dtypes: Sequence[str], shapes: Any) -> tuple[Spec, ...]:
@@ -33,7 +34,7 @@ def queue_specs(dtypes: Sequence[str], shapes: Any) -> tuple[Spec, ...]:
 @no_gradient
 @op(effect=True, stateful=True)
 def enqueue(
-    values: Sequence[Spec], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+    values: Sequence[Operand], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> None:
     """Append one element, once there is room; raises `QueueClosedError` after close."""
     _check_components(values, queue_specs(dtypes, shapes), resource)
@@ -42,7 +43,7 @@ def enqueue(
 @no_gradient
 @op(effect=True, stateful=True)
 def enqueue_many(
-    values: Sequence[Spec], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+    values: Sequence[Operand], *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
 ) -> None:
     """Append the entries along the values' first axis, all at once, when there is room for all of them."""
     rows = [Spec(s.dtype, None if s.dims is None else (None, *s.dims)) for s in queue_specs(dtypes, shapes)]
@@ -62,7 +63,9 @@ def _check_components(values: Sequence[Spec], specs: Sequence[Spec], resource: s
 
 @no_gradient
 @op(effect=True, stateful=True)
-def dequeue(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> tuple[Spec, ...]:
+def dequeue(
+    *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+) -> tuple[Result, ...]:
     """The oldest element, once there is one; raises `QueueClosedError` when closed and empty."""
     return queue_specs(dtypes, shapes)
 
@@ -70,8 +73,8 @@ def dequeue(*, resource: str, container: str, capacity: int, dtypes: tuple[str, 
 @no_gradient
 @op(effect=True, stateful=True)
 def dequeue_many(
-    n: Spec, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
-) -> tuple[Spec, ...]:
+    n: Operand, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+) -> tuple[Result, ...]:
     """The ``n`` oldest elements at once, stacked; waits until there are that many."""
     _check_count(n, shapes, resource)
     return tuple(Spec(s.dtype, (n.value, *s.shape)) for s in queue_specs(dtypes, shapes))
@@ -80,8 +83,8 @@ def dequeue_many(
 @no_gradient
 @op(effect=True, stateful=True)
 def dequeue_up_to(
-    n: Spec, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
-) -> tuple[Spec, ...]:
+    n: Operand, *, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any
+) -> tuple[Result, ...]:
     """The ``n`` oldest elements, stacked, or the fewer that a closed queue still holds."""
     _check_count(n, shapes, resource)
     return tuple(Spec(s.dtype, (None, *s.shape)) for s in queue_specs(dtypes, shapes))
@@ -98,7 +101,7 @@ def _check_count(n: Spec, shapes: Any, resource: str) -> None:
 
 @no_gradient
 @op(effect=True, stateful=True)
-def queue_size(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> Spec:
+def queue_size(*, resource: str, container: str, capacity: int, dtypes: tuple[str, ...], shapes: Any) -> Result:
     """The number of elements waiting, an int64 scalar."""
     return Spec("int64", ())
 

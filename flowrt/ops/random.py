@@ -27,6 +27,7 @@ from flowrt.ops.shape import expand_dims, stack
 if TYPE_CHECKING:
     from flowrt.op import DType
     from flowrt.spec import Spec
+    from flowrt.typed import Operand, Result
 
 __all__ = ["normal", "uniform"]
 
@@ -34,7 +35,7 @@ _MASK = (1 << 63) - 1
 _NO_TURNS = frozen(np.zeros(0, np.int64))
 
 
-def _sampled(dtype: str, shape: Spec, turns: Spec) -> Spec:
+def _sampled(dtype: DType, shape: Spec, turns: Spec) -> Spec:
     if turns.dtype != np.int64 or (turns.dims is not None and turns.rank != 1):
         raise SpecError(f"the turns of the loops around random numbers are a vector of int64, got {turns}")
     out = filled(dtype, shape)
@@ -46,15 +47,17 @@ def _sampled(dtype: str, shape: Spec, turns: Spec) -> Spec:
 @no_gradient
 @op(stateful=True)
 def random_normal(
-    shape: Spec,
-    turns: Spec,
+    shape: Operand,
+    turns: Operand,
     mean: float,
     stddev: float,
     dtype: DType = "float32",
     seed: int | None = None,
     stream: int = 0,
     first: int = 0,
-) -> Spec:
+    *,
+    name: str | None = None,
+) -> Result:
     """Samples of the normal distribution; see `normal`. They are a larger tensor's from its entry ``first`` on."""
     return _sampled(dtype, shape, turns)
 
@@ -62,15 +65,17 @@ def random_normal(
 @no_gradient
 @op(stateful=True)
 def random_uniform(
-    shape: Spec,
-    turns: Spec,
+    shape: Operand,
+    turns: Operand,
     low: float,
     high: float,
     dtype: DType = "float32",
     seed: int | None = None,
     stream: int = 0,
     first: int = 0,
-) -> Spec:
+    *,
+    name: str | None = None,
+) -> Result:
     """Samples of the uniform distribution; see `uniform`. They are a larger tensor's from its entry ``first`` on."""
     if not low <= high:
         raise SpecError(f"low must not be above high, got {low} and {high}")

@@ -16,6 +16,7 @@ from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+    from flowrt.typed import Operand, Result
 
 GATES, KEPT = 4, 6  # i, f, g, o; then also the cell before the step and the tanh of the one after it
 
@@ -39,7 +40,9 @@ def lstm(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any, *, name: str | N
 
 
 @op(promote=True)
-def lstm_steps(x: Spec, h: Spec, c: Spec, w_x: Spec, w_h: Spec, bias: Spec) -> tuple[Spec, ...]:
+def lstm_steps(
+    x: Operand, h: Operand, c: Operand, w_x: Operand, w_h: Operand, bias: Operand, *, name: str | None = None
+) -> tuple[Result, ...]:
     """`lstm`, and for its gradient the h before every step and what each step computed.
 
     That is i, f, g, o, the c before and tanh(c), for each step in the order in which kernels make and read them.
@@ -99,7 +102,7 @@ def _rows(x: Tensor) -> Any:
 
 
 @op
-def lstm_steps_grad(dy: Spec, dh: Spec, dc: Spec, w_h: Spec, kept: Spec) -> tuple[Spec, ...]:
+def lstm_steps_grad(dy: Operand, dh: Operand, dc: Operand, w_h: Operand, kept: Operand) -> tuple[Result, ...]:
     """The gradients of the sums before the gates, [time, batch, 4 units], of h and of c, from those of the answers."""
     if kept.dims is None or kept.shape[2] is None:
         return Spec(kept.dtype, (None, None, None)), dh, dc

@@ -36,6 +36,7 @@ from flowrt.spec import Shape, Spec, normal_axes
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+    from flowrt.typed import Operand, Result
 
 
 def reduced(x: Spec, axis: Any, keepdims: bool) -> Shape | None:
@@ -58,7 +59,7 @@ def _needs_entries(what: str, x: Spec, axis: Any) -> None:
 
 
 @op
-def sum(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def sum(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The sum over ``axis``; small integers and bools are summed in 64 bits. Of no entries: 0."""
     return Spec(_wide(x.dtype), reduced(x, axis, keepdims))
 
@@ -69,7 +70,7 @@ def sum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def mean(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def mean(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The mean over ``axis``; of integers in float64. Of no entries: NaN."""
     return Spec(as_float(x).dtype, reduced(x, axis, keepdims))
 
@@ -90,7 +91,7 @@ def count_each(node: Node, dtype: Any) -> Any:
 
 
 @op
-def max(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def max(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The largest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("maximum", x, axis)
     return Spec(x.dtype, reduced(x, axis, keepdims))
@@ -102,7 +103,7 @@ def max_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def min(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def min(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The smallest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("minimum", x, axis)
     return Spec(x.dtype, reduced(x, axis, keepdims))
@@ -120,7 +121,7 @@ def _shared_by_the_equal(node: Node, dy: Tensor) -> Any:
 
 
 @op
-def prod(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def prod(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The product over ``axis``; small integers and bools are multiplied in 64 bits. Of no entries: 1."""
     out = Spec(_wide(x.dtype), reduced(x, axis, keepdims))
     return carry(out, _known_product, x) if out.dims == () else out
@@ -145,28 +146,28 @@ def prod_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op
-def any(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def any(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether any entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
 
 
 @no_gradient
 @op
-def all(x: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def all(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether every entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
 
 
 @no_gradient
 @op
-def argmax(x: Spec, axis: int | None = None, keepdims: bool = False) -> Spec:
+def argmax(x: Operand, axis: int | None = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Where the first largest entry (or NaN) is along ``axis``; in the flattened tensor if that is None."""
     return _position(x, axis, keepdims)
 
 
 @no_gradient
 @op
-def argmin(x: Spec, axis: int | None = None, keepdims: bool = False) -> Spec:
+def argmin(x: Operand, axis: int | None = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Where the first smallest entry (or NaN) is along ``axis``; in the flattened tensor if that is None."""
     return _position(x, axis, keepdims)
 
@@ -199,7 +200,7 @@ def std(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 @op
-def cumsum(x: Spec, axis: int | None = None, reverse: bool = False) -> Spec:
+def cumsum(x: Operand, axis: int | None = None, reverse: bool = False, *, name: str | None = None) -> Result:
     """The running sum along ``axis``, from the last entry down if ``reverse``; small integers in 64 bits.
 
     ``axis`` may be None for a vector.
@@ -219,7 +220,7 @@ def cumsum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def spread(y: Spec, shape: Spec, axis: Any = None, keepdims: bool = False) -> Spec:
+def spread(y: Operand, shape: Operand, axis: Any = None, keepdims: bool = False) -> Result:
     """What a reduction over ``axis`` made of a tensor of ``shape``, repeated along the axes it reduced."""
     out = filled(y.dtype, shape)
     if y.dims is not None and out.dims is not None:
@@ -248,7 +249,7 @@ def _spread_like(value: Any, node: Node) -> Any:
 
 
 @op
-def broadcast_to(x: Spec, shape: Spec) -> Spec:
+def broadcast_to(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     """``x`` repeated to ``shape`` (a tuple or an integer vector tensor) by NumPy's rules of broadcasting."""
     out = filled(x.dtype, shape)
     if x.dims is None or out.dims is None:
@@ -275,7 +276,7 @@ def broadcast_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def sum_to(x: Spec, shape: Spec) -> Spec:
+def sum_to(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     """``x`` summed down to ``shape``, which broadcasts to its own."""
     out = filled(x.dtype, shape)
     if x.dims is None or out.dims is None:

@@ -28,11 +28,12 @@ from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.partitioning import Partition
+    from flowrt.typed import Operand, Result
 
 
 @no_gradient
 @op
-def route_rows(indices: Spec, bounds: Spec, wraps: bool = True) -> tuple[Spec, Spec, Spec, Spec]:
+def route_rows(indices: Operand, bounds: Operand, wraps: bool = True) -> tuple[Result, Result, Result, Result]:
     """Which of n ``indices`` are whose, of parts whose rows lie between ``bounds``, [parts + 1]: four int64 vectors.
 
     They are: where each part's begin among the indices once these are sorted by part, equal ones in their order, and
@@ -49,7 +50,7 @@ def route_rows(indices: Spec, bounds: Spec, wraps: bool = True) -> tuple[Spec, S
 
 @no_gradient
 @op
-def last_places(indices: Spec, size: Spec) -> Spec:
+def last_places(indices: Operand, size: Operand) -> Result:
     """For each number below ``size``, an integer scalar, the last place among ``indices`` where it stands: int64.
 
     Of those that stand nowhere it is what `take` answers zeros for.

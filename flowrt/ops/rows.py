@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowrt.op import DType, Op
+    from flowrt.typed import Operand
 
 SETTINGS = 8
 """The numbers a rule is given; those it has no use for are 0."""
@@ -38,9 +39,9 @@ def _row_write(name: str, meaning: str) -> Op:
     """
 
     def write(
-        values: Spec,
-        groups: Spec,
-        settings: Spec,
+        values: Operand,
+        groups: Operand,
+        settings: Operand,
         *,
         resource: str,
         container: str,
@@ -111,6 +112,7 @@ def write_rows(write: Op, slices: IndexedSlices, settings: Sequence[Any], attrib
     """
     values, _ = unrepeated(slices.values)
     filled, dtype = (*settings, *[0] * (SETTINGS - len(settings))), attributes["dtype"]
+    numbers: Any
     if any(hasattr(s, "builder") for s in settings):
         numbers = stack([astype(s, dtype) if hasattr(s, "builder") else np.asarray(s).astype(dtype) for s in filled])
     else:

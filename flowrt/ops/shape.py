@@ -25,10 +25,11 @@ from flowrt.spec import MAX_RANK, MAX_VALUE_SIZE, Shape, Spec, index_steps, norm
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+    from flowrt.typed import Operand, Result
 
 
 @op
-def reshape(x: Spec, shape: Spec) -> Spec:
+def reshape(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     """``x`` in another shape, its entries in the same order; one size may be -1, which the others then determine."""
     dims = target(shape)
     if dims is None:
@@ -57,7 +58,7 @@ def reshape_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def transpose(x: Spec, axes: Any = None) -> Spec:
+def transpose(x: Operand, axes: Any = None, *, name: str | None = None) -> Result:
     """``x`` with its axes in the order ``axes`` (reversed if None)."""
     if x.dims is None:
         return Spec(x.dtype, None if axes is None else (None,) * len(axes))
@@ -80,7 +81,7 @@ def transpose_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def expand_dims(x: Spec, axis: Any) -> Spec:
+def expand_dims(x: Operand, axis: Any, *, name: str | None = None) -> Result:
     """``x`` with new axes of size 1 at the positions ``axis`` of the result."""
     if x.dims is None:
         return Spec(x.dtype, None)
@@ -97,7 +98,7 @@ def expand_dims_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def squeeze(x: Spec, axis: Any = None) -> Spec:
+def squeeze(x: Operand, axis: Any = None, *, name: str | None = None) -> Result:
     """``x`` without the axes ``axis``, whose size is 1 (without every such axis if None)."""
     if x.dims is None or (axis is None and None in x.shape):
         return Spec(x.dtype, None)
@@ -114,7 +115,7 @@ def squeeze_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def concat(values: Sequence[Spec], axis: int = 0) -> Spec:
+def concat(values: Sequence[Operand], axis: int = 0, *, name: str | None = None) -> Result:
     """The tensors one after another along ``axis``; their other sizes are equal."""
     if not values:
         raise SpecError("concat needs at least one tensor")
@@ -158,7 +159,7 @@ def _total(sizes: Sequence[Any]) -> Any:
 
 
 @op
-def slice_along(x: Spec, start: Spec, count: Spec, axis: int = 0) -> Spec:
+def slice_along(x: Operand, start: Operand, count: Operand, axis: int = 0) -> Result:
     """``count`` entries of ``x`` along ``axis``, from ``start``: integer scalars, which a step may compute."""
     if x.dims is None:
         return Spec(x.dtype, None)
@@ -182,7 +183,7 @@ def slice_along_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def place_along(x: Spec, start: Spec, shape: Spec, axis: int = 0) -> Spec:
+def place_along(x: Operand, start: Operand, shape: Operand, axis: int = 0) -> Result:
     """Zeros of ``shape`` with ``x`` at ``start`` along ``axis``."""
     out = filled(x.dtype, shape)
     if x.dims is None or out.dims is None:
@@ -202,7 +203,7 @@ def place_along_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def stack(values: Sequence[Spec], axis: int = 0) -> Spec:
+def stack(values: Sequence[Operand], axis: int = 0, *, name: str | None = None) -> Result:
     """The tensors, all of one shape, side by side along a new axis."""
     if not values:
         raise SpecError("stack needs at least one tensor")
@@ -240,7 +241,7 @@ def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
 
 
 @op
-def getitem(x: Spec, key: Any) -> Spec:
+def getitem(x: Operand, key: Any, *, name: str | None = None) -> Result:
     """The part of ``x`` that ``key`` names: ints, (start, stop, step), None for a new axis, "..."."""
     if x.dims is None:
         return Spec(x.dtype, None)
@@ -260,7 +261,7 @@ def getitem_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def place(x: Spec, shape: Spec, key: Any) -> Spec:
+def place(x: Operand, shape: Operand, key: Any, *, name: str | None = None) -> Result:
     """Zeros of ``shape`` with ``x`` at the part that ``key`` names (as in `getitem`)."""
     out = filled(x.dtype, shape)
     if x.dims is not None and out.dims is not None:
@@ -305,7 +306,7 @@ def place_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(name="pad")
-def pad_op(x: Spec, paddings: Any, value: float = 0) -> Spec:
+def pad_op(x: Operand, paddings: Any, value: float = 0, *, name: str | None = None) -> Result:
     """``x`` with ``paddings[i] = (before, after)`` entries of ``value`` around axis i."""
     as_dtype_of(value, x.dtype)  # raises where that cannot hold it
     if x.dims is None:

@@ -22,6 +22,8 @@ from flowrt.spec import Spec, as_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flowrt.typed import Operand, Result
+
 ABSENT = -(1 << 63)
 """An int64 index that is no row's: `take` answers zeros there, and what is added there is left out."""
 
@@ -93,7 +95,7 @@ def sum_slices(slices: Sequence[IndexedSlices]) -> IndexedSlices:
 
 @no_gradient
 @op
-def group_rows(indices: Spec, values: Spec, size: int) -> Spec:
+def group_rows(indices: Operand, values: Operand, size: int, *, name: str | None = None) -> Result:
     """Which of n ``indices`` into ``size`` rows are equal: one vector of 3 n + 2 numbers that row kernels read.
 
     They are: how many different rows occur, c; n + 1 numbers, of which from the g-th to the next is the range of the
@@ -111,7 +113,7 @@ def group_rows(indices: Spec, values: Spec, size: int) -> Spec:
 
 @no_gradient
 @op
-def sum_rows(values: Spec, groups: Spec) -> Spec:
+def sum_rows(values: Operand, groups: Operand) -> Result:
     """The sum of the ``values`` of each row of ``groups`` (see `group_rows`), then zeros: [n, ...] for n indices."""
     check_groups(values, groups)
     many = groups.dims is None or groups.shape[0] is None

@@ -19,10 +19,11 @@ from flowrt.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
+    from flowrt.typed import Operand, Result
 
 
 @op(name="constant")
-def constant_op(value: Any) -> Spec:
+def constant_op(value: Any, *, name: str | None = None) -> Result:
     """The array that is the attribute ``value``."""
     if not isinstance(value, np.ndarray):
         raise SpecError(f"the value of a constant is an array, got {value!r}")
@@ -40,13 +41,13 @@ def constant(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
 
 
 @op
-def placeholder(dtype: DType, shape: Any = None) -> Spec:
+def placeholder(dtype: DType, shape: Any = None, *, name: str | None = None) -> Result:
     """A value that every step is given. ``None`` in ``shape`` leaves a size open; ``shape=None`` even the rank."""
     return Spec(dtype, shape)
 
 
 @op
-def shape_of(x: Spec) -> Spec:
+def shape_of(x: Operand, *, name: str | None = None) -> Result:
     """The sizes of ``x`` as an int64 vector."""
     if x.dims is None:
         return Spec("int64", (None,))
@@ -59,7 +60,7 @@ def shape_of_grad(node: Node, dy: Tensor) -> tuple[None]:
 
 
 @op(name="full")
-def full_op(shape: Spec, value: Spec) -> Spec:
+def full_op(shape: Operand, value: Operand, *, name: str | None = None) -> Result:
     """A tensor of ``shape``, every entry of which is the scalar ``value``."""
     if value.dims not in (None, ()):
         raise SpecError(f"the value to fill with must be a scalar, got {value}; broadcast_to repeats an array")
@@ -90,7 +91,7 @@ def ones(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
 
 
 @op(name="full_like")
-def full_like_op(x: Spec, value: Spec) -> Spec:
+def full_like_op(x: Operand, value: Operand, *, name: str | None = None) -> Result:
     """A tensor shaped like ``x``, every entry of which is the scalar ``value``. It is dead where ``x`` is dead."""
     if value.dims not in (None, ()):
         raise SpecError(f"the value to fill with must be a scalar, got {value}")
@@ -123,7 +124,7 @@ def ones_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
 
 
 @op(name="arange")
-def arange_op(start: Spec, stop: Spec, step: Spec) -> Spec:
+def arange_op(start: Operand, stop: Operand, step: Operand, *, name: str | None = None) -> Result:
     """``start, start + step, …`` up to ``stop``, which is left out: three integer scalars."""
     if any(s.dims not in (None, ()) or s.dtype.kind not in "iu" for s in (start, stop, step)):
         raise SpecError(f"arange counts in integer scalars, got {start}, {stop} and {step}")

@@ -46,10 +46,13 @@ if TYPE_CHECKING:
     from flowrt.device import Device
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType, Op
+    from flowrt.typed import Operand, Result
 
 
 @op(stateful=True)
-def read_variable(*, resource: str, container: str, dtype: DType, shape: Any, fresh: bool = False) -> Spec:
+def read_variable(
+    *, resource: str, container: str, dtype: DType, shape: Any, fresh: bool = False, name: str | None = None
+) -> Result:
     """The variable's value: before this step's writes, or, if ``fresh``, after those it is ordered behind."""
     return Spec(dtype, shape)
 
@@ -62,21 +65,25 @@ def _check_written(value: Spec, resource: str, dtype: DType, shape: Any) -> None
 
 @no_gradient
 @op(stateful=True)
-def assign(value: Spec, *, resource: str, container: str, dtype: DType, shape: Any) -> None:
+def assign(value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None) -> None:
     """Make ``value`` the variable's."""
     _check_written(value, resource, dtype, shape)
 
 
 @no_gradient
 @op(stateful=True)
-def assign_add(value: Spec, *, resource: str, container: str, dtype: DType, shape: Any) -> None:
+def assign_add(
+    value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None
+) -> None:
     """Add ``value`` to the variable's."""
     _check_written(value, resource, dtype, shape)
 
 
 @no_gradient
 @op(stateful=True)
-def assign_sub(value: Spec, *, resource: str, container: str, dtype: DType, shape: Any) -> None:
+def assign_sub(
+    value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None
+) -> None:
     """Subtract ``value`` from the variable's."""
     if value.dtype == bool:
         raise SpecError(f"the difference of bools is not defined, and the variable {resource!r} holds them; use assign")

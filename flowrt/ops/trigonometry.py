@@ -14,10 +14,11 @@ from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
+    from flowrt.typed import Operand, Result
 
 
 @op
-def sin(x: Spec) -> Spec:
+def sin(x: Operand, *, name: str | None = None) -> Result:
     """The sine of ``x`` radians; NaN of infinities."""
     return as_float(x)
 
@@ -28,7 +29,7 @@ def sin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def cos(x: Spec) -> Spec:
+def cos(x: Operand, *, name: str | None = None) -> Result:
     """The cosine of ``x`` radians; NaN of infinities."""
     return as_float(x)
 
@@ -39,7 +40,7 @@ def cos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def tan(x: Spec) -> Spec:
+def tan(x: Operand, *, name: str | None = None) -> Result:
     """The tangent of ``x`` radians; NaN of infinities."""
     return as_float(x)
 
@@ -50,7 +51,7 @@ def tan_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def asin(x: Spec) -> Spec:
+def asin(x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from -pi/2 to pi/2, whose sine is ``x``; NaN beyond -1 and 1."""
     return as_float(x)
 
@@ -61,7 +62,7 @@ def asin_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def acos(x: Spec) -> Spec:
+def acos(x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from 0 to pi, whose cosine is ``x``; NaN beyond -1 and 1."""
     return as_float(x)
 
@@ -72,7 +73,7 @@ def acos_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def atan(x: Spec) -> Spec:
+def atan(x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from -pi/2 to pi/2, whose tangent is ``x``."""
     return as_float(x)
 
@@ -83,7 +84,7 @@ def atan_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op(promote=True)
-def atan2(y: Spec, x: Spec) -> Spec:
+def atan2(y: Operand, x: Operand, *, name: str | None = None) -> Result:
     """The angle in radians, from -pi to pi, of the point (``x``, ``y``); the signs of zeros count."""
     return as_float(Spec(y.dtype, broadcast(y, x)))
 
@@ -96,7 +97,7 @@ def atan2_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def sinh(x: Spec) -> Spec:
+def sinh(x: Operand, *, name: str | None = None) -> Result:
     """The hyperbolic sine."""
     return as_float(x)
 
@@ -107,7 +108,7 @@ def sinh_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def cosh(x: Spec) -> Spec:
+def cosh(x: Operand, *, name: str | None = None) -> Result:
     """The hyperbolic cosine."""
     return as_float(x)
 

@@ -199,7 +199,9 @@ class Replicated:
         who = f"replica {replica} of {self.name!r}"
         with name_scope(f"replica_{replica}"), device(self._workers[replica]):
             source = first or LaterCopy(self._shared, who, current_scope().prefix)
-            inputs = {name: placeholder(s.dtype, s.dims, name=name) for name, s in self.inputs.items()}
+            inputs: dict[str, Tensor] = {
+                name: placeholder(s.dtype, s.dims, name=name) for name, s in self.inputs.items()
+            }
             copies = LocalCopies(source) if self.outer is not None else None
             with variables_from(copies or source):
                 loss, metrics = _loss_and_metrics(loss_fn(dict(inputs)), who)
@@ -275,7 +277,9 @@ class Replicated:
         label = self.graph.unique_name(name or f"{self.name}/{getattr(fn, '__name__', 'shared').strip('<>')}")
         with building(self.graph), name_scope(label.removeprefix(current_scope().prefix)), device(self._servers[0]):
             source = LaterCopy(self._shared, f"the shared function {label!r}", current_scope().prefix)
-            given = {key: placeholder(spec.dtype, spec.dims, name=key) for key, spec in inputs.items()}
+            given: dict[str, Tensor] = {
+                key: placeholder(spec.dtype, spec.dims, name=key) for key, spec in inputs.items()
+            }
             with variables_from(source):
                 outputs = fn(dict(given))
         return Predictor(given, outputs)

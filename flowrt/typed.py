@@ -1,0 +1,104 @@
+"""What type checkers see of an op: a function with its parameters' names, types and defaults.
+
+Law: an op has one signature, that of its function in ``ops/``. There a tensor's parameter is an `Operand` and each
+output a `Result`: the body knows `Spec`s, callers pass whatever stands for a tensor, and get a `TensorOrArray`. An op
+of a program's may as well say `Spec`; then checkers take its tensors by position alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from flowrt.spec import Spec
+
+Operand: TypeAlias = Spec | Any
+"""A tensor of an op: to the op's function a `Spec`.
+
+To callers it is a tensor, a variable, an array, a number or a list of these, for which checkers know no common type.
+"""
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+    import numpy as np
+
+    from flowrt.graph import Node, Tensor
+    from flowrt.op import Op
+
+    P = ParamSpec("P")
+    R = TypeVar("R", covariant=True)
+
+    class TensorOrArray(Tensor, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
+        """What an op answers: a `Tensor` in a graph, an array outside. A checker allows what either does.
+
+        No type of the arguments tells which of the two: ``fr.zeros((3,))`` has none that could.
+        """
+
+        @property  # type: ignore[misc]
+        def shape(self) -> tuple[Any, ...]:
+            """The sizes; of a tensor, None where only a step will know."""
+
+    class TypedOp(Op, Generic[P, R]):
+        """An op whose parameters a checker knows."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
+            """The outputs: see `Op`."""
+
+    Made: TypeAlias = TypedOp[P, TensorOrArray]
+    MadeMany: TypeAlias = TypedOp[P, tuple[TensorOrArray, ...]]
+
+    One: TypeAlias = Callable[P, Spec]
+    Many: TypeAlias = Callable[P, Sequence[Spec]]
+    Makes: TypeAlias = TypedOp[P, TensorOrArray]
+    MakesMany: TypeAlias = TypedOp[P, tuple[TensorOrArray, ...]]
+
+    class Registering(Protocol):
+        """The decorator `flowrt.op`, with settings or without.
+
+        Functions that say `Spec` come first: what they begin with, up to three tensors, is an `Operand` to callers.
+        """
+
+        @overload
+        def __call__(
+            self, infer: One[Concatenate[Spec, Spec, Spec, P]], /
+        ) -> Makes[Concatenate[Operand, Operand, Operand, P]]: ...
+        @overload
+        def __call__(self, infer: One[Concatenate[Spec, Spec, P]], /) -> Makes[Concatenate[Operand, Operand, P]]: ...
+        @overload
+        def __call__(self, infer: One[Concatenate[Spec, P]], /) -> Makes[Concatenate[Operand, P]]: ...
+        @overload
+        def __call__(self, infer: One[Concatenate[Sequence[Spec], P]], /) -> Makes[Concatenate[Operand, P]]: ...
+        @overload
+        def __call__(
+            self, infer: Many[Concatenate[Spec, Spec, Spec, P]], /
+        ) -> MakesMany[Concatenate[Operand, Operand, Operand, P]]: ...
+        @overload
+        def __call__(
+            self, infer: Many[Concatenate[Spec, Spec, P]], /
+        ) -> MakesMany[Concatenate[Operand, Operand, P]]: ...
+        @overload
+        def __call__(self, infer: Many[Concatenate[Spec, P]], /) -> MakesMany[Concatenate[Operand, P]]: ...
+        @overload
+        def __call__(self, infer: Many[Concatenate[Sequence[Spec], P]], /) -> MakesMany[Concatenate[Operand, P]]: ...
+        @overload
+        def __call__(self, infer: Callable[P, Result], /) -> Makes[P]: ...
+        @overload
+        def __call__(self, infer: Callable[P, Sequence[Result]], /) -> MakesMany[P]: ...
+        @overload
+        def __call__(self, infer: Callable[P, None], /) -> TypedOp[P, Node]: ...
+        @overload
+        def __call__(
+            self,
+            *,
+            promote: bool | tuple[str, ...] = False,
+            stateful: bool = False,
+            effect: bool = False,
+            name: str | None = None,
+            core: int = 0,
+            widens: bool = False,
+        ) -> Registering: ...
+
+    Result: TypeAlias = Spec | TensorOrArray
+else:
+    Result = Spec
