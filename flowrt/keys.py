@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ __all__ = ["ANY", "main", "make_keys"]
 AUTHORITY = "ca.key"
 DAYS, AUTHORITY_DAYS = 365, 3650  # that a certificate is good for
 _HERE = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.IGNORECASE)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,10 +62,11 @@ def make_keys(
     path = Path(folder)
     try:
         names = list(dict.fromkeys([*_HERE, *(hosts or _named_in(path / CERT) or _own_names())]))
+        alternatives = _alternatives(names)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = _authority(path, new_authority)
         key = new_key()
-        certificate = signed(authority, key, _alternatives(names), days)
+        certificate = signed(authority, key, alternatives, days)
         _write(path / KEY, key_pem_of(key))
         _write(path / CERT, pem_of(certificate))
         if not (path / TOKEN).exists():
@@ -106,11 +109,20 @@ def _alternatives(names: Iterable[str]) -> Any:
         try:
             found.append(x509.IPAddress(ipaddress.ip_address(name)))
         except ValueError:
-            try:
-                found.append(x509.DNSName(name))
-            except ValueError as error:
-                raise GraphError(f"{name!r} names no host: {error}") from error
+            found.append(x509.DNSName(_checked(name)))
     return x509.SubjectAlternativeName(found)
+
+
+def _checked(name: str) -> str:
+    """``name``, if a host can have it, or it is a pattern that `flowrt.net.tls.check_host` knows."""
+    if name == ANY or _HOST.fullmatch(name.removeprefix(f"{ANY}.")):
+        return name
+    if ANY in name:
+        raise GraphError(
+            f"no host matches {name!r}: write {ANY}.DOMAIN for all hosts in a domain, as in {ANY}.cluster.local, {ANY} "
+            "alone for any host, or each host by name, as in node1 node2"
+        )
+    raise GraphError(f"{name!r} names no host: write a name or an address alone, as in node1 or 10.0.0.1")
 
 
 def _authority(folder: Path, anew: bool) -> tuple[x509.Certificate, Any]:

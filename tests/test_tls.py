@@ -9,6 +9,7 @@ import shutil
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from wire_world import HEAD, LOOPS, MIB, TOKEN, echo, sockets
 
 import flowrt as fr
 from flowrt.errors import AuthenticationError, NodeLost, RemoteError
-from flowrt.keys import main, make_keys
-from flowrt.net.tls import Keys, Vouched
+from flowrt.keys import _named_in, main, make_keys
+from flowrt.net.tls import Keys, Vouched, check_host
 from flowrt.net.transport import Connection, connect, serve
 from flowrt.worker import main as worker
 
@@ -442,5 +443,50 @@ def test_keys_are_private_and_are_renewed_by_the_same_authority(tmp_path: Path) 
     (tmp_path / "ca.key").unlink()
     with pytest.raises(fr.ResourceError, match=r"not its key ca\.key"):
         make_keys(tmp_path)
-    with pytest.raises(fr.GraphError, match="names no host"):
-        make_keys(tmp_path / "other", ["n\xf6de"])
+
+
+@pytest.mark.parametrize("host", ["node*", "*node", "a.*.example", "*.*.example", "**", "*."])
+def test_a_pattern_that_no_host_matches_is_refused_with_those_that_some_do(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "keys"), "--hosts", "node1", host]) == 2
+    said = capsys.readouterr().err
+    assert f"no host matches {host!r}: write *.DOMAIN for all hosts in a domain" in said
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(
+    "host", ["n\xf6de", "node1:7001", "10.0.0.0/24", "https://node1", "node 1", "-node", "", "a..b"]
+)
+def test_what_names_no_host_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(fr.GraphError, match="names no host: write a name or an address alone"):
+        make_keys(tmp_path / "keys", [host])
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "is_for"),
+    [
+        ("*", "anything.example", True),
+        ("*.cluster.local", "node1.cluster.local", True),
+        ("*.cluster.local", "NODE1.cluster.local.", True),
+        ("*.cluster.local", "cluster.local", False),
+        ("*.cluster.local", "a.node1.cluster.local", False),
+        ("node_1", "node_1", True),
+        ("xn--nde-sna.example", "xn--nde-sna.example", True),
+        ("2001:db8::1", "2001:db8:0:0:0:0:0:1", True),
+    ],
+)
+def test_what_keys_may_be_made_for_is_what_hosts_are_known_by(
+    name: str, host: str, is_for: bool, tmp_path: Path
+) -> None:
+    made = make_keys(tmp_path, [name])
+    assert made[-1] == name
+    with contextlib.nullcontext() if is_for else pytest.raises(AuthenticationError, match="name all hosts"):
+        check_host(showing(tmp_path / "cert.pem"), host)
+
+
+def showing(certificate: Path) -> Any:
+    """A transport whose other end shows that certificate."""
+    shown = {"subjectAltName": [("DNS", name) for name in _named_in(certificate)]}
+    return SimpleNamespace(get_extra_info=lambda name: SimpleNamespace(getpeercert=lambda: shown))
