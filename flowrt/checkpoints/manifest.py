@@ -206,7 +206,7 @@ class NotWhole(ValueError):
 def loaded(text: bytes) -> dict[str, Any]:
     """The JSON object of a manifest of whatever format. Raises `NotWhole`."""
     try:
-        return of(dict, json.loads(text))
+        return of(dict, json.loads(text.decode()))  # of bytes it would guess the encoding, and import that
     except (ValueError, TypeError, RecursionError) as error:
         raise NotWhole(f"{MANIFEST}: {error or type(error).__name__}") from error
 
