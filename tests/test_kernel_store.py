@@ -25,6 +25,7 @@ from flowrt.kernels.launch import apply_kernel, run_kernel
 from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.locking import locked
 from flowrt.kernels.store.objects import cache_folder, complaint, object_code
+from flowrt.package import PACKAGE
 from flowrt.spec import Spec
 
 
@@ -444,7 +445,7 @@ def identity_with(folder: Path, **settings: str) -> str:
     """What a process in ``folder`` with these settings takes its surroundings for."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     asked = "from flowrt.kernels.store.surroundings import identity; print(identity())"
-    paths = os.pathsep.join([str(Path(store.__file__).parents[2]), *filter(None, [kept.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(PACKAGE.parent), *filter(None, [kept.get("PYTHONPATH")])])
     environment = {**kept, **settings, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", asked], cwd=folder, env=environment, check=True, capture_output=True)
     return done.stdout.decode()

@@ -1,7 +1,8 @@
 """What one run makes ahead of those who will use it, and what it puts off until then.
 
-Law: pure; see `flowrt.sched.demand` for who waits for what, and `flowrt.sched.credit` for the rule and why it holds up
-nothing. Who drives the run asks before it carries out a large unit, tells what was made, freed and announced, obeys.
+Law: pure; see `flowrt.sched.demand` for who waits for what, and `flowrt.sched.credit` for the rule and why it
+holds up nothing. Who drives the run asks before it carries out a large unit, tells what was made, freed and
+announced, obeys.
 """
 
 from __future__ import annotations

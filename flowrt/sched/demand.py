@@ -1,12 +1,13 @@
 """What of a plan is made only for others to take, and when it has to be made.
 
-Law: pure. A *goal* is a unit that does something beside computing (a send, an enqueue, a write); a unit that computes
-or receives, and whose values only goals use, is made *for* them: put off, it keeps nobody waiting but them. A goal is
-*sure* once all is done that it waits for beside what is made for it, and what is to be received for that lies at its
-senders, or is as sure there: then nothing but computing lies between it and its values. It is *called for* when its
-value would be consumed at once: a send when its peer has asked, an enqueue when its turn has come at the queue, any
-other as soon as it is sure. Sure and called for, it is wanted: see `flowrt.sched.credit`, which says how much is made
-before that. Units in loops and beside switches are never put off.
+Law: pure. A *goal* is a unit that does something beside computing (a send, an enqueue, a write); a unit that
+computes or receives, and whose values only goals use, is made *for* them: put off, it keeps nobody waiting but
+them. A goal is *sure* once all is done that it waits for beside what is made for it, and what is to be received
+for that lies at its senders, or is as sure there: then nothing but computing lies between it and its values. It
+is *called for* when its value would be consumed at once: a send when its peer has asked, an enqueue when its
+turn has come at the queue, any other as soon as it is sure. Sure and called for, it is wanted: see
+`flowrt.sched.credit`, which says how much is made before that. Units in loops and beside switches are never put
+off.
 """
 
 from __future__ import annotations

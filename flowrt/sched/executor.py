@@ -234,8 +234,8 @@ class Executor:
     def lend(self, unit: Unit) -> list[Array] | None:
         """The outputs of a unit that only reads variables for others to see: their memory, uncopied.
 
-        None for all other units; where the variables are not free; and where neighbours see memory (`sched.segments`),
-        who must be lent copies.
+        None for all other units; where the variables are not free; and where neighbours see memory
+        (`sched.segments`), who must be lent copies.
         """
         reads = self._lendable.get(unit.nodes)
         variables = self.host.variables
