@@ -16,7 +16,7 @@ from flowrt.checkpoints.shards import bytes_of, read_into
 from flowrt.checkpoints.stores import Store, store_at
 from flowrt.checkpoints.whole import Array, read_manifest, verify
 from flowrt.errors import CheckpointError
-from flowrt.sched.memory import amount
+from flowrt.sched.host.memory import amount
 
 ROWS_AT_ONCE = 16 << 20  # bytes of a variable that are compared at once
 

@@ -27,7 +27,7 @@ from flowrt.misuse import AsyncOnly
 from flowrt.net.addresses import is_loopback
 from flowrt.net.tokens import load_token, new_token, own_token, save_token
 from flowrt.node_process import close_stdin, environment, ready, send
-from flowrt.sched.lanes import usable_cores
+from flowrt.sched.host.lanes import usable_cores
 from flowrt.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
 from flowrt.tracebacks import brief, unmark
 

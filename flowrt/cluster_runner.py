@@ -13,7 +13,7 @@ import numpy as np
 from flowrt.device import CLIENT, Device
 from flowrt.errors import FlowrtError, GraphError, InternalError, user_site
 from flowrt.progress import Activity
-from flowrt.sched.lanes import Lanes
+from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.warming import warm
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from flowrt.passes import Compiled, StandIn, StandIns
     from flowrt.plan import Plan
     from flowrt.runners import Array, Keeper, Name, Registered
-    from flowrt.sched.direct import Numbers
-    from flowrt.sched.memory import MemoryStatistics
-    from flowrt.sched.rendezvous import Listener
+    from flowrt.sched.host.memory import MemoryStatistics
+    from flowrt.sched.host.rendezvous import Listener
+    from flowrt.sched.tape.direct import Numbers
     from flowrt.spec import Spec
 
 

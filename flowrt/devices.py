@@ -15,7 +15,7 @@ from flowrt.blocking import BlockingSession
 from flowrt.sched.devices.driver import Driver, Kernel, Kind
 from flowrt.sched.devices.kinds import register
 from flowrt.sched.devices.on_host import HostKernel, computes_on_host
-from flowrt.sched.memory import MemoryStatistics
+from flowrt.sched.host.memory import MemoryStatistics
 from flowrt.session import Session
 
 __all__ = ["Driver", "HostKernel", "Kernel", "Kind", "MemoryStatistics", "computes_on_host", "memory", "register"]

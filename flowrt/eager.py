@@ -23,7 +23,7 @@ from flowrt.errors import FlowrtError, GraphError, SpecError, user_site
 from flowrt.kernels.language.table import REPLACED
 from flowrt.op import Op, lookup, set_eager_builder
 from flowrt.plain import as_dtype_of
-from flowrt.sched.structured import STRUCTURED, interpret
+from flowrt.sched.loops.structured import STRUCTURED, interpret
 from flowrt.spec import Spec, spec_of
 from flowrt.valueclass import valueclass
 
@@ -113,8 +113,8 @@ class _Found:
         """The same for calls that are given in another way; None where there is no such."""
         from flowrt.kernels.run.at_once import as_call
         from flowrt.kernels.run.direct import available
-        from flowrt.sched.cost import predict
-        from flowrt.sched.direct import KEPT_SECONDS
+        from flowrt.sched.regions.cost import predict
+        from flowrt.sched.tape.direct import KEPT_SECONDS
 
         if self.prepared is None or not available():
             return None

@@ -15,18 +15,18 @@ from flowrt.errors import GraphError
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.ops.fused import parts_of
 from flowrt.sched.footprint import Footprint, Tensor, predict_peak, survey
-from flowrt.sched.memory import amount
-from flowrt.sched.recording import Recording, record
-from flowrt.sched.scalar_loops import why_launches
-from flowrt.sched.segments import LARGE
-from flowrt.sched.structured import LOOP, STRUCTURED
+from flowrt.sched.host.memory import amount
+from flowrt.sched.host.segments import LARGE
+from flowrt.sched.loops.scalar_loops import why_launches
+from flowrt.sched.loops.structured import LOOP, STRUCTURED
+from flowrt.sched.tape.recording import Recording, record
 from flowrt.sched.units import breaks_tape, find_units
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.passes import Compiled
     from flowrt.plan import Plan, PlanNode
-    from flowrt.sched.regions import Name, Region
+    from flowrt.sched.regions.regions import Name, Region
     from flowrt.sched.units import Unit
     from flowrt.spec import Spec
 

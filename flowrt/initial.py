@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.pages import is_held
-from flowrt.sched.regions import READ, ROW_WRITES
+from flowrt.sched.regions.regions import READ, ROW_WRITES
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Resource, Tensor

@@ -13,8 +13,8 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrt.sched.interrupts import is_default, present_run
-from flowrt.sched.lanes import this_thread
+from flowrt.sched.host.lanes import this_thread
+from flowrt.sched.tape.interrupts import is_default, present_run
 
 if TYPE_CHECKING:
     import asyncio

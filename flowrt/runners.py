@@ -22,8 +22,8 @@ from flowrt.errors import (
 from flowrt.kernels.store.building import build_standard_kernels
 from flowrt.passes import Compiled, Ends, compile_step
 from flowrt.sched.executor import Executor
-from flowrt.sched.host import Host, RunContext
-from flowrt.sched.iteration.loopback import Loopback
+from flowrt.sched.host.host import Host, RunContext
+from flowrt.sched.runs.loopback import Loopback
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from flowrt.passes import StandIns
     from flowrt.placement import Rules
     from flowrt.plan import Plan
-    from flowrt.sched.direct import Numbers
-    from flowrt.sched.memory import MemoryStatistics
-    from flowrt.sched.rendezvous import Listener
+    from flowrt.sched.host.memory import MemoryStatistics
+    from flowrt.sched.host.rendezvous import Listener
+    from flowrt.sched.tape.direct import Numbers
 
 Array = np.ndarray[Any, Any]
 Registered = Any

@@ -26,8 +26,8 @@ from flowrt.errors import CheckpointError, FlowrtError
 from flowrt.finishing import together
 from flowrt.passes import Ends
 from flowrt.runners import compile_for
-from flowrt.sched.iteration.keeping import Drop, Fetch, Keep, Take, Verify, Write, read_written
-from flowrt.sched.lanes import Lanes
+from flowrt.sched.drivers.keeping import Drop, Fetch, Keep, Take, Verify, Write, read_written
+from flowrt.sched.host.lanes import Lanes
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass
 

@@ -43,8 +43,8 @@ from flowrt.producing import Failures, Producing, why_closed
 from flowrt.progress import Activity
 from flowrt.resting import Rests
 from flowrt.runners import LocalRunner, Runner
-from flowrt.sched.direct import Numbers
 from flowrt.sched.executor import INLINE_SECONDS
+from flowrt.sched.tape.direct import Numbers
 from flowrt.spec import Spec
 from flowrt.step import YIELD_EVERY, CompiledStep, Later, Step
 from flowrt.structure import Structure, flatten

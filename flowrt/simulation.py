@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from flowrt.delays import Delay, Link, parse
 from flowrt.delays.parquet import as_table
 from flowrt.errors import GraphError, user_site
-from flowrt.sched.batched import hold_all
-from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.policies import LocalSteps, Policy
+from flowrt.sched.versions.batched import hold_all
+from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.tracebacks import brief
 from flowrt.valueclass import valueclass
 

@@ -32,7 +32,7 @@ from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
 from flowrt.passes import compile_step
 from flowrt.runners import fusible, supports
-from flowrt.sched.recording import record
+from flowrt.sched.tape.recording import record
 from flowrt.sched.units import find_units
 from flowrt.spec import Spec
 

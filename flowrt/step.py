@@ -22,7 +22,7 @@ from flowrt.kernels.run.direct import Direct
 from flowrt.plan import resources_in
 from flowrt.progress import Activity
 from flowrt.runners import Registered, Runner, compile_for
-from flowrt.sched.regions import WRITES
+from flowrt.sched.regions.regions import WRITES
 from flowrt.structure import LEAF, Structure
 from flowrt.tracebacks import shorten
 from flowrt.valueclass import valueclass

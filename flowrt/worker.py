@@ -39,7 +39,7 @@ from flowrt.net.health import answering
 from flowrt.net.messages import Enlist
 from flowrt.net.node import Node
 from flowrt.node_logs import JsonLines
-from flowrt.sched.host import Host
+from flowrt.sched.host.host import Host
 from flowrt.valueclass import replace
 from flowrt.worker_options import NoPlace, Settings, parse, read_settings
 

@@ -24,7 +24,7 @@ from flowrt_side import WORKLOADS
 
 from flowrt.kernels.run import direct
 from flowrt.kernels.store.background import wait_compiled
-from flowrt.sched.tape import Tape
+from flowrt.sched.tape.tape import Tape
 
 
 def timed(tape: Tape, step: Any, repeat: int) -> np.ndarray[Any, Any]:

@@ -27,7 +27,7 @@ import numpy as np
 
 import flowrt.kernels  # noqa: F401  (fills the table)
 from flowrt.kernels.launch import RUN_WORDS, prepare
-from flowrt.sched.memory import Memory
+from flowrt.sched.host.memory import Memory
 from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]

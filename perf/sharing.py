@@ -30,7 +30,7 @@ import uvloop
 from flowrt.net.local import WAYS, Local
 from flowrt.net.tokens import new_token
 from flowrt.net.transport import Connection, connect, serve
-from flowrt.sched.memory import Memory
+from flowrt.sched.host.memory import Memory
 from perf.machine import describe
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.sched.iteration.messages import Report
-from flowrt.sched.iteration.stopwatch import Phase
+from flowrt.sched.drivers.messages import Report
+from flowrt.sched.replica.stopwatch import Phase
 from flowrt.train.attribution import Attribution
 
 if TYPE_CHECKING:
-    from flowrt.sched.iteration.messages import Doing, Pending
+    from flowrt.sched.drivers.messages import Doing, Pending
     from flowrt.train.diagnosis import Slow
 
 TICK = 0.25

@@ -22,15 +22,15 @@ from flowrt.net.link import Allowance, Link, Store, is_large
 from flowrt.net.messages import Done, Start
 from flowrt.net.started import Started
 from flowrt.sched.executor import Executor
-from flowrt.sched.host import Host
-from flowrt.sched.rendezvous import Announced, Budget, Pushed, Rendezvous
+from flowrt.sched.host.host import Host
+from flowrt.sched.host.rendezvous import Announced, Budget, Pushed, Rendezvous
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator
 
-    from flowrt.sched.rendezvous import StepKey
+    from flowrt.sched.host.rendezvous import StepKey
 
 TASKS = (PS, *WORKERS)
 SIZE = 1024

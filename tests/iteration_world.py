@@ -21,12 +21,12 @@ import numpy as np
 from flowrt.device import CLIENT
 from flowrt.kernels.ops.combining import summing
 from flowrt.plan import PlanFeed
-from flowrt.sched.iteration.iterations import Iterations
-from flowrt.sched.iteration.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
-from flowrt.sched.memory import Memory
+from flowrt.sched.drivers.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.rendezvous import Rendezvous
+from flowrt.sched.host.variables import Variables
 from flowrt.sched.policies import AllOf, FirstOf, policy_to_data
-from flowrt.sched.rendezvous import Rendezvous
-from flowrt.sched.variables import Variables
+from flowrt.sched.runs.iterations import Iterations
 from flowrt.spec import Spec
 
 RUN = 7

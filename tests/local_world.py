@@ -14,7 +14,7 @@ from wire_world import TOKEN
 
 from flowrt.net.local import Local
 from flowrt.net.transport import Bounds, Connection, Server, connect, serve
-from flowrt.sched.memory import Memory
+from flowrt.sched.host.memory import Memory
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection as Pipe

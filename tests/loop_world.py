@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowrt.kernels.composite.scalar_loop import ScalarLoopStep
-from flowrt.sched.scalar_loops import apply_scalar_loop, why_launches
+from flowrt.sched.loops.scalar_loops import apply_scalar_loop, why_launches
 
 if TYPE_CHECKING:
     import flowrt as fr

@@ -1,8 +1,8 @@
 """Small faults in the pure files, one at a time: which of them their own tests find.
 
     scripts/mutants                            # a sample of every file's: minutes
-    scripts/mutants sched/arena net/frames     # these files'
-    scripts/mutants --each 1000 sched/queues   # all there are
+    scripts/mutants sched/host/arena net/frames     # these files'
+    scripts/mutants --each 1000 sched/host/queues   # all there are
 
 A mutant is one comparison, operator, constant or condition changed, or one statement left out. Only the file's own
 tests look at it, in a process that has read the mutant in the file's place; one that takes too long is found, too.
@@ -32,36 +32,36 @@ PROTOCOL = ("test_quorum",)  # the searches of all states find more, in more tim
 TESTS = {
     "sched/machine": ("test_machine",),
     "sched/topology": ("test_machine",),
-    "sched/quorum": PROTOCOL,
-    "sched/book": PROTOCOL,
-    "sched/coordinator": (*PROTOCOL, "test_staleness"),
-    "sched/shard": (*PROTOCOL, "test_staleness"),
-    "sched/standing": (*PROTOCOL, "test_staleness"),
+    "sched/versions/quorum": PROTOCOL,
+    "sched/versions/book": PROTOCOL,
+    "sched/versions/coordinator": (*PROTOCOL, "test_staleness"),
+    "sched/versions/shard": (*PROTOCOL, "test_staleness"),
+    "sched/versions/standing": (*PROTOCOL, "test_staleness"),
     **{
         f"sched/policies/{name}": ("test_policies",)
         for name in ("policy", "asking", "travel", "all_of", "first_of", "deadline")
     },
-    "sched/opening": ("test_opening",),
+    "sched/versions/opening": ("test_opening",),
     "sched/policies/asynchronous": ("test_staleness",),
     "sched/policies/bounded_staleness": ("test_staleness",),
     "sched/policies/local_steps": ("test_local_policy",),
     "sched/policies/adaptive": ("test_adaptive",),
     "sched/policies/arrivals": ("test_adaptive",),
-    "sched/noise": ("test_adaptive",),
-    "sched/arena": ("test_arena",),
-    "sched/regions": ("test_regions",),
-    "sched/lives": ("test_lives", "test_sharing", "test_tape"),
-    "sched/schedule": ("test_schedule",),
-    "sched/sharing": ("test_sharing",),
-    "sched/cost": ("test_cost",),
-    "sched/gathering": ("test_many",),
-    "sched/rendezvous": ("test_rendezvous",),
-    "sched/queues": ("test_queues",),
-    "sched/credit": ("test_credit",),
+    "sched/policies/noise": ("test_adaptive",),
+    "sched/host/arena": ("test_arena",),
+    "sched/regions/regions": ("test_regions",),
+    "sched/regions/lives": ("test_lives", "test_sharing", "test_tape"),
+    "sched/tape/schedule": ("test_schedule",),
+    "sched/regions/sharing": ("test_sharing",),
+    "sched/regions/cost": ("test_cost",),
+    "sched/tape/gathering": ("test_many",),
+    "sched/host/rendezvous": ("test_rendezvous",),
+    "sched/host/queues": ("test_queues",),
+    "sched/host/credit": ("test_credit",),
     "sched/ahead": ("test_credit",),
     "sched/demand": ("test_credit",),
-    "sched/iteration/local": ("test_local_rounds",),
-    "sched/variables": ("test_variables", "test_lending"),
+    "sched/replica/local": ("test_local_rounds",),
+    "sched/host/variables": ("test_variables", "test_lending"),
     "net/frames": ("test_frames",),
     "net/liveness": ("test_liveness",),
     "net/messages": ("test_messages",),
@@ -141,7 +141,7 @@ def _changes(node: Any) -> Iterator[tuple[str, Callable[[Any], None]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=list(TESTS), metavar="FILE", help="as in sched/arena")
+    parser.add_argument("files", nargs="*", default=list(TESTS), metavar="FILE", help="as in sched/host/arena")
     parser.add_argument("--each", type=int, default=20, help="mutants of each file, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from policy_world import TellingApart
 
 from flowrt.errors import GraphError, InternalError
-from flowrt.sched.book import Book
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.ledger import Outcome
 from flowrt.sched.policies import AllOf, Close
-from flowrt.sched.quorum import Verdict
-from flowrt.sched.shard import Shard
-from flowrt.sched.standing import Standing
+from flowrt.sched.versions.book import Book
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.ledger import Outcome
+from flowrt.sched.versions.quorum import Verdict
+from flowrt.sched.versions.shard import Shard
+from flowrt.sched.versions.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowrt.sched.policies import Policy
-    from flowrt.sched.quorum import Quorum
+    from flowrt.sched.versions.quorum import Quorum
 
 SERVERS = (0, 1)
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replica_world import Values, Violation, clock, put
 
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.opening import Apply, End, Go, Going, Left, Refuse, Said, decide
 from flowrt.sched.policies import FirstOf
-from flowrt.sched.shard import Shard
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.opening import Apply, End, Go, Going, Left, Refuse, Said, decide
+from flowrt.sched.versions.shard import Shard
 from flowrt.valueclass import replace as left_as
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from flowrt.device import CLIENT
 from flowrt.errors import NodeLost
 from flowrt.ledger import Ledger
 from flowrt.plan import PlanFeed
-from flowrt.sched.iteration.inquiries import Look
-from flowrt.sched.iteration.iterations import Iterations
-from flowrt.sched.iteration.messages import Allow, BeginReplica, BeginServer
-from flowrt.sched.memory import Memory
+from flowrt.sched.drivers.inquiries import Look
+from flowrt.sched.drivers.messages import Allow, BeginReplica, BeginServer
+from flowrt.sched.host.memory import Memory
 from flowrt.sched.policies import fixed_size, policy_to_data
+from flowrt.sched.runs.iterations import Iterations
 from flowrt.spec import Spec
 from flowrt.train.statistics import Tally
 from flowrt.train.steps import Steps

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replica_world import Values, Violation, clock, pick, put
 
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.ledger import Outcome
-from flowrt.sched.shard import Shard
-from flowrt.sched.standing import Standing
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.ledger import Outcome
+from flowrt.sched.versions.shard import Shard
+from flowrt.sched.versions.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

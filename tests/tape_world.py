@@ -15,16 +15,16 @@ import flowrt.ops  # noqa: F401  (fills the registry)
 from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
 from flowrt.op import lookup
 from flowrt.plan import Plan, PlanFeed, PlanNode
-from flowrt.sched import schedule
-from flowrt.sched.pace import Pace
-from flowrt.sched.regions import Region, find_regions
-from flowrt.sched.tape import Tape
+from flowrt.sched.regions.regions import Region, find_regions
+from flowrt.sched.tape import schedule
+from flowrt.sched.tape.pace import Pace
+from flowrt.sched.tape.tape import Tape
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     import pytest
 
-    from flowrt.sched.lanes import Crew
+    from flowrt.sched.host.lanes import Crew
 
 Array = np.ndarray[Any, Any]
 

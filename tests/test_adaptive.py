@@ -10,10 +10,10 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import GraphError
-from flowrt.sched.noise import LARGEST, NoiseScale
 from flowrt.sched.policies import asking, policy_from_data, policy_to_data
 from flowrt.sched.policies.adaptive import APART
 from flowrt.sched.policies.arrivals import BINS, SAMPLE, Arrivals
+from flowrt.sched.policies.noise import LARGEST, NoiseScale
 from flowrt.train import Adaptive, Close, Offer, Policy, Record, WaitUntil
 
 

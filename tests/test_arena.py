@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrt.kernels.run.board import BOARD_ALIGNMENT
-from flowrt.sched.arena import ALIGNMENT, MANY, MANY_LINES, aligned, lay_out, local_room, most_alive
+from flowrt.sched.host.arena import ALIGNMENT, MANY, MANY_LINES, aligned, lay_out, local_room, most_alive
 
 lifetimes = st.lists(
     st.tuples(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 12)).map(lambda t: (t[0], t[1], t[1] + t[2])),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from attribution_world import SKEW, Step, Training, named, report
 
-from flowrt.sched.iteration.messages import Doing, Pending
-from flowrt.sched.iteration.stopwatch import Phase
+from flowrt.sched.drivers.messages import Doing, Pending
+from flowrt.sched.replica.stopwatch import Phase
 from flowrt.train import attribution
 from flowrt.train.attribution import Attribution
 from flowrt.train.diagnosis import middle

@@ -21,7 +21,7 @@ from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import Order, are_ready, submit, wait_compiled, was_tried
 from flowrt.kernels.store.objects import is_compiled
-from flowrt.sched.tape import Tapes
+from flowrt.sched.tape.tape import Tapes
 
 if TYPE_CHECKING:
     from pathlib import Path

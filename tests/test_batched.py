@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from flowrt.sched.batched import Plain
-from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.policies import AllOf, Deadline, FirstOf, Policy
-from flowrt.sched.standing import Standing
+from flowrt.sched.versions.batched import Plain
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.standing import Standing
 
 REPLICAS = 6
 

@@ -17,7 +17,7 @@ from flowrt.net import briefly
 from flowrt.net.brief import BEGINS
 from flowrt.net.frames import FrameReader, NoRoom, allocate_array
 from flowrt.net.messages import from_data, to_data
-from flowrt.sched.iteration.messages import Report, Seen, Update, Version
+from flowrt.sched.drivers.messages import Report, Seen, Update, Version
 
 RUN = (1 << 62) - 5
 SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -93,7 +93,7 @@ async def test_where_there_is_no_memory_for_a_copy_writers_wait_until_their_vari
 async def test_for_nodes_that_have_not_the_clients_disk_the_client_writes_and_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowrt.sched.iteration.keeping.store_at", lambda url: LocalStore(tmp_path / "another"))
+    monkeypatch.setattr("flowrt.sched.drivers.keeping.store_at", lambda url: LocalStore(tmp_path / "another"))
     with fr.Graph() as graph:
         start = fr.random.normal((3 * MIB,), seed=1)
         made = [fr.Variable(start, name="a"), fr.Variable(start, name="b"), fr.Variable(np.int64(7), name="n")]

@@ -10,7 +10,7 @@ import pytest
 import flowrt as fr
 from flowrt.errors import FlowrtError
 from flowrt.kernels.run.direct import available
-from flowrt.sched.closed import Closed
+from flowrt.sched.drivers.closed import Closed
 
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor

@@ -36,7 +36,7 @@ from flowrt.net import plans as plans_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.tokens import new_token
 from flowrt.sched.executor import Executor
-from flowrt.sched.host import Host
+from flowrt.sched.host.host import Host
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import pytest
 import flowrt as fr
 from flowrt.errors import SpecError
 from flowrt.kernels.ops.combining import BLOCK
-from flowrt.sched.host import Host
-from flowrt.sched.iteration import combining
-from flowrt.sched.iteration.combining import INLINE_BYTES, Combiner
-from flowrt.sched.iteration.way import Tasks, Way
+from flowrt.sched.drivers.way import Tasks, Way
+from flowrt.sched.host.host import Host
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
+from flowrt.sched.server import combining
+from flowrt.sched.server.combining import INLINE_BYTES, Combiner
 from flowrt.valueclass import valueclass
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ import flowrt as fr
 import flowrt.passes
 from flowrt.device import Device
 from flowrt.passes.lower import lower
-from flowrt.sched.scalar_loops import apply_scalar_loop
+from flowrt.sched.loops.scalar_loops import apply_scalar_loop
 from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]

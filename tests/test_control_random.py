@@ -17,7 +17,7 @@ from flowrt.passes import compile_step
 from flowrt.passes.lower import lower
 from flowrt.runners import supports
 from flowrt.sched.executor import Executor
-from flowrt.sched.host import Host, RunContext
+from flowrt.sched.host.host import Host, RunContext
 
 Program: TypeAlias = "tuple[tuple[Any, ...], ...]"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched.iteration.inquiries import Hash
+from flowrt.sched.drivers.inquiries import Hash
 
 if TYPE_CHECKING:
     from pathlib import Path

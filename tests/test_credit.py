@@ -10,7 +10,7 @@ import pytest
 from credit_world import NBYTES, Program, World
 from sim_loop import simulate
 
-from flowrt.sched.credit import Credit, Want
+from flowrt.sched.host.credit import Credit, Want
 
 
 class Wanting:

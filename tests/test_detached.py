@@ -18,9 +18,9 @@ from process_world import running
 
 import flowrt as fr
 from flowrt.device import CLIENT
-from flowrt.sched.iteration import detached
-from flowrt.sched.iteration.detached import Detached, Kept, Terms
-from flowrt.sched.iteration.messages import Draw, Report
+from flowrt.sched.drivers.messages import Draw, Report
+from flowrt.sched.server import detached
+from flowrt.sched.server.detached import Detached, Kept, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

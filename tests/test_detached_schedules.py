@@ -23,7 +23,8 @@ from test_schedules import LONG, Length, drawn
 from flowrt.data.order import Order
 from flowrt.data.sources import Source
 from flowrt.resting import Rests
-from flowrt.sched.iteration import detached, reading
+from flowrt.sched.replica import reading
+from flowrt.sched.server import detached
 from flowrt.valueclass import valueclass
 
 SEEDS = 16

@@ -16,7 +16,7 @@ import flowrt as fr
 from flowrt import step as steps
 from flowrt.kernels.run import direct
 from flowrt.op import lookup
-from flowrt.sched.tape import Tape
+from flowrt.sched.tape.tape import Tape
 
 X = np.arange(3, dtype=np.float32)
 

@@ -14,9 +14,9 @@ import flowrt as fr
 from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.sched.executor import Executor, own
-from flowrt.sched.host import Host, RunContext
-from flowrt.sched.memory import Memory
-from flowrt.sched.rendezvous import DEAD
+from flowrt.sched.host.host import Host, RunContext
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.rendezvous import DEAD
 from flowrt.spec import Spec
 
 F2 = Spec("float32", (2,))
@@ -422,7 +422,7 @@ def test_answers_are_copied_only_where_they_are_shared() -> None:
 async def test_a_stopped_run_begins_no_kernel() -> None:
     from flowrt.sched.executor import run_words
     from flowrt.sched.single import NodeRunner
-    from flowrt.sched.tape import CANCELLED
+    from flowrt.sched.tape.tape import CANCELLED
 
     words = run_words(1, 1)
     words[0] = CANCELLED

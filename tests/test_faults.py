@@ -31,7 +31,7 @@ from flowrt.net.messages import Resume
 from flowrt.net.node import Node
 from flowrt.net.sockets import unreachable
 from flowrt.net.tokens import new_token
-from flowrt.sched.host import Host
+from flowrt.sched.host.host import Host
 from flowrt.spec import Spec
 
 TASKS = (PS, WORKERS[0])

@@ -20,8 +20,8 @@ from flowrt.op import as_value
 from flowrt.passes import compile_step
 from flowrt.runners import fusible, supports
 from flowrt.sched.machine import StepMachine
-from flowrt.sched.recording import record
-from flowrt.sched.schedule import hazards
+from flowrt.sched.tape.recording import record
+from flowrt.sched.tape.schedule import hazards
 from flowrt.sched.units import connect, find_units
 from flowrt.spec import Spec
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from flowrt.errors import InternalError
-from flowrt.sched.handing import Handing
+from flowrt.sched.versions.handing import Handing
 
 
 def all_of(handing: Handing) -> list[tuple[int, int, int]]:

@@ -18,10 +18,10 @@ import pytest
 import flowrt as fr
 from flowrt.interrupts import NOBODY, _left, _line
 from flowrt.kernels.launch import RUN_WORDS, STATUS
-from flowrt.sched.interrupts import Noted, present_run
-from flowrt.sched.lanes import main_thread, this_thread
-from flowrt.sched.tape import CANCELLED
-from flowrt.sched.variables import Variables
+from flowrt.sched.host.lanes import main_thread, this_thread
+from flowrt.sched.host.variables import Variables
+from flowrt.sched.tape.interrupts import Noted, present_run
+from flowrt.sched.tape.tape import CANCELLED
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 

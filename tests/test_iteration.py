@@ -12,12 +12,12 @@ from iteration_world import RUN, World, begun
 
 from flowrt.device import CLIENT
 from flowrt.errors import RemoteError
-from flowrt.sched.iteration import iterations as iterations_module
-from flowrt.sched.iteration.coordination import OUTCOMES
-from flowrt.sched.iteration.inquiries import Look, Settle
-from flowrt.sched.iteration.iterations import left_from_data
-from flowrt.sched.iteration.messages import Ended, Lost, Order, Stop, Update, Version
-from flowrt.sched.ledger import Outcome
+from flowrt.sched.drivers.inquiries import Look, Settle
+from flowrt.sched.drivers.messages import Ended, Lost, Order, Stop, Update, Version
+from flowrt.sched.runs import iterations as iterations_module
+from flowrt.sched.runs.iterations import left_from_data
+from flowrt.sched.server.coordination import OUTCOMES
+from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

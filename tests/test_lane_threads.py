@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from flowrt.errors import ClosedError
-from flowrt.sched.lanes import Lanes
+from flowrt.sched.host.lanes import Lanes
 
 
 async def test_as_many_kernels_run_at_once_as_there_are_threads() -> None:

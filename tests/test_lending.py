@@ -11,9 +11,9 @@ from cluster_plans import CLIENT, PS, WORKERS, Writer
 from test_faults import world
 
 from flowrt.sched.executor import LENT_BYTES
-from flowrt.sched.memory import Memory
-from flowrt.sched.segments import Segments
-from flowrt.sched.variables import Variables
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.segments import Segments
+from flowrt.sched.host.variables import Variables
 from flowrt.spec import Spec
 
 MIB = 1 << 20

@@ -15,8 +15,8 @@ from flowrt.errors import ResourceError
 from flowrt.net.frames import allocate_array
 from flowrt.net.link import SMALL, Allowance, Link, Store
 from flowrt.net.messages import Forget, Grant, Pull
-from flowrt.sched.memory import Memory
-from flowrt.sched.rendezvous import Budget, Rendezvous
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.rendezvous import Budget, Rendezvous
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 from tape_world import PlanMaker, whole_region
 
 from flowrt.errors import SpecError
-from flowrt.sched.lives import SMALL, find_lives
-from flowrt.sched.regions import find_regions
+from flowrt.sched.regions.lives import SMALL, find_lives
+from flowrt.sched.regions.regions import find_regions
 from flowrt.spec import Spec
 
 

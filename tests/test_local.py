@@ -27,8 +27,8 @@ from flowrt.net.handshake import name_told_as
 from flowrt.net.local import Local
 from flowrt.net.transport import Bounds, Connection, connect, serve
 from flowrt.sched.executor import own
-from flowrt.sched.memory import Memory
-from flowrt.sched.segments import FIRST, LARGE, PAGE, SEALS, Segments, has_own_slot
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.segments import FIRST, LARGE, PAGE, SEALS, Segments, has_own_slot
 from flowrt.sched.units import PAST_CACHES, Action, find_units
 from flowrt.spec import Spec
 

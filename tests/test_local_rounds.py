@@ -14,10 +14,10 @@ import pytest
 from iteration_world import NUMBER, RUN, FakePlan, World, begun
 
 from flowrt.device import CLIENT
-from flowrt.sched.iteration.coordination import OUTCOMES
-from flowrt.sched.iteration.messages import BeginReplica, Ended
-from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
-from flowrt.sched.ledger import Outcome
+from flowrt.sched.drivers.messages import BeginReplica, Ended
+from flowrt.sched.replica.stopwatch import Phase, Stopwatch
+from flowrt.sched.server.coordination import OUTCOMES
+from flowrt.sched.versions.ledger import Outcome
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

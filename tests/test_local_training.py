@@ -10,7 +10,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.net.local import Local
-from flowrt.sched.memory import Memory
+from flowrt.sched.host.memory import Memory
 
 pytestmark = pytest.mark.skipif(not Local(Memory()).segments, reason="needs Linux' files in memory")
 

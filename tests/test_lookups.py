@@ -11,7 +11,7 @@ from loop_world import step_of
 import flowrt as fr
 from flowrt.kernels.composite.turn import Lookup, make_turn
 from flowrt.kernels.store import background
-from flowrt.sched.scalar_loops import why_launches
+from flowrt.sched.loops.scalar_loops import why_launches
 
 if TYPE_CHECKING:
     from collections.abc import Callable

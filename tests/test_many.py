@@ -17,9 +17,9 @@ from flowrt.kernels.fusion.fused import fused_kernel
 from flowrt.kernels.language.table import Call, View, require_kernel
 from flowrt.kernels.launch import Step
 from flowrt.kernels.store.background import wait_compiled
-from flowrt.sched import recording
-from flowrt.sched.gathering import HELD, SMALL, gather
-from flowrt.sched.tape import Tape
+from flowrt.sched.tape import recording
+from flowrt.sched.tape.gathering import HELD, SMALL, gather
+from flowrt.sched.tape.tape import Tape
 from flowrt.session import Options
 
 F4 = np.dtype(np.float32)
@@ -163,7 +163,7 @@ def test_updates_of_one_variable_stay_in_order(monkeypatch: pytest.MonkeyPatch) 
 def test_kernels_that_many_small_updates_share_are_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
     """One alone would not be worth a compilation."""
     ordered = []
-    monkeypatch.setattr("flowrt.sched.tape.submit", lambda orders: ordered.append(len(orders)))
+    monkeypatch.setattr("flowrt.sched.tape.tape.submit", lambda orders: ordered.append(len(orders)))
     for count in (2, 40):
         ordered.clear()
         with fr.Graph() as graph:

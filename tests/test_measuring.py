@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched.iteration.measuring import BLOCK, square_of
+from flowrt.sched.drivers.measuring import BLOCK, square_of
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flowrt.errors import ResourceError
-from flowrt.sched.memory import COUNTED, Memory, amount, available_bytes
+from flowrt.sched.host.memory import COUNTED, Memory, amount, available_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

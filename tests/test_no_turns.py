@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched.structured import Rows
+from flowrt.sched.loops.structured import Rows
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

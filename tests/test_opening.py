@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flowrt.sched.opening import Apply, End, Go, Left, Refuse, Said, decide
+from flowrt.sched.versions.opening import Apply, End, Go, Left, Refuse, Said, decide
 
 HERE, BACK, NONE = Left(7, 57, frozenset({(0, 57), (1, 57), (2, 57)})), Left(7, 58), None
 ORDER = replace(HERE, order=(57, (0, 2)))

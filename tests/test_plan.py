@@ -23,7 +23,7 @@ from flowrt.plan import (
     plan_to_parts,
     too_large,
 )
-from flowrt.sched.host import Host
+from flowrt.sched.host.host import Host
 from flowrt.spec import Spec
 
 VECTOR = Spec("float32", (2,))

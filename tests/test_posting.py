@@ -18,7 +18,7 @@ from flowrt.net.messages import is_posted, register_kinds
 from flowrt.net.node import Node
 from flowrt.net.tokens import new_token
 from flowrt.net.transport import Bounds
-from flowrt.sched.host import Host
+from flowrt.sched.host.host import Host
 from flowrt.valueclass import valueclass
 
 A, B = "/job:a/task:0", "/job:b/task:0"

@@ -17,8 +17,8 @@ from flowrt.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
 from flowrt.net.connection import Connection
 from flowrt.net.link import SMALL, Link
 from flowrt.net.messages import Announce, Push
-from flowrt.sched import rendezvous as rendezvous_module
-from flowrt.sched.rendezvous import DEAD, Announced, Rendezvous
+from flowrt.sched.host import rendezvous as rendezvous_module
+from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
 from flowrt.spec import Spec
 
 SCALAR, OPEN = Spec("float64", ()), Spec("float64", (None,))

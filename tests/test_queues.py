@@ -11,7 +11,7 @@ from session_world import assert_quiet, cancel_everywhere, every_way, host_of
 
 import flowrt as fr
 from flowrt.errors import GraphError, QueueClosedError
-from flowrt.sched.queues import Element, Queue
+from flowrt.sched.host.queues import Element, Queue
 
 
 def element(value: float) -> Element:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from flowrt.errors import GraphError, InternalError
-from flowrt.sched.book import Book
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.ledger import Cause, Ledger, Outcome, Receipt, Stuck
 from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
-from flowrt.sched.quorum import Quorum, Verdict
-from flowrt.sched.shard import Shard
-from flowrt.sched.standing import Standing
+from flowrt.sched.versions.book import Book
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.ledger import Cause, Ledger, Outcome, Receipt, Stuck
+from flowrt.sched.versions.quorum import Quorum, Verdict
+from flowrt.sched.versions.shard import Shard
+from flowrt.sched.versions.standing import Standing
 
 HELD, OFFERED, CLOSE = Verdict.HELD, Verdict.OFFERED, Verdict.CLOSE
 TWO = FirstOf(2)

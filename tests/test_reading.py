@@ -17,10 +17,10 @@ import reading_world as world
 
 import flowrt as fr
 from flowrt.data.sources import source_to_data
-from flowrt.sched.iteration import reading
-from flowrt.sched.iteration.messages import BeginReplica
-from flowrt.sched.iteration.reading import Reader
-from flowrt.sched.iteration.way import Unread
+from flowrt.sched.drivers.messages import BeginReplica
+from flowrt.sched.drivers.way import Unread
+from flowrt.sched.replica import reading
+from flowrt.sched.replica.reading import Reader
 
 WORKERS = [f"/job:worker/task:{number}" for number in range(2)]
 

@@ -8,7 +8,7 @@ import pytest
 from tape_world import PlanMaker
 
 from flowrt.plan import PlanNode
-from flowrt.sched.regions import Region, find_regions, resources_of, size_operands
+from flowrt.sched.regions.regions import Region, find_regions, resources_of, size_operands
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

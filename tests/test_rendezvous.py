@@ -8,7 +8,7 @@ import pytest
 from session_world import cancel_everywhere
 
 from flowrt.errors import StepCancelled
-from flowrt.sched.rendezvous import DEAD, REMEMBERED_STEPS, Budget, Rendezvous
+from flowrt.sched.host.rendezvous import DEAD, REMEMBERED_STEPS, Budget, Rendezvous
 
 KEY = ("epoch", 1)
 VALUE = np.float32([1, 2])

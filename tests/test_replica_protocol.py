@@ -15,12 +15,12 @@ import pytest
 from policy_world import POLICIES, AllOfThoseLeft, Alternating, Patient, TellingApart
 from replica_world import Violation, World, put, search
 
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.ledger import Outcome
 from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Policy
-from flowrt.sched.quorum import Verdict
-from flowrt.sched.shard import Shard
-from flowrt.sched.standing import Standing
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.ledger import Outcome
+from flowrt.sched.versions.quorum import Verdict
+from flowrt.sched.versions.shard import Shard
+from flowrt.sched.versions.standing import Standing
 
 pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched.iteration.messages import Seen, Update
+from flowrt.sched.drivers.messages import Seen, Update
 from flowrt.train.steps import Steps
 
 INPUTS = {"x": fr.Spec("float32", (None, 3)), "y": fr.Spec("float32", (None, 1))}

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from flowrt.sched.policies import Close, FirstOf, Offer, Record, WaitUntil, policy_from_data, policy_to_data, recorded
-from flowrt.sched.retelling import Retelling
+from flowrt.sched.versions.retelling import Retelling
 
 
 def test_a_recorded_policy_keeps_the_sets_one_after_another_and_waits_for_them() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import FlowrtError
-from flowrt.sched.iteration.asking import Asking
-from flowrt.sched.iteration.gathering import Gathering
-from flowrt.sched.iteration.messages import Rows, Version, Wants
+from flowrt.sched.drivers.messages import Rows, Version, Wants
+from flowrt.sched.replica.asking import Asking
+from flowrt.sched.server.gathering import Gathering
 
 WIDTH, RATE = 4, 0.25
 SIZES = {"users": 500, "items": 300, "small": 8, "tied": 80}

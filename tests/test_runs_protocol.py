@@ -16,9 +16,9 @@ import pytest
 from replica_world import Violation, search
 from runs_world import Client, Runs, Server, State
 
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.opening import Apply, End, Go, Refuse, Said, decide
 from flowrt.sched.policies import Deadline
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.opening import Apply, End, Go, Refuse, Said, decide
 
 pytestmark = pytest.mark.timeout(300)  # a search computes and waits for nothing: it takes what the machine gives it
 

@@ -20,9 +20,9 @@ from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.background import wait_compiled
 from flowrt.kernels.store.objects import cache_folder, found_loop_symbol, nested_address
 from flowrt.ops.fused import fused as fused_op
-from flowrt.sched.nesting import apply_structured
-from flowrt.sched.recording import record
-from flowrt.sched.scalar_loops import apply_scalar_loop
+from flowrt.sched.loops.nesting import apply_structured
+from flowrt.sched.loops.scalar_loops import apply_scalar_loop
+from flowrt.sched.tape.recording import record
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

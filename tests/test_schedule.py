@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from flowrt.sched.recording import Stretch
-from flowrt.sched.schedule import (
+from flowrt.sched.tape.recording import Stretch
+from flowrt.sched.tape.schedule import (
     CHUNK,
     CHUNKS_PER_THREAD,
     MOST_CHUNKS,

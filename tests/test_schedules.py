@@ -23,9 +23,9 @@ from schedule_world import SUSPECT, Faults, Violation, World, batches
 from sim_loop import simulate
 
 from flowrt.errors import GraphError, NodeLost, RemoteError
-from flowrt.sched.iteration.iterations import SETTLE_SECONDS
-from flowrt.sched.iteration.messages import Report, Update
+from flowrt.sched.drivers.messages import Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
+from flowrt.sched.runs.iterations import SETTLE_SECONDS
 from flowrt.train import watching
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 from replica_world import Violation
 
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.iteration.messages import Order, Report
-from flowrt.sched.iteration.standing_in import left_with_orders, report_of
-from flowrt.sched.opening import Apply, Go, Left, Said, decide
+from flowrt.sched.drivers.messages import Order, Report
 from flowrt.sched.policies import AllOf, FirstOf, Policy
-from flowrt.sched.shard import Shard
+from flowrt.sched.server.standing_in import left_with_orders, report_of
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.opening import Apply, Go, Left, Said, decide
+from flowrt.sched.versions.shard import Shard
 from flowrt.valueclass import replace
 
 NOW = 0.0

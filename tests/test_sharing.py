@@ -13,11 +13,11 @@ from flowrt.errors import FlowrtError
 from flowrt.kernels.language.table import Call, Form, View, kernel
 from flowrt.kernels.launch import RUN_WORDS
 from flowrt.op import no_gradient, op
-from flowrt.sched.lives import find_lives
-from flowrt.sched.recording import ARENA_SLOT, Recording, record
-from flowrt.sched.regions import find_regions
-from flowrt.sched.sharing import share
-from flowrt.sched.tape import Tape
+from flowrt.sched.regions.lives import find_lives
+from flowrt.sched.regions.regions import find_regions
+from flowrt.sched.regions.sharing import share
+from flowrt.sched.tape.recording import ARENA_SLOT, Recording, record
+from flowrt.sched.tape.tape import Tape
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:

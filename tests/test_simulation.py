@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched.batched import hold_all
-from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.policies import Close, Policy, Record, WaitUntil
-from flowrt.sched.quorum import Verdict
+from flowrt.sched.versions.batched import hold_all
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.quorum import Verdict
 from flowrt.valueclass import valueclass
 
 

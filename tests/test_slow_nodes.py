@@ -14,9 +14,9 @@ import pytest
 from sim_loop import simulate
 
 import flowrt as fr
-from flowrt.sched.iteration.messages import Update
-from flowrt.sched.iteration.striking import Slowness, size_of
-from flowrt.sched.iteration.way import Tasks, sleep_until
+from flowrt.sched.drivers.messages import Update
+from flowrt.sched.drivers.striking import Slowness, size_of
+from flowrt.sched.drivers.way import Tasks, sleep_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,10 @@ from policy_world import Hasty
 from replica_world import Violation, search
 from stream_world import Replica, Streams
 
-from flowrt.sched.coordinator import Coordinator
 from flowrt.sched.policies import Async, BoundedStaleness
-from flowrt.sched.shard import Shard
-from flowrt.sched.standing import Standing
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.shard import Shard
+from flowrt.sched.versions.standing import Standing
 
 if TYPE_CHECKING:
     from flowrt.sched.policies import Policy

@@ -11,9 +11,7 @@ from schedule_world import Faults, World, batches
 from sim_loop import simulate
 
 from flowrt.errors import GraphError, InternalError
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.iteration.messages import Order, Update, Version
-from flowrt.sched.ledger import Outcome, Receipt
+from flowrt.sched.drivers.messages import Order, Update, Version
 from flowrt.sched.policies import (
     AllOf,
     Async,
@@ -27,8 +25,10 @@ from flowrt.sched.policies import (
     policy_from_data,
     policy_to_data,
 )
-from flowrt.sched.quorum import Verdict
-from flowrt.sched.shard import Shard
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.ledger import Outcome, Receipt
+from flowrt.sched.versions.quorum import Verdict
+from flowrt.sched.versions.shard import Shard
 
 # ── policies ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from iteration_world import RUN, World
 
-from flowrt.sched.iteration.messages import Doing, Pending, Probe, Report
-from flowrt.sched.iteration.pulse import BEAT, Pulse
-from flowrt.sched.iteration.stopwatch import Phase, Stopwatch
+from flowrt.sched.drivers.messages import Doing, Pending, Probe, Report
+from flowrt.sched.drivers.pulse import BEAT, Pulse
+from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 
 
 @dataclass

@@ -16,10 +16,10 @@ from policy_world import AllOfThoseLeft, Patient
 from replica_world import Violation, put, search
 from stream_world import Replica, Streams
 
-from flowrt.sched.coordinator import Coordinator
-from flowrt.sched.ledger import Outcome
 from flowrt.sched.policies import AllOf, Deadline, FirstOf
-from flowrt.sched.standing import Standing
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.ledger import Outcome
+from flowrt.sched.versions.standing import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 
 import flowrt as fr
 from flowrt.errors import SpecError
-from flowrt.sched.structured import Rows
+from flowrt.sched.loops.structured import Rows
 from flowrt.spec import Spec
 
 PAIR = Spec("int64", (None, 2))

@@ -13,7 +13,7 @@ from flowrt.errors import FlowrtError, SpecError, StepCancelled
 from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.launch import FAILURES, STATUS, run_kernel
 from flowrt.op import no_gradient, op
-from flowrt.sched.tape import CANCELLED, Tape, Tapes
+from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

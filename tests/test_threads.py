@@ -9,7 +9,7 @@ import pytest
 from cut_world import are_same, seeded
 from tape_world import PlanMaker, divided, tape_of, words
 
-from flowrt.sched.lanes import Crew
+from flowrt.sched.host.lanes import Crew
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan

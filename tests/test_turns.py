@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.sched import pace, schedule
+from flowrt.sched.tape import pace, schedule
 
 Build = Callable[[Any], Any]
 

@@ -11,12 +11,12 @@ import pytest
 from loop_world import step_of
 
 import flowrt as fr
-import flowrt.sched.nesting
+import flowrt.sched.loops.nesting
 from flowrt.kernels.composite.scalar_loop import ScalarLoopStep, read_program
 from flowrt.kernels.composite.turn import InnerLoop, Lanes, Lookup, Turn, make_turn
 from flowrt.kernels.language.expression import Expression
 from flowrt.kernels.store import background
-from flowrt.sched.scalar_loops import apply_scalar_loop
+from flowrt.sched.loops.scalar_loops import apply_scalar_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -338,8 +338,10 @@ async def test_loops_inside_one_kernel_see_that_they_are_to_end(endless: str) ->
 @pytest.mark.usefixtures("at_once")
 def test_a_small_layer_is_unrolled_as_passes_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
-    known = flowrt.sched.nesting.apply_scalar_loop
-    monkeypatch.setattr(flowrt.sched.nesting, "apply_scalar_loop", lambda *a: found.append(known(*a)) or found[-1])
+    known = flowrt.sched.loops.nesting.apply_scalar_loop
+    monkeypatch.setattr(
+        flowrt.sched.loops.nesting, "apply_scalar_loop", lambda *a: found.append(known(*a)) or found[-1]
+    )
     rng = np.random.default_rng(5)
     first, weights, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 4), (4, 4), (4,)))
 

@@ -15,8 +15,8 @@ import flowrt as fr
 from flowrt.errors import GraphError
 from flowrt.kernels.run.direct import BLOCKED, HOLDERS, RIVALS, RIVALS_AT, TAKING, WAITING
 from flowrt.sched.executor import Executor
-from flowrt.sched.host import Host, RunContext
-from flowrt.sched.variables import Together, Variables
+from flowrt.sched.host.host import Host, RunContext
+from flowrt.sched.host.variables import Together, Variables
 from flowrt.spec import Spec
 
 A, B, C = ("", "a"), ("", "b"), ("", "c")

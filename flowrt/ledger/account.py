@@ -10,7 +10,7 @@ from collections import Counter
 from enum import IntEnum
 
 from flowrt.ledger.records import Begun, Handed, Made, Missed, Over, Record, Returned, Setup, Undone
-from flowrt.sched.ledger import Outcome
+from flowrt.sched.versions.ledger import Outcome
 
 OUTCOMES = tuple(Outcome)
 

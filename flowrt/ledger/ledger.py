@@ -10,7 +10,7 @@ from flowrt.errors import LedgerError
 from flowrt.ledger.account import OUTCOMES, Account, State
 from flowrt.ledger.frames import MAGIC, records_in
 from flowrt.ledger.records import Begun, Handed, Made, Missed, Over, Record, Returned, Setup, Undone, record_from_data
-from flowrt.sched.ledger import Outcome
+from flowrt.sched.versions.ledger import Outcome
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:

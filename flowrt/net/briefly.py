@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrt.errors import BrokenStream
 from flowrt.net import brief
-from flowrt.sched.iteration.messages import Report, Update, Version
+from flowrt.sched.drivers.messages import Report, Update, Version
 from flowrt.valueclass import maker
 
 if TYPE_CHECKING:

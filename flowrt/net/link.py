@@ -46,8 +46,8 @@ from flowrt.net.messages import (
     is_posted,
     to_data,
 )
-from flowrt.sched.credit import way_to
-from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
+from flowrt.sched.host.credit import way_to
+from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from flowrt.net.local import Local
     from flowrt.net.tls import Keys
     from flowrt.net.transport import Connection
-    from flowrt.sched.credit import Credit
+    from flowrt.sched.host.credit import Credit
     from flowrt.spec import Spec
 
 SMALL = 4096  # bytes that anybody has room for

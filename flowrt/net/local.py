@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrt.net.handshake import name_told_as
-from flowrt.sched.segments import AVAILABLE, Segments
+from flowrt.sched.host.segments import AVAILABLE, Segments
 
 if TYPE_CHECKING:
     import numpy as np
 
     from flowrt.net.shared import Channel
-    from flowrt.sched.memory import Memory
-    from flowrt.sched.rendezvous import Array
+    from flowrt.sched.host.memory import Memory
+    from flowrt.sched.host.rendezvous import Array
 
 WAYS = ("shared", "unix", "tcp")  # the best first
 BACKLOG = 128

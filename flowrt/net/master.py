@@ -52,8 +52,8 @@ from flowrt.net.messages import (
 from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
 from flowrt.plan import Plan, plan_to_parts, too_large
-from flowrt.sched.memory import Memory
-from flowrt.sched.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -29,7 +29,7 @@ from flowrt.errors import (
 from flowrt.net import briefly
 from flowrt.net.brief import Brief
 from flowrt.net.frames import NoRoom
-from flowrt.sched.iteration.messages import KINDS
+from flowrt.sched.drivers.messages import KINDS
 from flowrt.valueclass import valueclass
 
 Array: TypeAlias = np.ndarray[Any, Any]

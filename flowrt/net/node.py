@@ -72,13 +72,13 @@ from flowrt.net.sockets import was_silent
 from flowrt.net.started import Started
 from flowrt.net.transport import Connection, Server, serve
 from flowrt.plan import spec_to_data
-from flowrt.sched.iteration.iterations import Iterations
-from flowrt.sched.rendezvous import Array, Dead, Pushed, StepKey
+from flowrt.sched.host.rendezvous import Array, Dead, Pushed, StepKey
+from flowrt.sched.runs.iterations import Iterations
 
 if TYPE_CHECKING:
     from flowrt.net.tls import Keys
     from flowrt.sched.executor import Executor
-    from flowrt.sched.host import Host
+    from flowrt.sched.host.host import Host
     from flowrt.spec import Spec
 
 REMEMBERED_EPOCHS = 1024

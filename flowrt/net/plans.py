@@ -19,8 +19,8 @@ from flowrt.sched.executor import Executor
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan
-    from flowrt.sched.host import Host
-    from flowrt.sched.rendezvous import Array
+    from flowrt.sched.host.host import Host
+    from flowrt.sched.host.rendezvous import Array
     from flowrt.spec import Spec
 
 

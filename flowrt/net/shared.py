@@ -29,7 +29,7 @@ import numpy as np
 from flowrt import codec
 from flowrt.errors import BrokenStream
 from flowrt.net.frames import Place
-from flowrt.sched.segments import LARGE, LINE, PAGE
+from flowrt.sched.host.segments import LARGE, LINE, PAGE
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowrt.errors import FlowrtError
     from flowrt.net.frames import Piece
     from flowrt.net.local import Local
-    from flowrt.sched.segments import Segment
+    from flowrt.sched.host.segments import Segment
 
 MOST_LENT = 1 << 12  # arrays lent at once
 MOST_LENT_BYTES = 4 << 30  # together, variables apart, which are there anyway

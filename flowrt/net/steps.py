@@ -18,7 +18,7 @@ from flowrt.valueclass import valueclass
 if TYPE_CHECKING:
     from flowrt.errors import FlowrtError
     from flowrt.plan import Plan
-    from flowrt.sched.rendezvous import Array, Dead
+    from flowrt.sched.host.rendezvous import Array, Dead
     from flowrt.spec import Spec
 
 

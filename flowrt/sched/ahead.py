@@ -1,6 +1,6 @@
 """What one run makes ahead of those who will use it, and what it puts off until then.
 
-Law: pure; see `flowrt.sched.demand` for who waits for what, and `flowrt.sched.credit` for the rule and why it
+Law: pure; see `flowrt.sched.demand` for who waits for what, and `flowrt.sched.host.credit` for the rule and why it
 holds up nothing. Who drives the run asks before it carries out a large unit, tells what was made, freed and
 announced, obeys.
 """
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from flowrt.sched.credit import way_to
+from flowrt.sched.host.credit import way_to
 
 if TYPE_CHECKING:
-    from flowrt.sched.credit import Credit, Want
     from flowrt.sched.demand import Demands, Goal
-    from flowrt.sched.rendezvous import StepKey
+    from flowrt.sched.host.credit import Credit, Want
+    from flowrt.sched.host.rendezvous import StepKey
 
 
 UNKNOWN = 8  # values of sizes that nobody knows yet that are made ahead at once

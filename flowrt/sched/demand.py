@@ -6,7 +6,7 @@ them. A goal is *sure* once all is done that it waits for beside what is made fo
 for that lies at its senders, or is as sure there: then nothing but computing lies between it and its values. It
 is *called for* when its value would be consumed at once: a send when its peer has asked, an enqueue when its
 turn has come at the queue, any other as soon as it is sure. Sure and called for, it is wanted: see
-`flowrt.sched.credit`, which says how much is made before that. Units in loops and beside switches are never put
+`flowrt.sched.host.credit`, which says how much is made before that. Units in loops and beside switches are never put
 off.
 """
 

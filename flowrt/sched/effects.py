@@ -17,13 +17,13 @@ import numpy as np
 from flowrt.errors import BrokenStream, FeedError, GraphError, InternalError, QueueClosedError, ResourceError
 from flowrt.op import REGISTRY
 from flowrt.plan import PlanNode
-from flowrt.sched.host import Host, RunContext
-from flowrt.sched.rendezvous import Announced, Dead, Pushed, Waiter
+from flowrt.sched.host.host import Host, RunContext
+from flowrt.sched.host.rendezvous import Announced, Dead, Pushed, Waiter
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.sched.queues import Element, Queue
-    from flowrt.sched.rendezvous import Array, Remote, StepKey
+    from flowrt.sched.host.queues import Element, Queue
+    from flowrt.sched.host.rendezvous import Array, Remote, StepKey
 
 Inputs: TypeAlias = "Sequence[Array | Dead]"
 Handler: TypeAlias = Callable[[Host, RunContext, PlanNode, "Sequence[Any]"], Awaitable["Sequence[Array | Dead]"]]

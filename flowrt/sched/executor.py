@@ -21,22 +21,22 @@ from flowrt.kernels.launch import STATUS
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
 from flowrt.sched.devices.issuing import Issuers
-from flowrt.sched.direct import Numbers, direct_plan
 from flowrt.sched.footprint import Footprint, predict_peak, survey
-from flowrt.sched.interrupts import Noted, Unbroken
-from flowrt.sched.memory import amount
-from flowrt.sched.regions import READ, WRITES, resource_of, resources_of, variable_spec
+from flowrt.sched.host.memory import amount
+from flowrt.sched.regions.regions import READ, WRITES, resource_of, resources_of, variable_spec
 from flowrt.sched.running import INLINE_SECONDS, Run, own, run_words
 from flowrt.sched.single import Runners, read_in_place, read_variable, write_variable
-from flowrt.sched.tape import CANCELLED, Tape, Tapes, address
+from flowrt.sched.tape.direct import Numbers, direct_plan
+from flowrt.sched.tape.interrupts import Noted, Unbroken
+from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan
-    from flowrt.sched.host import Host, RunContext
-    from flowrt.sched.rendezvous import Array
-    from flowrt.sched.variables import Name
+    from flowrt.sched.host.host import Host, RunContext
+    from flowrt.sched.host.rendezvous import Array
+    from flowrt.sched.host.variables import Name
 
 __all__ = ["INLINE_SECONDS", "Executor", "own", "run_words"]
 
@@ -235,7 +235,7 @@ class Executor:
         """The outputs of a unit that only reads variables for others to see: their memory, uncopied.
 
         None for all other units; where the variables are not free; and where neighbours see memory
-        (`sched.segments`), who must be lent copies.
+        (`sched.host.segments`), who must be lent copies.
         """
         reads = self._lendable.get(unit.nodes)
         variables = self.host.variables

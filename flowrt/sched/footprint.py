@@ -18,13 +18,13 @@ from flowrt.errors import FlowrtError
 from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import apply_kernel
 from flowrt.op import lookup
-from flowrt.sched.arena import local_room
-from flowrt.sched.lives import DataDependent
+from flowrt.sched.host.arena import local_room
+from flowrt.sched.host.memory import amount, counted
+from flowrt.sched.loops.structured import STRUCTURED
 from flowrt.sched.machine import StepMachine
-from flowrt.sched.memory import amount, counted
-from flowrt.sched.recording import Recording, residents
-from flowrt.sched.regions import READ, WRITES, Name, Region, resources_of, variable_spec
-from flowrt.sched.structured import STRUCTURED
+from flowrt.sched.regions.lives import DataDependent
+from flowrt.sched.regions.regions import READ, WRITES, Name, Region, resources_of, variable_spec
+from flowrt.sched.tape.recording import Recording, residents
 from flowrt.sched.units import Action, Unit, connect
 from flowrt.spec import Spec
 from flowrt.valueclass import valueclass

@@ -22,18 +22,18 @@ from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.ahead import Ahead
 from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line_up, open_and_push
+from flowrt.sched.host.rendezvous import DEAD, Array, Dead, Pushed, Waiter
+from flowrt.sched.host.segments import has_own_slot
 from flowrt.sched.machine import ALL_DEAD, StepMachine
-from flowrt.sched.rendezvous import DEAD, Array, Dead, Pushed, Waiter
-from flowrt.sched.segments import has_own_slot
 from flowrt.sched.single import NodeRunner
-from flowrt.sched.tape import CANCELLED
+from flowrt.sched.tape.tape import CANCELLED
 from flowrt.sched.units import Action, Unit
 
 if TYPE_CHECKING:
     from flowrt.plan import PlanNode
     from flowrt.sched.demand import Goal
     from flowrt.sched.executor import Executor
-    from flowrt.sched.host import RunContext
+    from flowrt.sched.host.host import RunContext
 
 Outputs: TypeAlias = "Sequence[Array | Dead]"
 

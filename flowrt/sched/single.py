@@ -22,16 +22,24 @@ from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
 from flowrt.plan import Plan
-from flowrt.sched.cost import predict
-from flowrt.sched.regions import READ, ROW_WRITES, WRITES, resource_of, resources_of, size_operands, variable_spec
-from flowrt.sched.structured import STACKING, STRUCTURED, Rows, interpret
-from flowrt.sched.tape import address, corrected
+from flowrt.sched.loops.structured import STACKING, STRUCTURED, Rows, interpret
+from flowrt.sched.regions.cost import predict
+from flowrt.sched.regions.regions import (
+    READ,
+    ROW_WRITES,
+    WRITES,
+    resource_of,
+    resources_of,
+    size_operands,
+    variable_spec,
+)
+from flowrt.sched.tape.tape import address, corrected
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.plan import PlanNode
-    from flowrt.sched.memory import Memory
-    from flowrt.sched.variables import Variables
+    from flowrt.sched.host.memory import Memory
+    from flowrt.sched.host.variables import Variables
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

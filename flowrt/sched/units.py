@@ -14,9 +14,9 @@ from flowrt.device import is_apart
 from flowrt.errors import GraphError, how_to_bring
 from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.sched.effects import is_effect
+from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
 from flowrt.sched.machine import Enter, Kind, Topology
-from flowrt.sched.regions import READ, WRITES, Name, Region, find_regions, resources_of
-from flowrt.sched.structured import STACKING, STRUCTURED, grows
+from flowrt.sched.regions.regions import READ, WRITES, Name, Region, find_regions, resources_of
 
 if TYPE_CHECKING:
     from flowrt.plan import Plan, PlanNode

@@ -18,8 +18,8 @@ from flowrt.kernels.store.locking import while_wanted
 from flowrt.kernels.store.objects import loop_address, nested_address
 from flowrt.op import lookup
 from flowrt.plan import Plan
-from flowrt.sched.regions import ROW_WRITES, resources_of, variable_spec
-from flowrt.sched.structured import PURE_STRUCTURED
+from flowrt.sched.loops.structured import PURE_STRUCTURED
+from flowrt.sched.regions.regions import ROW_WRITES, resources_of, variable_spec
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

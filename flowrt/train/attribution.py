@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt.sched.iteration.stopwatch import Phase
+from flowrt.sched.replica.stopwatch import Phase
 from flowrt.train import times
 from flowrt.train.diagnosis import CAUSES, COMPUTE, INPUT, LINK, Array, Slow, View, judge, middle
 from flowrt.train.times import Clocks
 
 if TYPE_CHECKING:
-    from flowrt.sched.iteration.messages import Doing, Pending, Report
+    from flowrt.sched.drivers.messages import Doing, Pending, Report
 
 RECENT = 2.5  # seconds that are judged: what lasts for half of them is seen
 FEWEST = 3  # usual steps that are judged, where these take longer

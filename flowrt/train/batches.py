@@ -12,7 +12,7 @@ import numpy as np
 
 from flowrt.errors import FeedError, user_site
 from flowrt.feeds import as_feed
-from flowrt.sched.handing import Handing
+from flowrt.sched.versions.handing import Handing
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from flowrt.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.passes import Client, Compiled, StandIn, StandIns
 from flowrt.plan import Plan, PlanNode
-from flowrt.sched.iteration.inquiries import Hash, Look
-from flowrt.sched.iteration.iterations import left_from_data
-from flowrt.sched.iteration.messages import Stop
+from flowrt.sched.drivers.inquiries import Hash, Look
+from flowrt.sched.drivers.messages import Stop
+from flowrt.sched.runs.iterations import left_from_data
 
 if TYPE_CHECKING:
-    from flowrt.sched.opening import Left
+    from flowrt.sched.versions.opening import Left
     from flowrt.session import Session
     from flowrt.spec import Spec
     from flowrt.train.program import Holders, Name

@@ -18,18 +18,18 @@ from flowrt.data.sources import Source
 from flowrt.errors import GraphError, InternalError, NodeLost
 from flowrt.finishing import together
 from flowrt.plain import shortened
-from flowrt.sched.iteration.attaching import Attach, GoOn, Hold
-from flowrt.sched.iteration.detached import Terms
-from flowrt.sched.iteration.messages import Allow, Gone, Stop
-from flowrt.sched.opening import Going
+from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
+from flowrt.sched.drivers.messages import Allow, Gone, Stop
+from flowrt.sched.server.detached import Terms
+from flowrt.sched.versions.opening import Going
 from flowrt.train.batches import Identities
 from flowrt.train.opening import agree, look
 from flowrt.train.run import Run
 
 if TYPE_CHECKING:
     from flowrt.errors import Site
-    from flowrt.sched.iteration.messages import Report
-    from flowrt.sched.opening import Go
+    from flowrt.sched.drivers.messages import Report
+    from flowrt.sched.versions.opening import Go
     from flowrt.session import Session
     from flowrt.train.batches import Supply
     from flowrt.train.replicated import Replicated

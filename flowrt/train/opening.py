@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import RemoteError
-from flowrt.sched.iteration.inquiries import Settle
-from flowrt.sched.iteration.iterations import left_from_data
-from flowrt.sched.iteration.messages import Stop
-from flowrt.sched.opening import Apply, End, Go, Going, Refuse, Said, decide
+from flowrt.sched.drivers.inquiries import Settle
+from flowrt.sched.drivers.messages import Stop
+from flowrt.sched.runs.iterations import left_from_data
+from flowrt.sched.versions.opening import Apply, End, Go, Going, Refuse, Said, decide
 
 if TYPE_CHECKING:
     from flowrt.runners import Runner

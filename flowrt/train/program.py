@@ -20,8 +20,8 @@ from flowrt.passes import Compiled, Ends, StandIn, StandIns
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
 from flowrt.plan import resources_in
-from flowrt.sched.iteration.inquiries import Look
-from flowrt.sched.iteration.messages import BeginReplica, BeginServer
+from flowrt.sched.drivers.inquiries import Look
+from flowrt.sched.drivers.messages import BeginReplica, BeginServer
 from flowrt.sched.policies import policy_to_data
 from flowrt.train.gathers import Asked, Gather, find_gathers
 from flowrt.train.updates import of_rows, parts_of

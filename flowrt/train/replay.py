@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowrt.data import Source
 from flowrt.errors import FeedError, FlowrtError, LedgerError
 from flowrt.sched.policies import Policy, recorded
-from flowrt.sched.retelling import Retelling
+from flowrt.sched.versions.retelling import Retelling
 from flowrt.train.accounts import setup_of
 from flowrt.train.batches import Batches, Identities, Supply
 from flowrt.train.steps import BEYOND, Steps

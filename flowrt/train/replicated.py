@@ -2,7 +2,7 @@
 
 One tower per replica computes the loss and its gradients on the replica's device. For each parameter server there is
 what says whether its part of an update is finite, and what moves its variables by the mean of as many updates as the
-policy takes. `flowrt.train.program` makes plans of these, which the nodes run by themselves: `flowrt.sched.iteration`.
+policy takes. `flowrt.train.program` makes plans of these, which the nodes run by themselves: `flowrt.sched.runs`.
 """
 
 from __future__ import annotations

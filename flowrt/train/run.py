@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.finishing import together
-from flowrt.sched.iteration.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
-from flowrt.sched.opening import Go
+from flowrt.sched.drivers.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.sched.policies import policy_to_data
+from flowrt.sched.versions.opening import Go
 from flowrt.train.changes import Changes
 from flowrt.train.copies import copies_known
 from flowrt.train.enough import tell_silent, too_few, wait_for_replicas
@@ -29,8 +29,8 @@ from flowrt.train.program import Program, away, where_lost
 from flowrt.train.watching import Watcher
 
 if TYPE_CHECKING:
-    from flowrt.sched.opening import Going
     from flowrt.sched.policies import Policy
+    from flowrt.sched.versions.opening import Going
     from flowrt.session import Session
     from flowrt.train.batches import Supply, Values
     from flowrt.train.replicated import Replicated

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flowrt.errors import GraphError, user_site
-from flowrt.sched.ledger import Outcome
+from flowrt.sched.versions.ledger import Outcome
 from flowrt.train.attribution import Attribution
 from flowrt.train.picture import draw
 from flowrt.train.times import PARTS, Times, medians

@@ -22,8 +22,8 @@ from flowrt.errors import ClosedError, FlowrtError, GraphError, LedgerError, use
 from flowrt.finishing import to_the_end
 from flowrt.ledger.account import AGAIN
 from flowrt.ledger.writer import OLDER
-from flowrt.sched.iteration.coordination import OUTCOMES
-from flowrt.sched.ledger import Outcome
+from flowrt.sched.server.coordination import OUTCOMES
+from flowrt.sched.versions.ledger import Outcome
 from flowrt.tracebacks import shorten
 from flowrt.train.accounts import open_ledger
 from flowrt.train.batches import Batches, Identities, Supply, Values
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowrt.checkpoint import Checkpoints
     from flowrt.ledger.writer import Writer
     from flowrt.runners import Runner
-    from flowrt.sched.iteration.messages import Report
+    from flowrt.sched.drivers.messages import Report
     from flowrt.sched.policies import Policy
     from flowrt.session import Session
     from flowrt.train.diagnosis import Slow

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.sched.iteration.stopwatch import Phase
+from flowrt.sched.replica.stopwatch import Phase
 from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.sched.iteration.messages import Report
+    from flowrt.sched.drivers.messages import Report
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 PARTS = ("input", "pull", "compute", "push", "wait", "server")

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from flowrt.sched.iteration.messages import Doing, Pending, Probe, Report
-from flowrt.sched.iteration.stopwatch import Phase
+from flowrt.sched.drivers.messages import Doing, Pending, Probe, Report
+from flowrt.sched.replica.stopwatch import Phase
 
 if TYPE_CHECKING:
     from flowrt.runners import Runner

@@ -73,7 +73,7 @@ _BOXES: dict[type, tuple[str, str]] = {
 (LOOP, GIVEN, _, _, LETS_OTHERS, FAIL, GRANT, TOGETHER, MEMORY, RECORDS) = range(12, 22)
 DTYPE, RANK, CELL, MAKER, DIMS = range(5)
 
-# What `sched.variables` tells: whether someone takes or gives back some now, how often memory was replaced or
+# What `sched.host.variables` tells: whether someone takes or gives back some now, how often memory was replaced or
 # forgotten, how many wait; and of variables that are taken together: how many direct calls hold them, how many others
 # hold some so that they cannot be taken, how many rivals they have, and where it is said whose words those are: while
 # a rival is held, they cannot be taken either.

@@ -13,14 +13,14 @@ import numpy as np
 from flowrt.sched.devices.kinds import open_drivers
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.names import HOST
-from flowrt.sched.lanes import Lanes
+from flowrt.sched.host.lanes import Lanes
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from flowrt.sched.devices.driver import Array, Driver
-    from flowrt.sched.memory import Memory, MemoryStatistics
+    from flowrt.sched.host.memory import Memory, MemoryStatistics
 
 T = TypeVar("T")
 

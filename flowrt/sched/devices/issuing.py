@@ -21,7 +21,7 @@ from flowrt.op import lookup
 from flowrt.sched.devices.device import DriverDevice
 from flowrt.sched.devices.kinds import UPDATES
 from flowrt.sched.devices.memory import DeviceArray
-from flowrt.sched.regions import CONSTANT, READ, ROW_WRITES, WRITES, resource_of, resources_of, variable_spec
+from flowrt.sched.regions.regions import CONSTANT, READ, ROW_WRITES, WRITES, resource_of, resources_of, variable_spec
 from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from flowrt.plan import Plan, PlanNode
     from flowrt.sched.devices.driver import Array, Kernel
-    from flowrt.sched.host import Host
+    from flowrt.sched.host.host import Host
+    from flowrt.sched.host.variables import Variables
     from flowrt.sched.units import Unit
-    from flowrt.sched.variables import Variables
 
 Value: TypeAlias = "DeviceArray | Array"
 PREPARED_PER_NODE = 64

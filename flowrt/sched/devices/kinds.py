@@ -11,7 +11,7 @@ from flowrt.device import HOST_KIND
 from flowrt.errors import GraphError
 from flowrt.kernels.language.table import ALIASES, find_kernel
 from flowrt.sched.devices.names import HOST, check_names
-from flowrt.sched.regions import CONSTANT, READ
+from flowrt.sched.regions.regions import CONSTANT, READ
 
 if TYPE_CHECKING:
     import numpy as np

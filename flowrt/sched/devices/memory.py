@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from flowrt.errors import ResourceError
-from flowrt.sched.memory import MemoryStatistics, amount
+from flowrt.sched.host.memory import MemoryStatistics, amount
 from flowrt.spec import Spec
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.errors import user_site
-from flowrt.sched.noise import NoiseScale
 from flowrt.sched.policies.arrivals import Arrivals
+from flowrt.sched.policies.noise import NoiseScale
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, check_at_least, least_of
 from flowrt.valueclass import replace, valueclass
 

@@ -1,0 +1,333 @@
+"""Checkpoints, as far as a host has part in them: it holds its variables at one version, writes its shard, reads rows.
+
+Law: variables are lent, not copied: who writes one that is not in the shard yet copies it first. Where there is no
+memory for such copies, writers wait instead. What is kept belongs to a client, and goes with it. Files are read and
+written in a thread of their own, and nothing of a file is believed: the client's manifest says what it must come to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from flowrt import codec
+from flowrt.checkpoints.manifest import File, Range
+from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, step_aside, write_shard
+from flowrt.checkpoints.stores import store_at
+from flowrt.errors import CheckpointError, FlowrtError, GraphError, InternalError
+from flowrt.sched.devices.memory import DeviceArray
+from flowrt.sched.host.lanes import Lanes
+from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.sched.drivers.way import Tasks
+    from flowrt.sched.host.host import Host
+    from flowrt.sched.host.variables import Name
+    from flowrt.sched.server.server import Server
+
+T = TypeVar("T")
+NOTHING: frozenset[Any] = frozenset()
+APPLYING_SECONDS = 1e-3  # between two looks whether updates are applied
+
+
+# ── what a client asks: each is answered ─────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Keep:
+    """Hold what variables ``names`` are now, between two versions of every trainer, for the save of that number.
+
+    Answers (group, version) of each trainer whose server is here. What was kept for the save before goes.
+    """
+
+    save: str
+    names: tuple[tuple[str, str], ...]
+
+
+@valueclass
+class Write:
+    """Write what is kept for a save into ``file`` of the draft, in that order: (container, name, key).
+
+    Answers, packed, (bytes, bytes of the header, its digest) of the file and (key, offset, digest) of each; None where
+    there is no such draft, as the client's disk is another one: it may `Fetch` them.
+    """
+
+    save: str
+    url: str
+    draft: str
+    file: str
+    pieces: tuple[tuple[str, str, str], ...]
+
+
+@valueclass
+class Fetch:
+    """Answer ``nbytes`` of what is kept of a variable, from byte ``first`` on."""
+
+    save: str
+    container: str
+    name: str
+    first: int
+    nbytes: int
+
+
+@valueclass
+class Drop:
+    """Let what is kept for a save go."""
+
+    save: str
+
+
+@valueclass
+class Verify:
+    """See that files are what a manifest says: (name, bytes, ranges), as `manifest.Range` has them.
+
+    Answers whether the folder is seen here.
+    """
+
+    url: str
+    folder: str
+    files: tuple[tuple[str, int, tuple[tuple[Any, ...], ...]], ...]
+
+
+@valueclass
+class Take:
+    """Give variables the values that files have: (container, name, dtype, dims, pieces) of each.
+
+    A piece is (file, byte in it, byte in the variable, how many). Answers whether the folder is seen here.
+    """
+
+    url: str
+    folder: str
+    variables: tuple[tuple[Any, ...], ...]
+
+
+ABOUT_CHECKPOINTS: tuple[type[Any], ...] = (Keep, Write, Fetch, Drop, Verify, Take)
+
+
+# ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """What is held for a save: arrays by name, and which of them writers wait for."""
+
+    epoch: str
+    arrays: dict[Name, Any]
+    waited_for: set[Name]
+    going: bool = True
+    writing: asyncio.Task[Any] | None = field(default=None)
+
+
+class Keeping:
+    """What ``host`` does for checkpoints; ``tasks`` are the host's own, which outlive who asks."""
+
+    def __init__(self, host: Host, tasks: Tasks) -> None:
+        self._host = host
+        self._tasks = tasks
+        self._kept: dict[str, _Kept] = {}
+
+    async def answer(self, asked: Any, epoch: str, servers: Callable[[], Collection[Server]]) -> Any:
+        """Do as the client of ``epoch`` asks; ``servers`` are those that go on here."""
+        match asked:
+            case Keep():
+                return await self._keep(asked, epoch, servers)
+            case Write():
+                return await self._write(asked)
+            case Fetch(save, container, name, first, nbytes):
+                kept = self._find(save).arrays[container, name]
+                return np.array(np.frombuffer(bytes_of(kept), np.uint8)[first : first + nbytes])
+            case Drop(save):
+                writing = self._drop(save)
+                if writing is not None:
+                    await asyncio.wait([writing])  # so that nothing is written any more
+                return None
+            case Verify():
+                return await self._in_thread(_verify, asked)
+            case Take():
+                return await self._take(asked)
+            case _:
+                raise InternalError(f"{type(asked).__name__} is not about checkpoints")
+
+    def ended(self, epoch: str) -> None:
+        """The client of ``epoch`` is gone, and with it what was kept for it."""
+        for save in [save for save, kept in self._kept.items() if kept.epoch == epoch]:
+            self._drop(save)
+
+    def close(self) -> None:
+        """Let everything go."""
+        for save in list(self._kept):
+            self._drop(save)
+
+    async def _keep(self, asked: Keep, epoch: str, servers: Callable[[], Collection[Server]]) -> tuple[Any, ...]:
+        self._drop(asked.save)
+        host, names = self._host, frozenset(asked.names)
+        variables = host.variables
+        while True:
+            for server in servers():
+                while not server.rests:
+                    await server.wait_applied()
+                    if not server.rests:  # what is applied is still being put together
+                        await asyncio.sleep(APPLYING_SECONDS)
+            if all(server.rests for server in servers()) and variables.try_hold(names, NOTHING):
+                break
+            async with variables.hold(names, NOTHING):
+                pass
+        try:
+            known = host.inventory()
+            if missing := sorted(names - known.keys()):
+                raise GraphError(f"variable {missing[0][1]!r} has no value on {host.task}: was it reset?")
+            arrays = {name: await self._lent(name, known[name]) for name in names}
+            scarce = not host.memory.room_for(sum(array.nbytes for array in arrays.values()))
+            waited = {name for name in names if scarce and variables.try_hold(frozenset([name]), NOTHING)}
+            self._kept[asked.save] = _Kept(epoch, arrays, waited)
+        finally:
+            variables.release(names, NOTHING)
+        return tuple((server.role.group, server.version) for server in servers())
+
+    async def _lent(self, name: Name, spec: Spec) -> Any:
+        """What a variable that is held holds now, whatever is written to it later."""
+        variables = self._host.variables
+        value: Any = variables.value(name, spec)
+        return await self._host.fetch(value) if isinstance(value, DeviceArray) else variables.lend(name, spec)
+
+    def _drop(self, save: str) -> asyncio.Task[Any] | None:
+        """Let what is kept go, and stop what writes it, if that has not ended: answers it."""
+        kept = self._kept.pop(save, None)
+        if kept is None:
+            return None
+        kept.going = False
+        kept.arrays.clear()
+        self._let_write(kept, *list(kept.waited_for))
+        return kept.writing
+
+    def _let_write(self, kept: _Kept, *names: Name) -> None:
+        for name in names:
+            if name in kept.waited_for:
+                kept.waited_for.discard(name)
+                self._host.variables.release(frozenset([name]), NOTHING)
+
+    def _find(self, save: str) -> _Kept:
+        if save not in self._kept:
+            raise CheckpointError(f"{self._host.task} keeps nothing for that save: it was begun anew since")
+        return self._kept[save]
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _write(self, asked: Write) -> Any:
+        kept = self._find(asked.save)
+        if kept.writing is None:  # else it is asked again, as the answer was lost
+            kept.writing = self._tasks.start(self._written(asked, kept))
+        return _told(await asyncio.shield(kept.writing))
+
+    async def _written(self, asked: Write, kept: _Kept) -> Any:
+        """What `Write` answers, or the error of it: nobody else may be there to hear that."""
+        loop = asyncio.get_running_loop()
+
+        def let_write(name: Name) -> None:
+            loop.call_soon_threadsafe(self._let_write, kept, name)
+
+        try:
+            return await self._in_thread(partial(_write, kept=kept, let_write=let_write), asked)
+        except FlowrtError as error:
+            return error
+        finally:
+            if not kept.arrays:
+                self._let_write(kept, *list(kept.waited_for))
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _take(self, asked: Take) -> bool:
+        host, specs = self._host, {(v[0], v[1]): Spec(v[2], tuple(v[3])) for v in asked.variables}
+        variables, names = host.variables, frozenset(specs)
+        for name, spec in specs.items():
+            variables.declare(name, spec)
+        async with variables.hold(NOTHING, names):
+            variables.part(names, host.memory.lasting_copy)
+            found = {name: variables.find(name, spec) for name, spec in specs.items()}
+            there = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+            begun = {n: host.memory.lasting(specs[n].concrete, specs[n].dtype) for n in names - there.keys()}
+            seen = await self._in_thread(_take, asked, {**there, **begun})
+            for name, value in begun.items() if seen else ():
+                variables.begin(name, value)
+        return seen
+
+    async def _in_thread(self, work: Callable[..., T], asked: Any, *more: Any) -> T:
+        """What ``work`` answers, in a thread; it is told by a call whether that is still wanted."""
+        wanted, lane = [True], Lanes(1, "checkpoint")
+        try:
+            return await lane.run(work, asked, *more, lambda: bool(wanted), stop=wanted.clear)
+        except (FlowrtError, asyncio.CancelledError):
+            raise
+        except MemoryError:
+            raise
+        except Exception as error:  # a disk, a network, or a package that speaks to one
+            raise CheckpointError(f"{self._host.task}: {error or type(error).__name__}") from error
+        finally:
+            lane.close()
+
+
+def _told(found: Any) -> Any:
+    if isinstance(found, FlowrtError):
+        raise type(found)(*found.args)
+    return found
+
+
+def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: Callable[[Name], None]) -> Any:
+    store = store_at(asked.url)
+    if not store.has(asked.draft):
+        return None
+    step_aside()
+    names = {key: (container, name) for container, name, key in asked.pieces}
+    layouts = [(array.dtype, array.shape) for array in (kept.arrays[names[key]] for _, _, key in asked.pieces)]
+    done: list[Name] = []
+
+    def take(name: Name) -> Any:
+        for other in done:  # is written by now
+            let_write(other)
+        done[:] = [name]
+        return kept.arrays.pop(name)
+
+    tensors = [(key, partial(take, names[key])) for _, _, key in asked.pieces]
+    with store.create(asked.draft, asked.file) as file:
+        shard, written = write_shard(file, asked.file, tensors, layouts, lambda: kept.going and going())
+    return np.frombuffer(codec.pack((shard.nbytes, shard.header, shard.digest, written)), np.uint8)
+
+
+def _verify(asked: Verify, going: Callable[[], bool]) -> bool:
+    store = store_at(asked.url)
+    if not store.has(asked.folder):
+        return False
+    for name, nbytes, ranges in asked.files:
+        parts = [Range(*part) for part in ranges]
+        check(store, asked.folder, File(name, nbytes, 0, ""), parts, going)
+    return True
+
+
+def _take(asked: Take, values: dict[Name, Any], going: Callable[[], bool]) -> bool:
+    store = store_at(asked.url)
+    if not store.has(asked.folder):
+        return False
+    opened: dict[str, Any] = {}
+    try:
+        for container, name, _, _, pieces in asked.variables:
+            target = bytes_of(values[container, name])
+            for file, offset, at, nbytes in pieces:
+                if file not in opened:
+                    opened[file] = store.open(asked.folder, file)
+                read_into(target[at : at + nbytes], opened[file], offset, going)
+    finally:
+        for file in opened.values():
+            file.close()
+    return True
+
+
+def read_written(file: str, packed: np.ndarray[Any, Any]) -> tuple[File, list[Written]]:
+    """What `Write` answered of ``file``."""
+    nbytes, header, digest, written = codec.unpack(packed.data)
+    return File(file, nbytes, header, digest), [(key, offset, told) for key, offset, told in written]

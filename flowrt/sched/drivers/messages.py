@@ -1,0 +1,488 @@
+"""What the client, the replicas and the parameter servers of one run of a trainer say to one another.
+
+Law: every message names its run; of a run that its receiver does not know, it changes nothing. All may be posted again,
+whole: to hear one twice is to hear it once. Servers and replicas are numbered; server 0 coordinates. Versions count
+the updates of the variables: an update of version v is computed from values of version v, and makes version v + 1.
+Batches of a replica are numbered 1, 2, … as they are handed to it. Where a replica makes an update of several, the
+client and the replicas count what they send each other one by one, everybody else counts whole groups of so many.
+"""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
+from flowrt.sched.drivers.inquiries import INQUIRIES
+from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS
+from flowrt.valueclass import valueclass
+
+# ── the client, to begin and to end: each is answered ────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class BeginServer:
+    """Be a server of a run, unless another client's goes on, or the variables are not at ``version``.
+
+    Args:
+        run: A random number, by which all messages know the run.
+        container: With ``group``, the trainer's name.
+        group: See ``container``.
+        version: What the variables of all servers are at.
+        client: Whose run it is, for people.
+        server: Which of ``servers`` this task is.
+        servers: The tasks of the servers.
+        replicas: The task of each replica.
+        policy: Whose updates make a version: see `policy_to_data`.
+        staleness: How many versions old an update may be that counts.
+        apply: The plan that moves the variables by the mean of a set of updates.
+        applied: For each feed of that plan, (i, j) for part j of the i-th update of the set in replica order; (-1, -1)
+            for the version that this makes.
+        versions: The names of the variables, in ``container``, that hold the version here.
+        values: The names (container, name) of the variables that replicas are told, in order.
+        gather: The plan that takes rows of tables, fed what a replica wants; -1 where replicas want none.
+        seed: Of what random ops draw.
+        measures: Whether sums of squares are measured, for the policy.
+        detached: `Terms` of a run without a client.
+        combined: Where sets may be of any size, or weighted, ``apply`` is fed one update, which the server makes of the
+            set: for each part of it, whether it is of rows, which are laid behind one another. Empty elsewhere.
+        counted: Of the parts, how many, from the first on, count in sums of squares: others have the rest, too.
+        keeps: Whether another server may have to say what this one was ordered, and knows no more: see `Order`.
+        floor: With how few replicas a version is made, where they come and go; 0 where all are counted on.
+    """
+
+    run: int
+    container: str
+    group: str
+    version: int
+    client: str
+    server: int
+    servers: tuple[str, ...]
+    replicas: tuple[str, ...]
+    policy: dict[str, Any]
+    staleness: int
+    apply: int
+    applied: tuple[tuple[int, int], ...]
+    versions: tuple[str, ...]
+    values: tuple[tuple[str, str], ...]
+    gather: int
+    seed: int
+    combined: tuple[bool, ...] = ()
+    measures: bool = False
+    counted: int = 0
+    keeps: bool = False
+    floor: int = 0
+    detached: tuple[Any, ...] = ()
+
+
+@valueclass
+class BeginReplica:
+    """Be a replica of a run, from ``version`` on.
+
+    Args:
+        run: As in `BeginServer`, as are ``container``, ``group``, ``servers``, ``staleness`` and ``seed``.
+        replica: Which of ``replicas`` this is.
+        replicas: How many there are.
+        version: The newest one that there is.
+        plan: The tower. Its feeds are, in order, what ``feeds`` says; its fetches are ``told`` values for the client,
+            then the parts of the update.
+        feeds: For each feed of the plan, (-1, i) for the i-th value of a batch, or (server, i) for the i-th value that
+            the server tells; rows that it takes are behind its variables' values.
+        ask: The plan that computes, from a batch, more values of it, which tell rows; -1 where there are none.
+        wants: For each server, which values of a batch it is to be told, as they tell the rows that are wanted of it.
+        told: How many fetches are for the client.
+        parts: For each server, which of the other fetches are its parts of an update.
+        finite: For each server, which of the other fetches say whether all numbers of those are finite.
+        steps: How many batches make one of those that are counted and booked: see `local.Rounds`. Where these are used
+            one by one, in local steps, ``plan`` is what one of them runs, its fetches being the told values.
+        start: The plan that gives what local steps keep from version to version its first values; -1 where that is
+            nothing.
+        load: The plan that begins local steps at a version; -1 where there are none.
+        loaded: What that plan is fed: as ``feeds``.
+        differ: The plan that ends local steps. Its fetches are those that ``parts`` and ``finite`` are of, then whether
+            what is kept is finite.
+        differed: What that plan is fed: as ``feeds``.
+        turn: How often the replica was lost, and is begun again.
+        given: How many of the counted batches the one before it may have had: it is given those after them.
+        measured: For each server, of each of its parts that count whether it is of rows, where squares are measured.
+        source: Where it reads its batches itself, by `Draw`: what of, as `source_to_data` says.
+        inputs: What such a batch is made of, in order: (name, dtype, dims).
+        detached: Whether it goes on without a client.
+    """
+
+    run: int
+    container: str
+    group: str
+    replica: int
+    replicas: int
+    servers: tuple[str, ...]
+    version: int
+    plan: int
+    feeds: tuple[tuple[int, int], ...]
+    staleness: int
+    ask: int
+    wants: tuple[tuple[int, ...], ...]
+    told: int
+    parts: tuple[tuple[int, ...], ...]
+    finite: tuple[tuple[int, ...], ...]
+    seed: int
+    steps: int = 1
+    start: int = -1
+    load: int = -1
+    loaded: tuple[tuple[int, int], ...] = ()
+    differ: int = -1
+    differed: tuple[tuple[int, int], ...] = ()
+    turn: int = 0
+    given: int = 0
+    measured: tuple[tuple[bool, ...], ...] = ()
+    source: dict[str, Any] | None = None
+    inputs: tuple[tuple[Any, ...], ...] = ()
+    detached: bool = False
+
+
+@valueclass
+class Stop:
+    """End the run here, once what was ordered is applied; answers the version that server 0 is at, -1 of other tasks.
+
+    That is given up in time, and an opening decides; a ``patient`` end is not: -1 is answered, and it comes later. One
+    ``at_once`` waits for no other server, as one is lost.
+    """
+
+    run: int
+    patient: bool = False
+    at_once: bool = False
+
+
+@valueclass
+class Join:
+    """To server 0: a replica that was lost is begun again, for the ``turn``-th time.
+
+    Answers (version, spent, given): the open version, how many batches the one before it had spent, see `Gone`, and
+    after how many its own begin: ``given``, or in a detached run what server 0 says.
+    """
+
+    run: int
+    replica: int
+    turn: int
+    given: int
+
+
+# ── the client, on the way ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Batch:
+    """To a replica: the ``values`` of its batch of that number, and of those after it, if there is ``more``."""
+
+    run: int
+    replica: int
+    number: int
+    values: tuple[Any, ...]
+    more: tuple[tuple[Any, ...], ...] = ()
+
+
+@valueclass
+class Draw:
+    """To a replica that reads its batches itself: those from that ``number`` on are ``identities``."""
+
+    run: int
+    replica: int
+    number: int
+    identities: tuple[int, ...]
+
+
+@valueclass
+class Allow:
+    """To server 0: versions before ``version`` may be applied, and the user has had the reports before ``seen``.
+
+    ``totals``, once the batches are at their end, says how many each replica was given. What comes back of those that
+    were handed out may change that, so the run ends for want of batches only once its client, which has seen the
+    report of all versions but the open one, has said it since the last replica was lost.
+    """
+
+    run: int
+    version: int
+    seen: int
+    totals: tuple[int, ...] | None = None
+
+
+@valueclass
+class Lost:
+    """To server 0, which tells the others: a replica's task is lost, as it was begun for the ``turn``-th time.
+
+    Answered by `Gone`, unless it was begun again meanwhile. A replica that ``leaves`` says that itself, to server 0
+    alone: it begins nothing any more, what it has begun may count.
+    """
+
+    run: int
+    replica: int
+    turn: int = 0
+    leaves: bool = False
+
+
+@valueclass
+class Probe:
+    """To a replica, or, where that is -1, to server 0: say what you are doing. Answered by `Doing` and `Pending`."""
+
+    run: int
+    replica: int
+
+
+# ── a replica to servers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Update:
+    """A replica's update of ``version``: this server's ``parts``, and for server 0, what is ``told`` to the client.
+
+    Parts that are not all ``finite`` count nowhere, and need not come.
+
+    ``ready`` is how many batches it has been given, as far as the next; ``wants`` are (number, values) of those that
+    `Wants` would tell of with no version. For server 0, ``times`` are what `Stopwatch.post` says. After local steps
+    ``samples`` is how many entries along the first axis the first values of their batches have. ``square`` is the sum
+    of the squares of the parts' numbers, where the policy measures it.
+    """
+
+    run: int
+    version: int
+    replica: int
+    ready: int
+    parts: tuple[Any, ...]
+    told: tuple[Any, ...] = ()
+    wants: tuple[tuple[int, tuple[Any, ...]], ...] = ()
+    times: bytes = b""
+    finite: bool = True
+    samples: int = 0
+    square: float = nan
+
+
+@valueclass
+class Ready:
+    """To server 0: a replica that waited for a batch was given some, ``total`` so far, and begins if it may."""
+
+    run: int
+    replica: int
+    total: int
+
+
+@valueclass
+class Seen:
+    """A replica has that version of the server and, for now, owes no update: it may be told of newer ones.
+
+    Where it cut off what it was doing for an older one, server 0 is told of that by what `Stopwatch.so_far` says. It
+    ``waits`` for a newer one unless an update of its, which is on its way or arrived, may yet count.
+    """
+
+    run: int
+    replica: int
+    version: int
+    cut: tuple[float, ...] = ()
+    turn: int = 0
+    waits: bool = True
+
+
+@valueclass
+class Wants:
+    """To a server: which rows of its tables batch ``number`` of a replica wants, as ``values`` tell.
+
+    They come with a version to be told; with ``version``, the replica has that and wants rows of it now.
+    """
+
+    run: int
+    replica: int
+    number: int
+    version: int
+    values: tuple[Any, ...]
+
+
+@valueclass
+class Failed:
+    """To server 0: ``version`` could not be computed by a replica, or, where that is -1, applied by ``server``."""
+
+    run: int
+    version: int
+    replica: int
+    server: int
+    error: str
+    text: str
+
+
+@valueclass
+class Doing:
+    """To the client, which asked: what a replica does now, as `Stopwatch.so_far` says."""
+
+    run: int
+    replica: int
+    times: tuple[float, ...]
+
+
+# ── a server to replicas ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Version:
+    """The ``values`` of a server's variables at ``version``, in the order of `BeginServer.values`.
+
+    From server 0, ``spent`` is how many batches of the replica are, and if it has ``begun`` a version, it is to
+    compute its update from the last of these. ``since`` is the oldest version that an update from this batch, or, if
+    none is begun, from the next one, may be computed from to count: one from then on, under way, is gone on with. From
+    others these three mean nothing. ``number`` is the batch for which rows come, 0 if for none: here, or, if it takes
+    long to gather them, as `Rows`.
+    """
+
+    run: int
+    version: int
+    server: int
+    replica: int
+    spent: int
+    begun: bool
+    since: int
+    values: tuple[Any, ...]
+    number: int = 0
+    rows: tuple[Any, ...] = ()
+
+
+@valueclass
+class Rows:
+    """What batch ``number`` of a replica wants of a server's tables at ``version``."""
+
+    run: int
+    version: int
+    server: int
+    replica: int
+    number: int
+    rows: tuple[Any, ...]
+
+
+# ── servers among themselves ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Held:
+    """To server 0: ``server`` holds its parts of a replica's update, or refused them as not ``finite``.
+
+    ``square`` is the sum of the squares of their numbers, where the policy measures it.
+    """
+
+    run: int
+    server: int
+    version: int
+    replica: int
+    finite: bool
+    square: float = nan
+
+
+@valueclass
+class Order:
+    """From server 0: apply these replicas' updates to ``version``: their mean, or each times its one of ``weights``.
+
+    ``versions`` are those that they were computed from, empty where that is ``version`` for all. Where server 0 may be
+    lost and nothing else (`BeginServer.keeps`), ``batches`` are those that they were made of, and ``told`` is what is
+    to be told of them, as in `Report`.
+    """
+
+    run: int
+    version: int
+    replicas: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
+    versions: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    told: tuple[Any, ...] = ()
+
+
+@valueclass
+class Applied:
+    """To server 0: the variables of ``server`` are one version after ``version``.
+
+    ``square`` is the sum of the squares of what they were moved by, where the policy measures it.
+    """
+
+    run: int
+    server: int
+    version: int
+    square: float = nan
+
+
+# ── server 0 to the client ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class Report:
+    """Version ``version`` was applied by all servers.
+
+    ``receipts`` holds, for each tower that ended, (replica, batch, outcome, seconds, staleness): its outcome's place in
+    `Outcome`, how long its update took to come, -1 if it did not, and how many versions old it was. ``told`` are means
+    over the kept updates. ``why`` is what the policy said to the set, ``noise_scale`` what `NoiseScale` says, where the
+    policy measures. In a detached run ``identities`` are, for each receipt, those of the batches that it is about.
+
+    What its parts took is told by each node's own clock. ``stages`` are server 0's: when the version was opened, when
+    its set was fixed, when it was ordered, and when all had applied it. ``times`` holds, for each replica of which
+    server 0 has heard since the report before, the newest of these, as floats: (replica, version, when it was told that
+    version, its `Phase`, five numbers of its `Stopwatch`, when its update came, when that was whole), with 0 for what
+    was not.
+    """
+
+    run: int
+    version: int
+    receipts: tuple[tuple[int, int, int, float, int], ...]
+    told: tuple[Any, ...]
+    seconds: float
+    stages: tuple[float, ...] = ()
+    times: bytes = b""
+    why: str = ""
+    noise_scale: float = nan
+    identities: tuple[tuple[int, ...], ...] = ()
+
+
+@valueclass
+class Gone:
+    """To the client: of a replica that was lost, ``spent`` batches are; no later one counts, so others may have those.
+
+    It says this of the one that was begun for the ``turn``-th time, and again whenever it is told of that one's loss.
+    """
+
+    run: int
+    replica: int
+    turn: int
+    spent: int
+
+
+@valueclass
+class Pending:
+    """To the client, which asked: what server 0 waits for, in seconds, -1 for what is not.
+
+    ``stages`` are how long ago the open ``version`` was opened, its set fixed, and ordered; ``told`` says by replica
+    how long ago it was told the oldest of the versions to which it has not answered; ``came`` are the replicas whose
+    updates of the open version have come.
+    """
+
+    run: int
+    version: int
+    stages: tuple[float, ...]
+    told: tuple[float, ...]
+    came: tuple[int, ...]
+
+
+@valueclass
+class Ended:
+    """The run is over, all servers being at ``version``: to the client, and to everybody else who takes part.
+
+    Without an ``error``, there were too few batches left for another version. It is not ``whole`` where some server
+    could not apply what was ordered.
+    """
+
+    run: int
+    version: int
+    error: str = ""
+    text: str = ""
+    whole: bool = True
+
+
+KINDS: tuple[type[Any], ...] = (
+    *INQUIRIES,
+    *ABOUT_CHECKPOINTS,
+    *(BeginServer, BeginReplica, GoOn, Attach, Hold, Join, Stop),
+    *(Batch, Draw, Allow, Lost, Probe),
+    *(Update, Ready, Seen, Wants, Failed, Doing),
+    *(Version, Rows, Held, Order, Applied, Report, Gone, Pending, Ended),
+)

@@ -1,0 +1,194 @@
+"""What the drivers of one run have in common: how they post, and how they compute."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt import codec
+from flowrt.errors import ResourceError, SpecError
+from flowrt.sched.host.host import RunContext
+
+if TYPE_CHECKING:
+    from flowrt.plan import PlanFeed
+    from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.drivers.striking import Striking
+    from flowrt.sched.host.host import Host
+    from flowrt.sched.host.rendezvous import Array
+
+Send: TypeAlias = Callable[[str, str, Any], None]
+"""How a message is posted to a task, or to the client of an epoch: see `rendezvous.Remote.post`."""
+Then: TypeAlias = "Callable[[list[Array]], None]"
+Failed: TypeAlias = Callable[[BaseException], None]
+MOST, BUNDLE = 256, "bundle"  # values that a message holds as they are; what stands for more
+_log = logging.getLogger(__name__)
+
+
+class Unread:
+    """Stands for a batch that could not be read."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Tasks:
+    """Tasks that belong together. Whoever starts them here calls `aclose`, which cancels and awaits what is left."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Have ``work`` run as one of these tasks."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a run of a trainer failed", exc_info=error)
+
+    async def aclose(self) -> None:
+        """Cancel and await everything, even if cancelled meanwhile."""
+        cancelled: asyncio.CancelledError | None = None
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            try:
+                await asyncio.wait(self._tasks)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+
+async def sleep_until(due: float, clock: Callable[[], float]) -> None:
+    """Sleep until ``clock`` says ``due``: the timers of a loop count from when its turn began, and may be early."""
+    while (left := due - clock()) > 0.0:  # noqa: ASYNC110 -- time alone ends it
+        await asyncio.sleep(left)
+
+
+@dataclass(eq=False, slots=True)
+class Way:
+    """How a driver of a run reaches the others, computes, and knows the time.
+
+    ``epoch`` is its client's master's, ``origin`` that of whose plans it computes.
+    Where the host is to be slow, ``striking`` says by how much.
+    """
+
+    host: Host
+    epoch: str
+    run: int
+    seed: int
+    tasks: Tasks
+    send: Send
+    clock: Callable[[], float] = time.monotonic
+    striking: Striking | None = None
+    origin: str = ""
+
+    def post(self, peer: str, message: Any) -> None:
+        """Send a message, if there is a way to send it by: who is told that it broke posts again."""
+        if self.striking is None:
+            self.send(peer, self.epoch, message)
+        else:
+            self.striking.push(message, lambda: self.send(peer, self.epoch, message))
+
+    def read(self, version: int, then: Callable[[], None]) -> None:
+        """Call ``then`` when a batch that came is read: before this returns, unless that is to be slow."""
+        if self.striking is None:
+            then()
+        else:
+            self.striking.read(version, then)
+
+    def context(self, version: int, replica: int, replicas: int) -> RunContext:
+        """The step in which a replica computes ``version``, or, as one replica more, a server applies it.
+
+        What random ops draw depends on the version alone: the same when it is computed again.
+        """
+        return RunContext((self.origin, _step_number(self.run, version, replica, replicas)), version, self.seed)
+
+    def compute(
+        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, at: str = ""
+    ) -> asyncio.Task[None] | None:
+        """Call ``then`` with the plan's fetches, or ``failed``: before this returns, if the plan is short.
+
+        Answers the task that it runs in otherwise; cancelled, that calls neither. Delays of the host that strike ``at``
+        that place, if it is one, strike here.
+        """
+        if at and self.striking is not None:
+            self.striking.freeze(context.number)
+            if late := self.striking.seconds(context.number, at):
+                return self.tasks.start(self._compute(plan, feeds, context, then, failed, late))
+        try:
+            fetches = plan.run_now(feeds, context.number)
+        except Exception as error:
+            failed(error)
+            return None
+        if fetches is None:
+            return self.tasks.start(self._compute(plan, feeds, context, then, failed))
+        then(fetches)
+        return None
+
+    async def _compute(
+        self, plan: Closed, feeds: Sequence[Array], context: RunContext, then: Then, failed: Failed, late: float = 0.0
+    ) -> None:
+        try:
+            fetches = await self.run_plan(plan, feeds, context)
+            await sleep_until(self.clock() + late, self.clock)
+        except Exception as error:
+            failed(error)
+        else:
+            then(fetches)
+
+    async def run_plan(self, plan: Closed, feeds: Sequence[Array], context: RunContext) -> list[Array]:
+        """The plan's fetches, as a step of its own."""
+        try:
+            return await plan.run(feeds, context)
+        finally:
+            self.host.rendezvous.close(context.key)
+
+
+def bundled(values: Sequence[Any]) -> tuple[Any, ...]:
+    """``values`` as they travel: more of them than a message may hold beside others, as one array of bytes."""
+    if len(values) <= MOST:
+        return tuple(values)
+    return BUNDLE, np.frombuffer(codec.pack(tuple(values)), np.uint8)
+
+
+def unbundled(values: Sequence[Any]) -> Sequence[Any]:
+    """What `bundled` was given. Raises `ResourceError` where there was no memory to receive it."""
+    if not values or not isinstance(values[0], str):
+        return values
+    if not isinstance(values[1], np.ndarray):
+        raise ResourceError(f"{len(values)} values of a run were not received: {values[1]}")
+    found: Sequence[Any] = codec.unpack(values[1].data)
+    return found
+
+
+def checked(values: Sequence[Any], feeds: Iterable[PlanFeed], whose: str) -> list[Array]:
+    """``values``, if they are what a plan is fed; kernels trust them from here on.
+
+    Raises `ResourceError` where there was no memory to receive one, and `SpecError` for what does not fit.
+    """
+    for value, feed in zip(values, feeds, strict=True):
+        if not hasattr(value, "dtype"):
+            raise ResourceError(f"{feed.name} ({feed.site}) of {whose} was not received: {value}")
+        if not feed.spec.accepts(value.dtype, value.shape):
+            got = f"{value.dtype}{list(value.shape)}"
+            raise SpecError(f"{feed.name} ({feed.site}) of {whose}: expected {feed.spec}, {got} came")
+    return list(values)
+
+
+def _step_number(run: int, version: int, replica: int, replicas: int) -> int:
+    """The number of the step in which a replica computes ``version``, or (``replica`` = ``replicas``) it is applied.
+
+    It is below zero, where no step of a session's is, and no other run's but by chance.
+    """
+    return -1 - (run + version * (replicas + 1) + replica) % (1 << 62)

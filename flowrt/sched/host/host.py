@@ -1,0 +1,129 @@
+"""One task: the devices it computes on, and the state that outlives steps and sessions.
+
+Who makes a `Host` closes it. In-process sessions own a private one; ``python -m flowrt.worker`` serves one to masters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from flowrt.errors import ClosedError, GraphError
+from flowrt.kernels.run import pools
+from flowrt.sched.devices.device import open_devices
+from flowrt.sched.devices.names import HOST
+from flowrt.sched.host.credit import Credit
+from flowrt.sched.host.lanes import Lanes
+from flowrt.sched.host.memory import Memory
+from flowrt.sched.host.queues import Queue
+from flowrt.sched.host.rendezvous import Budget, Remote, Rendezvous, Resident, StepKey
+from flowrt.sched.host.variables import Name, Variables
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowrt.delays import Delay
+    from flowrt.spec import Spec
+
+AHEAD = 4  # of the transfer budget, the part for values that nobody can use yet
+
+
+@valueclass
+class RunContext:
+    """What one run of a step is told beside its feeds: who it is, and what random ops derive their keys from."""
+
+    key: StepKey
+    number: int = 0
+    seed: int = 0
+
+
+class Host:
+    """A task's lanes, variables, queues and rendezvous.
+
+    ``threads`` defaults to the cores the process may use; ``transfer_budget`` bounds, in bytes, the tensors on their
+    way here and, with a quarter of it, those that nobody can use yet; ``memory_limit`` bounds what it holds;
+    ``devices`` are those it looks for beside its own, each of which holds at most ``device_memory_limit`` bytes;
+    ``delay`` makes it slow, for experiments with stragglers.
+    """
+
+    def __init__(
+        self,
+        task: str = "/job:local/task:0",
+        *,
+        threads: int | None = None,
+        transfer_budget: int = 256 << 20,
+        memory_limit: int | None = None,
+        devices: Sequence[str] | None = None,
+        device_memory_limit: int | None = None,
+        delay: Delay | None = None,
+    ) -> None:
+        self.task = task
+        self.memory = Memory(memory_limit)
+        self.lanes = Lanes(threads, empty=self.memory.empty)
+        self.devices = open_devices(devices, self.lanes, self.memory, device_memory_limit)
+        self.variables = Variables(task)
+        self.rendezvous = Rendezvous()
+        ahead = transfer_budget // AHEAD
+        self.budget = Budget(max(1, transfer_budget - ahead))
+        self.credit = Credit(ahead, lambda call: asyncio.get_running_loop().call_soon(call))
+        self.remote: Remote | None = None
+        self.iterations: Resident | None = None  # who hears what other tasks post
+        self.delay = delay
+        self.closed = False
+        pools.limit()
+        self._queues: dict[Name, Queue] = {}
+
+    def queue(self, name: Name, capacity: int, specs: Sequence[Spec] = ()) -> Queue:
+        """The queue of that name, made at its first use; ``specs`` are those of an element's components."""
+        found = self._queues.get(name)
+        if found is None:
+            found = self._queues[name] = Queue(name[1], capacity, specs)
+        if found.capacity != capacity or found.specs != tuple(specs):
+            have, want = (_queue_form(*form) for form in ((found.capacity, found.specs), (capacity, specs)))
+            raise GraphError(
+                f"queue {name[1]!r} exists on {self.task} with {have}, not with {want}; "
+                "rename it, use another container, or session.reset() the old one"
+            )
+        return found
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        """How many threads help a tape, and the bytes they have to compute in."""
+        return self.lanes.crew.threads - 1, self.lanes.crew.local_bytes
+
+    async def fetch(self, value: Any) -> Any:
+        """A value of any device's, in the host's own memory."""
+        return await self.devices[HOST].take(value, "")
+
+    def inventory(self) -> dict[Name, Spec]:
+        """The variables that have a value here."""
+        return self.variables.inventory()
+
+    def reset(self, container: str | None = None) -> None:
+        """Forget the variables, queues and runs of trainers of a container, or of all; who waits on them is told."""
+        self.variables.reset(container)
+        for name in [n for n in self._queues if container is None or n[0] == container]:
+            self._queues.pop(name).close(cancel_pending_enqueues=True)
+        if self.iterations is not None:
+            self.iterations.reset(container)
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` once the host is closed."""
+        if self.closed:
+            raise ClosedError(f"{self.task} is closed")
+
+    async def aclose(self) -> None:
+        """Wait for the lanes and let everything go. Closing twice is closing once."""
+        if not self.closed:
+            self.closed = True
+            self.reset()
+            if self.iterations is not None:
+                await self.iterations.aclose()
+            for device in self.devices.values():
+                await device.aclose()
+            pools.restore()
+
+
+def _queue_form(capacity: int, specs: Sequence[Spec]) -> str:
+    return f"capacity {capacity} for ({', '.join(map(str, specs))})"

@@ -1,0 +1,320 @@
+"""What a task holds in memory, to the byte, and what it may hold.
+
+Law: arenas, the outputs of tapes and of nodes, variables and what is copied for a fetch are made here and counted until
+nobody refers to them any more. What is smaller than `COUNTED` is not worth its count and left out everywhere, also from
+predictions. Who asks for more than fits is refused before anything is taken, once idle memory has been let go. What is
+spare in segments (`flowrt.sched.host.segments`) is not held, and yet taken.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from flowrt import pages
+from flowrt.errors import ResourceError
+from flowrt.sched.host.segments import LARGE, LARGEST_LASTING
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.sched.host.segments import Segments
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+COUNTED = 4096  # bytes
+LINE = 64  # bytes that memory answers at once
+LOOKED_AT = 64 << 20  # bytes below which nobody looks at what the machine has left, which takes some 50 µs
+IDLE_BYTES = 1 << 30  # that are kept for steps to come
+
+
+class Keeper(Protocol):
+    """Who keeps memory for later that it could let go."""
+
+    @property
+    def idle_bytes(self) -> int: ...
+
+    def let_go(self) -> None:
+        """Drop what is idle now."""
+
+
+@valueclass
+class MemoryStatistics:
+    """Bytes: ``held`` now, at most held at one moment so far (``peak``), and the ``limit``, where one was given."""
+
+    held: int
+    peak: int
+    limit: int | None
+
+
+def counted(nbytes: int) -> int:
+    """The bytes that an allocation of ``nbytes`` counts for."""
+    return nbytes if nbytes >= COUNTED else 0
+
+
+class _Held(weakref.ref[Any]):
+    """Tells the bytes of an array that is gone. May be called wherever Python collects garbage, so it takes no lock."""
+
+    __slots__ = ("nbytes",)
+    nbytes: int
+
+
+class Memory:
+    """Counts what is held, and refuses what does not fit: in ``limit`` bytes, or else in what the machine has left."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._held = self._peak = 0
+        self._mutex = threading.Lock()
+        self._alive: dict[int, _Held] = {}
+        self._gone: deque[int] = deque()
+        self._spare = 0  # bytes in segments that nobody uses
+        self._spared: deque[int] = deque()  # bytes of segments that are not used any more
+        self.segments: Segments | None = None  # where others are to see what is sent to them
+        self.rooms: Segments | None = None  # that large arrays are received in, again and again
+        self._keepers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    @property
+    def held(self) -> int:
+        return self.statistics().held
+
+    def statistics(self) -> MemoryStatistics:
+        """What is held now, once what is gone has been taken off."""
+        with self._mutex:
+            self._settle()
+            return MemoryStatistics(self._held, self._peak, self.limit)
+
+    def forget_peak(self) -> None:
+        """Let the peak count from now."""
+        with self._mutex:
+            self._settle()
+            self._peak = self._held
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """A new array, counted. Raises `ResourceError` where it does not fit."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < COUNTED:
+            return np.empty(shape, dtype)
+        return self._made(nbytes, lambda: np.empty(shape, dtype))
+
+    def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty` for what is computed once and then never changes, and so may be seen by others as it is.
+
+        Where there are no others, it is in memory that was there for what was computed before, if there is some.
+        """
+        slots = self.segments or self.rooms
+        if slots is not None and math.prod(shape) * dtype.itemsize >= LARGE:
+            made = slots.empty(shape, dtype)
+            if made is not None:
+                return made
+        return self.empty(shape, dtype)
+
+    def received(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty` for what comes from elsewhere, in memory that was there for what came before, if there is some."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < COUNTED:
+            return np.empty(shape, dtype)
+        if self.rooms is not None and nbytes >= LARGE:
+            made = self.rooms.empty(shape, dtype)
+            if made is not None:
+                return made
+        return self.empty(shape, dtype)
+
+    def lasting(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """`empty` for a variable, beginning at a cache line: a row of 64 bytes is then one line, not parts of two."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < COUNTED:
+            return np.empty(shape, dtype)
+        if self.segments is not None and LARGE <= nbytes <= LARGEST_LASTING:
+            made = self.segments.empty(shape, dtype, steady=False)
+            if made is not None:
+                return made
+        whole = self._made(nbytes, lambda: np.empty(nbytes + LINE, np.uint8))
+        start = -int(whole.ctypes.data) % LINE
+        return whole[start : start + nbytes].view(dtype).reshape(shape)
+
+    def lasting_copy(self, array: Array) -> Array:
+        """`lasting` that holds what ``array`` does."""
+        made = self.lasting(array.shape, array.dtype)
+        np.copyto(made, array)
+        return made
+
+    def begun(self, first: Array) -> Array:
+        """`lasting` for a table that starts as ``first``: counted whole, though only what is written takes memory."""
+        return self._made(first.nbytes, lambda: pages.begun(first)).reshape(first.shape)
+
+    def _made(self, nbytes: int, make: Callable[[], Array]) -> Array:
+        """A new array that owns its memory, counted as ``nbytes``."""
+        if not self._take(nbytes):
+            self.admit(nbytes)
+            if not self._take(nbytes):  # somebody else took it meanwhile
+                raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
+        try:
+            array = self._insist(make)
+        except (MemoryError, OSError) as error:
+            self._gone.append(nbytes)
+            raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
+        held = _Held(array, self._forget)
+        held.nbytes = nbytes
+        self._alive[id(held)] = held
+        return array
+
+    def add_spare(self, nbytes: int) -> None:
+        """Take ``nbytes`` for a segment of which nothing is used yet. Raises `ResourceError` where they do not fit."""
+        self.admit(nbytes)
+        with self._mutex:
+            self._spare += nbytes
+
+    def drop_spare(self, nbytes: int) -> None:
+        """Give back a segment of which nothing is used."""
+        with self._mutex:
+            self._settle()
+            self._spare -= nbytes
+
+    def use_spare(self, nbytes: int) -> None:
+        """So many spare bytes are used from now on, until `spare`."""
+        with self._mutex:
+            self._settle()
+            self._spare -= nbytes
+            self._held += nbytes
+            self._peak = max(self._peak, self._held)
+
+    def spare(self, nbytes: int, *, kept: bool) -> None:
+        """So many are not used any more: ``kept`` for others, or gone. May be called wherever garbage is collected."""
+        (self._spared if kept else self._gone).append(nbytes)
+
+    def _insist(self, make: Callable[[], Array]) -> Array:
+        """What ``make`` makes; where the system refuses, whose limits only it knows, once more without idle memory."""
+        with suppress(MemoryError, OSError):
+            return make()
+        self.reclaim()
+        return make()
+
+    def copy(self, array: Array) -> Array:
+        """A C-contiguous copy, counted."""
+        made = self.empty(array.shape, array.dtype)
+        np.copyto(made, array)
+        return made
+
+    def admit(self, nbytes: int) -> None:
+        """Raise `ResourceError` where ``nbytes`` more do not fit; lets idle memory go first, if need be."""
+        if self.room_for(nbytes):
+            return
+        self.reclaim()
+        if not self.room_for(nbytes):
+            raise ResourceError(f"no memory for {amount(nbytes)} more: {self.shortage()}")
+
+    def room_for(self, nbytes: int) -> bool:
+        """Whether so many bytes more fit."""
+        if self.limit is not None:
+            return self.held + self._spare + nbytes <= self.limit
+        if nbytes < LOOKED_AT:
+            return True
+        left = available_bytes()
+        return left is None or nbytes <= left
+
+    def shortage(self) -> str:
+        """What there is, for an error."""
+        if self.limit is not None:
+            return f"{amount(self.held)} are held, and the memory_limit is {amount(self.limit)}"
+        left = available_bytes()
+        return f"the machine has {amount(left) if left is not None else 'an unknown amount'} left"
+
+    def reclaim(self) -> None:
+        """Have all idle memory let go."""
+        for keeper in list(self._keepers.values()):
+            keeper.let_go()
+
+    def enlist(self, keeper: Keeper) -> None:
+        """Let ``keeper``, for as long as it lives, be asked to let go."""
+        self._keepers[id(keeper)] = keeper
+
+    def trim(self, apart_from: Keeper) -> None:
+        """Have idle memory let go, the longest enlisted first, until no more is kept than there should be."""
+        bound = IDLE_BYTES if self.limit is None else min(IDLE_BYTES, self.limit // 2)
+        kept: list[Keeper] = list(self._keepers.values())
+        idle = sum(keeper.idle_bytes for keeper in kept)
+        for keeper in kept:
+            if idle <= bound:
+                return
+            if keeper is not apart_from:
+                idle -= keeper.idle_bytes
+                keeper.let_go()
+
+    def _take(self, nbytes: int) -> bool:
+        if self.limit is None and not self.room_for(nbytes):
+            return False
+        with self._mutex:
+            self._settle()
+            if self.limit is not None and self._held + self._spare + nbytes > self.limit:
+                return False
+            self._held += nbytes
+            self._peak = max(self._peak, self._held)
+        return True
+
+    def _forget(self, held: Any) -> None:
+        self._alive.pop(id(held), None)
+        self._gone.append(held.nbytes)
+
+    def _settle(self) -> None:
+        while self._gone:
+            self._held -= self._gone.popleft()
+        while self._spared:
+            nbytes = self._spared.popleft()
+            self._held -= nbytes
+            self._spare += nbytes
+
+
+def amount(nbytes: int) -> str:
+    """Bytes as people read them."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def available_bytes(
+    root: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup"), info: Path = Path("/proc/meminfo")
+) -> int | None:
+    """What this process may still take: of the machine, and of its cgroups (version 2). None where nobody tells."""
+    found = [left for left in (_machine_bytes(info), *map(_cgroup_bytes, _cgroups(root, mine))) if left is not None]
+    return min(found, default=None)
+
+
+def _machine_bytes(info: Path) -> int | None:
+    try:
+        lines = info.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _cgroups(root: Path, mine: Path) -> set[Path]:
+    """The folders of this process's cgroup and of those around it."""
+    try:
+        paths = [line.split(":", 2)[2] for line in mine.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        paths = []
+    parts = [Path(path.lstrip("/")) for path in paths]
+    return {root, *(root / part for path in parts for part in (path, *path.parents))}
+
+
+def _cgroup_bytes(folder: Path) -> int | None:
+    """What a cgroup may still take; file pages that nobody uses are given up for it."""
+    try:
+        most = (folder / "memory.max").read_text().strip()
+        if most == "max":
+            return None
+        used = int((folder / "memory.current").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+        spare = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+        return max(0, int(most) - used + spare)
+    except (OSError, ValueError):
+        return None

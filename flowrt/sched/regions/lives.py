@@ -1,0 +1,178 @@
+"""A region's values once its inputs' shapes are known: their specs, whose memory they share, and how long they live.
+
+Law: pure; it runs inference and knows no kernel and no memory. An alias shares its root's memory, and its uses count as
+the root's. What inference finds out by itself (shapes and their arithmetic) becomes a constant, and reads nothing.
+Equal small constants, as an optimiser needs for every variable, are one. Moments are places among the region's nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.errors import GraphError, SpecError
+from flowrt.kernels.language.table import ALIASES
+from flowrt.op import lookup
+from flowrt.sched.regions.regions import CONSTANT, READ, WRITES, Name, Region, resources_of, variable_spec
+from flowrt.spec import Spec, value_known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flowrt.plan import Plan, PlanNode
+
+
+SMALL = 64  # bytes: a line of memory
+IDLE = frozenset({"sum_to", "broadcast_to"})  # do nothing where the shape is already what is asked for
+
+
+class DataDependent(SpecError):
+    """A shape inside the region depends on values that the region itself computes."""
+
+
+@dataclass(slots=True)
+class Life:
+    """The life of one value and of its aliases: made by node ``first``, last read by node ``last``."""
+
+    first: int
+    last: int
+
+
+@dataclass(slots=True, eq=False)
+class Lives:
+    """What `find_lives` found. A root is a value that shares nobody's memory; ``roots`` maps every value to its own.
+
+    ``touches`` are the places of the nodes that read or write each variable, in order; ``held`` is what it holds.
+    """
+
+    plan: Plan
+    region: Region
+    specs: dict[int, Spec] = field(default_factory=dict)
+    roots: dict[int, int] = field(default_factory=dict)
+    of: dict[int, Life] = field(default_factory=dict)  # by root
+    constants: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)  # root → its array
+    equals: dict[Any, int] = field(default_factory=dict)  # what a small constant is → the first such, a root
+    held: dict[Name, Spec] = field(default_factory=dict)
+    touches: dict[Name, list[int]] = field(default_factory=dict)
+    planned: set[int] = field(default_factory=set)  # values of which the plan knew all that inference can find
+
+    def nodes(self) -> Iterator[tuple[int, PlanNode, range]]:
+        """Each node with its place and the values it makes."""
+        for index, (position, first) in enumerate(zip(self.region.nodes, self.region.first, strict=True)):
+            node = self.plan.nodes[position]
+            yield index, node, range(first, first + len(node.outputs))
+
+    def node(self, index: int) -> PlanNode:
+        """The region's node in that place."""
+        return self.plan.nodes[self.region.nodes[index]]
+
+    def outputs(self, index: int) -> range:
+        """The values that a node makes."""
+        first = self.region.first[index]
+        return range(first, first + len(self.node(index).outputs))
+
+    def operands(self, index: int) -> list[Spec]:
+        """The specs of a node's inputs, then of its outputs."""
+        return [self.specs[value] for value in (*self.node(index).inputs, *self.outputs(index))]
+
+    def know(self, value: int, array: np.ndarray[Any, Any]) -> None:
+        """That a value is a constant: the same as an equal one before, where it is small."""
+        if array.nbytes <= SMALL:
+            self.roots[value] = self.equals.setdefault((array.dtype, array.shape, array.tobytes()), value)
+        if self.roots[value] == value:
+            self.constants[value] = array
+
+    def computes(self, index: int) -> bool:
+        """Whether a kernel makes the node's outputs."""
+        node = self.node(index)
+        value = self.region.first[index]
+        return bool(node.outputs) and node.op != READ and self.roots[value] == value and value not in self.constants
+
+
+def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
+    """Follow the values of ``region`` for inputs of these concrete specs; those of ``shape_inputs`` carry their values.
+
+    Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
+    """
+    lives = Lives(plan, region)
+    for value, spec in zip(region.inputs, inputs, strict=True):
+        lives.specs[value], lives.roots[value], lives.of[value] = spec, value, Life(-1, -1)
+        if value < len(plan.feeds) and plan.feeds[value].spec.known:
+            lives.planned.add(value)
+    for index, node, values in lives.nodes():
+        outputs = _infer(lives, node)
+        if outputs == node.outputs:
+            lives.planned.update(values)
+        for value, spec in zip(values, outputs, strict=True):
+            lives.specs[value] = spec
+            lives.roots[value] = lives.roots[node.inputs[0]] if _shares(lives, node, spec) else value
+            lives.of.setdefault(lives.roots[value], Life(index, index))
+        if node.op == CONSTANT:
+            lives.know(values[0], np.ascontiguousarray(node.attrs["value"]))
+        elif _inferred_whole(node, outputs):
+            for value, spec in zip(values, outputs, strict=True):
+                lives.know(value, _frozen(spec))
+            continue  # it reads nothing when the tape runs
+        elif node.op == READ or node.op in WRITES:
+            _touch(lives, node, index)
+        for value in node.inputs:
+            lives.of[lives.roots[value]].last = index
+    return lives
+
+
+def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
+    """The specs of what a node makes. What the plan found of values alike holds here; integers may yet be computed."""
+    if lives.planned.issuperset(node.inputs) and all(s.known and s.dtype.kind not in "iu" for s in node.outputs):
+        return node.outputs
+    try:
+        outputs = lookup(node.op).infer([lives.specs[v] for v in node.inputs], node.attrs)
+    except SpecError as error:
+        raise SpecError(f"{node.where()}: {error}") from None
+    if len(outputs) != len(node.outputs):
+        raise SpecError(f"{node.where()}: the plan expects {len(node.outputs)} outputs, the op has {len(outputs)}")
+    for spec, expected in zip(outputs, node.outputs, strict=True):
+        if not spec.known:
+            raise DataDependent(f"{node.where()}: the shape of {spec} depends on values computed beside it")
+        if not expected.accepts(spec.dtype, spec.shape):
+            raise SpecError(f"{node.where()}: the plan expects {expected}, the step gives {spec}")
+    return outputs
+
+
+def _shares(lives: Lives, node: PlanNode, output: Spec) -> bool:
+    """Whether the output is the first input as it lies in memory: always, or since there is nothing to do."""
+    if node.op not in IDLE:
+        return node.op in ALIASES
+    source = lives.specs[node.inputs[0]]
+    return (source.dtype, source.dims) == (output.dtype, output.dims)
+
+
+def _touch(lives: Lives, node: PlanNode, index: int) -> None:
+    spec = variable_spec(node)
+    for name in resources_of(node):
+        known = lives.held.setdefault(name, spec)
+        if not known.accepts(spec.dtype, spec.concrete):
+            raise GraphError(f"{node.where()}: the variable {name[1]!r} is {known} elsewhere in the plan, {spec} here")
+        lives.touches.setdefault(name, []).append(index)
+
+
+def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
+    """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
+    if not outputs or node.op in ALIASES or lookup(node.op).stateful:
+        return False
+    return all(spec.dtype.kind in "iu" and value_known(spec.value) and _fits(spec) for spec in outputs)
+
+
+def _fits(spec: Spec) -> bool:
+    """Whether the value lies within its dtype: Python's integers do not wrap as a kernel's would."""
+    limits, value = np.iinfo(spec.dtype), spec.value
+    entries = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(entry, int) and limits.min <= entry <= limits.max for entry in entries)
+
+
+def _frozen(spec: Spec) -> np.ndarray[Any, Any]:
+    array = np.array(spec.value, spec.dtype)
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,185 @@
+"""Which of a region's values lie in one another's memory, and which are computed straight into a variable's.
+
+Law: pure; it knows lives and the operands of launches, and no offsets. A launch may write over an input only where that
+input dies at its node and each element it writes depends on that element of the input alone (an elementwise launch over
+equal views), or where all that read the input have run before it. Inputs of the region, constants, variables and what
+leaves the region are never written over.
+
+A value assigned to a variable is computed in the variable's memory where all of this holds, so that nobody can tell:
+one launch writes it and cannot fail; nothing uses the variable between that launch and the assignment; whatever the
+assignment waits for comes before that launch; and who reads what the memory held before has read it by then, or reads
+it in that very launch, element by element. A step that fails or is stopped thus leaves a variable whole: as it was, or
+as it was to become.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowrt.kernels.language.table import Form, View
+from flowrt.sched.regions.regions import READ, WRITES, Name
+
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import AnyStep, Application
+    from flowrt.sched.regions.lives import Lives
+
+ASSIGN = "assign"
+
+
+@dataclass(slots=True, eq=False)
+class Sharing:
+    """``homed``: root → the variable in whose memory it is computed. ``carried``: place of an assignment that this
+    makes needless → place of the node that computes the value. ``over``: root → the root over which it is written.
+    """
+
+    homed: dict[int, Name] = field(default_factory=dict)
+    carried: dict[int, int] = field(default_factory=dict)
+    over: dict[int, int] = field(default_factory=dict)
+
+    def written(self, lives: Lives, name: Name) -> list[int]:
+        """The places where a variable is written, in order."""
+        return [self.carried.get(i, i) for i in lives.touches[name] if lives.node(i).op in WRITES]
+
+
+def share(lives: Lives, applications: Mapping[int, Application]) -> Sharing:
+    """Decide for the nodes that compute something, by place."""
+    sharing = Sharing()
+    leaving = {lives.roots[value] for value in lives.region.outputs}
+    for name in lives.touches:
+        _home(lives, applications, sharing, name, leaving)
+    taken = set(leaving)
+    for index, application in applications.items():
+        for number, value in enumerate(lives.outputs(index)):
+            if value in sharing.homed:
+                continue
+            found = _dying(lives, application, index, number, taken, sharing)
+            if found is not None:
+                sharing.over[value] = found
+                taken.add(found)
+    return sharing
+
+
+# Variables
+
+
+def _home(
+    lives: Lives, applications: Mapping[int, Application], sharing: Sharing, name: Name, leaving: set[int]
+) -> None:
+    """Decide for the assignments of one variable, in order."""
+    tenants: list[int] = []  # what was read from the variable's memory, or computed in it
+    touches = lives.touches[name]
+    for number, index in enumerate(touches):
+        node = lives.node(index)
+        if node.op == READ and lives.outputs(index)[0] not in leaving:  # what leaves is copied when it is read
+            tenants.append(lives.outputs(index)[0])
+        if node.op != ASSIGN:
+            continue
+        root = lives.roots[node.inputs[0]]
+        made = lives.of[root].first
+        if made not in applications or root in leaving or root in sharing.homed:
+            continue
+        tenants = [tenant for tenant in tenants if lives.of[tenant].last >= made]  # the others are gone for good
+        if _untouched(lives, touches, number, root) and _may_live_there(lives, applications, index, root, tenants):
+            sharing.homed[root], sharing.carried[index] = name, made
+            tenants.append(root)
+
+
+def _untouched(lives: Lives, touches: Sequence[int], number: int, root: int) -> bool:
+    """Whether nothing uses a variable between the making of ``root`` and its assignment, which is the ``number``-th
+    use, and nothing writes it again while ``root`` is needed."""
+    life = lives.of[root]
+    again = next((i for i in touches[number + 1 :] if lives.node(i).op in WRITES), None)
+    before = touches[number - 1] if number else -1
+    return before < life.first and (again is None or again > life.last)
+
+
+def _may_live_there(
+    lives: Lives, applications: Mapping[int, Application], assignment: int, root: int, tenants: Sequence[int]
+) -> bool:
+    made = lives.of[root].first
+    output = root - lives.outputs(made)[0]
+    if _waits_until(lives, assignment) > made or not writes_once(applications[made], _operand(lives, made, output)):
+        return False
+    return all(_gone(lives, applications[made], made, output, tenant) for tenant in tenants)
+
+
+def _waits_until(lives: Lives, index: int) -> int:
+    """The place of the last node of the region that a node waits for by a control edge; -1 for none."""
+    nodes, last = lives.region.nodes, -1
+    for before in lives.node(index).control:
+        place = bisect_right(nodes, before) - 1
+        if place >= 0 and nodes[place] == before:
+            last = max(last, place)
+    return last
+
+
+def _gone(lives: Lives, application: Application, made: int, output: int, tenant: int) -> bool:
+    """Whether nobody needs ``tenant`` any more once the node at ``made`` writes its output over it."""
+    last = lives.of[tenant].last
+    return last < made or (last == made and _takes_over(lives, application, made, output, tenant))
+
+
+# Over inputs that die
+
+
+def _dying(
+    lives: Lives, application: Application, index: int, number: int, taken: set[int], sharing: Sharing
+) -> int | None:
+    """The input of a node over which its output may be written, if there is one."""
+    size = lives.specs[lives.outputs(index)[number]].nbytes
+    for root in dict.fromkeys(lives.roots[value] for value in lives.node(index).inputs):
+        life = lives.of[root]
+        free = life.last == index and root not in taken and root not in sharing.homed
+        computed = life.first >= 0 and lives.computes(life.first) and lives.specs[root].nbytes == size
+        if free and computed and _takes_over(lives, application, index, number, root):
+            return root
+    return None
+
+
+def _takes_over(lives: Lives, application: Application, index: int, number: int, root: int) -> bool:
+    inputs = [i for i, value in enumerate(lives.node(index).inputs) if lives.roots[value] == root]
+    return may_overwrite(application, _operand(lives, index, number), inputs)
+
+
+def _operand(lives: Lives, index: int, number: int) -> int:
+    return len(lives.node(index).inputs) + number
+
+
+# Launches
+
+
+def may_overwrite(application: Application, output: int, inputs: Sequence[int]) -> bool:
+    """Whether the operand ``output`` may lie where the operands ``inputs`` do, which are one memory."""
+    written = next((i for i, step in enumerate(application.steps) if output in step.operands), None)
+    if written is None:
+        return False
+    if any(operand in step.operands for step in application.steps[written + 1 :] for operand in inputs):
+        return False
+    return all(_one_by_one(application.steps[written], output, operand) for operand in inputs)
+
+
+def _one_by_one(step: AnyStep, output: int, operand: int) -> bool:
+    """Whether a step writes each element of ``output`` after it has last read ``operand`` there, and nowhere else."""
+    views = step.call.views
+    target = views[step.operands.index(output)]
+    places = [i for i, number in enumerate(step.operands) if number == operand]
+    if not places:
+        return True
+    if step.kernel.form is Form.FOLD:
+        return places == [0]  # it begins with the first input, and adds the others one after another
+    return step.kernel.form in (Form.SCALARS, Form.ROWS) and all(_same_elements(views[i], target) for i in places)
+
+
+def _same_elements(a: View, b: View) -> bool:
+    """Whether two views of one shape run through the same elements in the same order."""
+    steps = zip(a.shape, a.strides, b.strides, strict=True)
+    return a.shape == b.shape and a.offset == b.offset and all(n == 1 or s == t for n, s, t in steps)
+
+
+def writes_once(application: Application, output: int) -> bool:
+    """Whether one launch that cannot fail writes all of an operand."""
+    writers = [step for step in application.steps if output in step.operands[step.reads :]]
+    return len(writers) == 1 and not any(step.kernel.may_fail for step in application.steps)

@@ -1,0 +1,429 @@
+"""The runs of trainers that a host takes part in: begins and ends its drivers, and hands each what it is to hear.
+
+Law: a server's part of a run is found by its trainer, and stays, ended, until the next run of that trainer begins: what
+is left of it may be what makes all servers whole. Whoever wants to begin one is refused while another client's goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.device import CLIENT
+from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
+from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
+from flowrt.sched.drivers.closed import Closed
+from flowrt.sched.drivers.inquiries import Hash, Look, Settle
+from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS, Keeping
+from flowrt.sched.drivers.messages import (
+    Allow,
+    Applied,
+    Batch,
+    BeginReplica,
+    BeginServer,
+    Draw,
+    Ended,
+    Failed,
+    Held,
+    Join,
+    Lost,
+    Order,
+    Probe,
+    Ready,
+    Report,
+    Rows,
+    Seen,
+    Stop,
+    Update,
+    Version,
+    Wants,
+)
+from flowrt.sched.drivers.way import Send, Tasks, Way
+from flowrt.sched.replica.local import Rounds
+from flowrt.sched.replica.replica import Replica
+from flowrt.sched.server.server import Server
+from flowrt.sched.server.undriven import Undriven
+from flowrt.sched.versions.opening import Left
+from flowrt.spec import Spec
+
+if TYPE_CHECKING:
+    from flowrt.sched.drivers.striking import Slowness
+    from flowrt.sched.executor import Executor
+    from flowrt.sched.host.host import Host
+    from flowrt.sched.server.coordination import Coordination
+
+Plans: TypeAlias = "Callable[[int], Executor]"
+_log = logging.getLogger(__name__)
+_STEPS = Spec("int64", ())
+_TO_SERVERS = frozenset({Update, Seen, Wants, Order, Allow, Lost, Ready, Held, Applied, Failed})
+_TO_REPLICAS = frozenset({Version, Rows, Batch, Draw, Probe})
+SETTLE_SECONDS = 5.0  # how long the end of a run waits for servers to apply what they were ordered to
+REST_SECONDS = 2.0  # how long who comes waits for what was ordered for those who are away
+
+
+class Iterations:
+    """All runs on ``host``; ``send`` posts messages, ``lives`` says whether the client of an epoch is connected.
+
+    ``clock`` tells the seconds by which policies decide.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        send: Send,
+        lives: Callable[[str], bool] = lambda epoch: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._host = host
+        self._send = send
+        self._lives = lives
+        self._tasks = Tasks()
+        self._keeping = Keeping(host, self._tasks)
+        self._slowness: Slowness | None = None
+        if host.delay is not None:
+            from flowrt.sched.drivers.striking import Slowness  # which other nodes need not import
+
+            self._slowness = Slowness(host.delay, host.task, self._tasks, clock)
+        self._servers: dict[int, Server] = {}  # by run
+        self._newest: dict[tuple[str, str], Server] = {}  # by trainer
+        self._replicas: dict[tuple[int, int], Replica] = {}  # by run and number
+
+    # ── what tasks post ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, peer: str, message: Any) -> None:
+        """Do as ``peer`` says, if it is about a run that goes on here."""
+        if self._slowness is None:
+            self._hear(peer, message)
+        else:
+            self._slowness.receive(peer, message, lambda: self._hear(peer, message))
+
+    def _hear(self, peer: str, message: Any) -> None:
+        kind = type(message)
+        driver: Server | Replica | None = None
+        if kind in _TO_SERVERS or (kind is Probe and message.replica < 0):
+            driver = self._servers.get(message.run)
+        elif kind in _TO_REPLICAS:
+            driver = self._replicas.get((message.run, message.replica))
+        elif kind is Ended:
+            self._end(message.run, message.whole)
+        if kind is Seen and not (isinstance(driver, Server) and not driver.over):
+            self._send(peer, "", Ended(message.run, -1, whole=False))  # a client that was gone then has it begun late
+        if driver is None:
+            return
+        try:
+            driver.hear(message)
+        except Exception as error:
+            _log.exception("%s: a run of %r failed", self._host.task, driver.role.group)
+            ended = Ended(driver.role.run, -1, *name_error(error), whole=False)
+            driver.way.post(CLIENT, ended)
+            self._end(driver.role.run, False)
+
+    def broken(self, peer: str, epoch: str) -> None:
+        """Have drivers post again what ``peer``, the client of ``epoch`` if it is one, may not have heard."""
+        drivers: list[Server | Replica] = [*self._servers.values(), *self._replicas.values()]
+        for driver in drivers:
+            if peer != CLIENT or driver.way.epoch == epoch:
+                driver.broken(peer)
+
+    def ended(self, epoch: str) -> None:
+        """The client of ``epoch`` is gone: what was ordered is applied, nothing else is, but in detached runs."""
+        self._keeping.ended(epoch)
+        for server in list(self._servers.values()):
+            if server.way.epoch == epoch and server.coordination is not None and not server.over:
+                server.coordination.client_gone()
+        for key, replica in list(self._replicas.items()):
+            if replica.way.epoch == epoch and not replica.role.detached:
+                self._replicas.pop(key).close()
+
+    def lost(self, peer: str) -> None:
+        """A task cannot be reached, and will not be as what it was."""
+        for server in list(self._servers.values()):
+            server.lose_node(peer)
+        for key, replica in list(self._replicas.items()):
+            if replica.role.detached and peer in replica.role.servers:  # else its client sees to it
+                self._replicas.pop(key).close()
+
+    def keeps(self, epoch: str) -> bool:
+        """Whether a run goes on here that needs no client, with plans of the master of ``epoch``."""
+        servers = [server.way for server in self._servers.values() if server.role.detached and not server.over]
+        replicas = [replica.way for replica in self._replicas.values() if replica.role.detached]
+        return any(way.origin == epoch for way in (*servers, *replicas))
+
+    def _attach(self, run: int, epoch: str) -> Any:
+        """Have the client of ``epoch`` be that of a detached run: see `Attach`."""
+        server, told = self._servers.get(run), None
+        replicas = [replica for (of, _), replica in self._replicas.items() if of == run]
+        for replica in replicas:
+            replica.way.epoch = epoch
+        if server is not None:
+            server.way.epoch = epoch
+            told = server.version if server.coordination is None else self._undriven(run).attach()
+        return told, tuple([(replica.role.replica, replica.role.turn) for replica in replicas])
+
+    def _undriven(self, run: int) -> Undriven:
+        """Server 0's part of a detached run, be that over or not."""
+        found = self._server(run).coordination
+        if not isinstance(found, Undriven):
+            raise RemoteError(f"that run on {self._host.task} needs its client")
+        return found
+
+    def _end(self, run: int, whole: bool) -> None:
+        server = self._servers.get(run)
+        if server is not None:
+            server.close(whole)
+        self._end_replicas(run)
+
+    def _end_replicas(self, run: int) -> None:
+        for key in [key for key in self._replicas if key[0] == run]:
+            self._replicas.pop(key).close()
+
+    # ── what a client asks ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def answer(self, asked: Any, epoch: str, plans: Plans) -> Any:
+        """Do as the client of ``epoch`` asks; ``plans`` are those that it has registered."""
+        match asked:
+            case Look():
+                return self._look(asked)
+            case Settle(run, version, replicas, weights, versions):
+                server = self._server(run)
+                server.obey(version, replicas, weights, versions)
+                await server.wait_applied()
+                if server.coordination is not None and server.version > version:
+                    server.coordination.made_whole(version)
+                return None
+            case BeginServer():
+                return self._begin_server(asked, epoch, plans)
+            case BeginReplica():
+                return self._begin_replica(asked, epoch, plans)
+            case GoOn(run, lost):
+                return self._undriven(run).go_on(lost)
+            case Attach(run):
+                return self._attach(run, epoch)
+            case Hold(run, on):
+                return await self._undriven(run).stand_still(on)
+            case Join(run, replica, turn, given):
+                return self._coordination(run).join(replica, turn, given)
+            case Hash(names):
+                return await self._hash(frozenset(names))
+            case Stop(run, patient, at_once):
+                return await self._stop(run, patient, at_once)
+            case _ if isinstance(asked, ABOUT_CHECKPOINTS):
+                return await self._keeping.answer(
+                    asked, epoch, lambda: [s for s in self._servers.values() if not s.over]
+                )
+            case _:
+                raise InternalError(f"{type(asked).__name__} is nothing to be asked")
+
+    def _look(self, look: Look) -> tuple[Any, ...]:
+        """The version of the variables (-1 if they have none), and the fields of what is left, if there is anything."""
+        versions = {self._version(look.container, name) for name in look.versions}
+        if len(versions) > 1:
+            raise FlowrtError(f"{look.group} is at versions {sorted(versions)} on {self._host.task}")
+        server = self._newest.get((look.container, look.group))
+        if server is None:
+            return (*versions, ())
+        left = server.left
+        if not left.detached and not self._lives(server.way.epoch):
+            left = replace(left, client="")
+        return (*versions, left_to_data(left))
+
+    def _going_servers(self) -> list[Server]:
+        return [server for server in self._servers.values() if not server.over]
+
+    async def _hash(self, names: frozenset[tuple[str, str]]) -> bytes:
+        """A hash of the values of variables; nothing where one has none."""
+        variables, known = self._host.variables, self._host.inventory()
+        if not names <= known.keys():
+            return b""
+        async with variables.hold(names, frozenset()):
+            values = [await self._host.fetch(variables.value(name, known[name])) for name in sorted(names)]
+            return await self._host.lanes.run(_hash_of, values)
+
+    def _version(self, container: str, name: str) -> int:
+        value = self._host.variables.find((container, name), _STEPS)
+        return -1 if value is None else int(value)
+
+    def _begin_server(self, asked: BeginServer, epoch: str, plans: Plans) -> None:
+        trainer = (asked.container, asked.group)
+        before = self._newest.get(trainer)
+        if before is not None and before.role.run == asked.run:
+            return  # it is asked again, as the answer was lost
+        if before is not None and not before.left.ended:
+            raise RemoteError(
+                f"{asked.group} is being trained by {before.role.client}, and one client at a time trains it: "
+                "wait until that one ends, or end it"
+            )
+        at = {self._version(asked.container, name) for name in asked.versions}
+        if at != {asked.version}:
+            raise RemoteError(f"{asked.group} was trained on from version {asked.version} to {max(at)} meanwhile")
+        way = self._way(asked, epoch, asked.server, len(asked.servers))
+        gather = None if asked.gather < 0 else Closed(plans(asked.gather), asked.seed)
+        apply = Closed(plans(asked.apply), asked.seed)
+        lives = lambda: self._lives(way.epoch)  # noqa: E731
+        server = Server(asked, apply, gather, way, lambda whole: self._end(asked.run, whole), lives)
+        if before is not None:
+            self._servers.pop(before.role.run, None)
+        self._newest[trainer] = self._servers[asked.run] = server
+
+    def _begin_replica(self, asked: BeginReplica, epoch: str, plans: Plans) -> None:
+        before = self._replicas.get((asked.run, asked.replica))
+        if before is not None and before.role.turn >= asked.turn:
+            return  # as above
+        if before is not None:
+            before.close()
+        way = self._way(asked, epoch, asked.replica, asked.replicas)
+
+        def closed(plan: int) -> Closed | None:
+            return None if plan < 0 else Closed(plans(plan), asked.seed)
+
+        tower, load, differ = Closed(plans(asked.plan), asked.seed), closed(asked.load), closed(asked.differ)
+        rounds = None
+        if load is not None and differ is not None:
+            rounds = Rounds(asked, tower, closed(asked.start), load, differ, way)
+        replica = Replica(asked, tower, closed(asked.ask), way, rounds)
+        self._replicas[asked.run, asked.replica] = replica
+        replica.start()
+
+    def _way(self, asked: BeginServer | BeginReplica, epoch: str, number: int, count: int) -> Way:
+        """The way of driver ``number`` of ``count``."""
+        way = Way(self._host, epoch, asked.run, asked.seed, self._tasks, self._send, self._clock, origin=epoch)
+        if self._slowness is None:
+            return way
+        return replace(way, send=self._send_late, striking=self._slowness.of(asked.seed, number, count))
+
+    def _send_late(self, peer: str, epoch: str, message: Any) -> None:
+        assert self._slowness is not None
+        self._slowness.send(peer, message, lambda: self._send(peer, epoch, message))
+
+    def _server(self, run: int) -> Server:
+        if run not in self._servers:
+            raise RemoteError(f"{self._host.task} knows nothing of that run any more")
+        return self._servers[run]
+
+    def _coordination(self, run: int) -> Coordination:
+        found = self._server(run).coordination
+        if found is None or found.over.is_set():
+            raise RemoteError(f"{self._host.task} does not coordinate that run, or not any more")
+        return found
+
+    async def _stop(self, run: int, patient: bool, at_once: bool) -> int:
+        server = self._servers.get(run)
+        ending = [replica.task for key, replica in self._replicas.items() if key[0] == run]
+        coordination = None if server is None else server.coordination
+        if server is not None:
+            with suppress(TimeoutError):  # what it waits for of another server may be lost with that
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    if isinstance(coordination, Undriven):
+                        coordination.release()
+                    if coordination is not None:
+                        coordination.end()
+                        if not at_once:
+                            await coordination.over.wait()
+                    await server.wait_applied()
+        if patient:
+            self._end_replicas(run)
+        elif coordination is None:
+            self._end(run, False)  # whether all servers are at one version, server 0 says
+        else:
+            coordination.give_up()
+        if tasks := [task for task in ending if task is not None]:
+            await asyncio.wait(tasks)
+        return -1 if coordination is None or not coordination.over.is_set() else coordination.version
+
+    async def come_to_rest(self) -> None:
+        """Wait until what was ordered for clients that are away is applied by all servers, but not for long.
+
+        Who opens a session then reads variables of one version.
+        """
+        away = [
+            server.coordination
+            for server in self._newest.values()
+            if server.coordination is not None and not self._lives(server.way.epoch)
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REST_SECONDS):
+                for coordination in away:
+                    await coordination.wait_rest()
+
+    async def leave(self) -> None:
+        """Have replicas here begin nothing any more, and wait until of all that they have begun is known if it counts.
+
+        Servers go on: what they lose with this host is for their clients to make good.
+        """
+        leaving = list(self._replicas.values())
+        for replica in leaving:
+            replica.leave()
+        for replica in leaving:
+            await replica.rested.wait()
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def reset(self, container: str | None) -> None:
+        """Forget the runs of trainers of a container, or of all: their clients are told."""
+        for server in list(self._servers.values()):
+            role = server.role
+            if container is None or role.container == container:
+                text = f"another client has reset {role.group} on {self._host.task}, or this one"
+                server.way.post(CLIENT, Ended(role.run, server.version, StepCancelled.__name__, text, whole=False))
+                self._end(role.run, True)
+                del self._servers[role.run]
+                self._newest.pop((role.container, role.group), None)
+
+    @property
+    def going(self) -> int:
+        """How many drivers go on here."""
+        return len(self._replicas) + sum(not server.over for server in self._servers.values())
+
+    async def aclose(self) -> None:
+        """Cancel what is being computed, and wait for it."""
+        for run in {*self._servers, *(run for run, _ in self._replicas)}:
+            self._end(run, False)
+        self._servers.clear()
+        self._newest.clear()
+        self._keeping.close()
+        await self._tasks.aclose()
+
+
+def _hash_of(values: Sequence[Any]) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for value in values:
+        found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    return found.digest()
+
+
+def left_to_data(left: Left) -> tuple[Any, ...]:
+    """``left`` as it travels."""
+    order = () if left.order is None else left.order
+    return (
+        left.run,
+        left.version,
+        tuple(left.held),
+        order,
+        left.ended,
+        left.client,
+        left.broke,
+        left.weights,
+        left.versions,
+        left.server,
+        tuple(tuple(getattr(report, field.name) for field in fields(report)) for report in left.unseen),
+        left.detached,
+    )
+
+
+def left_from_data(data: tuple[Any, ...]) -> Left | None:
+    """What `left_to_data` wrote; None of nothing."""
+    if not data:
+        return None
+    run, version, held, order, *others, server, unseen, detached = data
+    reports = tuple(Report(*report) for report in unseen)
+    left = Left(run, version, frozenset(held), order or None, *others)
+    return replace(left, unseen=reports, server=server, detached=detached)

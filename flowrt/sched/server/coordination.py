@@ -1,0 +1,490 @@
+"""What server 0 does beside being a server: carries out what `Coordinator` decides, and reports to the client.
+
+Law: the coordinator decides; this file gives its orders, wakes it when it is due, tells the client of each version
+that all servers have applied, and ends the run where it cannot go on or its client does not want it to. Everybody is
+told of that once nothing is left to apply that was ordered, however long that takes. Nothing is ordered while the
+client is away. There is one timer at most, none while no policy waits for a time, and none once the run is over. A run
+that needs no client is `Undriven`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import nan
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.device import CLIENT
+from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
+from flowrt.sched.drivers.messages import (
+    Allow,
+    Applied,
+    BeginServer,
+    Ended,
+    Failed,
+    Gone,
+    Held,
+    Lost,
+    Order,
+    Pending,
+    Ready,
+    Report,
+    Update,
+)
+from flowrt.sched.policies import policy_from_data
+from flowrt.sched.policies.noise import NoiseScale
+from flowrt.sched.versions.batched import Plain
+from flowrt.sched.versions.coordinator import Coordinator
+from flowrt.sched.versions.ledger import Cause, Outcome, Stuck
+
+if TYPE_CHECKING:
+    from flowrt.sched.drivers.way import Way
+
+OUTCOMES = tuple(Outcome)
+"""What the codes of outcomes in a `Report` mean."""
+Weights: TypeAlias = "tuple[float, ...] | None"
+_log = logging.getLogger(__name__)
+_ROW, _TIMES = struct.Struct("=4d40s2d"), struct.Struct("=5d")  # of `Report.times`, and what a stopwatch says in it
+PASSING = (LinkBroken.__name__, NodeLost.__name__)  # errors of a replica that may be well for the next version
+
+
+class Coordination:
+    """The coordinator of a run, on the way.
+
+    ``obey`` has the server beside it apply a set, ``publish`` tell replicas of a version; ``ended`` is called when the
+    run is over, with whether all servers are at one version then; ``lives`` says whether the client is connected.
+    """
+
+    def __init__(
+        self,
+        role: BeginServer,
+        way: Way,
+        obey: Callable[[int, tuple[int, ...], Weights, tuple[int, ...]], None],
+        publish: Callable[[int], None],
+        ended: Callable[[bool], None],
+        lives: Callable[[], bool],
+    ) -> None:
+        self._role, self._way = role, way
+        self._obey, self._publish, self._tell_ended, self._lives = obey, publish, ended, lives
+        self._at = Coordinator.start(
+            policy_from_data(role.policy),
+            len(role.replicas),
+            len(role.servers),
+            version=role.version,
+            now=way.clock(),
+            floor=role.floor,
+        )
+        self._plain = Plain(self._at)
+        self._told: dict[int, tuple[int, Sequence[Any]]] = {}  # by replica: its update's version, what it tells
+        self._came: dict[int, float] = {}  # by replica: when that came
+        self._samples: dict[int, int] = {}  # by replica: of how many it was made
+        self._heard: dict[int, tuple[Any, ...]] = {}  # by replica: what `Report.times` says of it, but for the last
+        self._whole: dict[int, float] = {}  # by replica: when a server last held its update
+        self._turns = [0] * len(role.replicas)  # by replica: how often it was begun again
+        self._gone = [0] * len(role.replicas)  # by replica: how many batches the one that was lost last had spent
+        self._joined = [0] * len(role.replicas)  # by replica: after how many batches it began again
+        self._counted = -1  # the version that was open when the client last counted the batches; -1 if not since a loss
+        self._noise = NoiseScale()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None  # when that wakes the coordinator
+        self._reports: list[Report] = []  # that the client may not have
+        self._resting: list[asyncio.Future[None]] = []  # who waits for all to have applied what was ordered
+        self._end: Ended | None = None
+        self.ended: Ended | None = None  # as everybody was told
+        self.over = asyncio.Event()
+
+    @property
+    def _value(self) -> Coordinator:
+        """The coordinator, with all that was heard."""
+        if self._plain.given:
+            self._at = self._plain.told()
+        return self._at
+
+    @_value.setter
+    def _value(self, value: Coordinator) -> None:
+        self._at = self._plain.of = value
+
+    @property
+    def version(self) -> int:
+        """The open version."""
+        return self._at.version
+
+    @property
+    def ending(self) -> bool:
+        """Whether nothing is ordered any more."""
+        return self._end is not None
+
+    @property
+    def unseen(self) -> tuple[Report, ...]:
+        """The reports that the client is not known to have had."""
+        return tuple(self._reports)
+
+    @property
+    def pending(self) -> tuple[int, tuple[int, ...]] | None:
+        """The set that was ordered, and that some server may not have applied, with its version."""
+        decided = None if self._value.settled else self._value.decided(self._value.version)
+        return None if decided is None else (self._value.version, decided)
+
+    @property
+    def weights(self) -> Weights:
+        """What the updates of the set that was ordered last are multiplied by."""
+        return self._value.weights
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """What those were computed from, where not all from the open version."""
+        return self._value.versions
+
+    def booked(self, replica: int) -> tuple[int, bool, int]:
+        """How many batches of a replica are spent, whether it has begun with the last of them, and since when: see
+        `Version`."""
+        value = self._value
+        return value.spent[replica], value.begun(replica) > 0, value.oldest(replica)
+
+    def is_under_way(self, replica: int, version: int) -> bool:
+        """Whether the update that a replica computed from ``version`` may yet count."""
+        return self._value.computed[replica] == version and self._value.begun(replica) > 0
+
+    def hear(self, message: Any) -> None:
+        """Do as a message says."""
+        self._follow(message, self._way.clock())
+
+    def _wake(self) -> None:
+        """It is the time that the policy waited for."""
+        self._timer, due, self._due = None, self._due, None
+        assert due is not None
+        try:
+            self._follow(None, max(due, self._way.clock()))
+        except Exception as error:  # as of a message: see `Iterations.hear`
+            _log.exception("%s: a run of %r failed", self._way.host.task, self._role.group)
+            self.end(*name_error(error))
+            self.give_up()
+
+    def _follow(self, message: Any, now: float) -> None:
+        """Do as a message says, and what follows of it."""
+        try:
+            self._note(message, now)
+            if (due := self._value.due) is not None and due <= now:
+                self._value = self._value.tick(now)
+        except GraphError as error:  # the policy makes no sense: it is asked no more
+            self.end(*name_error(error))
+            self._note(message, now)
+        if not self._give_order(now) and not self._is_hopeful(message):
+            self._end_if_stuck()
+        if self._value.due != self._due:
+            self._set_timer(now)
+
+    def _is_hopeful(self, message: Any) -> bool:
+        """Whether a message is an update that brings a set nearer; not where the policy has seen enough, and waits."""
+        quorum = self._value.quorum
+        return isinstance(message, Held) and message.finite and len(quorum.offers) < quorum.least
+
+    def _set_timer(self, now: float) -> None:
+        due = None if self.over.is_set() else self._value.due
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, due
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(due - now, self._wake)
+
+    def _note(self, message: Any, now: float) -> None:
+        value = self._value
+        match message:
+            case Held(_, server, version, replica, finite, square):
+                if version <= value.version:
+                    self._whole[replica] = now
+                    samples = self._samples.get(replica, 0)
+                    self._value = value.held(server, version, replica, finite, now, square, samples)[0]
+            case Applied(_, server, version, square):
+                self._applied(server, version, now, square)
+            case Ready(_, replica, total):
+                self._value = value.ready(replica, total, now)
+            case Allow():
+                self._allow(message)
+            case Lost(_, replica, turn, leaves) if leaves:
+                if turn == self._turns[replica] and value.alive[replica]:
+                    self._value = value.left(replica)
+                    self._gone[replica] = self._value.spent[replica]
+                    self._hand_back(replica)
+            case Lost(_, replica, turn):
+                if turn >= self._turns[replica]:  # else it was begun again meanwhile
+                    self._lose(replica, turn)
+                    self._way.post(CLIENT, Gone(self._role.run, replica, turn, self._gone[replica]))
+            case Failed():
+                self._failed(message)
+
+    def join(self, replica: int, turn: int, given: int) -> tuple[int, int, int]:
+        """Have a replica that was lost take part from the next version on: see `Join`."""
+        if turn > self._turns[replica]:
+            self._lose(replica, turn - 1)
+            self._turns[replica] = turn
+            self._joined[replica] = given
+            self._value = self._value.joined(replica, given)
+        return self.version, self._gone[replica], self._joined[replica]
+
+    def _lose(self, replica: int, turn: int) -> None:
+        if self._value.alive[replica] or self._value.begun(replica):
+            self._value, self._counted = self._value.lost(replica), -1
+            self._gone[replica] = self._value.spent[replica]
+        for task in self._role.servers[1:]:
+            self._way.post(task, Lost(self._role.run, replica, turn))
+
+    def came(self, update: Update, told: float) -> None:
+        """Take down what comes with an update, before it is looked at; its replica was ``told`` the version then."""
+        now, replica = self._way.clock(), update.replica
+        if not self._plain.give(replica, update.version, update.ready):
+            self._value = self._value.ready(replica, update.ready, now)
+        newest = self._told[replica][0] if replica in self._told else -1
+        if update.version > newest and update.version >= self._at.oldest(replica):
+            self._told[replica] = update.version, update.told
+            self._came[replica], self._samples[replica] = now, update.samples
+        self._heard[replica] = replica, update.version, told, 0.0, update.times, now
+
+    def hold(self, server: int, version: int, replica: int, finite: bool, square: float) -> None:
+        """Server 0 itself holds its parts of an update, or refused them: see `Held`."""
+        now = self._way.clock()
+        if finite and self._plain.hold(replica, version, now, self._samples.get(replica, 0)):
+            self._whole[replica] = now
+        else:
+            self._follow(Held(self._role.run, server, version, replica, finite, square), now)
+
+    def overtook(self, replica: int, cut: tuple[float, ...], told: float) -> None:
+        """Take down what a replica was doing for a version that was overtaken, of which it was ``told`` then."""
+        version, phase, *times, _ = cut
+        self._heard[replica] = replica, version, told, phase, _TIMES.pack(*times), self._way.clock()
+
+    def tell_pending(self, told: Sequence[float]) -> None:
+        """Tell the client what is waited for; ``told`` is when replicas were told what they owe an answer to, or 0."""
+        now, value = self._way.clock(), self._value
+        stages = value.quorum.opened, value.quorum.closed_at or 0.0, value.ordered_at or 0.0
+        ago = [tuple([now - at if at > 0 else -1.0 for at in stamps]) for stamps in (stages, told)]
+        self._way.post(CLIENT, Pending(self._role.run, self.version, ago[0], ago[1], tuple(self._came)))
+
+    def broken(self, peer: str) -> None:
+        """Say again what ``peer`` may not have heard."""
+        role, pending = self._role, self.pending
+        if peer == CLIENT:
+            for message in (*self._reports, *([self.ended] if self.ended else [])):
+                self._way.post(CLIENT, message)
+            self._resume()  # what could not be ordered while it was away
+        elif pending is not None:
+            for task in role.servers[1:]:
+                if task == peer:
+                    self._way.post(task, self.order(*pending))
+
+    def end(self, error: str = "", text: str = "") -> None:
+        """Order nothing more, and end the run once all that was ordered is applied."""
+        if self._end is None:
+            self._value = self._value.close()
+            self._end = Ended(self._role.run, self.version, error, text)
+            self._set_timer(self._way.clock())
+        if self._value.settled:
+            self._finish()
+
+    def give_up(self) -> None:
+        """End a run that was to end, whether or not all have applied what was ordered."""
+        self._finish()
+
+    async def wait_rest(self) -> None:
+        """Wait until all servers have applied what was ordered."""
+        while not self._value.settled:
+            waiter = asyncio.get_running_loop().create_future()
+            self._resting.append(waiter)
+            await waiter
+
+    def made_whole(self, version: int) -> None:
+        """All servers have applied what was ordered of ``version``: an opening has seen to that, and asked them."""
+        if self.pending is not None and self.version == version:
+            now = self._way.clock()
+            for server in range(len(self._role.servers)):
+                self._applied(server, version, now, nan)
+
+    def close(self) -> None:
+        """Nothing is to happen any more."""
+        self._value = self._value.close()
+        self._set_timer(0.0)
+
+    def _finish(self) -> None:
+        if self.over.is_set() or self._end is None:
+            return
+        self.over.set()
+        role = self._role
+        end = replace(self._end, version=self.version, whole=self._value.settled)
+        for task in (CLIENT, *dict.fromkeys((*role.servers[1:], *role.replicas))):
+            self._way.post(task, end)
+        self.ended = end
+        self._tell_ended(end.whole)
+
+    def _resume(self) -> None:
+        """Go on where nothing could be ordered."""
+        if not self._value.closing:
+            self._follow(None, self._way.clock())
+
+    # ── what a run without a client does otherwise ───────────────────────────────────────────────────────────────────
+
+    @property
+    def session(self) -> str:
+        """Of which name sessions may attach to the run, as it needs no client; empty if none may."""
+        return ""
+
+    def arrived(self, replica: int) -> None:
+        """A replica has begun."""
+
+    def client_gone(self) -> None:
+        """The client is gone for good: what was ordered is applied, nothing else is."""
+        self.end(RemoteError.__name__, "the client is gone")
+
+    def _hand_back(self, replica: int) -> None:
+        """A replica leaves with what it has begun. Who has the rest, the client says."""
+
+    def lose_node(self, task: str) -> Iterable[Lost]:
+        """A node is gone, as this one sees: answers what is to be heard of that. Who is lost, the client says."""
+        return ()
+
+    def _allow(self, message: Allow) -> None:
+        self._reports = [report for report in self._reports if report.version >= message.seen]
+        self._value = self._value.allow(message.version)
+        if message.totals is not None:
+            self._value, self._counted = self._value.exhausted(message.totals), message.seen
+
+    def _may_order(self) -> bool:
+        return self._lives()
+
+    def _keep(self, report: Report) -> None:
+        """Tell the client of a version, and keep the report until it has had it."""
+        self._reports.append(report)
+        self._way.post(CLIENT, report)
+
+    # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _give_order(self, now: float) -> bool:
+        """Give the order that is due, if one is."""
+        if not self._may_order():
+            return False
+        self._value, replicas = self._value.order(now)
+        if replicas is None:
+            return False
+        order = self.order(self.version, replicas)
+        for task in self._role.servers[1:]:
+            self._way.post(task, order)
+        self._obey(order.version, replicas, order.weights, order.versions)
+        return True
+
+    def order(self, version: int, replicas: tuple[int, ...]) -> Order:
+        """The order to apply the set of the open version."""
+        order = Order(self._role.run, version, replicas, self.weights, self.versions)
+        if not self._role.keeps:
+            return order
+        was = dict(self._value.was)
+        batches = tuple([was.get(replica, self._value.spent[replica]) for replica in replicas])
+        return replace(order, batches=batches, told=self._means(replicas))
+
+    def _means(self, kept: Sequence[int]) -> tuple[Any, ...]:
+        """What is told of the updates of these."""
+        return tuple([_mean(column) for column in zip(*(self._told[replica][1] for replica in kept), strict=True)])
+
+    def _end_if_stuck(self) -> None:
+        if self._end is not None or (stuck := self._value.stuck()) is None:
+            return
+        if stuck.cause is not Cause.EXHAUSTED or self._counted >= self.version:
+            self.end(*_why(stuck))
+
+    def _applied(self, server: int, version: int, now: float, square: float) -> None:
+        before = self._value
+        self._value = before.publish(server, version, now, square)
+        if self._value.version > before.version:
+            self._publish(self._value.version)
+            self._report(before, now, before.square + square)
+            while self._resting:
+                waiter = self._resting.pop()
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _measure(self, before: Coordinator, square: float) -> NoiseScale:
+        """The noise scale, with a version whose updates' mean has that square."""
+        quorum = before.quorum
+        if quorum.policy.measures and quorum.weights is None:
+            squares = [offer.square for offer in quorum.offers if offer.replica in quorum.kept]
+            self._noise = self._noise.learn(squares, square)
+        return self._noise
+
+    def _report(self, before: Coordinator, now: float, square: float) -> None:
+        """Tell the client of a version that all servers have applied; ``square`` is of what it was moved by."""
+        version, quorum, ordered = before.version, before.quorum, before.ordered_at or now
+        began, decided = quorum.opened, ordered if quorum.closed_at is None else quorum.closed_at
+        receipts = self._value.receipts(version) or ()
+        kept = [receipt.replica for receipt in receipts if receipt.outcome is Outcome.KEPT]
+        waited, whole = ordered - decided, self._whole  # for the client to ask for it
+        report = Report(
+            self._role.run,
+            version,
+            tuple(
+                (r.replica, r.batch, OUTCOMES.index(r.outcome), self._took(before, r.replica), r.staleness)
+                for r in receipts
+            ),
+            self._means(kept),
+            now - began - waited,
+            (began, decided, ordered, now),
+            b"".join([_ROW.pack(*heard, whole.get(replica, 0.0)) for replica, heard in self._heard.items()]),
+            before.why,
+            self._measure(before, square).value,
+        )
+        self._forget_old()
+        self._keep(report)
+        if self._end is not None:
+            self._finish()
+
+    def _forget_old(self) -> None:
+        """Forget what came with updates that count no more."""
+        value = self._value
+        stays = value.quorum.policy.staleness > 0  # else what came is older than the version that is open now
+        self._told = {r: told for r, told in self._told.items() if told[0] >= value.oldest(r)} if stays else {}
+        self._came = {r: came for r, came in self._came.items() if r in self._told}
+        self._samples = {r: samples for r, samples in self._samples.items() if r in self._told}
+        self._heard, self._whole = {}, {}
+
+    def _took(self, before: Coordinator, replica: int) -> float:
+        """The seconds from a replica's version's opening, or since it began, if it did before, to its update; or -1."""
+        began = min(before.quorum.opened, before.began[replica])
+        return self._came[replica] - began if replica in self._came else -1.0
+
+    def _failed(self, failed: Failed) -> None:
+        if failed.replica < 0:
+            where = self._role.servers[failed.server]
+            self._stop(failed, where)
+        elif self._value.alive[failed.replica] and self._value.may_count(failed.replica, failed.version):
+            if failed.error in PASSING:
+                self._value = self._value.lost(failed.replica).joined(failed.replica)
+            else:
+                self._stop(failed, self._role.replicas[failed.replica])
+
+    def _stop(self, failed: Failed, where: str) -> None:
+        here = where == self._way.host.task
+        self.end(failed.error, failed.text if here else f"on {where}: {failed.text}")
+        if failed.replica < 0:  # what was ordered is not going to be applied by all
+            self._finish()
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean in float64, of numbers or of arrays of one shape."""
+    total: Any = 0.0
+    for value in values:
+        total = total + (value if isinstance(value, float) else np.asarray(value, np.float64))
+    return total / len(values)
+
+
+def _why(stuck: Stuck) -> tuple[str, str]:
+    """Why a run ends that is stuck; nothing where its batches have come to their end."""
+    match stuck.cause:
+        case Cause.EXHAUSTED:
+            return "", ""
+        case Cause.LOST:
+            return NodeLost.__name__, str(stuck)
+        case Cause.REFUSED:
+            text = f"{stuck}; lower the learning rate, or clip the gradients by optim.clip_by_global_norm"
+            return FlowrtError.__name__, text

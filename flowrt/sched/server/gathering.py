@@ -1,0 +1,125 @@
+"""A server's side of rows: takes what replicas want of its tables, of each version as they are told of it.
+
+Law: a replica names the rows that a batch wants when it gets the batch, ahead of the version that it will use it with.
+With each version it is told the rows of the first batch after the one whose rows it was given last; where that is not
+the one it begins with, it asks for those of the version that it has, or of the one that there is now, which it is told
+then. Rows of a version are taken before the next is made, or they are for an update that comes too late to count: where
+stale updates count, the server waits until it `rests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flowrt.sched.drivers.messages import BeginServer, Rows, Update, Wants
+from flowrt.sched.drivers.way import Way, checked
+from flowrt.sched.host.rendezvous import Array
+
+if TYPE_CHECKING:
+    from flowrt.sched.drivers.closed import Closed
+
+KEPT = 4096  # batches of a replica whose rows were named: more than a client hands out ahead
+
+
+@dataclass(slots=True)
+class _Named:
+    """What the batches of one replica want, by their numbers, and the one whose rows it was given last."""
+
+    wanted: dict[int, Sequence[Any]] = field(default_factory=dict)
+    given: int = 0
+
+    def want(self, number: int, values: Sequence[Any]) -> None:
+        """Keep what a batch wants."""
+        self.wanted[number] = values
+        if len(self.wanted) > KEPT:
+            del self.wanted[min(self.wanted)]
+
+    def next(self) -> int:
+        """The first batch after that one, 0 if there is none."""
+        return min((number for number in self.wanted if number > self.given), default=0)
+
+
+class Gathering:
+    """What one server gathers for the replicas of a run, by ``plan``; ``failed`` is told (version, replica, error).
+
+    ``rested`` is called when the last rows are taken of those that are being taken.
+    """
+
+    def __init__(
+        self,
+        role: BeginServer,
+        plan: Closed,
+        way: Way,
+        failed: Callable[[int, int, BaseException], None],
+        rested: Callable[[], None],
+    ) -> None:
+        self._role, self._plan, self._way, self._failed = role, plan, way, failed
+        self._rested, self._taking = rested, 0
+        self._named = [_Named() for _ in role.replicas]
+
+    @property
+    def rests(self) -> bool:
+        """Whether no rows are being taken."""
+        return not self._taking
+
+    def hear(self, wants: Wants, version: int) -> None:
+        """Keep what a replica names; give it at once if it has that ``version``, the server's, and asks for it."""
+        self._named[wants.replica].want(wants.number, wants.values)
+        if wants.version == version:
+            self._take(wants.replica, version, wants.number, lambda rows: self._post(wants, version, rows))
+        elif wants.version >= 0 and self._role.staleness:  # elsewhere it does not begin the next one with that batch
+            self._named[wants.replica].given = wants.number - 1
+
+    def note(self, update: Update) -> None:
+        """Keep what a replica names with an update."""
+        for number, values in update.wants:
+            self._named[update.replica].want(number, values)
+
+    def give(self, replica: int, version: int) -> tuple[int, tuple[Array, ...]]:
+        """The batch whose rows of ``version`` a replica gets (0: of none), and these if they are there at once."""
+        number, came = self._named[replica].next(), list[Sequence[Array]]()
+        if number:
+            wants, waits = Wants(self._role.run, replica, number, version, ()), True
+
+            def then(rows: Sequence[Array]) -> None:
+                if waits:
+                    came.append(rows)
+                else:
+                    self._post(wants, version, rows)
+
+            self._take(replica, version, number, then)
+            waits = False
+        return number, tuple(came[0]) if came else ()
+
+    def _take(self, replica: int, version: int, number: int, then: Callable[[list[Array]], None]) -> None:
+        named, role = self._named[replica], self._role
+        wanted, named.given = named.wanted[number], number
+        named.wanted = {other: values for other, values in named.wanted.items() if other >= number}
+
+        def failed(error: BaseException) -> None:
+            self._failed(version, replica, error)
+            self._rest()
+
+        def taken(rows: list[Array]) -> None:
+            then(rows)
+            self._rest()
+
+        self._taking += 1
+        try:
+            feeds = checked(wanted, self._plan.plan.feeds, f"replica {replica} of {role.group!r}")
+        except Exception as error:
+            failed(error)
+            return
+        self._way.compute(self._plan, feeds, self._way.context(version, replica, len(role.replicas)), taken, failed)
+
+    def _rest(self) -> None:
+        self._taking -= 1
+        if self.rests:
+            self._rested()
+
+    def _post(self, wants: Wants, version: int, rows: Sequence[Array]) -> None:
+        role = self._role
+        there = role.replicas[wants.replica]
+        self._way.post(there, Rows(role.run, version, role.server, wants.replica, wants.number, tuple(rows)))

@@ -1,0 +1,417 @@
+"""A parameter server of a run: keeps updates, applies the sets that are ordered, and tells replicas each new version.
+
+Law: what is kept and applied is `Shard`'s to say, which set it is server 0's. A version is told to each replica once,
+as the values are then; while two of them are on their way to a replica, it is told no more, and then of the newest
+alone. Where updates may be stale, a version is told to whoever has nothing under way here, as its update is applied,
+to whoever says that it waits for one, and to whoever is to know that what it does is too old to count. Whether its
+numbers are finite says an update itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.errors import GraphError, InternalError, name_error
+from flowrt.sched.drivers.messages import (
+    Allow,
+    Applied,
+    BeginServer,
+    Failed,
+    Held,
+    Lost,
+    Order,
+    Probe,
+    Ready,
+    Seen,
+    Update,
+    Version,
+    Wants,
+)
+from flowrt.sched.drivers.way import Way, bundled, checked, unbundled
+from flowrt.sched.server.combining import Combiner
+from flowrt.sched.server.coordination import Coordination
+from flowrt.sched.server.gathering import Gathering
+from flowrt.sched.server.standing_in import left_with_orders, report_of
+from flowrt.sched.server.undriven import Undriven
+from flowrt.sched.versions.opening import Left
+from flowrt.sched.versions.quorum import Verdict
+from flowrt.sched.versions.shard import Shard
+from flowrt.valueclass import replace
+
+if TYPE_CHECKING:
+    from flowrt.sched.drivers.closed import Closed
+    from flowrt.sched.host.rendezvous import Array
+    from flowrt.spec import Spec
+
+Parts: TypeAlias = "tuple[Array, ...]"
+AHEAD = 2  # versions on their way to a replica
+REMEMBERED = 64  # orders, in case that server 0 is lost: the client may not have had the reports of the newest
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one replica was told: the newest version, and those that it has not acknowledged, with when that was.
+
+    It ``asks`` for a newer one where it has said that it waits for that.
+    """
+
+    listens: bool = False
+    asks: bool = False
+    lost: bool = False
+    turn: int = 0  # how often it was begun again
+    newest: int = -1
+    waiting: dict[int, float] = field(default_factory=dict)
+
+
+class Server:
+    """One server of a run. ``lives`` says whether the client is there; server 0 calls ``ended`` when it is over."""
+
+    def __init__(
+        self,
+        role: BeginServer,
+        apply: Closed,
+        gather: Closed | None,
+        way: Way,
+        ended: Callable[[bool], None],
+        lives: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.role = role
+        self.way = way
+        self.broke = False  # an update was begun to be applied, and is not
+        self.over = False
+        self._apply = apply
+        fed = zip(role.applied, apply.plan.feeds, strict=True)
+        self._expected = {part: feed for (member, part), feed in fed if member == 0}  # of each part of an update
+        self._gathering = None if gather is None else Gathering(role, gather, way, self._fail, self._obey_waiting)
+        self._waiting: Order | None = None  # for rows to be taken first
+        self._orders: deque[Order] = deque(maxlen=REMEMBERED)  # that were heard, should server 0 be lost
+        self._combiner = (
+            Combiner(role.combined, len(role.replicas), way, role.counted if role.measures else 0)
+            if role.combined
+            else None
+        )
+        self._squares = [nan] * len(role.replicas)  # of the newest update of each
+        self._square = nan  # of what the variables were moved by last
+        self._applying: asyncio.Task[None] | None = None
+        self._shard: Shard[Parts] = Shard.start(len(role.replicas), role.version, role.staleness)
+        self._told = [_Told() for _ in role.replicas]
+        self._values: tuple[Any, ...] = ()
+        self._at = role.version  # what replicas are told
+        self._specs = self._find_specs()
+        kind = Undriven if role.detached else Coordination
+        self.coordination = None if role.server else kind(role, way, self.obey, self._publish, ended, lives)
+        self._publish(role.version)
+
+    @property
+    def version(self) -> int:
+        """The version of the variables."""
+        return self._shard.version
+
+    @property
+    def left(self) -> Left:
+        """What is kept of this run, for an opening to decide by."""
+        shard, coordination = self._shard, self.coordination
+        held = frozenset((r, shard.computed[r]) for r, update in enumerate(shard.held) if update is not None)
+        ended = self.over and shard.taken is None
+        left = Left(self.role.run, self.version, held, None, ended, self.role.client, self.broke)
+        if coordination is None:
+            return left_with_orders(left, self._orders, self.role.server)
+        left = replace(left, client="" if coordination.ending else left.client, unseen=coordination.unseen)
+        left = replace(left, detached=coordination.session)
+        if coordination.pending is None:
+            return left
+        order = coordination.order(*coordination.pending)
+        if self.role.keeps and order.version < self.version:  # who has not applied it may be lost
+            left = replace(left, unseen=(*left.unseen, report_of(order)))
+        return replace(left, order=coordination.pending, weights=order.weights, versions=order.versions)
+
+    def hear(self, message: Any) -> None:
+        """Do as a message says."""
+        coordination = self.coordination
+        match message:
+            case Update() if self._told[message.replica].lost:
+                pass  # of one that was taken for lost, and goes on: its batches are others', until it begins again
+            case Update():
+                if self._gathering is not None:
+                    self._gathering.note(message)
+                when = self._told[message.replica].waiting.get(message.version, 0.0)
+                self._acknowledge(message.replica, message.version)
+                if coordination is not None:
+                    coordination.came(message, when)
+                self._look(message)
+            case Seen(_, replica, version, cut, turn, waits):
+                if turn > self._told[replica].turn:
+                    self._told[replica] = _Told(turn=turn)
+                told = self._told[replica]
+                if not told.listens and coordination is not None:
+                    coordination.arrived(replica)
+                told.listens = True
+                told.asks |= waits and version >= told.newest  # else what it waits for is on its way
+                if cut and coordination is not None:
+                    coordination.overtook(replica, cut, told.waiting.get(int(cut[0]), 0.0))
+                self._acknowledge(replica, version)
+                self._tell(replica)
+            case Wants(_, replica, _, version):
+                if self._gathering is not None:
+                    self._gathering.hear(message, self._at if self._may_gather else -2)
+                if version >= 0:  # while it waits for rows it may be overtaken
+                    self._told[replica].asks |= version >= self._told[replica].newest
+                    self._acknowledge(replica, version)
+                    self._tell(replica)
+            case Order(_, version, replicas, weights, versions):
+                if not self.over:  # else the opening of the next run decides
+                    if self.role.keeps and (not self._orders or self._orders[-1].version < version):
+                        self._orders.append(message)
+                    self.obey(version, replicas, weights, versions)
+            case Lost(_, replica, turn, leaves):
+                if turn >= self._told[replica].turn and not leaves:  # else it was begun again meanwhile
+                    self._told[replica].lost = True
+                if coordination is not None:
+                    coordination.hear(message)
+            case Probe():
+                if coordination is not None:
+                    coordination.tell_pending([min(told.waiting.values(), default=0.0) for told in self._told])
+            case Allow() | Ready() | Held() | Applied() | Failed():
+                if coordination is None:
+                    raise InternalError(f"server {self.role.server} does not coordinate")
+                coordination.hear(message)
+            case _:
+                raise InternalError(f"{type(message).__name__} is not said to a server")
+
+    def broken(self, peer: str) -> None:
+        """Say again what those at ``peer`` may not have heard."""
+        role = self.role
+        for replica, task in enumerate(role.replicas):
+            if task == peer and self._told[replica].listens:
+                told = self._told[replica]
+                self._told[replica] = _Told(listens=True, asks=True, lost=told.lost, turn=told.turn)
+                self._tell(replica)
+        if self.coordination is not None:
+            self.coordination.broken(peer)
+        elif peer == role.servers[0]:
+            self._say_all()
+
+    def lose_node(self, task: str) -> None:
+        """A node is gone, as this one sees."""
+        for lost in () if self.coordination is None else self.coordination.lose_node(task):
+            self.hear(lost)
+
+    def close(self, whole: bool) -> None:
+        """Tell nobody anything any more, and forget the updates, if they are not wanted to make all servers whole."""
+        self.over = True
+        if self.coordination is not None:
+            self.coordination.close()
+        self._told = [_Told() for _ in self._told]
+        self._values = ()
+        if self._combiner is not None:
+            self._combiner.forget()
+        if whole and self._shard.taken is None:
+            self._shard = Shard.start(len(self._told), self.version, self.role.staleness)
+
+    @property
+    def rests(self) -> bool:
+        """Whether the variables are at a version, as nothing is being applied."""
+        return self._shard.taken is None and (self._applying is None or self._applying.done())
+
+    async def wait_applied(self) -> None:
+        """Wait until nothing is being applied."""
+        while (applying := self._applying) is not None and not applying.done():
+            await asyncio.wait([applying])
+
+    # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look(self, update: Update) -> None:
+        """Keep an update, if its numbers are finite and it is what the variables are moved by."""
+        replica = update.replica
+        if not update.finite or not self._shard.expects(update.version, replica):
+            self._hold(update, (), update.finite)
+            return
+        try:
+            parts = unbundled(update.parts)
+            whose = f"replica {replica} of {self.role.group!r}"
+            checked([parts[part] for part in self._expected], self._expected.values(), whose)
+        except Exception as error:
+            self._fail(update.version, replica, error)
+        else:
+            self._hold(update, tuple(parts), True)
+
+    def _hold(self, update: Update, parts: Parts, finite: bool) -> None:
+        version, replica = update.version, update.replica
+        self._shard, verdict = self._shard.hold(version, replica, parts, finite)
+        if verdict is Verdict.HELD:
+            self._squares[replica] = update.square
+        if verdict is not Verdict.LATE and not self.over:
+            self._say_held(replica, version, verdict is not Verdict.REFUSED)
+        self._tell(replica)
+
+    def _say_held(self, replica: int, version: int, finite: bool) -> None:
+        role, square = self.role, self._squares[replica] if finite else nan
+        if self.coordination is None:
+            self.way.post(role.servers[0], Held(role.run, role.server, version, replica, finite, square))
+        else:
+            self.coordination.hold(role.server, version, replica, finite, square)
+
+    def _say(self, message: Applied | Failed) -> None:
+        """Tell server 0."""
+        if self.coordination is None:
+            self.way.post(self.role.servers[0], message)
+        else:
+            self.coordination.hear(message)
+
+    def _say_all(self) -> None:
+        role, shard = self.role, self._shard
+        for replica, update in enumerate(shard.held):
+            if update is not None or replica in shard.refused:
+                self._say_held(replica, shard.computed[replica], replica not in shard.refused)
+        if shard.version > role.version:
+            self._say(Applied(role.run, role.server, shard.version - 1, self._square))
+
+    def _fail(self, version: int, replica: int, error: BaseException) -> None:
+        self._say(Failed(self.role.run, version, replica, self.role.server, *name_error(error)))
+
+    # ── applying ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def obey(
+        self,
+        version: int,
+        replicas: tuple[int, ...],
+        weights: tuple[float, ...] | None = None,
+        versions: tuple[int, ...] = (),
+    ) -> None:
+        """Apply a set of updates, once: their mean, or each times its weight; see `Order`."""
+        if self.role.staleness and not self.over and self._gathering is not None and not self._gathering.rests:
+            self._waiting = Order(self.role.run, version, replicas, weights, versions)
+            return
+        self._shard, updates = self._shard.take(version, replicas, versions)
+        if updates is None:
+            if version < self._shard.version:
+                self._say(Applied(self.role.run, self.role.server, version, self._square))
+            return
+        if self._combiner is None:
+            self._move(version, updates)
+            return
+
+        def failed(error: BaseException) -> None:
+            self._give_back(version, error)
+
+        combiner = self._combiner
+        alone = len(replicas) == 1 and weights is None
+
+        def combined(parts: Sequence[Array]) -> None:
+            self._square = self._squares[replicas[0]] if alone else combiner.square
+            self._move(version, [parts])
+
+        if (combining := combiner.combine(updates, weights, combined, failed)) is not None:
+            self._applying = combining  # else they are moved already, or that goes on in another task
+
+    def _obey_waiting(self) -> None:
+        """Apply what was ordered while rows were being taken."""
+        if (order := self._waiting) is not None and not self.over:
+            self._waiting = None
+            self.obey(order.version, order.replicas, order.weights, order.versions)
+
+    def _move(self, version: int, updates: Sequence[Sequence[Array]]) -> None:
+        """Move the variables by updates, as the plan takes them."""
+        role = self.role
+        made = np.asarray(version + 1, np.int64)
+        feeds = [made if member < 0 else updates[member][part] for member, part in role.applied]
+        context = self.way.context(version, len(role.replicas), len(role.replicas))
+
+        def applied(_: Sequence[Array]) -> None:
+            self._shard = self._shard.applied(version)
+            self._say_applied(version)
+
+        def failed(error: BaseException) -> None:
+            self.broke = True
+            self._give_back(version, error)
+
+        try:
+            checked(feeds, self._apply.plan.feeds, f"an update of {role.group!r}")
+        except Exception as error:
+            self._give_back(version, error)
+            return
+        self._applying = self.way.compute(self._apply, feeds, context, applied, failed, at="server")
+
+    def _give_back(self, version: int, error: BaseException) -> None:
+        """What was ordered of ``version`` is not applied; unless it `broke`, nothing of it is written."""
+        self._shard = self._shard.give_back(version)
+        self._fail(version, -1, error)
+
+    def _say_applied(self, version: int) -> None:
+        if self.coordination is None:
+            self._publish(version + 1)  # server 0 does so once all have applied it, since it says who begins
+        self._say(Applied(self.role.run, self.role.server, version, self._square))
+
+    # ── telling replicas ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _find_specs(self) -> list[Spec]:
+        host, known = self.way.host, self.way.host.inventory()
+        missing = [name for name in self.role.values if name not in known]
+        if missing:
+            raise GraphError(
+                f"variable {missing[0][1]!r} has no value on {host.task}: was it reset since the session opened?"
+            )
+        return [known[name] for name in self.role.values]
+
+    def _publish(self, version: int) -> None:
+        """Tell replicas of a version. What is on its way may change: then its update comes too late to count.
+
+        Where it may count all the same, or replicas read here while others may write, they are told copies.
+        """
+        self._at = version
+        if self.over:
+            return
+        variables = self.way.host.variables
+        values = (variables.value(name, spec) for name, spec in zip(self.role.values, self._specs, strict=True))
+        copies = self.role.staleness or self.way.host.task in self.role.replicas
+        self._values = bundled([self._copy(value) if copies else value for value in values])
+        for replica in range(len(self._told)):
+            self._tell(replica)
+
+    def _copy(self, value: Array) -> Array:
+        copied = self.way.host.memory.output(value.shape, value.dtype)
+        np.copyto(copied, value)
+        return copied
+
+    def _tell(self, replica: int) -> None:
+        """Tell a replica of the newest version, if it is to know of it, and of what it was told enough has arrived."""
+        told, role = self._told[replica], self.role
+        if not told.listens or told.lost or told.newest >= self._at or len(told.waiting) >= AHEAD:
+            return
+        if not self._may_gather:
+            return  # it is told the next one
+        too_old = self._at - told.newest > role.staleness  # what it does, if it does anything
+        if not (too_old or told.asks or (not told.waiting and not self._is_under_way(replica))):
+            return
+        told.newest, told.asks = self._at, False
+        told.waiting[self._at] = self.way.clock()
+        booked = (0, False, 0) if self.coordination is None else self.coordination.booked(replica)
+        number, rows = (0, ()) if self._gathering is None else self._gathering.give(replica, self._at)
+        told_now = Version(role.run, self._at, role.server, replica, *booked, self._values, number, rows)
+        self.way.post(role.replicas[replica], told_now)
+
+    def _acknowledge(self, replica: int, version: int) -> None:
+        waiting = self._told[replica].waiting
+        for other in [other for other in waiting if other <= version]:
+            del waiting[other]
+
+    def _is_under_way(self, replica: int) -> bool:
+        """Whether an update of a replica is here that may yet count: server 0 knows, others believe it."""
+        shard, coordination = self._shard, self.coordination
+        if shard.held[replica] is None:
+            return False
+        return coordination is None or coordination.is_under_way(replica, shard.computed[replica])
+
+    @property
+    def _may_gather(self) -> bool:
+        """Whether rows that are taken now are of the version that replicas are told, where that has to be so."""
+        if self._gathering is None or not self.role.staleness:
+            return True
+        return self._shard.version == self._at and self._shard.taken is None

@@ -1,0 +1,122 @@
+"""When a step may be run by one direct call: it is one tape that lies straight between feeds and fetches.
+
+Law: a plan is made after a run that went well in the caller's thread, so what it needs is compiled, its variables are
+there, and it is known whether a crew is of use. It has a room of its own, and one call at a time. It lets the GIL go
+while it runs, unless that takes longer than what is run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.kernels.run.direct import MOST_OUTPUTS, Terms, plan_words
+from flowrt.sched.host.memory import counted
+from flowrt.sched.tape.interrupts import note_plan
+from flowrt.spec import Spec, spec_of
+
+if TYPE_CHECKING:
+    from flowrt.sched.executor import Executor
+    from flowrt.sched.tape.tape import Tape
+    from flowrt.sched.units import Unit
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_NO_VARIABLES = (ctypes.c_int64 * 3)()
+KEPT_SECONDS = 20e-6  # for which a tape keeps the GIL: to have it again from who took it may cost 50
+
+
+class Numbers:
+    """The numbers of a session's runs, each above those before it; and whether the session is open, as a word."""
+
+    def __init__(self) -> None:
+        self.counter = itertools.count(1)  # 0 is the initialisation's
+        self._aside = itertools.count(-1, -1)
+        self.base = (ctypes.c_int64 * 1)()
+        self.gate = (ctypes.c_int64 * 1)()
+
+    def fresh(self) -> int:
+        """A number above that of every run so far. From any thread."""
+        return self.base[0] + next(self.counter)
+
+    def next(self) -> int:
+        """What `fresh` would answer; takes nothing."""
+        return self.base[0] + int(repr(self.counter)[len("count(") : -1])  # the one way to look at it without a turn
+
+    def aside(self) -> int:
+        """A number, below 0, for a run beside the program's own, whose draws must not hang on it."""
+        return next(self._aside)
+
+    def skip(self, number: int) -> None:
+        """Number the runs to come from at least ``number``."""
+        self.base[0] += max(0, number - self.next())
+
+
+def direct_plan(
+    executor: Executor,
+    unit: Unit,
+    tape: Tape,
+    inputs: Sequence[Array],
+    fetches: Sequence[int],
+    numbers: Numbers,
+    seed: int,
+) -> tuple[Any, ...] | None:
+    """The plan of a direct call for feeds like those of a run that just ended; None where there can be none.
+
+    ``inputs`` are the feeds, ``fetches`` outputs of the tape. The plan is kept with the tape for as long as the
+    variables lie where they lay, and runs are numbered and drawn for as they were.
+    """
+    variables, crew = executor.host.variables, executor.host.lanes.crew
+    made = tape.direct
+    if made is not None and made[:2] == (variables.changes, (numbers, seed)):
+        return made[2]
+    if tape.passes_on or len(tape.recording.outputs) > MOST_OUTPUTS:
+        return None
+    together = variables.together(unit.reads, unit.writes)
+    if together is None:
+        return None
+    changes, memory = variables.changes, together.memory  # in this order: what comes between outdates the plan
+    needed = zip(tape.variables, tape.recording.variable_specs, strict=True)
+    found = [variables.find(name, spec) for name, spec in needed]
+    laid = [value for value in found if value is not None and value.flags.c_contiguous]
+    if memory is None or len(laid) < len(found):
+        return None
+    room, place, first = tape.lay(seed, laid, crew)
+    cells = {value: first + 8 * number for number, value in enumerate(unit.inputs)}
+    arguments = [(spec_of(array), cells.get(value, 0)) for value, array in enumerate(inputs)]
+    after = first + 8 * len(unit.inputs)
+    specs = [output.spec for output in tape.recording.outputs]
+    made_at = dict(zip(unit.outputs, [(spec, after + 8 * number) for number, spec in enumerate(specs)], strict=True))
+    wanted = [made_at[value] for value in dict.fromkeys(fetches)]
+    outputs = [(spec, cell, _maker(tape, spec)) for spec, cell in wanted]
+
+    def fail(reached: int, status: int) -> None:
+        raise tape.failure(room, reached, status)
+
+    terms = Terms(
+        numbers.gate,
+        numbers.counter,
+        numbers.base,
+        variables.words if laid else _NO_VARIABLES,
+        changes if laid else 0,
+        together.words,
+        memory if laid else (),
+        variables.grant,
+        tape.expected_seconds > KEPT_SECONDS,
+        fail,
+    )
+    # not the variables' memory: where that is let go, ``changes`` have changed
+    plan = (*plan_words(place, terms, arguments, outputs), together, room, tape, crew)
+    tape.direct = changes, (numbers, seed), plan
+    note_plan(room, plan[0])
+    return plan
+
+
+def _maker(tape: Tape, spec: Spec) -> Callable[[], Array] | None:
+    """Who makes an output, where that is more than asking NumPy."""
+    return partial(tape.fresh_output, spec.concrete, spec.dtype) if counted(spec.nbytes) else None

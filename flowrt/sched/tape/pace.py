@@ -1,0 +1,169 @@
+"""How fast a tape runs, what that says of sharing it, and the memory that the threads sharing it have in common.
+
+Law: a `Pace` learns from its tape's first runs how long each launch takes, and asks `schedule` whether several threads
+are worth their trouble; before, a guess decides. It changes nothing that a tape computes. A `Share` belongs to one
+room and holds what one run at a time needs beside that room; its words are laid out as `kernels.run.board` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.kernels.run import board as at
+from flowrt.sched.host.lanes import aligned_zeros
+from flowrt.sched.tape.schedule import WORTHWHILE, Schedule, control, divide, hazards, worth_a_look
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan
+    from flowrt.sched.regions.regions import Region
+    from flowrt.sched.tape.recording import Launch
+    from flowrt.sched.tape.turns import Turns
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+LEARNING = 3  # timed runs: the first is cold, and any may be disturbed
+CLOCK = 20  # nanoseconds of a launch's time that are the clock's
+GUESS_FROM = 1e-3  # seconds that a tape must be guessed to take to be shared before it was timed
+TURN = 10e-6  # seconds that a turn of a loop must take to be shared: from turn to turn nobody falls asleep
+NO_TURNS: Mapping[Any, Any] = MappingProxyType({})
+
+
+class Division:
+    """A schedule as the loops read it; immutable. ``turns`` are the divisions of loops whose turns are shared."""
+
+    __slots__ = ("chunks", "count", "followers", "schedule", "tasks", "threads", "turns")
+
+    def __init__(self, schedule: Schedule, threads: int, turns: Mapping[Turns, Division] = NO_TURNS) -> None:
+        self.schedule, self.threads, self.turns = schedule, threads, turns
+        self.count, self.chunks = len(schedule.tasks), schedule.chunks
+        followers: list[list[int]] = [[] for _ in schedule.tasks]
+        for number, task in enumerate(schedule.tasks):
+            for before in task.after:
+                followers[before].append(number)
+        self.followers = np.array([n for each in followers for n in each] or [0], np.int64)
+        self.tasks = np.empty((self.count, at.TASK_WORDS), np.int64)
+        stop = 0
+        for number, task in enumerate(schedule.tasks):
+            start, stop = stop, stop + len(followers[number])
+            self.tasks[number] = (task.first, task.stop, task.chunks, start, stop, len(task.after), task.own)
+
+
+class Share:
+    """What one run of a divided tape at a time needs beside its room: counters, and the helpers' words and bases.
+
+    ``nodes`` and ``row`` are addresses: of the launches, and of the caller's words and bases. ``local`` is the helpers'
+    own memory, in equal parts. ``board`` is the crew's, ``turns`` are the shares of loops, by their cells.
+    """
+
+    __slots__ = ("_local", "_words", "address", "division", "turns")
+
+    def __init__(self, division: Division, nodes: int, row: int, row_words: int, local: Array, board: int) -> None:
+        self.division, self._local = division, local
+        self.turns: dict[int, Share] = {
+            loop.cell: Share(inner, loop.nodes.ctypes.data, row, row_words, local, board)
+            for loop, inner in division.turns.items()
+        }
+        helpers = division.threads - 1
+        counters = -(-(at.COUNTERS_END + at.TASK_COUNTERS * division.count + division.chunks) // 16) * 16
+        self._words = aligned_zeros(counters + helpers * row_words)
+        self.address = int(self._words.ctypes.data)
+        self._words[at.NODES], self._words[at.ROW], self._words[at.ROW_WORDS] = nodes, row, row_words
+        self._words[at.TASKS], self._words[at.TASK_COUNT] = division.tasks.ctypes.data, division.count
+        self._words[at.FOLLOWERS], self._words[at.CHUNKS] = division.followers.ctypes.data, division.chunks
+        self._words[at.ROWS] = self.address + 8 * counters
+        self._words[at.LOCAL], self._words[at.LOCAL_BYTES] = local.ctypes.data, local.nbytes // helpers
+        self._words[at.BOARD], self._words[at.SPAN + 1] = board, division.schedule.tasks[-1].stop
+
+    def time(self, times: int) -> None:
+        """Have the next run add each launch's nanoseconds to the words at ``times``, if there are any."""
+        self._words[at.TIMES] = times
+
+
+class Pace:
+    """What a tape knows of its speed. ``division`` says how a crew of ``threads`` shares it, None: not at all.
+
+    ``loops`` are those among the launches, by number.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        launches: Sequence[Launch],
+        threads: int,
+        loops: Mapping[int, Turns] = NO_TURNS,
+        region: Region | None = None,
+    ) -> None:
+        self.threads = threads
+        self.left = LEARNING
+        self.division: Division | None = None
+        self._launches = launches
+        self._units = [launch.step.units for launch in launches]
+        self._after: list[set[int]] | None = None
+        self._plan, self._region = plan, region
+        self._fastest: Array | None = None
+        self._loops = loops
+        self._turns: dict[Turns, Array] = {}  # what each launch of a turn took at least
+        if threads < 2 or (
+            sum(self._units) < 2 and not any(one.divisible for loop in loops.values() for one in loop.all())
+        ):
+            self.left = 0
+        elif sum(launch.seconds for launch in launches) > GUESS_FROM:
+            self.decide([launch.seconds for launch in launches])
+
+    def learn(self, nanoseconds: Array, turns: Mapping[Turns, Array | None] = NO_TURNS) -> None:
+        """What each launch took in a whole run, and in a turn of each loop. May be called from any thread."""
+        for loop, taken in turns.items():
+            if taken is not None:
+                known = self._turns.get(loop)
+                self._turns[loop] = taken if known is None else np.minimum(known, taken)
+        fastest = self._fastest
+        self._fastest = fastest = nanoseconds if fastest is None else np.minimum(fastest, nanoseconds)
+        self.left -= 1
+        if self.left == 0:
+            self.decide(_seconds(fastest))
+            self._after = self._fastest = None
+            self._turns.clear()
+
+    def decide(self, seconds: Sequence[float]) -> None:
+        """Divide the tape anew for launches that take so long."""
+        if not worth_a_look(seconds, self.threads):
+            self.division = None
+            return
+        if self._after is None:
+            pairs = zip(hazards(self._launches), control(self._plan, self._launches, self._region), strict=True)
+            self._after = [shared | ordered for shared, ordered in pairs]
+        self.division = self._divided(seconds, self._units, self._after, self._loops, WORTHWHILE)
+
+    def _divided(
+        self,
+        seconds: Sequence[float],
+        units: Sequence[int],
+        after: Sequence[Iterable[int]],
+        loops: Mapping[int, Turns],
+        worthwhile: float,
+    ) -> Division | None:
+        """A division of launches, loops among them: these whole, or their turns shared, whichever is better."""
+        own: dict[int, float] = {}
+        turns: dict[Turns, Division] = {}
+        for number, loop in loops.items():
+            if loop in self._turns:
+                inner = _seconds(self._turns[loop])
+                made = self._divided(inner, loop.units, loop.after, loop.inside, TURN)
+                if made is not None:
+                    own[number] = seconds[number] * made.schedule.seconds / sum(inner)
+                    turns |= {loop: made, **made.turns}
+        shared = divide(seconds, units, after, self.threads, own=own, worthwhile=worthwhile)
+        whole = divide(seconds, units, after, self.threads, worthwhile=worthwhile) if own else None
+        if shared is not None and (whole is None or shared.seconds <= whole.seconds):
+            return Division(shared, self.threads, turns)
+        return None if whole is None else Division(whole, self.threads)
+
+
+def _seconds(nanoseconds: Array) -> list[float]:
+    """The time of each launch, without the clock's."""
+    found: list[float] = (np.maximum(nanoseconds - CLOCK, 1) * 1e-9).tolist()
+    return found

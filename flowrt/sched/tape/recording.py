@@ -1,0 +1,470 @@
+"""What a region comes to once its inputs' shapes are known: the launches in order, and where every value lies.
+
+Law: pure; it runs inference, picks kernels and lays out memory, and touches none. The order is the plan's. An alias
+shares its input's place; what inference finds out by itself (shapes and their arithmetic) becomes a constant. A value
+that leaves the region is computed straight into memory that leaves with it; inputs and constants that leave are passed
+on as they are. A variable is read where it lies, unless a write comes before the last use of what was read, or what was
+read leaves: then it is copied at the moment of the read. What is written over what, and what is computed straight into
+a variable, `sharing` says.
+
+Slots of the bases: the run's words, the arena, the running thread's local memory, the region's inputs, its fresh
+outputs, its variables, its constants, and what loops and branches point at from turn to turn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.attributes import attr_key
+from flowrt.errors import GraphError
+from flowrt.kernels.composite.many import ManyStep
+from flowrt.kernels.fusion.fused import WORTH_BYTES
+from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
+from flowrt.sched.host.arena import ALIGNMENT, aligned, lay_out
+from flowrt.sched.loops.nesting import apply_structured
+from flowrt.sched.loops.structured import PURE_STRUCTURED
+from flowrt.sched.regions.cost import Cost, predict
+from flowrt.sched.regions.lives import Lives, find_lives
+from flowrt.sched.regions.regions import (
+    READ,
+    ROW_WRITES,
+    WRITES,
+    Name,
+    Region,
+    resource_of,
+    resources_of,
+    variable_spec,
+)
+from flowrt.sched.regions.sharing import Sharing, share
+from flowrt.sched.tape.gathering import gather
+from flowrt.sched.tape.schedule import control
+from flowrt.spec import Spec
+from flowrt.valueclass import valueclass
+
+if TYPE_CHECKING:
+    from flowrt.kernels.launch import AnyStep
+    from flowrt.kernels.store.background import Order
+    from flowrt.plan import Plan, PlanNode
+
+WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
+UPDATES = {"assign_add": "add", "assign_sub": "subtract"}  # op that writes → the kernel's op on (variable, value)
+
+NO_BYTES = Spec("uint8", (0,))
+NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
+
+
+@valueclass
+class Stretch:
+    """Bytes that a launch touches: from ``begin`` up to ``end`` of a slot."""
+
+    slot: int
+    begin: int
+    end: int
+    written: bool
+
+
+@valueclass
+class Launch:
+    """One call of an entry: its operands' places and sizes, and the plan's node it is part of.
+
+    ``also`` are other nodes that it is part of. ``control`` are plan nodes that must be done before it and may share no
+    memory with it: those that its nodes wait for, and those that an assignment waits for which this launch carries out
+    by writing straight to the variable.
+    """
+
+    step: AnyStep
+    places: tuple[Operand, ...]
+    node: int
+    sizes: tuple[int, ...] = ()
+    control: tuple[int, ...] = ()
+    seconds: float = 0.0  # roughly
+    also: tuple[int, ...] = ()
+
+    def stretches(self) -> Iterator[Stretch]:
+        """The shared memory it reads and writes; what it writes may also be read by it."""
+        for position, number in enumerate(self.step.operands):
+            place, nbytes = self.places[number], self.sizes[number]
+            if nbytes and place.slot != LOCAL_SLOT:
+                yield Stretch(place.slot, place.offset, place.offset + nbytes, position >= self.step.reads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """Where one of the region's outputs comes from: fresh memory (both None), an input, or a constant."""
+
+    spec: Spec
+    input: int | None = None
+    constant: np.ndarray[Any, Any] | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the tape makes it: it is neither an input nor a constant."""
+        return self.input is None and self.constant is None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A region on concrete specs, ready to be compiled into a tape. Sizes are in bytes."""
+
+    launches: tuple[Launch, ...]
+    outputs: tuple[Output, ...]
+    variables: tuple[Name, ...]
+    variable_specs: tuple[Spec, ...]
+    constants: tuple[np.ndarray[Any, Any], ...]
+    arena_bytes: int
+    local_bytes: int  # that each thread has for itself
+    slots: int  # of the bases, behind the constants, that launches set themselves
+    value_bytes: int  # of all that is computed and does not leave, did nothing share its memory
+    predicted_seconds: float
+    longest_seconds: float  # a guess of what its loops may come to whose turns values count; infinite without a limit
+    orders: tuple[Order, ...] = ()  # what, once it is compiled, makes a better recording
+
+    @property
+    def output_bytes(self) -> int:
+        """What a run takes for the outputs it makes."""
+        return sum(output.spec.nbytes for output in self.outputs if output.fresh)
+
+    @property
+    def room_bytes(self) -> int:
+        """What a run takes for the arena and for one thread's own memory, wherever that may begin."""
+        return self.arena_bytes + self.local_bytes + ALIGNMENT
+
+
+def record(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Recording:
+    """Lay ``region`` out for inputs of these concrete specs; those of ``shape_inputs`` carry their values.
+
+    Raises `SpecError` naming the node that does not fit, `DataDependent` where the shapes cannot be known beforehand.
+    """
+    return _recorder(plan, region, inputs).recording()
+
+
+@valueclass
+class Resident:
+    """A tensor that a region computes, or the scratch of a launch: made by the plan's ``node``, in memory from the
+    ``first`` to the ``last`` node of the region that needs it, by place. It may share that memory with those before it.
+    """
+
+    node: int
+    what: str
+    spec: Spec
+    first: int
+    last: int
+
+
+def residents(plan: Plan, region: Region, inputs: Sequence[Spec]) -> list[Resident]:
+    """What is in memory while a region runs on inputs of these specs, its variables, inputs and constants apart."""
+    recorder = _recorder(plan, region, inputs)
+    lives, found = recorder.lives, []
+    homed = {id(home) for home in recorder.homes.values()}
+    for index, _, values in lives.nodes():
+        for value in values:
+            home = recorder.homes.get(value)
+            if home is None or home.slot >= recorder.first_variable or not home.slot:
+                continue
+            leaves, life = value in recorder.leaves, lives.of[value]
+            last = len(region.nodes) - 1 if leaves else life.last
+            what = "output" if leaves else "value"
+            found.append(Resident(region.nodes[index], what, lives.specs[value], life.first, last))
+    for storage in recorder.arena:
+        if id(storage) not in homed:
+            place = region.nodes[storage.first]
+            found.append(Resident(place, "scratch", storage.spec, storage.first, storage.last))
+    return found
+
+
+def _recorder(plan: Plan, region: Region, inputs: Sequence[Spec]) -> _Recorder:
+    lives = find_lives(plan, region, inputs)
+    applications = _apply_nodes(lives)
+    recorder = _Recorder(lives, applications, share(lives, applications))
+    recorder.decide_outputs()
+    recorder.launch()
+    return recorder
+
+
+def _apply_nodes(lives: Lives) -> dict[int, Application]:
+    """What computes each node: one for all nodes that do the same, as many do in long graphs. What is structured names
+    the nodes inside, and each its own."""
+    applications: dict[int, Application] = {}
+    alike: dict[Hashable, Application] = {}
+    for index, node, _ in lives.nodes():
+        if lives.computes(index):
+            key = index if node.op in PURE_STRUCTURED else (node.op, _attrs_key(node), *lives.operands(index))
+            alike[key] = applications[index] = alike.get(key) or _apply_node(lives, index)
+    return applications
+
+
+def _attrs_key(node: PlanNode) -> Hashable:
+    """A node's attributes as what equals only the same; a program is numbers and names alone, and may be long."""
+    return tuple((n, repr(v) if n == "members" else attr_key(v)) for n, v in sorted(node.attrs.items()))
+
+
+def _apply_node(lives: Lives, index: int) -> Application:
+    node = lives.node(index)
+    if node.op in PURE_STRUCTURED:
+        specs, device = lives.operands(index), lives.region.device
+        return apply_structured(
+            node.op, specs[: len(node.inputs)], specs[len(node.inputs) :], node.attrs, device, record
+        )
+    return _apply(lives, index, node.op, lives.operands(index), len(node.inputs), node.attrs)
+
+
+def _apply(
+    lives: Lives, index: int, op: str, specs: Sequence[Spec], inputs: int, attrs: Mapping[str, Any] = NO_ATTRS
+) -> Application:
+    try:
+        return apply_kernel(op, specs[:inputs], specs[inputs:], attrs, lives.region.device.partition(":")[0])
+    except GraphError as error:
+        raise type(error)(f"{lives.node(index).where()}: {error}") from None
+
+
+@dataclass(slots=True, eq=False)
+class _Storage:
+    """A stretch of memory under some slot; in the arena from ``first`` to ``last``, in the order of nodes."""
+
+    slot: int
+    spec: Spec = NO_BYTES
+    first: int = 0
+    last: int = 0
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    step: AnyStep
+    storages: list[_Storage]
+    sizes: tuple[int, ...]
+    node: int
+    index: int  # of that node in the region
+    control: tuple[int, ...]
+    seconds: float
+    also: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Recorder:
+    lives: Lives
+    applications: Mapping[int, Application]
+    sharing: Sharing
+    homes: dict[int, _Storage] = field(default_factory=dict)  # root → its memory
+    memory: dict[Name, _Storage] = field(default_factory=dict)
+    written: dict[Name, list[int]] = field(default_factory=dict)  # places where each variable is written, in order
+    outputs: list[Output] = field(default_factory=list)
+    leaves: dict[int, list[int]] = field(default_factory=dict)  # root → slots of the fresh outputs it becomes
+    heirs: dict[int, int] = field(default_factory=dict)  # root → the root that is written over it
+    pending: list[_Pending] = field(default_factory=list)
+    arena: list[_Storage] = field(default_factory=list)
+    private: list[_Storage] = field(default_factory=list)  # slots that launches set themselves
+    copying: dict[Spec, Application] = field(default_factory=dict)  # what copies values of one spec
+    first_variable: int = 0  # its slot; constants follow
+    local_bytes: int = 0
+    value_bytes: int = 0
+    cost: Cost = field(default_factory=Cost)
+    orders: list[Order] = field(default_factory=list)
+    wishes: Counter[Order] = field(default_factory=Counter)  # with the bytes that they would save together
+    longest: float = 0.0
+
+    # Where values lie
+
+    def decide_outputs(self) -> None:
+        """Say where each of the region's outputs comes from, and give all that is not in the arena its slot."""
+        lives, region = self.lives, self.lives.region
+        sources = {value: number for number, value in enumerate(region.inputs)}
+        slot = FIRST_SLOT + len(sources)
+        for value in region.outputs:
+            root, spec = lives.roots[value], lives.specs[value]
+            self.outputs.append(Output(spec, sources.get(root), lives.constants.get(root)))
+            if self.outputs[-1].fresh:
+                self.leaves.setdefault(root, []).append(slot)
+                slot += 1
+        self.first_variable = slot
+        self.memory = {name: _Storage(slot + number) for number, name in enumerate(region.variables)}
+        slot += len(self.memory)
+        self.homes |= {value: _Storage(FIRST_SLOT + number) for value, number in sources.items()}
+        self.homes |= {root: _Storage(slot + number) for number, root in enumerate(lives.constants)}
+        self.homes |= {root: self.memory[name] for root, name in self.sharing.homed.items()}
+        self.written = {name: self.sharing.written(lives, name) for name in region.variables}
+        self.heirs = {below: above for above, below in self.sharing.over.items()}
+
+    def _home(self, value: int) -> _Storage:
+        """Memory for a value that is computed or copied, and for all that will be written over it."""
+        if value not in self.leaves:
+            self.value_bytes += self.lives.specs[value].nbytes
+        if value in self.homes:
+            return self.homes[value]
+        members = [value]
+        while members[-1] in self.heirs:
+            members.append(self.heirs[members[-1]])
+        last, spec = members[-1], self.lives.specs[value]
+        leaves, of = self.leaves.get(last), self.lives.of
+        home = _Storage(leaves[0]) if leaves else self._in_arena(spec, of[value].first, of[last].last)
+        self.homes.update((member, home) for member in members)
+        return home
+
+    def _in_arena(self, spec: Spec, first: int, last: int) -> _Storage:
+        self.arena.append(_Storage(ARENA_SLOT, spec, first, last))
+        return self.arena[-1]
+
+    def _in_local(self, specs: Sequence[Spec]) -> list[_Storage]:
+        """Places in the running thread's own memory, which each launch has for itself."""
+        places, end = [], 0
+        for spec in specs:
+            places.append(_Storage(LOCAL_SLOT, spec, offset=end))
+            end += aligned(spec.nbytes)
+        self.local_bytes = max(self.local_bytes, end)
+        return places
+
+    # Launches
+
+    def launch(self) -> None:
+        lives = self.lives
+        carries: dict[int, list[int]] = {}  # place of a node → the plan nodes that assignments it carries out wait for
+        for assignment, place in self.sharing.carried.items():
+            carries.setdefault(place, []).extend(lives.node(assignment).control)
+        for index, node, values in lives.nodes():
+            if node.op == READ:
+                self._read(node, index, values[0])
+            elif node.op in WRITES:
+                if index not in self.sharing.carried:
+                    self._write(node, index)
+            elif index in self.applications:
+                homes = [self.homes[lives.roots[v]] for v in node.inputs] + [self._home(v) for v in values]
+                control = tuple(dict.fromkeys((*node.control, *carries.get(index, ()))))
+                self._launch(index, node.op, self.applications[index], homes, lives.operands(index), control)
+        for root, slots in self.leaves.items():
+            for slot in slots[1:]:
+                self._copy(lives.of[root].first, self.homes[root], _Storage(slot), lives.specs[root], ())
+
+    def _read(self, node: PlanNode, index: int, value: int) -> None:
+        name = resource_of(node)
+        writes = self.written[name]
+        after = bisect_right(writes, index)
+        overtaken = after < len(writes) and writes[after] < self.lives.of[value].last
+        if not overtaken and value not in self.leaves:
+            self.homes[value] = self.memory[name]
+            return
+        self._copy(index, self.memory[name], self._home(value), self.lives.specs[value], node.control)
+
+    def _write(self, node: PlanNode, index: int) -> None:
+        if node.op in ROW_WRITES:
+            homes = [self.homes[self.lives.roots[v]] for v in node.inputs]
+            homes += [self.memory[name] for name in resources_of(node)]
+            specs = [*self.lives.operands(index), *(variable_spec(node) for _ in resources_of(node))]
+            application = _apply(self.lives, index, node.op, specs, len(node.inputs), node.attrs)
+            self._launch(index, node.op, application, homes, specs, node.control)
+            return
+        memory, value = self.memory[resource_of(node)], self.homes[self.lives.roots[node.inputs[0]]]
+        spec = self.lives.specs[node.inputs[0]]
+        if node.op not in UPDATES:
+            self._copy(index, value, memory, spec, node.control)
+            return
+        op, specs = UPDATES[node.op], [spec] * 3
+        self._launch(index, op, _apply(self.lives, index, op, specs, 2), [memory, value, memory], specs, node.control)
+
+    def _copy(self, index: int, source: _Storage, target: _Storage, spec: Spec, control: tuple[int, ...]) -> None:
+        application = self.copying.get(spec)
+        if application is None:
+            application = self.copying[spec] = _apply(self.lives, index, COPY_OP, [spec] * 2, 1)
+        self._launch(index, COPY_OP, application, [source, target], [spec] * 2, control)
+
+    def _launch(
+        self,
+        index: int,
+        op: str,
+        application: Application,
+        homes: Sequence[_Storage],
+        specs: Sequence[Spec],
+        control: tuple[int, ...],
+    ) -> None:
+        """Plan the steps of one op on operands (inputs, then outputs) that lie in ``homes``."""
+        scratch = [self._in_arena(spec, index, index) for spec in application.scratch]
+        storages = [*homes, *scratch, *self._in_local(application.local)]
+        private = [_Storage(len(self.private) + i) for i in range(application.slots)]
+        self.private += private
+        storages += private
+        sizes = tuple(spec.nbytes for spec in (*specs, *application.scratch, *application.local))
+        position = self.lives.region.nodes[index]
+        seconds = predict(op, specs) / max(len(application.steps), 1)
+        self.pending += [
+            _Pending(step, storages, sizes, position, index, control, seconds) for step in application.steps
+        ]
+        self.cost.add(op, specs, len(application.steps))
+        self.orders += application.orders
+        for order, saved in application.wishes:
+            self.wishes[order] += saved
+        self.longest += application.longest_seconds
+
+    def gather(self) -> None:
+        """Make one of small launches where the order allows; what they touch is in memory until they run."""
+        reached = [*accumulate((p.index for p in self.pending), max), len(self.lives.region.nodes) - 1]
+        made: list[_Pending] = []
+        for numbers, before in gather(self.pending, control(self.lives.plan, self.pending, self.lives.region)):
+            members = [self.pending[number] for number in numbers]
+            until = reached[before]
+            for p in members:
+                for storage in p.storages:
+                    if storage.last < until and storage.slot == ARENA_SLOT:
+                        storage.last = until
+            made.append(_as_one(members) if len(members) > 1 else members[0])
+        self.pending = made
+
+    def recording(self) -> Recording:
+        self.gather()
+        offsets, total = lay_out([(s.spec.nbytes, s.first, s.last) for s in self.arena])
+        for storage, offset in zip(self.arena, offsets, strict=True):
+            storage.offset = offset
+        first = FIRST_SLOT + len(self.lives.region.inputs) + sum(output.fresh for output in self.outputs)
+        first += len(self.memory) + len(self.lives.constants)
+        for number, storage in enumerate(self.private, first):
+            storage.slot = number
+        told = {id(p.storages): p.storages for p in self.pending}  # members of one group have theirs in common
+        operands = {key: tuple([Operand(s.slot, s.offset) for s in told[key]]) for key in told}
+        worth = [order for order, saved in self.wishes.items() if saved >= WORTH_BYTES]
+        return Recording(
+            launches=tuple(
+                Launch(
+                    p.step,
+                    operands[id(p.storages)],
+                    p.node,
+                    p.sizes,
+                    p.control,
+                    p.seconds,
+                    p.also,
+                )
+                for p in self.pending
+            ),
+            outputs=tuple(self.outputs),
+            variables=tuple(self.memory),
+            variable_specs=tuple(self.lives.held[name] for name in self.memory),
+            constants=tuple(self.lives.constants.values()),
+            arena_bytes=total,
+            local_bytes=self.local_bytes,
+            slots=len(self.private),
+            value_bytes=self.value_bytes,
+            predicted_seconds=self.cost.seconds,
+            longest_seconds=self.longest,
+            orders=tuple(dict.fromkeys([*self.orders, *worth])),
+        )
+
+
+def _as_one(members: Sequence[_Pending]) -> _Pending:
+    """Launches that do not depend on one another, as one."""
+    steps = tuple(p.step for p in members if isinstance(p.step, Step))
+    first, *others = dict.fromkeys(p.node for p in members)
+    return _Pending(
+        ManyStep(steps, tuple(len(p.storages) for p in members)),
+        [storage for p in members for storage in p.storages],
+        tuple(size for p in members for size in p.sizes),
+        first,
+        members[0].index,
+        tuple(dict.fromkeys(node for p in members for node in p.control)),
+        sum(p.seconds for p in members),
+        tuple(others),
+    )

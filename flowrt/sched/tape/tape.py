@@ -1,0 +1,489 @@
+"""Tapes: a region whose shapes are known, run by the compiled loop without the GIL.
+
+Law: a tape is immutable, but for what it learns of its own speed; what one run writes to is a *room* (words, bases,
+span and arena), borrowed for the run and kept for the next, so that any number of threads may run one tape at once.
+What to launch and where values lie is decided in `recording`; here it is only compiled and called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.collection import held_back
+from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
+from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP, failure
+from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
+from flowrt.kernels.store.background import are_ready, submit
+from flowrt.kernels.store.compiling import batch
+from flowrt.kernels.store.objects import direct_address, loop_address
+from flowrt.sched.host.arena import ALIGNMENT
+from flowrt.sched.host.memory import Memory, counted
+from flowrt.sched.regions.lives import DataDependent
+from flowrt.sched.tape.pace import Division, Pace, Share
+from flowrt.sched.tape.recording import FIRST_SLOT, Launch, Recording, record
+from flowrt.sched.tape.turns import clocks as time_turns
+from flowrt.sched.tape.turns import find_turns, stopped_inside
+from flowrt.spec import Spec, Value, spec_of, value_known
+
+if TYPE_CHECKING:
+    from flowrt.plan import Plan, PlanNode
+    from flowrt.sched.host.lanes import Crew
+    from flowrt.sched.regions.regions import Region
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+# Whose variables a tape was last run on, at which count of their changes, where they lay, and they themselves.
+Laid: TypeAlias = "tuple[Any, int, Sequence[int], Sequence[Callable[[], Array | None]]]"
+
+SURPRISE = 1e-3  # seconds that are too long for the loop's own thread, whatever else was predicted; cold runs take less
+CANCELLED = -1
+RECORDED = 64  # recordings of a plan that are kept, for predictions and for the tapes made after them; one per region
+KEPT, KEPT_EACH = 256, 4  # tapes of a plan that are kept at least, and of each of its regions
+TRIMMED_EACH = 8  # idle memory is looked at each time that so many parts of the tapes are new
+_BYTES = np.dtype(np.uint8)
+"""What another thread writes to the status of a run's words to stop the tapes of that run."""
+
+_byte_of: Any = ctypes.c_char.from_buffer
+_word_at = ctypes.c_int64.from_address
+_arrays_are_known = available()
+_address_of = ctypes.addressof
+
+SPAN, WORDS, BASES = 0, 2, 2 + RUN_WORDS  # where a room's cells hold what
+
+
+@cache
+def _loop(name: str) -> Any:
+    return ENTRY_TYPE(loop_address(name))
+
+
+def address(array: Array) -> int:
+    """Where an array's entries begin. ``ctypes.data`` is right too, but five times as slow, ten times if read-only."""
+    if _arrays_are_known:
+        return _word_at(id(array) + ARRAY_DATA).value
+    return int(array.ctypes.data)
+
+
+def corrected(guess: float, fastest: float) -> float:
+    """The better of a guess and the fastest run so far: the smaller, unless every run has overshot the guess by far."""
+    return fastest if fastest > max(10 * guess, SURPRISE) else min(guess, fastest)
+
+
+class _Room:
+    """What one run of a tape writes to: the arena, and one row of cells: span, words, bases. Filled in one go."""
+
+    __slots__ = ("__weakref__", "arena", "arena_at", "bases_at", "cells", "local_at", "share", "span_at", "words_at")
+    cells: Any
+
+    def __init__(self, tape: Tape) -> None:
+        try:
+            self.arena = tape.memory.empty((tape.recording.room_bytes,), _BYTES)
+        except ResourceError as error:
+            raise ResourceError(f"{tape}: its intermediate values: {error}") from error
+        constants = tape.recording.constants
+        self.cells = (ctypes.c_int64 * (WORDS + tape.row_words))()
+        self.span_at = _address_of(self.cells)
+        self.words_at, self.bases_at = self.span_at + 8 * WORDS, self.span_at + 8 * BASES
+        start = address(self.arena)
+        self.arena_at = start + -start % ALIGNMENT
+        self.local_at = self.arena_at + tape.arena_bytes
+        self.share: Share | None = None
+        for number, constant in enumerate(constants):
+            self.cells[BASES + FIRST_SLOT + tape.dynamic + number] = address(constant)
+
+    @property
+    def number(self) -> int:
+        """The number of the direct call that runs in the room."""
+        return int(self.cells[WORDS + STEP])
+
+    def stop(self) -> None:
+        """Have a direct call that runs in the room stop after its present node. From any thread."""
+        self.cells[WORDS + STATUS] = CANCELLED
+
+
+class Tape:
+    """A region for inputs of one set of specs, compiled. Runs on any number of threads at once.
+
+    ``variables`` names what a run needs besides its inputs, in order; ``predicted_seconds`` is a rough guess of one
+    run, ``expected_seconds`` a better one, infinite before the first, and for a loop that may turn as often as it
+    likes, however short it was so far; ``passes_on`` says whether some outputs are inputs or constants as they are. At
+    most ``spare`` rooms are kept between runs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        region: Region,
+        inputs: Sequence[Spec],
+        *,
+        spare: int = 2,
+        memory: Memory | None = None,
+        recording: Recording | None = None,
+    ) -> None:
+        self.memory = memory or Memory()
+        self.recording = recording or record(plan, region, inputs)
+        self.variables = self.recording.variables
+        self.predicted_seconds = self.recording.predicted_seconds
+        self.expected_seconds = self._fastest = math.inf
+        self.arena_bytes = self.recording.arena_bytes
+        self.launches = len(self.recording.launches)
+        self.dynamic = len(inputs) + sum(o.fresh for o in self.recording.outputs) + len(self.variables)
+        row = RUN_WORDS + FIRST_SLOT + self.dynamic + len(self.recording.constants) + self.recording.slots
+        self.row_words = -(-row // 16) * 16
+        self.is_settled = False  # whether it is known of what use a crew is
+        self.runs_alone = False  # whether that is none
+        self.pace: Pace | None = None
+        self._plan = plan
+        self._region = region
+        self._compile()
+        self._fresh = [(o.spec.concrete, o.spec.dtype) for o in self.recording.outputs if o.fresh]
+        self.passes_on = len(self._fresh) < len(self.recording.outputs)
+        self._cells = slice(0, BASES + FIRST_SLOT + self.dynamic)
+        self._rooms: deque[_Room] = deque(maxlen=spare)
+        self.direct: tuple[int, tuple[Any, int], tuple[Any, ...]] | None = None  # see `sched.tape.direct`
+        self.laid: Laid | None = None
+        self._counted = any(counted(o.spec.nbytes) for o in self.recording.outputs if o.fresh)
+
+    def __str__(self) -> str:
+        first = self._plan.nodes[self._region.nodes[0]]
+        return f"the region of {len(self._region.nodes)} nodes that begins with {first.where()}"
+
+    @property
+    def idle_bytes(self) -> int:
+        """What the rooms hold that no run is in."""
+        return sum(counted(room.arena.nbytes) for room in tuple(self._rooms))
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the rooms hold that no run is in, those of direct calls included."""
+        return self.idle_bytes + (0 if self.direct is None else counted(self.recording.room_bytes))
+
+    def let_go(self) -> None:
+        """Drop the rooms that no run is in."""
+        self._rooms.clear()
+
+    def took(self, seconds: float) -> None:
+        """Learn from a whole run that took so long."""
+        self._fastest = min(self._fastest, seconds)
+        self.expected_seconds = max(corrected(self.predicted_seconds, self._fastest), self.recording.longest_seconds)
+
+    def _compile(self) -> None:
+        with batch(self._ask):
+            blocks, entries = self._ask()
+        launches = self.recording.launches
+        self._words = np.concatenate(blocks) if blocks else np.zeros(1, np.int64)
+        starts = np.cumsum([0, *(block.size for block in blocks)][:-1] if blocks else [0], dtype=np.int64)
+        blocks_at = starts * self._words.itemsize + address(self._words)
+        units = np.array([launch.step.units for launch in launches], np.int64)
+        self._nodes = np.stack([np.array(entries, np.int64), blocks_at[: len(launches)], units], axis=1)
+        self._nodes_at, self._loop = address(self._nodes), _loop("alone")
+        self._loops = find_turns(launches, self._nodes, self._words, address(self._words))
+
+    def _ask(self) -> tuple[list[Array], list[int]]:
+        """The launches' blocks and entries. Whatever the tape needs that may have to be compiled is asked for here."""
+        blocks = [launch.step.block(launch.places) for launch in self.recording.launches]
+        entries = [self._entry(launch) for launch in self.recording.launches]
+        loop_address()
+        if available():
+            direct_address()  # in this thread, which may take its time, rather than when a step is first run directly
+        return blocks, entries
+
+    def _entry(self, launch: Launch) -> int:
+        try:
+            return launch.step.address()
+        except GraphError as error:
+            raise type(error)(f"{self._plan.nodes[launch.node].where()}: {error}") from error
+
+    def run(
+        self,
+        run_words: Array,
+        inputs: Sequence[Array],
+        variables: Sequence[Array] = (),
+        outputs: Sequence[Array] | None = None,
+        crew: Crew | None = None,
+    ) -> list[Array]:
+        """The region's outputs for inputs and variables of the tape's specs; the loop runs without the GIL.
+
+        ``run_words`` (int64, see `launch`) are shared by all tapes of a run; setting their status, for instance to
+        `CANCELLED`, from another thread stops each after its present node. The ``variables``, C-contiguous, are
+        written in place; whoever calls holds them. Outputs are new arrays, except that an input or a constant that
+        leaves the region is passed on; or they are written into ``outputs``, C-contiguous arrays of their specs.
+        Where that is worth while, a ``crew`` helps; what is computed is the same, bit for bit.
+        Raises `FlowrtError` naming the node that failed, `StepCancelled` where it was stopped.
+        """
+        return self.run_at(run_words, inputs, [address(array) for array in variables], outputs, crew)
+
+    def run_at(
+        self,
+        run_words: Array,
+        inputs: Sequence[Array],
+        places: Sequence[int],
+        outputs: Sequence[Array] | None = None,
+        crew: Crew | None = None,
+    ) -> list[Array]:
+        """`run` with variables that lie at these addresses."""
+        status, step, seed, _ = run_words.tolist()
+        if status:
+            raise StepCancelled(f"{self} was not begun")
+        fresh = self._targets(outputs)
+        kept = []  # what stands in for strided inputs, held while the loop runs
+        room = self._take_room()
+        cells = [0, self.launches, 0, step, seed, _address_of(_byte_of(run_words)), room.words_at, room.arena_at]
+        cells.append(room.local_at)
+        for array in (*inputs, *fresh):
+            try:
+                cells.append(_address_of(_byte_of(array)))
+            except (TypeError, ValueError, BufferError):  # read-only, strided, or without a byte
+                kept.append(np.ascontiguousarray(array))
+                cells.append(int(kept[-1].ctypes.data))
+        cells += places
+        room.cells[self._cells] = cells
+        if crew is None or self.runs_alone:
+            self._loop(self._nodes_at, room.bases_at, room.span_at, 0)
+        else:
+            self._run_with(crew, room)
+        reached = room.cells[SPAN]
+        failed = self.failure(room, reached, room.cells[WORDS + STATUS]) if reached < self.launches else None
+        self._rooms.append(room)
+        if failed is not None:
+            try:
+                raise failed
+            finally:
+                del failed  # whose frames refer to this one
+        return self._leaving(inputs, fresh, outputs) if self.passes_on else fresh
+
+    def lay(self, seed: int, variables: Sequence[Array], crew: Crew) -> tuple[Any, Room, int]:
+        """A room of its own that lacks inputs, outputs and the run's number; where it lies, and its first input's cell.
+
+        After the inputs follow the fresh outputs. Whoever runs in it keeps the room, the ``variables`` and the crew
+        alive.
+        """
+        room = self._take_room()
+        first = BASES + FIRST_SLOT + (self.dynamic - len(variables))
+        head = [0, self.launches, 0, 0, seed, room.words_at, room.words_at, room.arena_at, room.local_at]
+        room.cells[: len(head)] = head
+        room.cells[first : first + len(variables)] = [address(variable) for variable in variables]
+        division, board = None if self.pace is None else self.pace.division, crew.board
+        if division is None or board == 0:
+            way = ("alone", self._nodes_at, room.bases_at, room.span_at)
+        else:
+            share = self._share(room, division, crew)
+            share.time(0)
+            self._lend(room, {cell: turns.address for cell, turns in share.turns.items()})
+            way = ("shared", board, share.address, room.span_at)
+        place = Room(room.span_at, room.words_at, self.launches, (loop_address(way[0]), *way[1:]))
+        return room, place, room.bases_at + 8 * FIRST_SLOT
+
+    def _take_room(self) -> _Room:
+        try:
+            return self._rooms.pop()
+        except IndexError:
+            return _Room(self)
+
+    def _run_with(self, crew: Crew, room: _Room) -> None:
+        """Run the launches with a crew's help where that pays, and learn what it costs from the first runs."""
+        pace = self.pace
+        if pace is None:
+            crew.local(self.recording.local_bytes)  # now, so that no later run takes more than the first
+            pace = self.pace = Pace(self._plan, self.recording.launches, crew.threads, self._loops, self._region)
+        timed, began = pace.left > 0, time.perf_counter()
+        times = np.zeros(self.launches if timed else 0, np.int64)
+        times_at = int(times.ctypes.data) if timed else 0
+        clocks = time_turns(self._loops) if timed else {}
+        self._lend(room, {loop.cell: clock.address for loop, clock in clocks.items()})
+        division = pace.division
+        board = 0 if division is None or crew.threads != division.threads else crew.board
+        if division is None or board == 0:
+            self._loop(self._nodes_at, room.bases_at, room.span_at, times_at)
+        else:
+            share = self._share(room, division, crew)
+            share.time(times_at)
+            if not timed:
+                self._lend(room, {cell: turns.address for cell, turns in share.turns.items()})
+            _loop("shared")(board, share.address, room.span_at, 0)
+        self._lend(room, {})
+        if timed and room.cells[SPAN] == self.launches:
+            pace.learn(times, {loop: clock.nanoseconds() for loop, clock in clocks.items()})
+            self.took(time.perf_counter() - began)
+        self.is_settled = pace.left <= 0
+        self.runs_alone = self.is_settled and pace.division is None
+
+    def _lend(self, room: _Room, addresses: Mapping[int, int]) -> None:
+        """Have those at these addresses share, or time, the turns of loops, by their cells; nobody those of others."""
+        for outer in self._loops.values():
+            for loop in outer.all():
+                room.cells[BASES + loop.cell] = addresses.get(loop.cell, 0)
+
+    def _share(self, room: _Room, division: Division, crew: Crew) -> Share:
+        """What a room needs to be divided."""
+        share = room.share
+        if share is None or share.division is not division:
+            local = crew.local(self.recording.local_bytes)
+            share = room.share = Share(division, self._nodes_at, room.words_at, self.row_words, local, crew.board)
+        return share
+
+    def _targets(self, outputs: Sequence[Array] | None) -> list[Array]:
+        if outputs is None:
+            if not self._counted:
+                return [np.empty(shape, dtype) for shape, dtype in self._fresh]
+            return [self.fresh_output(shape, dtype) for shape, dtype in self._fresh]
+        return [given for given, made in zip(outputs, self.recording.outputs, strict=True) if made.fresh]
+
+    def fresh_output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory for an output, counted."""
+        try:
+            return self.memory.output(shape, dtype)
+        except ResourceError as error:
+            raise ResourceError(f"{self}: its outputs: {error}") from error
+
+    def _leaving(self, inputs: Sequence[Array], fresh: Sequence[Array], outputs: Sequence[Array] | None) -> list[Array]:
+        """All outputs, where some are passed on."""
+        left, leaving = iter(fresh), []
+        for number, made in enumerate(self.recording.outputs):
+            if made.fresh:
+                leaving.append(next(left))
+                continue
+            source = made.constant if made.input is None else inputs[made.input]
+            assert source is not None
+            value = np.ascontiguousarray(source).reshape(made.spec.concrete)
+            if outputs is not None:
+                np.copyto(outputs[number], value)
+            leaving.append(value if outputs is None else outputs[number])
+        return leaving
+
+    def failure(self, room: _Room, reached: int, status: int) -> FlowrtError:
+        """The error for a run in ``room`` that stopped at its launch ``reached``; another may be under way there."""
+        launch = self.recording.launches[reached]
+        node: PlanNode = self._plan.nodes[launch.node]
+        if status not in (0, CANCELLED):
+            where = stopped_inside(launch.step, launch.places, room.cells[BASES:]) + node.where()
+            return FlowrtError(f"{where}: {failure(node.op, status)}")
+        return StepCancelled(f"stopped at {node.where()}")
+
+
+class Tapes:
+    """The tapes of one plan's regions, by the shapes (and values that decide shapes) of their inputs.
+
+    Keeps the ``bound`` most recently used, by default several of each of so many ``regions``. May be called from any
+    thread; two that ask for one new tape at the same time may both make it, which costs time and nothing else.
+    """
+
+    def __init__(self, plan: Plan, *, bound: int | None = None, regions: int = 1, memory: Memory | None = None) -> None:
+        self._memory = memory or Memory()
+        self._memory.enlist(self)
+        self._plan = plan
+        self._bound = max(KEPT, KEPT_EACH * regions) if bound is None else bound
+        self._recordings = max(RECORDED, regions)
+        self._untrimmed = 0  # tapes made since idle memory was last looked at
+        self._specs = plan.value_specs()
+        self._tapes: OrderedDict[Any, Tape | None] = OrderedDict()
+        self._decisive: dict[Region, tuple[int, ...]] = {}
+        self._recorded: OrderedDict[Any, Recording] = OrderedDict()
+
+    def record(self, region: Region, inputs: Sequence[Spec]) -> Recording:
+        """What the tape of ``region`` for inputs of these concrete specs is or will be made of.
+
+        Raises as `recording.record` does; `DataDependent` also where a value that decides shapes is not known.
+        """
+        decisive = frozenset(region.shape_inputs)
+        specs = tuple(
+            spec if value in decisive else Spec(spec.dtype, spec.dims, _static(self._specs[value]))
+            for value, spec in zip(region.inputs, inputs, strict=True)
+        )
+        for value, spec in zip(region.inputs, specs, strict=True):
+            if value in decisive and not value_known(spec.value):
+                raise DataDependent(f"shapes depend on the value of {spec}")
+        key = (region, *[(spec.dims, spec.value) for spec in specs])
+        found = self._recorded.pop(key, None)
+        if found is None or (found.orders and are_ready(found.orders)):
+            found = record(self._plan, region, specs)
+        self._recorded[key] = found
+        if len(self._recorded) > self._recordings:
+            self._recorded.popitem(last=False)
+        return found
+
+    def made(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
+        """The tape of ``region`` for arrays like ``inputs``, if it was made before: compiles nothing.
+
+        One that would be better with kernels not compiled yet has them ordered when it is asked for again, and is given
+        up for a new one once they are there.
+        """
+        tape = self._tapes.get(self._key(region, inputs))
+        if tape is None or not tape.recording.orders:
+            return tape
+        submit(tape.recording.orders)
+        return None if are_ready(tape.recording.orders) else tape
+
+    def get(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
+        """The tape of ``region`` for arrays like ``inputs``, or None where its shapes depend on values made inside.
+
+        Raises `SpecError` naming the node that these inputs do not fit.
+        """
+        key = self._key(region, inputs)
+        try:
+            tape = self._tapes[key]
+            self._tapes.move_to_end(key)
+        except KeyError:
+            tape = None
+        else:
+            if tape is None or not tape.recording.orders or not are_ready(tape.recording.orders):
+                return tape
+        tape = self._tapes[key] = self._make(region, inputs)
+        if len(self._tapes) > self._bound:
+            self._tapes.popitem(last=False)
+        self._trim()
+        return tape
+
+    def _trim(self) -> None:
+        """Have idle memory let go, once there are some more tapes: looking at all for each would take long of many."""
+        self._untrimmed += 1
+        if self._untrimmed * TRIMMED_EACH >= len(self._tapes):
+            self._untrimmed = 0
+            self._memory.trim(apart_from=self)
+
+    @property
+    def idle_bytes(self) -> int:
+        """What the tapes keep for runs to come."""
+        return sum(tape.idle_bytes for tape in tuple(self._tapes.values()) if tape is not None)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the tapes keep for runs to come, direct calls included."""
+        return sum(tape.kept_bytes for tape in tuple(self._tapes.values()) if tape is not None)
+
+    def let_go(self) -> None:
+        """Drop what the tapes keep for runs to come."""
+        for tape in tuple(self._tapes.values()):
+            if tape is not None:
+                tape.let_go()
+
+    def _key(self, region: Region, inputs: Sequence[Array]) -> Any:
+        key = (region, *[array.shape for array in inputs])
+        return (key, *[inputs[i].tobytes() for i in self._positions(region)]) if region.shape_inputs else key
+
+    def _positions(self, region: Region) -> tuple[int, ...]:
+        found = self._decisive.get(region)
+        if found is None:
+            found = self._decisive[region] = tuple(region.inputs.index(v) for v in region.shape_inputs)
+        return found
+
+    @held_back()
+    def _make(self, region: Region, inputs: Sequence[Array]) -> Tape | None:
+        specs = [spec_of(array) for array in inputs]
+        try:
+            recording = self.record(region, specs)
+        except DataDependent:
+            return None
+        return Tape(self._plan, region, specs, memory=self._memory, recording=recording)
+
+
+def _static(spec: Spec) -> Value:
+    """The value that the plan itself knows entirely, if it does."""
+    return spec.value if value_known(spec.value) else None

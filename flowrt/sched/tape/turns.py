@@ -1,0 +1,130 @@
+"""The loops of a tape whose turns several threads may share: where their launches lie, and what waits for what.
+
+Law: pure; it reads blocks as `kernels.composite.nested` lays them out. Within a turn, launches are what they are in a
+tape: the operands of the loop's launch stand for slots. Loops inside branches have turns of their own, which
+nobody shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.kernels.composite.nested import LAUNCH_WORDS, LOOP, NestedStep
+from flowrt.kernels.composite.scalar_loop import ScalarLoopStep
+from flowrt.kernels.launch import Operand
+from flowrt.kernels.run import board as at
+from flowrt.kernels.run.board import NODE_WORDS
+from flowrt.sched.host.lanes import aligned_zeros
+from flowrt.sched.tape.recording import FIRST_SLOT, LOCAL_SLOT, Launch
+from flowrt.sched.tape.schedule import hazards
+
+if TYPE_CHECKING:
+    from flowrt.kernels.composite.nested import Inner
+    from flowrt.plan import PlanNode
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+BODIES, BODY_TABLE = LOOP.index("bodies"), LOOP.index("body_table")
+
+
+class Turns:
+    """One loop: its launches as the tape's are laid out, their ``units``, those each is ``after``, the loops ``inside``
+    by the number of their launch, and the slot of the bases (``cell``) that says who shares its turns."""
+
+    __slots__ = ("after", "cell", "inside", "nodes", "units")
+
+    def __init__(self, step: NestedStep, places: Sequence[Operand], block: int, words: Array, words_at: int) -> None:
+        _, body = step.spans
+        start = (block - words_at) // words.itemsize
+        table = start + int(words[start + BODY_TABLE])
+        self.nodes = words[table : table + LAUNCH_WORDS * len(body)].reshape(-1, NODE_WORDS).copy()
+        self.nodes[:, 1] = block + words.itemsize * self.nodes[:, 1]
+        self.cell = places[step.crew].slot
+        self.units = [inner.step.units for inner in body]
+        self.after = hazards([_as_launch(inner, step.local) for inner in body])
+        self.inside: dict[int, Turns] = {}
+        for number, inner in enumerate(body):
+            if isinstance(inner.step, NestedStep) and inner.step.kind == "loop":
+                there = _resolved(inner, places)
+                self.inside[number] = Turns(inner.step, there, int(self.nodes[number, 1]), words, words_at)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether there is anything that several threads could do at once."""
+        return len(self.units) > 1 or sum(self.units) > 1
+
+    def all(self) -> Iterator[Turns]:
+        """This loop and those inside."""
+        yield self
+        for loop in self.inside.values():
+            yield from loop.all()
+
+
+def _resolved(inner: Inner, places: Sequence[Operand]) -> list[Operand]:
+    """The places of a launch inside a loop or branch whose operands lie at ``places``."""
+    return [Operand(places[p.slot].slot, places[p.slot].offset + p.offset) for p in inner.places]
+
+
+def _as_launch(inner: Inner, local: Collection[int]) -> Launch:
+    """A launch of a body, the loop's operands as slots; ``local`` are those that each thread has for itself."""
+    places = [Operand(LOCAL_SLOT if p.slot in local else FIRST_SLOT + p.slot, p.offset) for p in inner.places]
+    return Launch(inner.step, tuple(places), 0, inner.sizes)
+
+
+def find_turns(launches: Sequence[Launch], nodes: Array, words: Array, words_at: int) -> dict[int, Turns]:
+    """The loops among ``launches``, by number, which are compiled as ``nodes``, their blocks in ``words``."""
+    return {
+        number: Turns(launch.step, launch.places, int(nodes[number, 1]), words, words_at)
+        for number, launch in enumerate(launches)
+        if isinstance(launch.step, NestedStep) and launch.step.kind == "loop"
+    }
+
+
+def stopped_inside(step: Any, places: Sequence[Operand], bases: Sequence[int]) -> str:
+    """Which node of a loop's or branch's body failed, and in which turns, as what stands before the loop itself."""
+    node: PlanNode | None = None
+    turns: list[str] = []
+    while isinstance(step, NestedStep):
+        trace = bases[places[step.trace].slot]
+        span = step.spans[trace > 0]
+        if not 0 < abs(trace) <= len(span):
+            break
+        if step.kind == "loop":
+            turns.append(str(bases[places[step.turn].slot] + 1))
+        inner = span[abs(trace) - 1]
+        node = inner.node or node
+        step, places = inner.step, _resolved(inner, places)
+    if isinstance(step, ScalarLoopStep) and step.trace:
+        failed, *done = (bases[places[operand].slot] for operand in step.trace)
+        node = step.looks[failed - 1] if 0 < failed <= len(step.looks) else node
+        turns += [str(number + 1) for number in done if node is not None and number >= 0]
+    if node is None:
+        return ""
+    return f"{node.where()} in {'turn ' + ' of turn '.join(reversed(turns)) + ' of ' if turns else ''}"
+
+
+class Clock:
+    """Times the launches of a loop's turns in one run; ``address`` is what the loop's cell must hold meanwhile."""
+
+    __slots__ = ("_times", "_words", "address")
+
+    def __init__(self, loop: Turns) -> None:
+        count = len(loop.units)
+        self._times = np.zeros(max(count, 1), np.int64)
+        self._words = aligned_zeros(at.COUNTERS_END)
+        self._words[at.NODES], self._words[at.TIMES] = loop.nodes.ctypes.data, self._times.ctypes.data
+        self._words[at.SPAN + 1] = count
+        self.address = int(self._words.ctypes.data)
+
+    def nanoseconds(self) -> Array | None:
+        """What each launch of a turn took on average; None where there was no turn."""
+        turns = int(self._words[at.TURNS])
+        return self._times / turns if turns else None
+
+
+def clocks(loops: Mapping[int, Turns]) -> dict[Turns, Clock]:
+    """A clock for each loop, also those inside others."""
+    return {loop: Clock(loop) for outer in loops.values() for loop in outer.all()}
