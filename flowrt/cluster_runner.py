@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 class ClusterRunner:
     """Runs steps on the nodes of a cluster, through their master."""
 
-    def __init__(self, master: Master, unfollow: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, master: Master, unfollow: Callable[[], None] = lambda: None, *, soft_placement: bool = False
+    ) -> None:
         self._unfollow = unfollow  # the cluster, which tells where nodes are that it starts again
         self.client: str | None = CLIENT
-        self.tapes = True
+        self.tapes, self.soft_placement = True, soft_placement
         self._master = master
         self._compiler = Lanes(1, "compiler")
         self._fresh: set[Registered] = set()  # steps that have not run yet
@@ -166,7 +168,9 @@ class ClusterRunner:
         await self._master.aclose()
 
 
-async def open_cluster(cluster: Any, name: str, tls: str | os.PathLike[str] | None = None) -> ClusterRunner:
+async def open_cluster(
+    cluster: Any, name: str, tls: str | os.PathLike[str] | None = None, *, soft_placement: bool = False
+) -> ClusterRunner:
     """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node.
 
     ``tls`` is the folder of this side's keys, if not the cluster's own.
@@ -186,7 +190,7 @@ async def open_cluster(cluster: Any, name: str, tls: str | os.PathLike[str] | No
 
     with Activity("waiting for nodes", len(tasks), look=look):
         await master.open()
-    return ClusterRunner(master, _follow(cluster, master))
+    return ClusterRunner(master, _follow(cluster, master), soft_placement=soft_placement)
 
 
 def _follow(cluster: Any, master: Master) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from flowrt.sched.host.rendezvous import Listener
     from flowrt.sched.tape.direct import Numbers
 
+MOST_MOVED = 8  # nodes that the log names
+_log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Registered = Any
 Name = tuple[str, str]
@@ -117,6 +120,10 @@ class Runner(Protocol):
     @property
     def tapes(self) -> bool:
         """Whether regions run as tapes."""
+
+    @property
+    def soft_placement(self) -> bool:
+        """Whether the kinds of devices that graphs ask for are wishes."""
 
     async def register(self, compiled: Compiled) -> Registered:
         """Make a compiled step ready to run; once per step."""
@@ -213,7 +220,7 @@ def compile_for(
     if standing or there:
         known = [d for d in runner.known_devices if d in devices or d.host in standing or d.host in there]
     try:
-        return compile_step(
+        compiled = compile_step(
             graph,
             fetches,
             targets,
@@ -229,6 +236,7 @@ def compile_for(
             rules=placement.devices if placement else {},
             ends=ends or Ends.DEFAULT,
             stand_ins=standing,
+            soft_placement=runner.soft_placement,
         )
     except PlacementError as error:
         asked = error.missing
@@ -236,6 +244,10 @@ def compile_for(
             if Device(asked.job, asked.task).matches(Device.parse(task)):
                 raise NodeLost(f"{error}: {runner.why_lost(task)}") from None
         raise
+    if compiled.moved:
+        more = len(compiled.moved) - MOST_MOVED
+        _log.warning("%s%s", "; ".join(compiled.moved[:MOST_MOVED]), f"; and {more} more" if more > 0 else "")
+    return compiled
 
 
 class LocalRunner:
@@ -250,7 +262,7 @@ class LocalRunner:
             devices=options.devices,
             device_memory_limit=options.device_memory_limit,
         )
-        self.tapes = options.tapes
+        self.tapes, self.soft_placement = options.tapes, options.soft_placement
         self._numbers = itertools.count()
         self._installed: dict[int, Executor] = {}
         self._way = Loopback(self._host)

@@ -198,6 +198,52 @@ async def test_devices_that_are_not_here_are_a_sentence_in_the_log(
     assert said[1] == "arena:7 is not used: there are arena:0, arena:1"
 
 
+def looping(device: str) -> tuple[fr.Graph, Any]:
+    """A graph whose loop no device but the host runs."""
+    with fr.Graph() as graph, fr.device(device):
+        x = fr.placeholder("float32", (), name="x")
+        y = fr.while_loop(lambda v: v < 100, lambda v: v * 2, x + 1)
+    return graph, [x, y]
+
+
+async def test_what_a_device_cannot_do_is_refused_at_the_users_line_with_what_would_do(opened: Any) -> None:
+    graph, (x, y) = looping("arena:0")
+    async with fr.Session(graph, options=ONE) as session:
+        with pytest.raises(fr.PlacementError) as caught:
+            await session.run(y, {x: 2.0})
+    text = str(caught.value)
+    assert "test_devices.py:" in text
+    assert "no kernel for (float32" in text
+    assert text.endswith(
+        'it has one on cpu; ask for that, as in fr.device("cpu:0"), or for fr.Options(soft_placement=True)'
+    )
+
+
+async def test_what_a_device_cannot_do_goes_elsewhere_where_that_is_asked_for_and_the_log_says_so(
+    opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph, (x, y) = looping("arena:0")
+    options = fr.Options(devices=("arena:0",), soft_placement=True)
+    with caplog.at_level(logging.WARNING):
+        async with fr.Session(graph, options=options) as session:
+            assert await session.run(y, {x: 2.0}) == 192
+    (record,) = caplog.records
+    assert "is on /job:local/task:0/device:cpu:0, as arena has no kernel for (float32" in record.getMessage()
+    assert opened[0].launched > 0, "what it can do stays"
+
+
+async def test_a_device_that_is_not_there_is_a_wish_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with fr.Graph() as graph, fr.device("cuda:1"):
+        x = fr.placeholder("float32", (2,), name="x")
+        y = fr.exp(x) + fr.Variable(np.ones(2, np.float32), name="w")
+    async with fr.Session(graph, options=fr.Options(soft_placement=True)) as session:
+        assert (await session.run(y, {x: [0.0, 0.0]})).tolist() == [2, 2]
+    assert "is elsewhere, as there is no device /device:cuda:1" in caplog.text
+    with pytest.raises(fr.PlacementError, match=r"there is no device .*; fr.Options\(devices=...\) and a node's"):
+        async with fr.Session(graph) as session:
+            await session.run(y, {x: [0.0, 0.0]})
+
+
 @pytest.mark.parametrize(
     ("names", "why"),
     [(("gpu0!",), "named as in cpu:0"), (("cpu:1",), "the host is one device"), ((3,), "named as"), (7, "devices: ")],

@@ -83,7 +83,8 @@ class Compiled:
     """A step ready to run: a plan per task, the client's part (None for a step of one task), and how it came about.
 
     Without a client the feeds of the plan of ``home`` are the fed tensors in order, and its fetches the fetches in
-    order. ``placement`` names the device of every node, by the node's name.
+    order. ``placement`` names the device of every node, by the node's name; ``moved`` says what was asked to be on
+    another device, and why it is not.
     """
 
     plans: Mapping[str, Plan]
@@ -91,6 +92,7 @@ class Compiled:
     report: tuple[PassReport, ...] = ()
     placement: Mapping[str, str] = field(default_factory=dict)
     home: str = ""
+    moved: tuple[str, ...] = ()
 
 
 @held_back()
@@ -111,6 +113,7 @@ def compile_step(
     rules: Mapping[str, str] | None = None,
     ends: Ends = Ends.DEFAULT,
     stand_ins: StandIns | None = None,
+    soft_placement: bool = False,
 ) -> Compiled:
     """Turn what a step asks for into one plan per task.
 
@@ -120,7 +123,7 @@ def compile_step(
     does. ``regions`` says whether the nodes of a region run as one. ``evaluate`` computes an op on arrays, to fold
     constants. ``client`` is the task that feeds and fetches, where that is none of the devices'; without one, ``ends``
     says where that is done. ``rules`` map patterns of names to devices. What is placed on a task of ``stand_ins`` is
-    done where these are.
+    done where these are. With ``soft_placement``, kinds of devices that are asked for are wishes.
 
     Raises `FeedError` for a missing feed, `PlacementError`, and `GraphError` (foreign tensors, unordered writes).
     """
@@ -137,7 +140,9 @@ def compile_step(
         step = _reduce(step, evaluate, report)
     step = order_state(step)
     report("order_state", edges=sum(len(n.control) + len(n.after) for n in step.nodes.values()))
-    asked = place(step, devices=devices, default=default, supports=supports, rules=rules or {})
+    elsewhere: list[str] = []
+    wishes = elsewhere if soft_placement else None
+    asked = place(step, devices=devices, default=default, supports=supports, rules=rules or {}, moved=wishes)
     placed = stand_in(step, asked, devices, stand_ins or {})
     placement: Mapping[int, Device] = move_gathers(step, placed, supports) if optimize else placed
     moved = 0 if placement is placed else sum(placement[i] is not device for i, device in placed.items())
@@ -153,7 +158,7 @@ def compile_step(
         step, placement = _join(step, placement, supports, fusible, regions, report)
     parts = partition(step, placement, home=None if ends is Ends.USED else home, client=client)
     report("partition", tasks=len(parts.plans), transfers=parts.transfers)
-    return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host)
+    return Compiled(_lower_all(parts.plans, report), parts.client, tuple(reports), names, home.host, tuple(elsewhere))
 
 
 def _lower_all(plans: Mapping[str, Plan], report: Callable[..., None]) -> dict[str, Plan]:

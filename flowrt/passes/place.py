@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.device import ANYWHERE, Device
+from flowrt.device import ANYWHERE, HOST_KIND, Device
 from flowrt.errors import PlacementError
 from flowrt.graph import Node
 from flowrt.passes.step import FED, Step, StepNode
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Supports: TypeAlias = Callable[[str, Sequence[np.dtype[Any]], str], bool]
 """(op name, dtypes of inputs then outputs, device kind) → whether the op runs there."""
+_HOW_TO_HAVE = "fr.Options(devices=...) and a node's --devices say which to look for"
 Home: TypeAlias = "tuple[str, str] | int"
 """(container, name) of a resource, or the index of a node that works on none."""
 
@@ -48,15 +49,23 @@ class _Family:
 
 
 def place(
-    step: Step, *, devices: Sequence[Device], default: Device, supports: Supports, rules: Mapping[str, str]
+    step: Step,
+    *,
+    devices: Sequence[Device],
+    default: Device,
+    supports: Supports,
+    rules: Mapping[str, str],
+    moved: list[str] | None = None,
 ) -> dict[int, Device]:
     """The device of each node of ``step``.
 
     ``rules`` map patterns of names (``embedding/*``) to devices and go before what the program says. What nothing ties
     down follows its first input, else its first consumer, else goes to ``default``; variables always go to
-    ``default``. Raises `PlacementError` where a device does not exist, constraints conflict, or a kernel is missing.
+    ``default``. Raises `PlacementError` where a device does not exist, constraints conflict, or a kernel is missing;
+    but with a list of what was ``moved``, the kind of device that is asked for is a wish: what is elsewhere for want of
+    a device or kernel is told there.
     """
-    chooser = _Chooser(step, tuple(devices), default, supports)
+    chooser = _Chooser(step, tuple(devices), default, supports, moved)
     homes, tied = _ties(step.graph, rules)
     families: dict[int, _Family] = {}
     mine: dict[int, _Family] = {}
@@ -248,8 +257,16 @@ def _consumers(step: Step) -> dict[int, list[int]]:
 class _Chooser:
     """Which devices there are, and which ops run on which."""
 
-    def __init__(self, step: Step, devices: tuple[Device, ...], default: Device, supports: Supports) -> None:
+    def __init__(
+        self,
+        step: Step,
+        devices: tuple[Device, ...],
+        default: Device,
+        supports: Supports,
+        moved: list[str] | None = None,
+    ) -> None:
         self._step, self._devices, self._default, self._supports = step, devices, default, supports
+        self._moved = moved
         self._known: dict[tuple[Any, ...], bool] = {}
         self._matching: dict[Device, list[Device]] = {}
         self._task: dict[Device, list[Device]] = {}  # the devices of the same task
@@ -296,9 +313,12 @@ class _Chooser:
         if type(home) is int and self._runs(node, family.device.kind or ""):
             return family.device
         nodes: Sequence[StepNode | Node] = family.homes[home] if isinstance(home, tuple) else [node]
-        movable = family.asked.get(home, ANYWHERE).kind is None or all(n.op.effect for n in nodes)
+        asked = family.asked.get(home, ANYWHERE).kind is not None and not all(n.op.effect for n in nodes)
+        movable = not asked or self._moved is not None
         for device in (family.device, *(self._task[family.device] if movable else [])):
             if all(self._runs(n, device.kind or "") for n in nodes):
+                if asked and device is not family.device and self._moved is not None:
+                    self._moved.append(self._why_moved(nodes, family.device, device))
                 return device
         raise self._without_kernel(next(n for n in nodes if not self._runs(n, family.device.kind or "")), family)
 
@@ -306,15 +326,34 @@ class _Chooser:
         found = self._matching.get(family.constraint)
         if found is None:
             found = [d for d in self._devices if family.constraint.matches(d)]
+            if not found and self._moved is not None and family.constraint.kind is not None:
+                found = self._of_any_kind(family)
             self._matching[family.constraint] = found
         if not found:
             asker = next(iter(family.askers.values()))
             error = PlacementError(
                 f"{asker}: there is no device {family.constraint}; there are {', '.join(map(str, self._devices))}"
+                + (f"; {_HOW_TO_HAVE}" if family.constraint.kind not in (None, HOST_KIND) else "")
             )
             error.missing = family.constraint
             raise error
         return found
+
+    def _of_any_kind(self, family: _Family) -> list[Device]:
+        """The devices that meet a constraint but for the kind of device it asks for."""
+        asked = replace(family.constraint, kind=None, index=None)
+        found = [device for device in self._devices if asked.matches(device)]
+        if found and self._moved is not None:
+            asker = next(iter(family.askers.values()))
+            self._moved.append(f"{asker} is elsewhere, as there is no device {family.constraint}")
+        return found
+
+    def _why_moved(self, nodes: Sequence[StepNode | Node], asked: Device, device: Device) -> str:
+        node = next(n for n in nodes if not self._runs(n, asked.kind or ""))
+        dtypes = ", ".join(map(str, self._dtypes(node)))
+        return (
+            f"{node.op.name} {node.name!r} ({node.site}) is on {device}, as {asked.kind} has no kernel for ({dtypes})"
+        )
 
     def _nodes(self, family: _Family) -> list[StepNode | Node]:
         """Whose kernels decide: those of a resource in whichever step, so that it stays put; else those of the step."""
@@ -345,6 +384,8 @@ class _Chooser:
         fix = f"it has one on {', '.join(has)}" if has else f"it has none on any device here ({', '.join(kinds)})"
         if not has and not node.op.__module__.startswith("flowrt."):
             fix += f'; write one, @fr.kernel("{node.op.name}", on="cpu")'
+        elif has:
+            fix += f'; ask for that, as in fr.device("{has[0]}:0"), or for fr.Options(soft_placement=True)'
         return PlacementError(
             f"{node.op.name} {node.name!r} ({node.site}): no kernel for ({dtypes}) on {family.device}; {fix}"
         )
