@@ -60,9 +60,10 @@ class Checkpoints:
     restored, at least one variable, and the rest is left as it is. Variables without a name of their own (no ``name=``,
     or the same one twice) are common to graphs only where one begins as the other, node for node.
 
-    One session saves into a folder at a time, from its opening on if it saves on its own, else from its first save
-    on, until it is closed; others are refused with `CheckpointError`, and may restore. See `flowrt.folders` for
-    network file systems. Elsewhere than in folders nobody is refused: give every session a place of its own.
+    One session saves into a folder at a time, from its opening on if it saves on its own, else from its
+    first save on, until it is closed; others are refused with `CheckpointError`, and may restore. See
+    `flowrt.folders` for network file systems. Elsewhere than in folders nobody is refused: give every
+    session a place of its own.
     """
 
     @brief

@@ -1,8 +1,9 @@
 """Frames of a fixed layout: some bytes, whose meaning is their reader's, and arrays.
 
-What is said in every step is written so, in a fraction of the time that msgpack takes for as many values. Law: that of
-`flowrt.codec`, whose limits hold here, too, and whose descriptions of arrays these are; the n-th one describes the n-th
-buffer. A header begins with a byte that begins no msgpack, so nothing is mistaken for the other. Pure.
+What is said in every step is written so, in a fraction of the time that msgpack takes for as many values.
+Law: that of `flowrt.codec`, whose limits hold here, too, and whose descriptions of arrays these are; the n-th
+one describes the n-th buffer. A header begins with a byte that begins no msgpack, so nothing is mistaken for
+the other. Pure.
 
     u8 0xc1 | u16 bytes of the head | u16 number of arrays | head | u8 rank, description of array 0 | …
 """

@@ -6,7 +6,7 @@ before memory is allocated for them; what is not a legal frame raises `BrokenStr
 An array that there is no memory for is read past, and `NoRoom` stands in its place: that is its message's trouble, and
 not the stream's. Frames do not interpret messages.
 
-    u32 length of the header, little-endian | header (see `flowrt.codec`, `flowrt.net.brief`) | array 0 | array 1 | …
+    u32 length of the header, little-endian | header (see `codec`, `net.brief`) | array 0 | array 1 | …
 
 A length of zero is the goodbye: the last thing a peer says, which tells an end from a loss. In a length with the
 highest bit, the header is followed by a `Place` for each array, and only those that have none come as bytes: the others
