@@ -23,10 +23,8 @@ from typing import Any as _Any
 if _sys.platform == "win32":
     raise ImportError("flowrt runs on Linux and macOS; on Windows, use it inside WSL")
 
-from flowrt import eager as _eager  # noqa: F401  (ops on plain arrays)
 from flowrt import ops, optim, placement
-from flowrt.blocking import BlockingSession
-from flowrt.errors import (
+from flowrt.base.errors import (
     AuthenticationError,
     BrokenStream,
     CheckpointError,
@@ -51,7 +49,8 @@ from flowrt.errors import (
     VersionMismatch,
     WouldBlock,
 )
-from flowrt.familiar import absent as _absent
+from flowrt.base.familiar import absent as _absent
+from flowrt.base.spec import Spec
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
 from flowrt.graph import Node as Operation
@@ -59,24 +58,25 @@ from flowrt.kernels.language.table import kernel
 from flowrt.op import no_gradient, op
 from flowrt.ops import *  # noqa: F403
 from flowrt.ops import nn, random
-from flowrt.options import Options
-from flowrt.session import Session
-from flowrt.spec import Spec
+from flowrt.session import eager as _eager  # noqa: F401  (ops on plain arrays)
+from flowrt.session.blocking import BlockingSession
+from flowrt.session.options import Options
+from flowrt.session.session import Session
 from flowrt.typed import Operand, Result
 
 if _TYPE_CHECKING:
     from flowrt import data, delays, devices, launch, train
-    from flowrt.checkpoint import Checkpoints
-    from flowrt.cluster import ClusterSpec, LocalCluster
+    from flowrt.cluster.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
+    from flowrt.session.checkpoints import Checkpoints
     from flowrt.simulation import simulate
 
 # What not every program needs is imported where it is first used, so that `import flowrt` stays short.
 _LATER = {
-    "Checkpoints": "flowrt.checkpoint",
-    "ClusterSpec": "flowrt.cluster",
+    "Checkpoints": "flowrt.session.checkpoints",
+    "ClusterSpec": "flowrt.cluster.cluster",
     "Ledger": "flowrt.ledger",
-    "LocalCluster": "flowrt.cluster",
+    "LocalCluster": "flowrt.cluster.cluster",
     "data": "flowrt.data",
     "delays": "flowrt.delays",
     "devices": "flowrt.devices",

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.collection import held_back
-from flowrt.errors import GraphError, user_site
+from flowrt.base.collection import held_back
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.plain import default_array
+from flowrt.base.plan import Plan, resources_in
+from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Node, Subgraph, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, set_gradients
 from flowrt.ops.elementwise import add_n
@@ -26,15 +29,12 @@ from flowrt.ops.routing import SplitGradient
 from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import constant, ones_like, shape_of, zeros_like
-from flowrt.plain import default_array
-from flowrt.plan import Plan, resources_in
-from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flowrt.plan import PlanNode
-    from flowrt.spec import Shape
+    from flowrt.base.plan import PlanNode
+    from flowrt.base.spec import Shape
 
 READ = "read_variable"
 Name: TypeAlias = "tuple[str, str]"  # a variable's container and name

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.attributes import Attr, as_attr
-from flowrt.device import ANYWHERE, Device
-from flowrt.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
+from flowrt.base.attributes import Attr, as_attr
+from flowrt.base.device import ANYWHERE, Device
+from flowrt.base.errors import GraphError, GraphFinalizedError, PlacementError, Site, SpecError, user_site
+from flowrt.base.plan import resources_in
+from flowrt.base.tracebacks import brief
+from flowrt.base.valueclass import valueclass
 from flowrt.op import REGISTRY, Op, active_builder, as_value, building
 from flowrt.operators import Operators
-from flowrt.plan import resources_in
-from flowrt.tracebacks import brief
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.partitioning import Partition
-    from flowrt.spec import Spec
+    from flowrt.base.partitioning import Partition
+    from flowrt.base.spec import Spec
 
 
 @valueclass

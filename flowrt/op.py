@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from flowrt.alike import RECALL, in_order, likeness, met, roles_of
-from flowrt.attributes import as_attr
-from flowrt.errors import GraphError, ResourceError, SpecError, how_to_bring, user_site
-from flowrt.locating import DEPTHS, from_the_depths, located_error, misfit
-from flowrt.parameters import as_called, parameters_of
-from flowrt.plain import as_dtype_of, common_dtype, default_array, widened
-from flowrt.spec import NAMES, Spec, as_dtype
-from flowrt.tracebacks import shorten
+from flowrt.base.alike import RECALL, in_order, likeness, met, roles_of
+from flowrt.base.attributes import as_attr
+from flowrt.base.errors import GraphError, ResourceError, SpecError, how_to_bring, user_site
+from flowrt.base.locating import DEPTHS, from_the_depths, located_error, misfit
+from flowrt.base.parameters import as_called, parameters_of
+from flowrt.base.plain import as_dtype_of, common_dtype, default_array, widened
+from flowrt.base.spec import NAMES, Spec, as_dtype
+from flowrt.base.tracebacks import shorten
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
     from flowrt.typed import Registering
 
 DType: TypeAlias = "str | np.dtype[Any] | type"  # an attribute of this type holds the name of what it is given

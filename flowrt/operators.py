@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import GraphError, user_site
-from flowrt.familiar import hint
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.familiar import hint
+from flowrt.base.tracebacks import brief
 from flowrt.op import REGISTRY, as_value
-from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
 
 
 _WITH_ENTRIES = (Number, list, tuple)

@@ -25,9 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from flowrt.collection import held_back
-from flowrt.errors import GraphError, user_site
-from flowrt.familiar import answering
+from flowrt.base.collection import held_back
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.familiar import answering
+from flowrt.base.partitioning import Partition
+from flowrt.base.tracebacks import brief
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
 from flowrt.op import as_value, building
@@ -39,8 +41,6 @@ from flowrt.ops.rows import adagrad_rows, adam_rows, add_rows, momentum_rows, rm
 from flowrt.ops.slices import IndexedSlices, group_rows, sum_rows
 from flowrt.ops.source import constant, full, shape_of
 from flowrt.ops.state import SplitVariable, Variable, variables_from
-from flowrt.partitioning import Partition
-from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Tensor

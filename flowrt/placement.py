@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from flowrt.device import Device
-from flowrt.familiar import answering
-from flowrt.valueclass import valueclass
+from flowrt.base.device import Device
+from flowrt.base.familiar import answering
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

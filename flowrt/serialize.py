@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from flowrt.codec import pack, unpack
-from flowrt.device import Device
-from flowrt.errors import BrokenStream, FlowrtError, GraphError, Site
+from flowrt.base.codec import pack, unpack
+from flowrt.base.device import Device
+from flowrt.base.errors import BrokenStream, FlowrtError, GraphError, Site
+from flowrt.base.partitioning import Partition, row_bounds
+from flowrt.base.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
+from flowrt.base.spec import Spec, as_dtype
 from flowrt.graph import Graph, Node, Resource, Tensor
 from flowrt.op import Op, lookup
 from flowrt.ops.starting import check_start
 from flowrt.ops.state import Variable
-from flowrt.partitioning import Partition, row_bounds
-from flowrt.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
-from flowrt.spec import Spec, as_dtype
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
 
 FORMAT = "flowrt.graph"
 VERSION = 1

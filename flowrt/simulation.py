@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.tracebacks import brief
+from flowrt.base.valueclass import valueclass
 from flowrt.delays import Delay, Link, parse
 from flowrt.delays.parquet import as_table
-from flowrt.errors import GraphError, user_site
 from flowrt.sched.policies import LocalSteps, Policy
 from flowrt.sched.versions.batched import hold_all
 from flowrt.sched.versions.coordinator import Coordinator
-from flowrt.tracebacks import brief
-from flowrt.valueclass import valueclass
 
 Delays: TypeAlias = "Delay | str | float | NDArray[np.float64] | Sequence[Any] | Callable[..., Any]"
 Seconds: TypeAlias = "NDArray[np.float64]"

@@ -13,11 +13,10 @@ import numpy as np
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt import ops, optim
-from flowrt.device import Device
-from flowrt.eager import evaluate
-from flowrt.errors import FlowrtError
+from flowrt.base.device import Device
+from flowrt.base.errors import FlowrtError
+from flowrt.base.spec import Spec
 from flowrt.graph import Graph, Tensor
-from flowrt.initial import initial_waves
 from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.composite.nested import NestedStep
@@ -31,10 +30,11 @@ from flowrt.kernels.tiles.products import Tiled
 from flowrt.op import as_value, lookup
 from flowrt.ops.state import Variable
 from flowrt.passes import compile_step
-from flowrt.runners import fusible, supports
 from flowrt.sched.tape.recording import record
 from flowrt.sched.units import find_units
-from flowrt.spec import Spec
+from flowrt.session.eager import evaluate
+from flowrt.session.initial import initial_waves
+from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep

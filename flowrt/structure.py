@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from flowrt.base.valueclass import valueclass
 from flowrt.ops.slices import IndexedSlices
-from flowrt.valueclass import valueclass
 
 _DICTS = (dict, OrderedDict)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.spec import Spec
+from flowrt.base.spec import Spec
 
 Operand: TypeAlias = Spec | Any
 """A tensor of an op: to the op's function a `Spec`.

@@ -1,6 +1,6 @@
 """A node of a cluster: ``python -m flowrt.worker --job ps --task 0 --cluster cluster.toml``.
 
-``python -m flowrt.worker keys DIR`` makes keys for such nodes instead (`flowrt.keys`).
+``python -m flowrt.worker keys DIR`` makes keys for such nodes instead (`flowrt.cluster.keys`).
 
 Without ``--job`` it is the task that its environment says (`ClusterSpec.from_env`). One that no cluster file names
 joins by ``--join HOST:PORT``, of any node that is up, and is told which task it is.
@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import flowrt.ops  # noqa: F401 - fills the registry that plans name their ops from
 from flowrt import progress
-from flowrt.blocking import loop_factory
-from flowrt.errors import FlowrtError, GraphError, ResourceError
+from flowrt.base.errors import FlowrtError, GraphError, ResourceError
+from flowrt.base.valueclass import replace
+from flowrt.cluster.node_logs import JsonLines
+from flowrt.cluster.worker_options import NoPlace, Settings, parse, read_settings
 from flowrt.finishing import first
 from flowrt.kernels.store.building import build_standard_kernels
 from flowrt.net.code import hashes_here
@@ -38,10 +40,8 @@ from flowrt.net.enlisting import enlist, host_towards
 from flowrt.net.health import answering
 from flowrt.net.messages import Enlist
 from flowrt.net.node import Node
-from flowrt.node_logs import JsonLines
 from flowrt.sched.host.host import Host
-from flowrt.valueclass import replace
-from flowrt.worker_options import NoPlace, Settings, parse, read_settings
+from flowrt.session.blocking import loop_factory
 
 if TYPE_CHECKING:
     import argparse
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to end; answers the exit code."""
     told = sys.argv[1:] if arguments is None else arguments
     if told[:1] == ["keys"]:
-        from flowrt import keys  # which nodes that have some do without
+        from flowrt.cluster import keys  # which nodes that have some do without
 
         return keys.main(told[1:])
     given = parse(told)

@@ -20,8 +20,8 @@ from peak import peak
 from threadpoolctl import threadpool_limits
 
 import flowrt.kernels  # noqa: F401  (fills the table)
+from flowrt.base.spec import Spec, sliding
 from flowrt.kernels.launch import RUN_WORDS, prepare
-from flowrt.spec import Spec, sliding
 
 Array = np.ndarray[Any, Any]
 SECONDS = 0.3

@@ -27,7 +27,7 @@ import flowrt_side as side
 from harness import Settings, Side
 
 import flowrt as fr
-from flowrt.spec import spec_of
+from flowrt.base.spec import spec_of
 
 SMALL = 64 << 20
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # else glibc keeps what was let go once, and nothing is seen to grow

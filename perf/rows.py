@@ -26,9 +26,9 @@ from perf.machine import describe  # isort: skip  (before NumPy)
 import numpy as np
 
 import flowrt.kernels  # noqa: F401  (fills the table)
+from flowrt.base.spec import Spec
 from flowrt.kernels.launch import RUN_WORDS, prepare
 from flowrt.sched.host.memory import Memory
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 BATCHES, COLD_RUNS, SECONDS = 4, 7, 0.2

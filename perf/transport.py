@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from flowrt.keys import make_keys
+from flowrt.cluster.keys import make_keys
 from flowrt.net.frames import allocate_array
 from flowrt.net.tls import Keys
 from flowrt.net.tokens import new_token

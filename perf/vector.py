@@ -23,8 +23,8 @@ from perf.machine import describe  # isort: skip  (before NumPy)
 import numpy as np
 
 import flowrt.kernels  # noqa: F401  (fills the table)
+from flowrt.base.spec import Spec
 from flowrt.kernels.launch import RUN_WORDS, prepare
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

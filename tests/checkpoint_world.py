@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.checkpoints.manifest import Manifest, Name, folder_of, row_count, to_bytes
 from flowrt.checkpoints.shards import write_shard
 from flowrt.checkpoints.stores import LocalStore
 from flowrt.checkpoints.whole import Array, keys_of, manifest_of, read_variable, shard_order, verify
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.plan import Plan, PlanNode
-from flowrt.spec import Spec
+from flowrt.base.plan import Plan, PlanNode
+from flowrt.base.spec import Spec
 
 CLIENT = "/job:client/task:0"
 PS = "/job:ps/task:0"

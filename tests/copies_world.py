@@ -14,7 +14,7 @@ from typing import Any
 
 from schedule_world import CONTAINER, Look, SimHost, Violation, World
 
-from flowrt.errors import NodeLost
+from flowrt.base.errors import NodeLost
 from flowrt.train.copies import Copies, copies_known
 from flowrt.train.program import Holders
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cluster_plans import CLIENT, PS, WORKERS, Writer
 
+from flowrt.base.spec import Spec
 from flowrt.net.frames import allocate_array
 from flowrt.net.link import Allowance, Link, Store, is_large
 from flowrt.net.messages import Done, Start
@@ -24,7 +25,6 @@ from flowrt.net.started import Started
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host
 from flowrt.sched.host.rendezvous import Announced, Budget, Pushed, Rendezvous
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     import random

@@ -15,13 +15,13 @@ import numpy as np
 from op_examples import EXAMPLES, Example
 
 import flowrt.ops as fr
-from flowrt.eager import evaluate
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.spec import Spec
 from flowrt.graph import Graph, Node
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.kernels.launch import run_kernel
-from flowrt.spec import Spec
+from flowrt.session.eager import evaluate
 
 RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 import flowrt as fr
-from flowrt.eager import evaluate
+from flowrt.base.spec import Spec
 from flowrt.graph import Graph
 from flowrt.kernels.fusion.program import fused_kernel
 from flowrt.kernels.language.table import ALIASES, KERNELS, Call, Form, Kernel, View, find_kernel
 from flowrt.kernels.launch import ENTRY_TYPE, Application, Operand, Step, apply_kernel
 from flowrt.kernels.tiles.micro import native
 from flowrt.op import REGISTRY
-from flowrt.spec import Spec
+from flowrt.session.eager import evaluate
 
 Array = np.ndarray[Any, Any]
 Cut = tuple[int, int]

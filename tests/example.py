@@ -11,7 +11,7 @@ import numpy as np
 from flowrt.op import REGISTRY
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flowrt.device import CLIENT
+from flowrt.base.device import CLIENT
+from flowrt.base.plan import PlanFeed
+from flowrt.base.spec import Spec
 from flowrt.kernels.ops.combining import summing
-from flowrt.plan import PlanFeed
 from flowrt.sched.drivers.messages import Allow, Batch, BeginReplica, BeginServer, Ended, Report
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Rendezvous
 from flowrt.sched.host.variables import Variables
 from flowrt.sched.policies import AllOf, FirstOf, policy_to_data
 from flowrt.sched.runs.iterations import Iterations
-from flowrt.spec import Spec
 
 RUN = 7
 NUMBER, COUNT = Spec("float64", ()), Spec("int64", ())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from flowrt import codec
-from flowrt.keys import make_keys
+from flowrt.base import codec
+from flowrt.cluster.keys import make_keys
 from flowrt.net import frames, heads
 from flowrt.net.tls import CERT, KEY, Keys
 
@@ -49,7 +49,7 @@ def for_another_host(folder: Path, first: Path) -> Keys:
     """The authority's, for a host that is not this one."""
     shutil.copytree(first, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowrt.keys._HERE", ())
+        patch.setattr("flowrt.cluster.keys._HERE", ())
         make_keys(folder, ["elsewhere.example"])
     return Keys(folder)
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cluster_plans import CLIENT
 
-from flowrt.cluster import ClusterSpec
+from flowrt.base.valueclass import valueclass
+from flowrt.cluster.cluster import ClusterSpec
 from flowrt.net.tokens import save_token
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     import random
 
-    from flowrt.cluster import LocalCluster
+    from flowrt.cluster.cluster import LocalCluster
 
 Stream: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -18,9 +18,9 @@ from op_examples_nn import INDEX, LINALG, LSTM, NN, RANDOM
 from op_examples_state import FLOW, STATE
 
 import flowrt.ops as fr
+from flowrt.base.spec import Spec
 from flowrt.ops import reduce, shape
 from flowrt.ops.activation import gelu_slope
-from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
 EDGES = np.array([0.0, -0.0, 1.5, -1.5, NAN, INF, -INF, 2.0], np.float32)

@@ -9,8 +9,8 @@ import numpy as np
 from example import Example, normal
 
 import flowrt as fr
+from flowrt.base.spec import Spec
 from flowrt.ops import flow
-from flowrt.spec import Spec
 
 
 def powers(x: Any, w: Any) -> Any:

@@ -11,9 +11,9 @@ from example import Example, bools, integers, normal
 from op_examples_windows import WINDOWS
 
 import flowrt.ops as fr
+from flowrt.base.spec import Spec
 from flowrt.ops import index, linalg, nn, recurrent, routing, slices
 from flowrt.ops.moments import standardize, sums_about
-from flowrt.spec import Spec
 
 NAN, INF = np.float32("nan"), np.float32("inf")
 CUBE = normal(3, 4, 5)

@@ -6,8 +6,8 @@ import numpy as np
 from example import Example, integers, normal
 
 import flowrt.ops as fr
+from flowrt.base.spec import Spec
 from flowrt.ops import flow, queues, rows, state
-from flowrt.spec import Spec
 
 HELD = {"resource": "v", "container": "", "dtype": "float32", "shape": (2,)}
 TABLE = {**HELD, "shape": (9, 3)}

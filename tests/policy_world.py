@@ -8,7 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies import (
     Adaptive,
     AllOf,
@@ -21,7 +22,6 @@ from flowrt.sched.policies import (
     Record,
     WaitUntil,
 )
-from flowrt.valueclass import replace, valueclass
 
 
 @dataclass(frozen=True)

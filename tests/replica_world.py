@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from policy_world import TellingApart
 
-from flowrt.errors import GraphError, InternalError
+from flowrt.base.errors import GraphError, InternalError
 from flowrt.sched.policies import AllOf, Close
 from flowrt.sched.versions.book import Book
 from flowrt.sched.versions.coordinator import Coordinator

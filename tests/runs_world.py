@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replica_world import Values, Violation, clock, put
 
+from flowrt.base.valueclass import replace as left_as
 from flowrt.sched.policies import FirstOf
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.opening import Apply, End, Go, Going, Left, Refuse, Said, decide
 from flowrt.sched.versions.shard import Shard
-from flowrt.valueclass import replace as left_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

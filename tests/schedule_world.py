@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.device import CLIENT
-from flowrt.errors import NodeLost
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import NodeLost
+from flowrt.base.plan import PlanFeed
+from flowrt.base.spec import Spec
 from flowrt.ledger import Ledger
-from flowrt.plan import PlanFeed
 from flowrt.sched.drivers.inquiries import Look
 from flowrt.sched.drivers.messages import Allow, BeginReplica, BeginServer
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.policies import fixed_size, policy_to_data
 from flowrt.sched.runs.iterations import Iterations
-from flowrt.spec import Spec
 from flowrt.train.statistics import Tally
 from flowrt.train.steps import Steps
 

@@ -14,7 +14,7 @@ from flowrt.kernels.run.direct import BLOCKED, HOLDERS
 from flowrt.op import no_gradient, op
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 WAYS = [fr.Options(optimize=optimize, tapes=tapes, seed=1) for optimize in (True, False) for tapes in (True, False)]
 every_way = pytest.mark.parametrize("options", WAYS, ids=[f"optimize={w.optimize},tapes={w.tapes}" for w in WAYS])

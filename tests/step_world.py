@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.device import Device
+from flowrt.base.device import Device
 from flowrt.graph import Graph, Node, Tensor, colocate_with, control_dependencies, device
 from flowrt.ops.elementwise import add, add_n, multiply, negative, subtract
 from flowrt.ops.flow import identity, merge, switch

@@ -12,14 +12,14 @@ import flowrt.kernels.ops.elementwise
 import flowrt.kernels.ops.flow
 import flowrt.kernels.ops.shape
 import flowrt.ops  # noqa: F401  (fills the registry)
+from flowrt.base.plan import Plan, PlanFeed, PlanNode
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.launch import RUN_WORDS, SEED, STEP
 from flowrt.op import lookup
-from flowrt.plan import Plan, PlanFeed, PlanNode
 from flowrt.sched.regions.regions import Region, find_regions
 from flowrt.sched.tape import schedule
 from flowrt.sched.tape.pace import Pace
 from flowrt.sched.tape.tape import Tape
-from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     import pytest

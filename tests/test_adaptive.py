@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.sched.policies import asking, policy_from_data, policy_to_data
 from flowrt.sched.policies.adaptive import APART
 from flowrt.sched.policies.arrivals import BINS, SAMPLE, Arrivals

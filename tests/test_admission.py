@@ -13,7 +13,7 @@ import msgpack
 import pytest
 from wire_world import HEAD, QUICK, TOKEN, ask, echo, on_both_loops, stranger, wire
 
-from flowrt.errors import (
+from flowrt.base.errors import (
     AuthenticationError,
     BrokenStream,
     NodeLost,

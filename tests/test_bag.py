@@ -11,7 +11,7 @@ from step_world import CPU, everywhere
 import flowrt as fr
 from flowrt.ops.source import placeholder
 from flowrt.passes import compile_step
-from flowrt.session import Options
+from flowrt.session.session import Options
 
 
 def ops_of(fetches: list[Any], feeds: list[Any], targets: Any = ()) -> list[str]:

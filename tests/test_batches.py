@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.spec import Spec
+from flowrt.base.spec import Spec
 from flowrt.train.batches import TOGETHER, Batches, Supply
 
 DEPTH = 3

@@ -13,11 +13,11 @@ import pytest
 from session_world import lanes, world_slow
 
 import flowrt as fr
-from flowrt.blocking import LoopThread
 from flowrt.op import no_gradient, op
+from flowrt.session.blocking import LoopThread
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 ROOT = str(Path(__file__).parent.parent)
 
@@ -30,7 +30,7 @@ def model() -> Any:
 
 
 def test_a_step_that_is_run_again_and_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrt.session.MAX_STEPS", 4)
+    monkeypatch.setattr("flowrt.session.session.MAX_STEPS", 4)
     graph, x, _, y, _ = model()
     with graph:
         others = [x + float(i) for i in range(6)]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrt.codec import FRAME, Limits
-from flowrt.errors import BrokenStream
+from flowrt.base.codec import FRAME, Limits
+from flowrt.base.errors import BrokenStream
 from flowrt.net import briefly
 from flowrt.net.brief import BEGINS
 from flowrt.net.frames import FrameReader, NoRoom, allocate_array

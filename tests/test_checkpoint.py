@@ -16,9 +16,9 @@ import safetensors.numpy
 from checkpoint_world import read_checkpoint, write_checkpoint
 
 import flowrt as fr
-from flowrt.checkpoint import Checkpoints
+from flowrt.base.errors import CheckpointError
 from flowrt.checkpoints.manifest import _dumped, folder_of
-from flowrt.errors import CheckpointError
+from flowrt.session.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -270,7 +270,7 @@ async def test_where_the_newest_is_damaged_the_one_before_is_used_and_said_so(
     await train(Checkpoints(tmp_path, every_steps=1, keep=2), 2)
     damage(tmp_path / folder_of(2, 2), how, rng)
     checkpoints = Checkpoints(tmp_path)
-    with caplog.at_level(logging.WARNING, "flowrt.checkpoint"):
+    with caplog.at_level(logging.WARNING, "flowrt.session.checkpoints"):
         _, n = await train(checkpoints, 0)
     assert (n, checkpoints.step) == (1, 1)
     assert folder_of(2, 2) in checkpoints.refused[0]
@@ -500,7 +500,7 @@ async def test_a_full_disk_leaves_no_file_and_training_goes_on(
         assert files(tmp_path) == [folder_of(1, 2)]
         calls, broken = 0, True
         await session.run(step)
-        with caplog.at_level(logging.WARNING, "flowrt.checkpoint"):
+        with caplog.at_level(logging.WARNING, "flowrt.session.checkpoints"):
             await session.run(step)
             await checkpoints.wait_saved()
         assert "No space left on device; training goes on" in caplog.text

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
 
 ROOT = Path(__file__).parent.parent
 KILLS = int(os.environ.get("FLOWRT_KILLS", "0"))  # more than the suite has time for

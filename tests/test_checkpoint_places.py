@@ -13,12 +13,12 @@ import pytest
 import safetensors.numpy
 
 import flowrt as fr
-from flowrt.checkpoint_command import main
+from flowrt.base.errors import CheckpointError
+from flowrt.checkpoint import main
 from flowrt.checkpoints.manifest import folder_of
 from flowrt.checkpoints.retention import superfluous
 from flowrt.checkpoints.stores import store_at
 from flowrt.checkpoints.whole import verify
-from flowrt.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,7 +197,7 @@ async def test_hours_are_counted_by_the_manifests_also_of_sessions_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1e9]
-    monkeypatch.setattr("flowrt.saving.time.time", lambda: now[0])
+    monkeypatch.setattr("flowrt.session.saving.time.time", lambda: now[0])
     graph, _, _, step = model()
     for _ in range(2):
         async with fr.Session(graph, checkpoints=fr.Checkpoints(tmp_path, keep=1, keep_every_hours=2)) as session:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
 from flowrt.kernels.run.direct import available
 from flowrt.sched.drivers.closed import Closed
 

@@ -20,8 +20,7 @@ import pytest_asyncio
 from cluster_plans import PS, WORKERS, counter, dead, echo, failing, relay, waiting
 from process_world import alive, ended, ignores, running
 
-from flowrt.cluster import LocalCluster
-from flowrt.errors import (
+from flowrt.base.errors import (
     AuthenticationError,
     DeadTensorError,
     GraphError,
@@ -31,18 +30,19 @@ from flowrt.errors import (
     RemoteError,
     ResourceError,
 )
+from flowrt.base.spec import Spec
+from flowrt.cluster.cluster import LocalCluster
 from flowrt.net import node as node_module
 from flowrt.net import plans as plans_module
 from flowrt.net.master import Master, Registered
 from flowrt.net.tokens import new_token
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
 
 SCALAR = Spec("float64", ())
 LARGE = Spec("float64", (1 << 20,))  # 8 MiB
@@ -458,7 +458,7 @@ async def test_a_worker_whose_parent_ignores_interrupts_ignores_them(worker_comm
 async def test_nodes_do_not_outlive_a_parent_that_is_killed() -> None:
     program = textwrap.dedent("""
         import asyncio
-        from flowrt.cluster import LocalCluster
+        from flowrt.cluster.cluster import LocalCluster
 
         async def main():
             async with LocalCluster(ps=1, worker=1) as cluster:

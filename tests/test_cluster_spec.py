@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowrt.cluster import ClusterSpec, LocalCluster, own_token, parse_address
-from flowrt.errors import AuthenticationError, GraphError
+from flowrt.base.errors import AuthenticationError, GraphError
+from flowrt.cluster.cluster import ClusterSpec, LocalCluster, own_token, parse_address
 from flowrt.worker import main
 
 if TYPE_CHECKING:

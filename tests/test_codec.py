@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_messages import DTYPES, messages, same
 
-from flowrt import codec
-from flowrt.codec import (
+from flowrt.base import codec
+from flowrt.base.codec import (
     FRAME,
     PART,
     SHORT,
@@ -34,7 +34,7 @@ from flowrt.codec import (
     unpack,
     unpack_parts,
 )
-from flowrt.errors import BrokenStream, SpecError
+from flowrt.base.errors import BrokenStream, SpecError
 
 
 def array_token(code: bytes, *dims: int) -> bytes:

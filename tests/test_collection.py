@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flowrt.collection import passed_over
+from flowrt.base.collection import passed_over
 
 
 @pytest.fixture(autouse=True)

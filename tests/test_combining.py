@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.ops.combining import BLOCK
 from flowrt.sched.drivers.way import Tasks, Way
 from flowrt.sched.host.host import Host
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
 from flowrt.sched.server import combining
 from flowrt.sched.server.combining import INLINE_BYTES, Combiner
-from flowrt.valueclass import valueclass
 
 Array = np.ndarray[Any, Any]
 SHAPES: list[tuple[int, ...]] = [(), (0, 3), (1,), (7, 5), (2 * BLOCK,), (BLOCK + 1,)]

@@ -14,7 +14,7 @@ from flowrt.ops.linalg import matmul
 from flowrt.ops.nn import conv2d
 from flowrt.ops.source import placeholder, shape_of
 from flowrt.passes import compile_step
-from flowrt.session import Options
+from flowrt.session.session import Options
 
 
 def ops_of(fetches: list[Any], feeds: list[Any], targets: Any = ()) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
 
 SIZES = {"i": 2, "j": 3, "k": 4, "l": 5, "b": 3}
 EQUATIONS = [

@@ -12,10 +12,10 @@ from session_world import assert_quiet, every_way
 
 import flowrt as fr
 import flowrt.passes
-from flowrt.device import Device
+from flowrt.base.device import Device
+from flowrt.base.spec import Spec
 from flowrt.passes.lower import lower
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 DEVICE = Device.parse("/job:local/task:0/device:cpu:0")

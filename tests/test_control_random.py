@@ -12,12 +12,12 @@ import pytest
 
 import flowrt as fr
 import flowrt.sched.executor
-from flowrt.device import Device
+from flowrt.base.device import Device
 from flowrt.passes import compile_step
 from flowrt.passes.lower import lower
-from flowrt.runners import supports
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
+from flowrt.session.runners import supports
 
 Program: TypeAlias = "tuple[tuple[Any, ...], ...]"
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from kernel_world import own_tables
 
+from flowrt.base.spec import Spec, sliding
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, apply_kernel
 from flowrt.kernels.ops.nn.conv import register
 from flowrt.kernels.tiles.micro import AVX512
-from flowrt.spec import Spec, sliding
 
 Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.timeout(300)  # the first to run compiles the kernels

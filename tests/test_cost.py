@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flowrt.base.spec import Spec
 from flowrt.sched.regions.cost import BYTES_PER_SECOND, FLOPS_PER_SECOND, SECONDS_PER_STEP, Cost, predict
-from flowrt.spec import Spec
 
 TABLE, IDS, ROWS = Spec("float32", (1000, 8)), Spec("int64", (5,)), Spec("float32", (5, 8))
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.device import Device
+from flowrt.base.device import Device
 from flowrt.passes import compile_step
-from flowrt.runners import supports
+from flowrt.session.runners import supports
 
 DEVICE = Device.parse("/job:local/task:0/device:cpu:0")
 COMPARE = {"less": fr.less, "less_equal": fr.less_equal, "greater": fr.greater, "greater_equal": fr.greater_equal}

@@ -17,7 +17,8 @@ import pytest
 from kernel_world import own_tables
 from tape_world import PlanMaker, array, divided, interpret, random_plan, tape_of, whole_region, words
 
-from flowrt.errors import FlowrtError, StepCancelled
+from flowrt.base.errors import FlowrtError, StepCancelled
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, kernel
 from flowrt.kernels.launch import FAILURES, STATUS
 from flowrt.kernels.run import board as at
@@ -26,7 +27,6 @@ from flowrt.sched.host.lanes import Crew
 from flowrt.sched.tape import schedule
 from flowrt.sched.tape.pace import Pace
 from flowrt.sched.tape.tape import CANCELLED, Tapes
-from flowrt.spec import Spec
 
 
 @no_gradient

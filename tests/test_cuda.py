@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from flowrt import kernels
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import HOST_ONLY, KERNELS, View
 from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.launch import COPY_OP, FILL_OP
-from flowrt.spec import Spec
 
 assert kernels
 

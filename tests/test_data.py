@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt import codec
+from flowrt.base import codec
 from flowrt.data.order import Order
 from flowrt.data.permutation import permuted
 from flowrt.data.sources import source_from_data, source_to_data

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
-from flowrt.cluster import ClusterSpec
-from flowrt.worker_options import parse
+from flowrt.cluster.cluster import ClusterSpec
+from flowrt.cluster.worker_options import parse
 
 MANIFEST = Path(__file__).parent.parent / "docs" / "deploy" / "jobset.yaml"
 

@@ -17,7 +17,7 @@ from detached_client import built, source, used_by
 from process_world import running
 
 import flowrt as fr
-from flowrt.device import CLIENT
+from flowrt.base.device import CLIENT
 from flowrt.sched.drivers.messages import Draw, Report
 from flowrt.sched.server import detached
 from flowrt.sched.server.detached import Detached, Kept, Terms

@@ -20,12 +20,12 @@ from schedule_world import Violation, World
 from sim_loop import simulate
 from test_schedules import LONG, Length, drawn
 
+from flowrt.base.valueclass import valueclass
 from flowrt.data.order import Order
 from flowrt.data.sources import Source
-from flowrt.resting import Rests
 from flowrt.sched.replica import reading
 from flowrt.sched.server import detached
-from flowrt.valueclass import valueclass
+from flowrt.session.resting import Rests
 
 SEEDS = 16
 WINDOW = 4

@@ -13,10 +13,10 @@ import pytest
 import session_world  # noqa: F401  (its ops)
 
 import flowrt as fr
-from flowrt import step as steps
 from flowrt.kernels.run import direct
 from flowrt.op import lookup
 from flowrt.sched.tape.tape import Tape
+from flowrt.session import step as steps
 
 X = np.arange(3, dtype=np.float32)
 

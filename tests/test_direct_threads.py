@@ -21,9 +21,9 @@ import pytest
 from session_world import assert_quiet, holders, host_of
 
 import flowrt as fr
-from flowrt import step as steps
 from flowrt.kernels.run import direct
 from flowrt.op import lookup
+from flowrt.session import step as steps
 
 READERS, WRITING = range(2)
 LARGE = 1 << 17  # elements: enough for a crew

@@ -14,13 +14,13 @@ import pytest
 from op_examples import EXAMPLES, Example
 
 import flowrt as fr
-from flowrt.alike import Recall
-from flowrt.eager import _prepared
+from flowrt.base.alike import Recall
 from flowrt.kernels.run import direct
 from flowrt.op import lookup, no_gradient, op
+from flowrt.session.eager import _prepared
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 OP = sys.modules["flowrt.op"]  # flowrt.op is its decorator
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flowrt.cluster import ClusterSpec
-from flowrt.errors import GraphError
-from flowrt.hosts import expand_counts, expand_hosts
+from flowrt.base.errors import GraphError
+from flowrt.cluster.cluster import ClusterSpec
+from flowrt.cluster.hosts import expand_counts, expand_hosts
 
 TENSORFLOW = {"ps": ["a:1"], "worker": ["b:1", "b:2"]}
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "LOCAL_WORLD_SIZE": "2"}

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.device import Device
+from flowrt.base.device import Device
+from flowrt.base.spec import Spec
 from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.launch import Application, Prepared, apply_kernel
 from flowrt.ops.fused import parts_of
 from flowrt.passes import compile_step
-from flowrt.runners import fusible, supports
-from flowrt.spec import Spec
+from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
 
 CPU = Device.parse("/job:local/task:0/device:cpu:0")
 

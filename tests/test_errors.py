@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import BY_NAME, carried_site, user_site
+from flowrt.base.errors import BY_NAME, carried_site, user_site
 
 ROOT = f"{Path(__file__).parent.parent}/"
 

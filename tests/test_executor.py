@@ -11,13 +11,13 @@ from cluster_plans import PS, Writer
 from session_world import assert_quiet, cancel_everywhere, every_way, host_of, lanes, world_checked, world_slow
 
 import flowrt as fr
-from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
-from flowrt.plan import Plan, PlanFeed, PlanNode
+from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
+from flowrt.base.plan import Plan, PlanFeed, PlanNode
+from flowrt.base.spec import Spec
 from flowrt.sched.executor import Executor, own
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import DEAD
-from flowrt.spec import Spec
 
 F2 = Spec("float32", (2,))
 CONTEXT = RunContext(("test", 1), 1, 1)

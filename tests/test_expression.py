@@ -10,7 +10,7 @@ from kernel_world import own_tables
 from numba import njit
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.kernels.emit.abi import OPTIONS
 from flowrt.kernels.emit.compose import composed
 from flowrt.kernels.emit.entries import bind_helpers

@@ -15,7 +15,7 @@ import pytest
 
 import flowrt as fr
 from flowrt import operators
-from flowrt.familiar import PAGES, hint
+from flowrt.base.familiar import PAGES, hint
 
 ROOT = Path(__file__).parent.parent / "flowrt"
 MODULES: dict[str, Any] = {

@@ -18,8 +18,9 @@ from cluster_plans import CLIENT, PS, WORKERS, Writer, counter, echo, relay, wai
 from process_world import running
 from wire_world import pair
 
-from flowrt.cluster import LocalCluster
-from flowrt.errors import GraphError, LinkBroken, NodeLost, ResourceError, TakenOver
+from flowrt.base.errors import GraphError, LinkBroken, NodeLost, ResourceError, TakenOver
+from flowrt.base.spec import Spec
+from flowrt.cluster.cluster import LocalCluster
 from flowrt.net import connecting as connecting_module
 from flowrt.net import link as link_module
 from flowrt.net import node as node_module
@@ -32,7 +33,6 @@ from flowrt.net.node import Node
 from flowrt.net.sockets import unreachable
 from flowrt.net.tokens import new_token
 from flowrt.sched.host.host import Host
-from flowrt.spec import Spec
 
 TASKS = (PS, WORKERS[0])
 MIB = 1 << 20

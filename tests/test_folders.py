@@ -21,11 +21,11 @@ import pytest
 from checkpoint_world import read_checkpoint
 
 import flowrt as fr
-from flowrt.checkpoint import Checkpoints
+from flowrt.base.errors import CheckpointError
+from flowrt.checkpoints.folders import FolderLock, HeldElsewhere
 from flowrt.checkpoints.stores import LocalStore
 from flowrt.checkpoints.whole import read_manifest
-from flowrt.errors import CheckpointError
-from flowrt.folders import FolderLock, HeldElsewhere
+from flowrt.session.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,7 +164,7 @@ async def test_a_reader_goes_on_to_a_newer_save_where_the_saver_removes_what_it_
             await saver.save()
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr("flowrt.checkpoint.read_manifest", read_late)
+        monkeypatch.setattr("flowrt.session.checkpoints.read_manifest", read_late)
         checkpoints = Checkpoints(tmp_path)
         async with fr.Session(graph, checkpoints=checkpoints) as reader:
             assert (await reader.run(v)).tolist() == [1, 1, 1]
@@ -208,7 +208,7 @@ async def test_another_process_is_named_also_when_it_is_stopped_and_blocks_nobod
 FORKED = """
     import os, sys
     from pathlib import Path
-    from flowrt.folders import FolderLock, HeldElsewhere
+    from flowrt.checkpoints.folders import FolderLock, HeldElsewhere
 
     lock = FolderLock(Path(sys.argv[1]))
     lock.acquire()
@@ -290,7 +290,7 @@ async def test_where_nothing_can_be_locked_a_save_says_so(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with caplog.at_level(logging.WARNING, "flowrt.checkpoint"):
+    with caplog.at_level(logging.WARNING, "flowrt.session.checkpoints"):
         async with session(tmp_path, every_steps=1) as saver:
             assert "no checkpoint can be saved" in caplog.text
             with pytest.raises(CheckpointError, match=rf"not saved in {tmp_path}: .*No locks available"):
@@ -375,7 +375,7 @@ KILLED = """
     from flowrt.checkpoints.manifest import folder_of
     from flowrt.checkpoints.stores import LocalStore
     from checkpoint_world import read_checkpoint, write_checkpoint
-    from flowrt.folders import FolderLock
+    from flowrt.checkpoints.folders import FolderLock
 
     root, calls, real = Path(sys.argv[1]), ("mkdir", "fsync", "rename", "unlink", "rmdir", "open", "ftruncate"), {}
     left = 0

@@ -14,9 +14,9 @@ import pytest
 from session_world import host_of
 
 import flowrt as fr
-from flowrt.errors import ResourceError
-from flowrt.feeds import as_feed
-from flowrt.spec import spec_of
+from flowrt.base.errors import ResourceError
+from flowrt.base.spec import spec_of
+from flowrt.session.feeds import as_feed
 
 
 def training(width: int, layers: int = 3, stddev: float = 0.05) -> tuple[fr.Graph, Any, list[Any]]:

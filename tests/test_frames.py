@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_messages import messages, same
 
-from flowrt import codec
-from flowrt.codec import FRAME, Array, Limits
-from flowrt.errors import BrokenStream, InternalError, ResourceError, SpecError
+from flowrt.base import codec
+from flowrt.base.codec import FRAME, Array, Limits
+from flowrt.base.errors import BrokenStream, InternalError, ResourceError, SpecError
 from flowrt.net import frames
 from flowrt.net.frames import GOODBYE, WINDOW, WORK, Allocate, FrameReader, NoRoom, allocate_array, frame, writes
 

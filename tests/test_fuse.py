@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.device import Device
+from flowrt.base.device import Device
 from flowrt.ops.fused import parts_of
 from flowrt.passes import compile_step
 from flowrt.passes.fuse import MAX_FOLDS
-from flowrt.runners import fusible, supports
+from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 CPU = Device.parse("/job:local/task:0/device:cpu:0")
 

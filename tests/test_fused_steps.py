@@ -11,7 +11,7 @@ import pytest
 import flowrt as fr
 from flowrt.kernels.fusion import fused
 from flowrt.kernels.store.background import wait_compiled
-from flowrt.session import Options
+from flowrt.session.session import Options
 
 Array = np.ndarray[Any, Any]
 F4 = "float32"

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.spec import Spec
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, device, name_scope
 from flowrt.op import Op
@@ -16,7 +17,6 @@ from flowrt.ops.flow import merge, stop_gradient, switch
 from flowrt.ops.reduce import sum
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable
-from flowrt.spec import Spec
 
 
 def halves(x: Spec) -> tuple[Spec, Spec]:

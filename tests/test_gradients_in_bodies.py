@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import GraphError, SpecError
+from flowrt.base.errors import GraphError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

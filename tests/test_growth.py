@@ -16,14 +16,14 @@ import pytest
 from step_world import CPU
 
 import flowrt as fr
+from flowrt.base.spec import Spec
 from flowrt.op import as_value
 from flowrt.passes import compile_step
-from flowrt.runners import fusible, supports
 from flowrt.sched.machine import StepMachine
 from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.schedule import hazards
 from flowrt.sched.units import connect, find_units
-from flowrt.spec import Spec
+from flowrt.session.runners import fusible, supports
 
 PACKAGE = str(Path(fr.__file__).parent)
 SIZE = 40

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from flowrt.errors import InternalError
+from flowrt.base.errors import InternalError
 from flowrt.sched.versions.handing import Handing
 
 

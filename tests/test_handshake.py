@@ -11,7 +11,7 @@ import pytest
 from key_world import nothing_decoded, refused
 from wire_world import HEAD, OPENING, TOKEN, echo, on_both_loops, proof_for, wire
 
-from flowrt.errors import AuthenticationError, RemoteError
+from flowrt.base.errors import AuthenticationError, RemoteError
 from flowrt.net import heads
 from flowrt.net.failures import Failures
 from flowrt.net.handshake import NONCE, Opening, Terms

@@ -15,7 +15,7 @@ from flowrt.passes import compile_step
 from flowrt.passes.hasten import hasten
 from flowrt.passes.order_state import order_state
 from flowrt.passes.prune import prune
-from flowrt.session import Options
+from flowrt.session.session import Options
 
 WIDTH, LAYERS = 128, 10
 

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.interrupts import NOBODY, _left, _line
 from flowrt.kernels.launch import RUN_WORDS, STATUS
 from flowrt.sched.host.lanes import main_thread, this_thread
 from flowrt.sched.host.variables import Variables
 from flowrt.sched.tape.interrupts import Noted, present_run
 from flowrt.sched.tape.tape import CANCELLED
+from flowrt.session.interrupts import NOBODY, _left, _line
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from iteration_world import RUN, World, begun
 
-from flowrt.device import CLIENT
-from flowrt.errors import RemoteError
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import RemoteError
 from flowrt.sched.drivers.inquiries import Look, Settle
 from flowrt.sched.drivers.messages import Ended, Lost, Order, Stop, Update, Version
 from flowrt.sched.runs import iterations as iterations_module

@@ -15,8 +15,8 @@ import pytest
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
-from flowrt.cluster import LocalCluster
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.cluster.cluster import LocalCluster
 from flowrt.net.joining import choose
 from flowrt.net.tokens import new_token, save_token
 

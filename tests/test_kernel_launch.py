@@ -15,7 +15,8 @@ from kernel_world import own_tables
 from numpy.lib.stride_tricks import as_strided
 
 import flowrt.kernels  # noqa: F401  (fills the table)
-from flowrt.errors import FlowrtError, GraphError
+from flowrt.base.errors import FlowrtError, GraphError
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import (
     Call,
     Form,
@@ -29,7 +30,6 @@ from flowrt.kernels.language.table import (
     require_kernel,
 )
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, _odometer, apply_kernel, prepare, run_kernel
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flowrt.base.package import PACKAGE
+from flowrt.base.spec import Spec
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.composite.scalar_loop import ScalarProgram
 from flowrt.kernels.composite.turn import make_turn
@@ -21,8 +23,6 @@ from flowrt.kernels.store.objects import MAKERS, PARTS, SCALAR_LOOP_MAKERS, Vari
 from flowrt.kernels.store.sources import sources
 from flowrt.kernels.tiles import micro
 from flowrt.kernels.tiles.micro import Tile, tile_part
-from flowrt.package import PACKAGE
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

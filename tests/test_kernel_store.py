@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 from kernel_world import own_tables
 
-from flowrt.errors import FlowrtError, GraphError
+from flowrt.base.errors import FlowrtError, GraphError
+from flowrt.base.package import PACKAGE
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.launch import apply_kernel, run_kernel
 from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.locking import locked
 from flowrt.kernels.store.objects import cache_folder, complaint, object_code
-from flowrt.package import PACKAGE
-from flowrt.spec import Spec
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ logging.getLogger("flowrt.kernels").setLevel(logging.DEBUG)
 import numpy as np
 from flowrt.kernels.launch import run_kernel
 from flowrt.kernels.language.table import elementwise
-from flowrt.spec import Spec
+from flowrt.base.spec import Spec
 NAMES = frozenset(["red", "green", "blue"])
 elementwise("test_asked", lambda x: x * 3 if x > 0 else x, on=("cpu",))
 if len(sys.argv) > 1:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from flowrt.errors import ClosedError
+from flowrt.base.errors import ClosedError
 from flowrt.sched.host.lanes import Lanes
 
 

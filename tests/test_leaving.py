@@ -12,8 +12,8 @@ import pytest
 from test_ranges_of_replicas import WORKERS, Heard, batches, heard, trainer_of
 
 import flowrt as fr
-from flowrt.cluster import LocalCluster
-from flowrt.errors import NodeLost
+from flowrt.base.errors import NodeLost
+from flowrt.cluster.cluster import LocalCluster
 from flowrt.worker import LEAVE_SECONDS
 
 __all__ = ["heard"]

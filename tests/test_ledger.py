@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import flowrt as fr
-from flowrt.errors import LedgerError
+from flowrt.base.errors import LedgerError
 from flowrt.ledger.__main__ import main
 from flowrt.ledger.frames import MAGIC, framed
 from flowrt.ledger.records import Begun, Handed, Made, Over, Setup, record_to_data

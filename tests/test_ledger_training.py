@@ -14,7 +14,7 @@ from counting_client import HERE, PATH, cluster_file, counted, counting, ones
 from process_world import running
 
 import flowrt as fr
-from flowrt.errors import LedgerError
+from flowrt.base.errors import LedgerError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,11 +10,11 @@ import pytest
 from cluster_plans import CLIENT, PS, WORKERS, Writer
 from test_faults import world
 
+from flowrt.base.spec import Spec
 from flowrt.sched.executor import LENT_BYTES
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.segments import Segments
 from flowrt.sched.host.variables import Variables
-from flowrt.spec import Spec
 
 MIB = 1 << 20
 LARGE = Spec("float64", (MIB,))  # 8 MiB

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from wire_world import on_both_loops, pair
 
-from flowrt.errors import ResourceError
+from flowrt.base.errors import ResourceError
+from flowrt.base.spec import Spec
 from flowrt.net.frames import allocate_array
 from flowrt.net.link import SMALL, Allowance, Link, Store
 from flowrt.net.messages import Forget, Grant, Pull
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import Budget, Rendezvous
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.codec import Allocate
+    from flowrt.base.codec import Allocate
 
 KEY = ("epoch", 1)
 KIB = 1 << 10

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import llvmlite.binding as llvm
 import pytest
 
-from flowrt.errors import InternalError
+from flowrt.base.errors import InternalError
 from flowrt.kernels.store.elf import Unlinkable, read_object
 from flowrt.kernels.store.linking import link
 from flowrt.kernels.store.loading import PAGE, load_object, map_image

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tape_world import PlanMaker, whole_region
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import Spec
 from flowrt.sched.regions.lives import SMALL, find_lives
 from flowrt.sched.regions.regions import find_regions
-from flowrt.spec import Spec
 
 
 def test_only_what_the_plan_knew_all_of_is_taken_from_it() -> None:

@@ -19,7 +19,8 @@ from local_world import FLOATS, Ends, another_process, neighbours, until
 from wire_world import HEAD, MIB, TOKEN, on_both_loops, outcome, proof_for, sockets
 
 import flowrt as fr
-from flowrt.errors import BrokenStream, NodeLost
+from flowrt.base.errors import BrokenStream, NodeLost
+from flowrt.base.spec import Spec
 from flowrt.net import local as local_module
 from flowrt.net import shared
 from flowrt.net.frames import Place
@@ -30,7 +31,6 @@ from flowrt.sched.executor import own
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.segments import FIRST, LARGE, PAGE, SEALS, Segments, has_own_slot
 from flowrt.sched.units import PAST_CACHES, Action, find_units
-from flowrt.spec import Spec
 
 pytestmark = pytest.mark.skipif(not Local(Memory()).segments, reason="needs Linux' files in memory")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from iteration_world import NUMBER, RUN, FakePlan, World, begun
 
-from flowrt.device import CLIENT
+from flowrt.base.device import CLIENT
 from flowrt.sched.drivers.messages import BeginReplica, Ended
 from flowrt.sched.replica.stopwatch import Phase, Stopwatch
 from flowrt.sched.server.coordination import OUTCOMES

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrt.errors import StepCancelled
+from flowrt.base.errors import StepCancelled
 from flowrt.kernels.store import locking
 from flowrt.kernels.store.locking import locked, while_wanted
 from flowrt.kernels.store.objects import object_code

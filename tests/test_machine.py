@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from machine_world import DEAD, Draft, Program, Run
 
-from flowrt.errors import GraphError, InternalError
+from flowrt.base.errors import GraphError, InternalError
 from flowrt.sched.machine import ALL_DEAD, Kind, Next, StepMachine, Topology
 
 if TYPE_CHECKING:

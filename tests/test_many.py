@@ -20,7 +20,7 @@ from flowrt.kernels.store.background import wait_compiled
 from flowrt.sched.tape import recording
 from flowrt.sched.tape.gathering import HELD, SMALL, gather
 from flowrt.sched.tape.tape import Tape
-from flowrt.session import Options
+from flowrt.session.session import Options
 
 F4 = np.dtype(np.float32)
 FUSED = fused_kernel(("float32",) * 2, (("add", (0, 1), "float32"), ("multiply", (2, 0), "float32")), (3,), "cpu", ())

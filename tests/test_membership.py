@@ -15,8 +15,8 @@ from cluster_plans import PS, WORKERS, relay
 from test_cluster import SCALAR, Numbers, driving
 
 import flowrt as fr
-from flowrt.cluster import LocalCluster
-from flowrt.errors import GraphError, NodeLost
+from flowrt.base.errors import GraphError, NodeLost
+from flowrt.cluster.cluster import LocalCluster
 
 
 async def test_a_node_that_comes_late_or_again_is_used_for_what_was_registered_before() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from flowrt.errors import ResourceError
+from flowrt.base.errors import ResourceError
 from flowrt.sched.host.memory import COUNTED, Memory, amount, available_bytes
 
 if TYPE_CHECKING:

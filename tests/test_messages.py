@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from flowrt.errors import (
+from flowrt.base.errors import (
     LONGEST_TEXT,
     BrokenStream,
     FlowrtError,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from kernel_world import own_tables
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.launch import run_kernel
 from flowrt.kernels.ops.linalg import register
 from flowrt.kernels.tiles.micro import AVX2, AVX512, NEON, SSE, Geometry, native
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 ALL = {"avx512": AVX512, "avx2": AVX2, "neon": NEON, "sse": SSE}

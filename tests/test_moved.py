@@ -16,7 +16,7 @@ from process_world import running
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
-from flowrt.cluster import ClusterSpec, LocalCluster, parse_address
+from flowrt.cluster.cluster import ClusterSpec, LocalCluster, parse_address
 from flowrt.net.tokens import save_token
 
 MOVES = WORKERS[1]

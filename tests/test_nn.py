@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import flowrt.ops as fr
-from flowrt import eager
-from flowrt.errors import FlowrtError, GraphError, SpecError
+from flowrt.base.errors import FlowrtError, GraphError, SpecError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, device
 from flowrt.ops import nn
-from flowrt.session import Session
+from flowrt.session import eager
+from flowrt.session.session import Session
 
 Array = np.ndarray[Any, Any]
 FILTERS = np.random.default_rng(0).normal(size=(2, 2, 1, 2))

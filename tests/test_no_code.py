@@ -20,17 +20,17 @@ import numba
 import numpy as np
 import pytest
 
-from flowrt import codec
+from flowrt.base import codec
+from flowrt.base.errors import FlowrtError
+from flowrt.base.plan import plan_from_data, plan_from_parts
+from flowrt.base.spec import DTYPES
 from flowrt.checkpoints import manifest, older
-from flowrt.errors import FlowrtError
 from flowrt.ledger import frames as ledger_frames
 from flowrt.ledger.records import record_from_data
 from flowrt.net import brief, heads
 from flowrt.net.frames import FrameReader, allocate_array
 from flowrt.net.messages import _KINDS, from_data
-from flowrt.plan import plan_from_data, plan_from_parts
 from flowrt.serialize import graph_from_bytes, graph_from_data
-from flowrt.spec import DTYPES
 
 SOURCE = "raise SystemExit('code from elsewhere ran')"
 PLAIN = (type(None), bool, int, float, str, bytes)

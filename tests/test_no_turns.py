@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.base.spec import Spec
 from flowrt.sched.loops.structured import Rows
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 
 VALUE = np.arange(6, dtype=np.float32).reshape(2, 3)
 METHODS: list[Callable[[Any], Any]] = [

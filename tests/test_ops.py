@@ -15,18 +15,18 @@ import pytest
 from op_examples import EXAMPLES, Example
 
 import flowrt.ops as fr
-from flowrt.attributes import attr_key
-from flowrt.codec import PLAN, decode, encode
-from flowrt.eager import evaluate
-from flowrt.errors import GraphError, SpecError
+from flowrt.base.attributes import attr_key
+from flowrt.base.codec import PLAN, decode, encode
+from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.plan import Plan, PlanFeed, PlanNode, plan_from_data, plan_to_data
+from flowrt.base.spec import Spec, as_dtype
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Node, Tensor
 from flowrt.op import REGISTRY, Op
 from flowrt.ops.inference import described
-from flowrt.plan import Plan, PlanFeed, PlanNode, plan_from_data, plan_to_data
 from flowrt.sched.units import action_of
-from flowrt.session import Options, Session
-from flowrt.spec import Spec, as_dtype
+from flowrt.session.eager import evaluate
+from flowrt.session.session import Options, Session
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ import pytest
 from pass_world import compiled
 
 import flowrt as fr
-from flowrt.device import Device
+from flowrt.base.device import Device
 
 if TYPE_CHECKING:
     from pathlib import Path

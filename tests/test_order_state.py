@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.graph import Graph, control_dependencies
 from flowrt.ops.elementwise import add, multiply, negative
 from flowrt.ops.flow import identity, switch

@@ -11,8 +11,8 @@ import pytest
 from session_world import host_of
 
 import flowrt as fr
-from flowrt import pages
-from flowrt.initial import tables
+from flowrt.base import pages
+from flowrt.session.initial import tables
 
 ROWS, COLUMNS = 3000, 5  # not whole pages
 

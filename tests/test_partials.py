@@ -9,9 +9,9 @@ import pytest
 from test_units import in_ranges
 
 import flowrt as fr
+from flowrt.base.spec import Spec
 from flowrt.kernels.launch import Prepared, apply_kernel, run_kernel
 from flowrt.kernels.ops.partials import PARTS, count_parts
-from flowrt.spec import Spec
 
 SHAPES = [((100_001,), None), ((40_000, 3), 0), ((40, 1001), 1), ((3, 300, 120), 1), ((70_000, 1), 0), ((9, 2), None)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import flowrt as fr
-from flowrt.partitioning import Partition, row_bounds
+from flowrt.base.partitioning import Partition, row_bounds
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 from pass_world import compiled, named, names
 from step_world import CLIENT, CLUSTER, DEAD, LOCAL, RandomGraph, evaluate, everywhere, meaning, run_plans
 
-from flowrt.errors import FeedError, GraphError, PlacementError, SpecError
+from flowrt.base.errors import FeedError, GraphError, PlacementError, SpecError
+from flowrt.base.plan import plan_from_data, plan_to_data
+from flowrt.base.spec import Spec
 from flowrt.graph import Graph, Tensor, control_dependencies, device
 from flowrt.op import Op
 from flowrt.ops.elementwise import add, multiply, negative
@@ -22,11 +24,9 @@ from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.merge_common import merge_common
 from flowrt.passes.prune import prune
 from flowrt.passes.step import FED, Step
-from flowrt.plan import plan_from_data, plan_to_data
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
+    from flowrt.base.device import Device
 
 
 # ── prune ────────────────────────────────────────────────────────────────────────────────────────────────────────────

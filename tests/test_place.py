@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from step_world import CLUSTER, RandomGraph, everywhere
 
-from flowrt.device import Device
-from flowrt.errors import PlacementError
+from flowrt.base.device import Device
+from flowrt.base.errors import PlacementError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, colocate_with, device
 from flowrt.op import as_value

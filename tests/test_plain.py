@@ -15,9 +15,9 @@ import pytest
 from op_examples import EXAMPLES
 
 import flowrt as fr
+from flowrt.base.spec import DTYPES
 from flowrt.kernels.language.table import KERNELS
-from flowrt.runners import supports
-from flowrt.spec import DTYPES
+from flowrt.session.runners import supports
 
 NUMBERS: list[Any] = [2.5, 2, True, np.float64(2.5), np.float32(2.5), np.float16(2.5), np.longdouble(2.5)]
 NUMBERS += [np.int64(2), np.uint8(2), np.int8(2), np.bool_(True), np.sqrt(64), np.mean([1, 2])]

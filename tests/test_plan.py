@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowrt.codec import PART, pack_parts, unpack_parts
-from flowrt.errors import BrokenStream, GraphError, SpecError
-from flowrt.net.plans import dismantle, make_ready
-from flowrt.plan import (
+from flowrt.base.codec import PART, pack_parts, unpack_parts
+from flowrt.base.errors import BrokenStream, GraphError, SpecError
+from flowrt.base.plan import (
     DEEPEST,
     Plan,
     PlanFeed,
@@ -23,8 +22,9 @@ from flowrt.plan import (
     plan_to_parts,
     too_large,
 )
+from flowrt.base.spec import Spec
+from flowrt.net.plans import dismantle, make_ready
 from flowrt.sched.host.host import Host
-from flowrt.spec import Spec
 
 VECTOR = Spec("float32", (2,))
 

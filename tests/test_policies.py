@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import flowrt as fr
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.sched.policies import asking, fixed_size, policy, policy_from_data, policy_to_data
 from flowrt.sched.policies.policy import Record
 from flowrt.train import AllOf, Close, Deadline, FirstOf, Offer, Policy, WaitUntil

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from wire_world import MIB, on_both_loops, outcome, pair
 
-from flowrt.device import CLIENT
-from flowrt.errors import BrokenStream, ClosedError, SpecError
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import BrokenStream, ClosedError, SpecError
+from flowrt.base.valueclass import valueclass
 from flowrt.net.master import Master
 from flowrt.net.messages import is_posted, register_kinds
 from flowrt.net.node import Node
 from flowrt.net.tokens import new_token
 from flowrt.net.transport import Bounds
 from flowrt.sched.host.host import Host
-from flowrt.valueclass import valueclass
 
 A, B = "/job:a/task:0", "/job:b/task:0"
 

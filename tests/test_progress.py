@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt import checkpoint, progress
+from flowrt import progress
 from flowrt.kernels.store import compiling
 from flowrt.kernels.store.compiling import batch, compiled, note_missing, only_looks
 from flowrt.progress import Activity
+from flowrt.session import checkpoints as checkpoint
 
 ROOT = Path(__file__).parent.parent
 

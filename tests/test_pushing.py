@@ -13,13 +13,13 @@ import pytest
 from cluster_plans import CLIENT, PS, WORKERS, Writer, relay
 from test_faults import TASKS, world
 
-from flowrt.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
+from flowrt.base.errors import LinkBroken, NodeLost, ResourceError, StepCancelled
+from flowrt.base.spec import Spec
 from flowrt.net.connection import Connection
 from flowrt.net.link import SMALL, Link
 from flowrt.net.messages import Announce, Push
 from flowrt.sched.host import rendezvous as rendezvous_module
 from flowrt.sched.host.rendezvous import DEAD, Announced, Rendezvous
-from flowrt.spec import Spec
 
 SCALAR, OPEN = Spec("float64", ()), Spec("float64", (None,))
 WORKER = WORKERS[0]

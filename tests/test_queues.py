@@ -10,7 +10,7 @@ import pytest
 from session_world import assert_quiet, cancel_everywhere, every_way, host_of
 
 import flowrt as fr
-from flowrt.errors import GraphError, QueueClosedError
+from flowrt.base.errors import GraphError, QueueClosedError
 from flowrt.sched.host.queues import Element, Queue
 
 

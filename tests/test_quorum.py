@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flowrt.errors import GraphError, InternalError
+from flowrt.base.errors import GraphError, InternalError
 from flowrt.sched.policies import AllOf, Close, Deadline, FirstOf, Offer, Policy, Record, WaitUntil
 from flowrt.sched.versions.book import Book
 from flowrt.sched.versions.coordinator import Coordinator

@@ -11,11 +11,11 @@ import pytest
 from test_units import in_ranges
 
 import flowrt.ops as fr
-from flowrt import eager
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
 from flowrt.graph import Graph, Tensor
 from flowrt.kernels.launch import Prepared
 from flowrt.kernels.ops.random import fill_normal, fill_uniform, lanes, philox, tensor_key
+from flowrt.session import eager
 
 assert eager
 

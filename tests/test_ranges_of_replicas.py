@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.cluster import LocalCluster
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.cluster.cluster import LocalCluster
 
 INPUTS = {"x": fr.Spec("float32", (None, 3))}
 WORKERS = tuple(f"/job:worker/task:{number}" for number in range(4))

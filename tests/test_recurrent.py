@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import GraphError, SpecError
+from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.spec import Spec
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, Application, Operand, apply_kernel
 from flowrt.kernels.ops.nn import recurrent
 from flowrt.op import lookup
-from flowrt.spec import Spec
 
 SIZES = STEPS, BATCH, WIDTH, UNITS = 4, 37, 5, 18
 

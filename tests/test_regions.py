@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tape_world import PlanMaker
 
-from flowrt.plan import PlanNode
+from flowrt.base.plan import PlanNode
+from flowrt.base.spec import Spec
 from flowrt.sched.regions.regions import Region, find_regions, resources_of, size_operands
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
 
 BREAKERS = ("recv", "send", "switch", "merge", "dequeue")
 

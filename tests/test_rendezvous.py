@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from session_world import cancel_everywhere
 
-from flowrt.errors import StepCancelled
+from flowrt.base.errors import StepCancelled
 from flowrt.sched.host.rendezvous import DEAD, REMEMBERED_STEPS, Budget, Rendezvous
 
 KEY = ("epoch", 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import FeedError, LedgerError
+from flowrt.base.errors import FeedError, LedgerError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt import codec
+from flowrt.base import codec
 from flowrt.net.messages import Command, from_data
 from flowrt.net.peers import Peers
 

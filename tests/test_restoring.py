@@ -11,8 +11,8 @@ import pytest
 from checkpoint_world import read_checkpoint, write_checkpoint
 
 import flowrt as fr
-from flowrt.checkpoint import Checkpoints
-from flowrt.errors import CheckpointError
+from flowrt.base.errors import CheckpointError
+from flowrt.session.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ async def test_in_part_restores_what_is_common_and_leaves_the_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved(tmp_path, "a", "b", "c")
-    with caplog.at_level(logging.INFO, "flowrt.checkpoint"):
+    with caplog.at_level(logging.INFO, "flowrt.session.checkpoints"):
         assert await restored(of("a", "new", b=3), tmp_path, partial=True) == {"a": 1, "new": 0, "b": 0}
     assert "not saved: 'new'; not used: 'c'; of another dtype or shape: 'b'" in caplog.text
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
 from flowrt.sched.drivers.messages import Rows, Version, Wants
 from flowrt.sched.replica.asking import Asking
 from flowrt.sched.server.gathering import Gathering

@@ -11,16 +11,16 @@ from kernel_world import compile_here
 from test_fuse import ops, plan_of
 
 import flowrt as fr
+from flowrt.base.spec import spec_of
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.table import Form
 from flowrt.kernels.launch import RUN_WORDS, Application, Prepared, apply_kernel
 from flowrt.kernels.store.objects import entry_address
 from flowrt.ops.fused import infer_members
-from flowrt.session import Options
-from flowrt.spec import spec_of
+from flowrt.session.session import Options
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
 
 Array = np.ndarray[Any, Any]
 F4 = "float32"

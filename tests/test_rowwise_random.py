@@ -9,7 +9,7 @@ import pytest
 from test_rowwise import compiled_here  # noqa: F401
 
 import flowrt as fr
-from flowrt.session import Options
+from flowrt.session.session import Options
 
 Array = np.ndarray[Any, Any]
 Line: TypeAlias = "tuple[str, tuple[int, ...]]"

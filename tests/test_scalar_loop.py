@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.base.spec import Spec
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.composite import scalar_loop
 from flowrt.kernels.composite.many import ManyStep
@@ -23,7 +24,6 @@ from flowrt.ops.fused import fused as fused_op
 from flowrt.sched.loops.nesting import apply_structured
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
 from flowrt.sched.tape.recording import record
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

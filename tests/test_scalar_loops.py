@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
+from flowrt.base.spec import Spec
 from flowrt.kernels.launch import RUN_WORDS, Prepared, apply_kernel
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 

@@ -22,7 +22,7 @@ from policy_world import AllOfThoseLeft, Hasty, Patient
 from schedule_world import SUSPECT, Faults, Violation, World, batches
 from sim_loop import simulate
 
-from flowrt.errors import GraphError, NodeLost, RemoteError
+from flowrt.base.errors import GraphError, NodeLost, RemoteError
 from flowrt.sched.drivers.messages import Report, Update
 from flowrt.sched.policies import AllOf, Async, BoundedStaleness, Close, Deadline, FirstOf, Policy, WaitUntil, fewest
 from flowrt.sched.runs.iterations import SETTLE_SECONDS

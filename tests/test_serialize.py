@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_world import CLUSTER, RandomGraph
 
-from flowrt.codec import pack, unpack
-from flowrt.errors import BrokenStream, GraphError
+from flowrt.base.codec import pack, unpack
+from flowrt.base.errors import BrokenStream, GraphError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, colocate_with, container, control_dependencies, device, name_scope
 from flowrt.ops.elementwise import add, negative
@@ -99,7 +99,7 @@ READ = next(node.index for node in sample().nodes if node.op.name == "read_varia
 FLOAT = {"dtype": "float32", "shape": (9,), "value": None}
 
 BROKEN: dict[str, tuple[bytes, type[Exception], str]] = {
-    "another format": (changed(format="flowrt.plan"), BrokenStream, "format"),
+    "another format": (changed(format="flowrt.base.plan"), BrokenStream, "format"),
     "another version": (changed(version=2), BrokenStream, "version 2 cannot be read"),
     "no dict": (pack([1, 2]), BrokenStream, "missing"),
     "an op nobody knows": (with_node(ADD, op="format_disk"), GraphError, "no op named 'format_disk' is known here"),

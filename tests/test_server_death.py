@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import pytest
 from replica_world import Violation
 
+from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.messages import Order, Report
 from flowrt.sched.policies import AllOf, FirstOf, Policy
 from flowrt.sched.server.standing_in import left_with_orders, report_of
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.opening import Apply, Go, Left, Said, decide
 from flowrt.sched.versions.shard import Shard
-from flowrt.valueclass import replace
 
 NOW = 0.0
 

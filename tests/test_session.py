@@ -11,7 +11,7 @@ import pytest
 from session_world import assert_quiet, cancel_everywhere, every_way, host_of, lanes, until, world_checked, world_slow
 
 import flowrt as fr
-from flowrt.session import MAX_STEPS, YIELD_EVERY
+from flowrt.session.session import MAX_STEPS, YIELD_EVERY
 
 Pair = namedtuple("Pair", "left right")
 

@@ -9,7 +9,8 @@ import pytest
 from tape_world import Array, PlanMaker, interpret, whole_region
 
 import flowrt as fr
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.language.table import Call, Form, View, kernel
 from flowrt.kernels.launch import RUN_WORDS
 from flowrt.op import no_gradient, op
@@ -18,10 +19,9 @@ from flowrt.sched.regions.regions import find_regions
 from flowrt.sched.regions.sharing import share
 from flowrt.sched.tape.recording import ARENA_SLOT, Recording, record
 from flowrt.sched.tape.tape import Tape
-from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
 
 
 @no_gradient

@@ -11,10 +11,10 @@ from kernel_world import own_tables
 from test_units import in_ranges
 
 import flowrt as fr
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, host_only, kernel
 from flowrt.kernels.launch import Prepared, run_kernel
 from flowrt.kernels.tiles.squares import turn
-from flowrt.spec import Spec
 
 Array = np.ndarray[Any, Any]
 AROUND = 40  # entries on both sides of what is written

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.policies import Close, Policy, Record, WaitUntil
 from flowrt.sched.versions.batched import hold_all
 from flowrt.sched.versions.coordinator import Coordinator
 from flowrt.sched.versions.quorum import Verdict
-from flowrt.valueclass import valueclass
 
 
 @valueclass

@@ -10,7 +10,7 @@ import pytest
 from pass_world import compiled
 
 import flowrt as fr
-from flowrt.errors import FlowrtError, GraphError, SpecError
+from flowrt.base.errors import FlowrtError, GraphError, SpecError
 from flowrt.kernels import launch
 from flowrt.ops.slices import ABSENT, group_rows
 from flowrt.sched.warming import warm

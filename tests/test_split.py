@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.partitioning import Partition
+from flowrt.base.partitioning import Partition
 
 Array = np.ndarray[Any, Any]
 OPTIMIZERS: list[Callable[[], fr.optim.Optimizer]] = [

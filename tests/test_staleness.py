@@ -10,7 +10,7 @@ from policy_world import Hasty
 from schedule_world import Faults, World, batches
 from sim_loop import simulate
 
-from flowrt.errors import GraphError, InternalError
+from flowrt.base.errors import GraphError, InternalError
 from flowrt.sched.drivers.messages import Order, Update, Version
 from flowrt.sched.policies import (
     AllOf,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import flowrt.ops as fr
-from flowrt.errors import GraphError, SpecError
+from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.spec import Spec
 from flowrt.graph import Graph, container, control_dependencies, device, name_scope
 from flowrt.ops.state import Variable, variables_from
-from flowrt.spec import Spec
 
 
 def test_a_variable_takes_its_spec_from_what_it_starts_from() -> None:

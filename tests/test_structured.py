@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import Spec
 from flowrt.sched.loops.structured import Rows
-from flowrt.spec import Spec
 
 PAIR = Spec("int64", (None, 2))
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from tape_world import Array, PlanMaker, array, interpret, random_plan, tape_of, whole_region, words
 
-from flowrt.errors import FlowrtError, SpecError, StepCancelled
+from flowrt.base.errors import FlowrtError, SpecError, StepCancelled
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.launch import FAILURES, STATUS, run_kernel
 from flowrt.op import no_gradient, op
 from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
 
 
 @no_gradient

@@ -12,7 +12,7 @@ from tape_world import PlanMaker, divided, tape_of, words
 from flowrt.sched.host.lanes import Crew
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
 
 F4 = "float32"
 ONE = ("softplus", "exp", "tanh", "sigmoid", "log1p", "sin", "erf", "relu", "square", "negative")

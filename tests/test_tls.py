@@ -27,8 +27,8 @@ from key_world import (
 from wire_world import HEAD, LOOPS, MIB, TOKEN, echo, sockets
 
 import flowrt as fr
-from flowrt.errors import AuthenticationError, NodeLost, RemoteError
-from flowrt.keys import _named_in, main, make_keys
+from flowrt.base.errors import AuthenticationError, NodeLost, RemoteError
+from flowrt.cluster.keys import _named_in, main, make_keys
 from flowrt.net.tls import Keys, Vouched, check_host
 from flowrt.net.transport import Connection, connect, serve
 from flowrt.worker import main as worker

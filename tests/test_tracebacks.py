@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.tracebacks import shorten
+from flowrt.base.tracebacks import shorten
 
 ROOT = Path(__file__).parent.parent
 MOST = 15

@@ -18,8 +18,8 @@ import uvloop
 from wire_messages import same
 from wire_world import MIB, QUICK, TOKEN, echo, on_both_loops, outcome, pair, stranger, wire
 
-from flowrt import codec
-from flowrt.errors import (
+from flowrt.base import codec
+from flowrt.base.errors import (
     BrokenStream,
     ClosedError,
     InternalError,

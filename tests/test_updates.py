@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
 from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, parts_of
 
 SIZE, WIDTH = 11, 3

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flowrt.valueclass import make_all, stateclass, valueclass
-from flowrt.valueclass import replace as made_anew
+from flowrt.base.valueclass import make_all, stateclass, valueclass
+from flowrt.base.valueclass import replace as made_anew
 
 
 def made_by(decorator: Any) -> tuple[type, type, type]:

@@ -12,12 +12,12 @@ import pytest
 from session_world import cancel_everywhere, every_way, host_of
 
 import flowrt as fr
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.spec import Spec
 from flowrt.kernels.run.direct import BLOCKED, HOLDERS, RIVALS, RIVALS_AT, TAKING, WAITING
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.host.variables import Together, Variables
-from flowrt.spec import Spec
 
 A, B, C = ("", "a"), ("", "b"), ("", "c")
 F2 = Spec("float32", (2,))
@@ -341,7 +341,7 @@ async def test_a_write_beside_a_value_that_is_read_waits_for_its_users(options: 
 
 
 async def test_graphs_on_one_host_share_variables_by_container_and_name() -> None:
-    from flowrt.runners import LocalRunner
+    from flowrt.session.runners import LocalRunner
 
     def model(initial: Any, container: str = "shared") -> Any:
         with fr.Graph() as graph, fr.container(container):
@@ -388,7 +388,7 @@ async def test_a_plan_made_for_a_variable_that_became_another_is_refused() -> No
             v = fr.Variable(np.zeros(shape, np.float32), name="v")
             return graph, v, v.assign(fr.full(shape, value))
 
-    from flowrt.runners import LocalRunner, compile_for
+    from flowrt.session.runners import LocalRunner, compile_for
 
     runner = LocalRunner(fr.Options(threads=1))
     host: Host = runner._host

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import flowrt as fr
-from flowrt.errors import LinkBroken
+from flowrt.base.errors import LinkBroken
 from flowrt.train.opening import agree
 
 Array = np.ndarray[Any, Any]

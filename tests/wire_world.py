@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from flowrt.errors import (
+from flowrt.base.errors import (
     FlowrtError,
 )
 from flowrt.net import heads

@@ -16,9 +16,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
-from flowrt.errors import FlowrtError
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import FlowrtError
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 
 Name: TypeAlias = tuple[str, str]
 """(container, name) of a variable."""
@@ -79,7 +79,7 @@ class File:
 
 @valueclass
 class Order:
-    """Which ``names`` hang on the order of building, and of what graph: see `flowrt.building_order`."""
+    """Which ``names`` hang on the order of building, and of what graph: see `flowrt.session.building_order`."""
 
     names: tuple[str, ...]
     nodes: int

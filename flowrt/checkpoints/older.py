@@ -9,6 +9,7 @@ import hashlib
 import json
 from typing import Any
 
+from flowrt.base.errors import FlowrtError
 from flowrt.checkpoints.manifest import (
     MANIFEST,
     File,
@@ -24,7 +25,6 @@ from flowrt.checkpoints.manifest import (
     said,
     spec_from_data,
 )
-from flowrt.errors import FlowrtError
 
 FORMAT, DATA, BLAKE2B = 1, "data", "blake2b"
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import NAMES
 from flowrt.checkpoints.manifest import File, NotWhole, Range
 from flowrt.checkpoints.older import BLAKE2B
-from flowrt.spec import NAMES
 
 if TYPE_CHECKING:
     from flowrt.checkpoints.stores import Store

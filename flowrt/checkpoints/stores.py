@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote
 
+from flowrt.checkpoints.folders import sync_folder
 from flowrt.checkpoints.manifest import MANIFEST, checked_file, saves_among
-from flowrt.folders import sync_folder
 
 PARTIAL = ".partial"  # how the folder of a checkpoint in progress begins
 

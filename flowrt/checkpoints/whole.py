@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import CheckpointError
+from flowrt.base.valueclass import valueclass
 from flowrt.checkpoints import older
 from flowrt.checkpoints.manifest import (
     MANIFEST,
@@ -25,12 +27,10 @@ from flowrt.checkpoints.manifest import (
     row_count,
 )
 from flowrt.checkpoints.shards import Written, bytes_of, check, read_into
-from flowrt.errors import CheckpointError
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
     from flowrt.checkpoints.stores import Store
-    from flowrt.spec import Spec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

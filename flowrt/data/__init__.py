@@ -8,11 +8,11 @@
 See `order` for which rows make which batch, `sources.Source` for what a source is.
 """
 
+from flowrt.base.familiar import answering
 from flowrt.data.array_files import arrays, npy, npz
 from flowrt.data.functions import function, source
 from flowrt.data.parquet_files import parquet
 from flowrt.data.sources import Reading, Source, Table
-from flowrt.familiar import answering
 
 __all__ = ["Reading", "Source", "Table", "arrays", "function", "npy", "npz", "parquet", "source"]
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.tracebacks import brief
+from flowrt.base.valueclass import valueclass
 from flowrt.data.columns import ColumnTable, Pairs, checked_columns, chosen, converted, read
 from flowrt.data.mapping import map_member, map_npy, members_of
 from flowrt.data.order import Order, checked_order
 from flowrt.data.sources import Array, Source, Specified, Specs
-from flowrt.errors import GraphError, user_site
-from flowrt.tracebacks import brief
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 Path: TypeAlias = str | os.PathLike[str]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.plain import shortened
+from flowrt.base.spec import Spec, as_dtype
 from flowrt.data.sources import Array, Batch, Specs, Table
-from flowrt.errors import GraphError, SpecError, user_site
-from flowrt.plain import shortened
-from flowrt.spec import Spec, as_dtype
 
 if TYPE_CHECKING:
     from flowrt.data.order import Rows

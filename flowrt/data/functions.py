@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from flowrt.base.errors import FeedError, GraphError, how_to_bring, user_site
+from flowrt.base.plain import shortened
+from flowrt.base.tracebacks import brief
+from flowrt.base.valueclass import valueclass
 from flowrt.data.order import Order, Rows, checked_order
 from flowrt.data.sources import Batch, Source, Specified, Specs, Table
-from flowrt.errors import FeedError, GraphError, how_to_bring, user_site
-from flowrt.plain import shortened
-from flowrt.tracebacks import brief
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 Function: TypeAlias = Callable[..., Mapping[str, Any]]
 F = TypeVar("F", bound=Function)

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import valueclass
 from flowrt.data.permutation import permuted
-from flowrt.errors import GraphError, user_site
-from flowrt.valueclass import valueclass
 
 Rows: TypeAlias = "NDArray[np.int64]"
 SMALL = 1 << 16  # rows whose order is kept, which takes half a MiB: batches of them cost a look-up

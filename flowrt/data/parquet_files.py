@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.errors import FeedError, GraphError, user_site
+from flowrt.base.spec import Spec
+from flowrt.base.tracebacks import brief
+from flowrt.base.valueclass import valueclass
 from flowrt.data.columns import Pairs, checked_columns, chosen, converted, read
 from flowrt.data.order import Order, Rows, checked_order
 from flowrt.data.sources import Array, Batch, Source, Specified, Specs, Table
-from flowrt.errors import FeedError, GraphError, user_site
-from flowrt.spec import Spec
-from flowrt.tracebacks import brief
-from flowrt.valueclass import valueclass
 
 
 @valueclass

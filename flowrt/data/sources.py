@@ -17,9 +17,9 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import ClosedError, FeedError, GraphError, how_to_bring
+from flowrt.base.spec import Spec
 from flowrt.data.order import Order, Rows
-from flowrt.errors import ClosedError, FeedError, GraphError, how_to_bring
-from flowrt.spec import Spec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Batch: TypeAlias = "dict[str, Array]"

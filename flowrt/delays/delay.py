@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NoReturn, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrt.errors import GraphError, user_site
-from flowrt.valueclass import replace, valueclass
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import replace, valueclass
 
 Seconds = NDArray[np.float64]
 PLACES = ("input", "compute", "push", "server", "frozen")

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.delays.delay import LINK, Delay, Part, Seconds, as_delay, number_text
-from flowrt.valueclass import valueclass
 
 
 @valueclass

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -15,9 +15,9 @@ import re
 from math import inf
 from typing import Any, NoReturn
 
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import replace
 from flowrt.delays.delay import Delay, add, as_delay, kinds
-from flowrt.errors import GraphError, user_site
-from flowrt.valueclass import replace
 
 _TOKEN = re.compile(
     r"""\s*(?: (?P<number> -?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?=[\s+():,;]|$) | (?:nan|-?inf)(?![^\s+():,;]) )

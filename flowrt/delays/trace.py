@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flowrt.base.valueclass import valueclass
 from flowrt.delays import parquet
 from flowrt.delays.delay import Part, Seconds, number_text
-from flowrt.valueclass import valueclass
 
 
 @valueclass

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.kernels.store.bundle import bundle_path, write_bundle
 from flowrt.kernels.store.objects import PARTS, cache_folder, name_of, part_code, part_symbol, symbol_of, variant_code
 from flowrt.progress import Activity

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
 from flowrt.kernels.composite.scalar_loop import LOOP, read_program
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.store.names import remember

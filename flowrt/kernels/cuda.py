@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from flowrt.errors import FlowrtError, GraphError
+from flowrt.base.errors import FlowrtError, GraphError
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import JITABLES, Form, View
 from flowrt.kernels.language.twin import SIMULATED, THREADS
 from flowrt.kernels.launch import FAILURES, RUN_WORDS, STATUS, Operand, Step, apply_kernel
 from flowrt.kernels.simulator import mend_simulator
-from flowrt.spec import Spec
 
 if SIMULATED:
     mend_simulator()

@@ -18,7 +18,7 @@ from flowrt.kernels.language.twin import SIMULATED
 from flowrt.kernels.launch import STATUS
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

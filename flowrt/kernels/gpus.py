@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from importlib.util import find_spec
 
-from flowrt.errors import ResourceError
+from flowrt.base.errors import ResourceError
 from flowrt.kernels.language.twin import SIMULATED
 
 SIMULATED_GPUS = 2  # enough to have one send to the other

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
 from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, Word, require_kernel
 from flowrt.kernels.store.objects import Variant, entry_address
 from flowrt.kernels.tiles.copies import COPY_OP as COPY_OP
 from flowrt.kernels.tiles.copies import Copy, merged, plan_box, plan_copy
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.composite.epilogue import EpilogueStep

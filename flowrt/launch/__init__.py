@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from flowrt.familiar import absent as _absent
+from flowrt.base.familiar import absent as _absent
 
 if _TYPE_CHECKING:
     from flowrt.launch import ray

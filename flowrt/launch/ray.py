@@ -22,17 +22,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from flowrt.cluster import ClusterSpec, parse_address
-from flowrt.errors import ClosedError, GraphError, ResourceError, user_site
+from flowrt.base.errors import ClosedError, GraphError, ResourceError, user_site
+from flowrt.base.tracebacks import brief, unmark
+from flowrt.base.valueclass import valueclass
+from flowrt.cluster.cluster import ClusterSpec, parse_address
+from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
-from flowrt.misuse import AsyncOnly
 from flowrt.net.messages import root_error
 from flowrt.net.tokens import new_token
 from flowrt.progress import Activity
-from flowrt.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
-from flowrt.tracebacks import brief, unmark
-from flowrt.valueclass import valueclass
+from flowrt.session.misuse import AsyncOnly
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -182,7 +182,7 @@ class Cluster(AsyncOnly):
         """The folder of keys, made if none was given."""
         if self._tls is not None and not isinstance(self._tls, bool):
             return os.fspath(self._tls)
-        from flowrt.keys import ANY, make_keys  # needs an extra
+        from flowrt.cluster.keys import ANY, make_keys  # needs an extra
 
         folder = self._keys.enter_context(TemporaryDirectory(prefix="flowrt-keys-"))
         make_keys(folder, [ANY])  # which last as long as the cluster

@@ -22,11 +22,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from flowrt.errors import ResourceError
+from flowrt.base.errors import ResourceError
+from flowrt.cluster.node_process import address_in, ended_early, environment
+from flowrt.cluster.tasks import split_task
 from flowrt.net.tls import CA, CERT, KEY
 from flowrt.net.tokens import save_token
-from flowrt.node_process import address_in, ended_early, environment
-from flowrt.tasks import split_task
 
 TELLS = 10.0  # seconds for which a node's reason not to start is told before another try
 KEYS = (CA, CERT, KEY)  # the files of a folder of keys that a node needs

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from flowrt.errors import LedgerError
+from flowrt.base.errors import LedgerError
 from flowrt.ledger.ledger import Ledger
 
 COLUMNS = ("kept", "late", "refused", "lost")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
-from flowrt import codec
-from flowrt.errors import BrokenStream, LedgerError
+from flowrt.base import codec
+from flowrt.base.errors import BrokenStream, LedgerError
 
 MAGIC = b"flowrt ledger 1\n"
 _HEAD, _SUM = struct.Struct("<II"), struct.Struct("<I")

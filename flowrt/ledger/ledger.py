@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import LedgerError
+from flowrt.base.errors import LedgerError
+from flowrt.base.valueclass import valueclass
 from flowrt.ledger.account import OUTCOMES, Account, State
 from flowrt.ledger.frames import MAGIC, records_in
 from flowrt.ledger.records import Begun, Handed, Made, Missed, Over, Record, Returned, Setup, Undone, record_from_data
 from flowrt.sched.versions.ledger import Outcome
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     import os

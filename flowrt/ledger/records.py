@@ -7,8 +7,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from flowrt.errors import LedgerError
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import LedgerError
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

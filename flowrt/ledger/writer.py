@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrt.errors import LedgerError
-from flowrt.folders import sync_parents
+from flowrt.base.errors import LedgerError
+from flowrt.checkpoints.folders import sync_parents
 from flowrt.ledger.account import Account
 from flowrt.ledger.frames import MAGIC, framed, records_in
 from flowrt.ledger.ledger import Ledger

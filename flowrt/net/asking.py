@@ -8,10 +8,10 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import BrokenStream, NodeLost
+from flowrt.base.errors import BrokenStream, NodeLost
+from flowrt.base.valueclass import valueclass
 from flowrt.net import heads
 from flowrt.net.local import door_of
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

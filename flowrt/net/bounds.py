@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flowrt.codec import FRAME, Limits
-from flowrt.valueclass import valueclass
+from flowrt.base.codec import FRAME, Limits
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

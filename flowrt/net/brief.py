@@ -1,7 +1,7 @@
 """Frames of a fixed layout: some bytes, whose meaning is their reader's, and arrays.
 
 What is said in every step is written so, in a fraction of the time that msgpack takes for as many values.
-Law: that of `flowrt.codec`, whose limits hold here, too, and whose descriptions of arrays these are; the n-th
+Law: that of `flowrt.base.codec`, whose limits hold here, too, and whose descriptions of arrays these are; the n-th
 one describes the n-th buffer. A header begins with a byte that begins no msgpack, so nothing is mistaken for
 the other. Pure.
 
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowrt import codec
-from flowrt.codec import FRAME, SHORT, WHOLE, Allocate, Bytes, Layout, Limits
-from flowrt.errors import BrokenStream, SpecError
+from flowrt.base import codec
+from flowrt.base.codec import FRAME, SHORT, WHOLE, Allocate, Bytes, Layout, Limits
+from flowrt.base.errors import BrokenStream, SpecError
 
 BEGINS = 0xC1
 _FRAME = struct.Struct("<IBHH")  # a length, and the begin of a header

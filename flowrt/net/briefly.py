@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import BrokenStream
+from flowrt.base.errors import BrokenStream
+from flowrt.base.valueclass import maker
 from flowrt.net import brief
 from flowrt.sched.drivers.messages import Report, Update, Version
-from flowrt.valueclass import maker
 
 if TYPE_CHECKING:
     from flowrt.net.brief import Brief

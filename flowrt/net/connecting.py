@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowrt.errors import AuthenticationError, BrokenStream, FlowrtError, NodeLost, VersionMismatch
+from flowrt.base.errors import AuthenticationError, BrokenStream, FlowrtError, NodeLost, VersionMismatch
 from flowrt.net import heads
 from flowrt.net.addresses import is_loopback, named
 from flowrt.net.asking import Answer, ask_at, ask_socket
@@ -26,7 +26,7 @@ from flowrt.net.tokens import checked
 if TYPE_CHECKING:
     import socket
 
-    from flowrt.codec import Allocate
+    from flowrt.base.codec import Allocate
     from flowrt.net.connection import Connection
     from flowrt.net.local import Local
     from flowrt.net.protocol import Hello

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from flowrt.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
+from flowrt.base.errors import BrokenStream, ClosedError, FlowrtError, InternalError, NodeLost
 from flowrt.net.frames import GOODBYE, WORK, FrameReader, Piece, allocate_array, frame, joined, placed, writes
 from flowrt.net.outbox import Outbox, Outgoing
 from flowrt.net.sockets import ASK_SECONDS, Standstill, broken_by, tune, unanswered, unreachable
@@ -26,7 +26,7 @@ from flowrt.net.sockets import ASK_SECONDS, Standstill, broken_by, tune, unanswe
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from flowrt.codec import Allocate, Message
+    from flowrt.base.codec import Allocate, Message
     from flowrt.net.bounds import Bounds
     from flowrt.net.local import Local
     from flowrt.net.shared import Channel

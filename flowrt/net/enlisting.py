@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flowrt.errors import AuthenticationError, BrokenStream, ClosedError, NodeLost, RemoteError, as_error
+from flowrt.base.errors import AuthenticationError, BrokenStream, ClosedError, NodeLost, RemoteError, as_error
 from flowrt.net.messages import Enlist, Enlisted, Refused, Serve, Waits, from_data, to_hello
 from flowrt.net.peer import RETRY
 from flowrt.net.transport import Connection, connect

@@ -22,11 +22,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt import codec
-from flowrt.codec import FRAME, WHOLE, Allocate, Array, Limits, Message
-from flowrt.errors import BrokenStream, InternalError, ResourceError
+from flowrt.base import codec
+from flowrt.base.codec import FRAME, WHOLE, Allocate, Array, Limits, Message
+from flowrt.base.errors import BrokenStream, InternalError, ResourceError
+from flowrt.base.valueclass import valueclass
 from flowrt.net import brief
-from flowrt.valueclass import valueclass
 
 Deliver: TypeAlias = Callable[[Message, int], None]
 Piece: TypeAlias = bytes | memoryview

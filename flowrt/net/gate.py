@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
+from flowrt.base.valueclass import valueclass
 from flowrt.net import heads
 from flowrt.net.handshake import PROOF
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     import socket

@@ -14,13 +14,13 @@ import hmac
 import re
 from typing import TYPE_CHECKING
 
+from flowrt.base.valueclass import valueclass
 from flowrt.net.frames import frame
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flowrt.codec import Message
+    from flowrt.base.codec import Message
 
 NONCE = 32  # bytes, as have seals and proofs
 PROOF = 32

@@ -12,7 +12,7 @@ from aiohttp.http import HttpRequestParser, HttpResponseParser
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 MOST = 8 << 10  # bytes
 END = b"\r\n\r\n"

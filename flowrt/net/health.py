@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from flowrt.errors import ResourceError
+from flowrt.base.errors import ResourceError
 
 SECONDS = 5.0  # that a request may take
 BYTES = 8192  # that its head may have

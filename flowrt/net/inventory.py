@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flowrt import codec
+from flowrt.base import codec
+from flowrt.base.plan import spec_from_data
 from flowrt.net.frames import NoRoom
-from flowrt.plan import spec_from_data
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
     from flowrt.net.peers import Peers
-    from flowrt.spec import Spec
 
 Name = tuple[str, str]
 

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.errors import FlowrtError, GraphError, RemoteError, name_error
+from flowrt.base.errors import FlowrtError, GraphError, RemoteError, name_error
 from flowrt.net.messages import UNASKED, Introduce, Introduced, Recruit, Recruited
 from flowrt.net.newcomers import Address, Known, taken
 

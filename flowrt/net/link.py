@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import (
+from flowrt.base.errors import (
     BrokenStream,
     ClosedError,
     FlowrtError,
@@ -30,6 +30,7 @@ from flowrt.errors import (
     as_error,
     name_error,
 )
+from flowrt.base.valueclass import valueclass
 from flowrt.net import briefly
 from flowrt.net.frames import NoRoom
 from flowrt.net.messages import (
@@ -48,15 +49,14 @@ from flowrt.net.messages import (
 )
 from flowrt.sched.host.credit import way_to
 from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Rendezvous, StepKey
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.codec import Allocate
+    from flowrt.base.codec import Allocate
+    from flowrt.base.spec import Spec
     from flowrt.net.local import Local
     from flowrt.net.tls import Keys
     from flowrt.net.transport import Connection
     from flowrt.sched.host.credit import Credit
-    from flowrt.spec import Spec
 
 SMALL = 4096  # bytes that anybody has room for
 INLINE = 256  # values of at most `SMALL` bytes that travel with the start or the end of a step

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from flowrt.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
+from flowrt.base.errors import FlowrtError, LinkBroken, NodeLost, RemoteError
 from flowrt.net.link import Link, Store
 from flowrt.net.messages import Carry, Serve, from_data, to_hello
 from flowrt.net.peer import RETRY, is_refused

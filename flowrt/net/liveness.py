@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 BEAT = 0.5  # seconds between heartbeats, where nobody says otherwise
 SUSPICION = 5.0  # φ: one in 10^5 silences of a task that is well is as long

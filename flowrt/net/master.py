@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from flowrt import codec
-from flowrt.device import CLIENT
-from flowrt.errors import (
+from flowrt.base import codec
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import (
     BrokenStream,
     ClosedError,
     DeadTensorError,
@@ -29,6 +29,7 @@ from flowrt.errors import (
     ResourceError,
     as_error,
 )
+from flowrt.base.plan import Plan, plan_to_parts, too_large
 from flowrt.net.inventory import collect
 from flowrt.net.joining import Joining
 from flowrt.net.link import INLINE, SMALL, Allowance, Store, checked, is_large
@@ -51,17 +52,16 @@ from flowrt.net.messages import (
 )
 from flowrt.net.peers import Peers
 from flowrt.net.steps import Feed, Registered, Step, describe
-from flowrt.plan import Plan, plan_to_parts, too_large
 from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.rendezvous import DEAD, Announced, Array, Budget, Dead, Listeners, Rendezvous, StepKey
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from flowrt.device import Device
+    from flowrt.base.device import Device
+    from flowrt.base.spec import Spec
     from flowrt.net.peer import Peer
     from flowrt.net.tls import Keys
-    from flowrt.spec import Spec
 
 
 TRIES = 5  # to ask something of a task to which the way breaks again and again

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from flowrt.errors import (
+from flowrt.base.errors import (
     BrokenStream,
     FlowrtError,
     InternalError,
@@ -26,11 +26,11 @@ from flowrt.errors import (
     NodeLost,
     StepCancelled,
 )
+from flowrt.base.valueclass import valueclass
 from flowrt.net import briefly
 from flowrt.net.brief import Brief
 from flowrt.net.frames import NoRoom
 from flowrt.sched.drivers.messages import KINDS
-from flowrt.valueclass import valueclass
 
 Array: TypeAlias = np.ndarray[Any, Any]
 UNASKED = -1  # the number of a request that nobody waits for

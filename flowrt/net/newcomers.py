@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.errors import ClosedError, GraphError, RemoteError
+from flowrt.base.errors import ClosedError, GraphError, RemoteError
 from flowrt.net.messages import (
     UNASKED,
     Answer,

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt import codec
-from flowrt.device import CLIENT
-from flowrt.errors import (
+from flowrt.base import codec
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import (
     BrokenStream,
     ClosedError,
     FlowrtError,
@@ -36,6 +36,7 @@ from flowrt.errors import (
     StepCancelled,
     name_error,
 )
+from flowrt.base.plan import spec_to_data
 from flowrt.net.frames import NoRoom
 from flowrt.net.link import Allowance, Link, Store, is_large
 from flowrt.net.links import Links
@@ -71,15 +72,14 @@ from flowrt.net.reign import Reign, address_of, addresses_in, say, superseded
 from flowrt.net.sockets import was_silent
 from flowrt.net.started import Started
 from flowrt.net.transport import Connection, Server, serve
-from flowrt.plan import spec_to_data
 from flowrt.sched.host.rendezvous import Array, Dead, Pushed, StepKey
 from flowrt.sched.runs.iterations import Iterations
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
     from flowrt.net.tls import Keys
     from flowrt.sched.executor import Executor
     from flowrt.sched.host.host import Host
-    from flowrt.spec import Spec
 
 REMEMBERED_EPOCHS = 1024
 RETURN, SOON = 9.0, 2.0  # seconds that a master has to come back, since its last sign of life and since its way broke

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flowrt.errors import FlowrtError
+    from flowrt.base.errors import FlowrtError
     from flowrt.net.frames import Piece
 
 

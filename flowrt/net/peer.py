@@ -6,8 +6,8 @@ import asyncio
 import errno
 from collections.abc import Mapping
 
-from flowrt.device import CLIENT, Device
-from flowrt.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
+from flowrt.base.device import CLIENT, Device
+from flowrt.base.errors import BrokenStream, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.net.link import Link, Store
 from flowrt.net.messages import (
     Answer,

@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from flowrt.device import Device
-from flowrt.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
+from flowrt.base.device import Device
+from flowrt.base.errors import ClosedError, FlowrtError, LinkBroken, NodeLost, RemoteError, TakenOver, as_error
 from flowrt.net.code import differing, hashes_here, missing
 from flowrt.net.liveness import Change, Liveness, Standing
 from flowrt.net.messages import (

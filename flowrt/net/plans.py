@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TYPE_CHECKING
 
-from flowrt import codec
-from flowrt.collection import passed_over
-from flowrt.errors import InternalError
+from flowrt.base import codec
+from flowrt.base.collection import passed_over
+from flowrt.base.errors import InternalError
+from flowrt.base.plan import let_go, plan_from_parts
 from flowrt.net.frames import NoRoom
-from flowrt.plan import let_go, plan_from_parts
 from flowrt.sched.executor import Executor
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
+    from flowrt.base.spec import Spec
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.rendezvous import Array
-    from flowrt.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

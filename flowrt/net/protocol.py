@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.errors import AuthenticationError, BrokenStream
+from flowrt.base.errors import AuthenticationError, BrokenStream
 from flowrt.net.connection import Connection
 from flowrt.net.shared import Channel
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
     import socket
 
-    from flowrt.codec import Allocate
+    from flowrt.base.codec import Allocate
     from flowrt.net.bounds import Bounds
     from flowrt.net.handshake import Opening
     from flowrt.net.local import Local

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import BrokenStream, ClosedError, InternalError, RemoteError, SpecError, TakenOver, name_error
+from flowrt.base.errors import BrokenStream, ClosedError, InternalError, RemoteError, SpecError, TakenOver, name_error
 from flowrt.net.links import WAITING
 from flowrt.net.messages import Answer, Done, Drive, Pong, Refused, Resume, to_data
 

@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt import codec
-from flowrt.errors import BrokenStream
+from flowrt.base import codec
+from flowrt.base.errors import BrokenStream
+from flowrt.base.valueclass import valueclass
 from flowrt.net.frames import Place
 from flowrt.sched.host.segments import LARGE, LINE, PAGE
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowrt.codec import Allocate, Array, Layout
-    from flowrt.errors import FlowrtError
+    from flowrt.base.codec import Allocate, Array, Layout
+    from flowrt.base.errors import FlowrtError
     from flowrt.net.frames import Piece
     from flowrt.net.local import Local
     from flowrt.sched.host.segments import Segment

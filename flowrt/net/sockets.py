@@ -15,7 +15,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-from flowrt.errors import NodeLost
+from flowrt.base.errors import NodeLost
 
 ASK_SECONDS = 1  # between two probes of an idle connection
 TRIES = 3  # that must have gone unanswered: one packet may be lost on any way

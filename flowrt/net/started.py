@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flowrt.errors import BrokenStream, FlowrtError, InternalError, StepCancelled
+from flowrt.base.errors import BrokenStream, FlowrtError, InternalError, StepCancelled
 from flowrt.net.link import checked
 from flowrt.net.messages import Done, Start
 from flowrt.sched.host.host import Host, RunContext

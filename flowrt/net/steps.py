@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowrt.device import CLIENT
+from flowrt.base.device import CLIENT
+from flowrt.base.valueclass import valueclass
 from flowrt.net.link import INLINE, SMALL
 from flowrt.net.messages import consequence
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.errors import FlowrtError
-    from flowrt.plan import Plan
+    from flowrt.base.errors import FlowrtError
+    from flowrt.base.plan import Plan
+    from flowrt.base.spec import Spec
     from flowrt.sched.host.rendezvous import Array, Dead
-    from flowrt.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,10 +24,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from flowrt.errors import AuthenticationError, NodeLost
+from flowrt.base.errors import AuthenticationError, NodeLost
+from flowrt.base.valueclass import valueclass
 from flowrt.net.addresses import is_any, is_loopback
 from flowrt.net.certificates import key_pem_of, new_key, pem_of, signed
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

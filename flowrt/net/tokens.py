@@ -9,7 +9,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from flowrt.errors import AuthenticationError
+from flowrt.base.errors import AuthenticationError
 
 MAX_TOKEN = 1024
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,1024}")

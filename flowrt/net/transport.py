@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrt.errors import (
+from flowrt.base.errors import (
     AuthenticationError,
     BrokenStream,
     ClosedError,
@@ -48,7 +48,7 @@ from flowrt.net.tokens import checked
 if TYPE_CHECKING:
     import socket
 
-    from flowrt.codec import Allocate
+    from flowrt.base.codec import Allocate
     from flowrt.net.heads import Head
     from flowrt.net.local import Local
     from flowrt.net.tls import Context, Keys, Vouched

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from flowrt.locating import located
+from flowrt.base.locating import located
 from flowrt.op import op
 from flowrt.ops.elementwise import add, clip, exp, expm1, greater, maximum, minimum, multiply, sigmoid, square, where
 from flowrt.ops.inference import as_float

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flowrt.device import ANYWHERE
-from flowrt.errors import GraphError, Site, SpecError, carried_site, user_site
+from flowrt.base.device import ANYWHERE
+from flowrt.base.errors import GraphError, Site, SpecError, carried_site, user_site
+from flowrt.base.plain import as_dtype_of, default_array, takes
+from flowrt.base.plan import Plan, PlanFeed, PlanNode
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, lookup
-from flowrt.plain import as_dtype_of, default_array, takes
-from flowrt.plan import Plan, PlanFeed, PlanNode
-from flowrt.spec import Spec
 from flowrt.structure import Structure, flatten
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
     from flowrt.graph import Graph
     from flowrt.op import Op
 

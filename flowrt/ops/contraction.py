@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import SpecError
-from flowrt.locating import located
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.plain import default_array
+from flowrt.base.valueclass import valueclass
 from flowrt.op import as_value
 from flowrt.ops.elementwise import astype, multiply
 from flowrt.ops.inference import described
@@ -22,8 +24,6 @@ from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import expand_dims, reshape, squeeze, stack, transpose
 from flowrt.ops.source import eye, shape_of
-from flowrt.plain import default_array
-from flowrt.valueclass import valueclass
 
 Labels: TypeAlias = tuple[str, ...]
 ELLIPSIS = "..."

@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError
-from flowrt.locating import located
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.spec import Spec
 from flowrt.op import no_gradient, op
 from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

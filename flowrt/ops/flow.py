@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import GraphError, SpecError
+from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.spec import Spec
 from flowrt.graph import as_node, control_dependencies, current_graph
 from flowrt.op import building, no_gradient, op
 from flowrt.ops.elementwise import equal
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

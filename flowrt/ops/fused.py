@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import NAMES
 from flowrt.op import lookup, no_gradient, op
-from flowrt.spec import NAMES
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
-    from flowrt.spec import Spec
+    from flowrt.base.attributes import Attr
+    from flowrt.base.spec import Spec
     from flowrt.typed import Operand, Result
 
 FusedMember: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Attr], ...]]"

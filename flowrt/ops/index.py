@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError
-from flowrt.locating import located
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.spec import Spec, normal_axes
 from flowrt.op import no_gradient, op
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import described, filled
@@ -13,7 +14,6 @@ from flowrt.ops.reduce import max as max_
 from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import shape_of
-from flowrt.spec import Spec, normal_axes
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

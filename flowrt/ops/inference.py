@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.plain import default_array
+from flowrt.base.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
 from flowrt.op import as_value
-from flowrt.plain import default_array
-from flowrt.spec import MAX_VALUE_SIZE, Shape, Spec, replace_value, spec_of
 
 
 def broadcast(*specs: Spec) -> Shape | None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.spec import Spec, normal_axes
 from flowrt.graph import as_node, beside
-from flowrt.locating import located
 from flowrt.op import as_value
 from flowrt.ops import random
 from flowrt.ops.elementwise import (
@@ -34,7 +35,6 @@ from flowrt.ops.reduce import mean
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.slices import ABSENT
 from flowrt.ops.source import shape_of, zeros_like
-from flowrt.spec import Spec, normal_axes
 
 
 @located("bias_add")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import Shape, Spec
 from flowrt.op import no_gradient, op
 from flowrt.ops.inference import broadcast
 from flowrt.ops.shape import expand_dims, reshape, squeeze
-from flowrt.spec import Shape, Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import SpecError, user_site
+from flowrt.base.errors import SpecError, user_site
+from flowrt.base.locating import located
+from flowrt.base.plain import common_dtype
+from flowrt.base.spec import Spec, as_shape, spec_of
+from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_scope, scoped
-from flowrt.locating import located
 from flowrt.op import active_builder, as_value, building
 from flowrt.ops.ahead import products_ahead
 from flowrt.ops.body import TURN, Traced, as_tensor, asks_for_turn, awaited, capture, changes_state, close, trace
 from flowrt.ops.control import choose, loop, row_of, stateful_cond, stateful_loop
 from flowrt.ops.elementwise import add, astype
 from flowrt.ops.source import constant
-from flowrt.plain import common_dtype
-from flowrt.spec import Spec, as_shape, spec_of
 from flowrt.structure import LEAF, Structure, flatten
-from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from flowrt.spec import Shape
+    from flowrt.base.spec import Shape
 
 
 @brief

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import SpecError
-from flowrt.familiar import answering
-from flowrt.locating import located
+from flowrt.base.errors import SpecError
+from flowrt.base.familiar import answering
+from flowrt.base.locating import located
+from flowrt.base.spec import Shape, Spec, normal_axes, pair, sliding
 from flowrt.op import no_gradient, op
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
@@ -22,7 +23,6 @@ from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import ones_like, shape_of
-from flowrt.spec import Shape, Spec, normal_axes, pair, sliding
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from flowrt.errors import SpecError, user_site
+from flowrt.base.errors import SpecError, user_site
+from flowrt.base.locating import located
+from flowrt.base.spec import Spec, as_dtype, as_shape
+from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Resource, container, current_graph, current_scope, device
-from flowrt.locating import located
 from flowrt.op import building, no_gradient, op
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import of_dtype
-from flowrt.spec import Spec, as_dtype, as_shape
-from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
     from flowrt.graph import Node, Tensor
     from flowrt.op import Op
     from flowrt.typed import Operand, Result

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.attributes import frozen
-from flowrt.errors import SpecError
-from flowrt.familiar import answering
+from flowrt.base.attributes import frozen
+from flowrt.base.errors import SpecError
+from flowrt.base.familiar import answering
+from flowrt.base.locating import located
 from flowrt.graph import Graph
-from flowrt.locating import located
 from flowrt.op import as_value, builder_for, no_gradient, op
 from flowrt.ops.inference import filled
 from flowrt.ops.shape import expand_dims, stack
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
     from flowrt.op import DType
-    from flowrt.spec import Spec
     from flowrt.typed import Operand, Result
 
 __all__ = ["normal", "uniform"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import GraphError, SpecError, user_site
+from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.spec import Spec
+from flowrt.base.tracebacks import brief
 from flowrt.graph import beside
 from flowrt.op import op
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import reshape, stack
 from flowrt.ops.source import shape_of
-from flowrt.spec import Spec
-from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import SpecError
-from flowrt.locating import located
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.spec import Shape, Spec, normal_axes
 from flowrt.op import no_gradient, op
 from flowrt.ops.elementwise import (
     add,
@@ -32,7 +33,6 @@ from flowrt.ops.elementwise import (
 from flowrt.ops.flow import stop_gradient
 from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
-from flowrt.spec import Shape, Spec, normal_axes
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

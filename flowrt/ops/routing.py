@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import SpecError
-from flowrt.locating import located
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.spec import Spec
 from flowrt.op import no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
@@ -24,10 +25,9 @@ from flowrt.ops.reduce import max as max_
 from flowrt.ops.shape import concat, getitem, reshape, slice_along
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import shape_of, zeros
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.partitioning import Partition
+    from flowrt.base.partitioning import Partition
     from flowrt.typed import Operand, Result
 
 

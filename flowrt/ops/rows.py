@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import Spec, normal_axes
 from flowrt.op import no_gradient, op
 from flowrt.ops.elementwise import astype
 from flowrt.ops.reduce import spread
 from flowrt.ops.shape import concat, reshape, stack
 from flowrt.ops.slices import IndexedSlices, check_groups, group_rows
 from flowrt.ops.source import shape_of
-from flowrt.spec import Spec, normal_axes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import SpecError
-from flowrt.locating import located
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.spec import Spec, as_shape
 from flowrt.op import REGISTRY, as_value, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.inference import described
-from flowrt.spec import Spec, as_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

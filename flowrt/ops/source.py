@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.attributes import frozen
-from flowrt.errors import SpecError
-from flowrt.locating import located
+from flowrt.base.attributes import frozen
+from flowrt.base.errors import SpecError
+from flowrt.base.locating import located
+from flowrt.base.plain import as_dtype_of, default_array, takes
+from flowrt.base.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
 from flowrt.op import as_value, lookup, op
 from flowrt.ops.inference import carry, described, filled
-from flowrt.plain import as_dtype_of, default_array, takes
-from flowrt.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import GraphError, SpecError
+from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.plan import Plan, resources_in
 from flowrt.graph import Node, Subgraph, Tensor
 from flowrt.op import lookup
 from flowrt.ops.shape import getitem
 from flowrt.ops.source import constant, full
-from flowrt.plan import Plan, resources_in
 
 if TYPE_CHECKING:
-    from flowrt.errors import Site
+    from flowrt.base.errors import Site
+    from flowrt.base.plan import PlanNode
     from flowrt.graph import Graph
-    from flowrt.plan import PlanNode
 
 FILLED = frozenset({"full", "full_like"})
 DRAWN = frozenset({"random_normal", "random_uniform"})

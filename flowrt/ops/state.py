@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from flowrt.attributes import frozen
-from flowrt.errors import SpecError, user_site
+from flowrt.base.attributes import frozen
+from flowrt.base.errors import SpecError, user_site
+from flowrt.base.locating import located
+from flowrt.base.partitioning import Partition, row_bounds
+from flowrt.base.plain import as_dtype_of, default_array, fitting_array
+from flowrt.base.spec import NAMES, Spec, as_dtype
+from flowrt.base.tracebacks import brief
 from flowrt.graph import (
     Graph,
     Resource,
@@ -26,7 +31,6 @@ from flowrt.graph import (
     current_scope,
     scoped,
 )
-from flowrt.locating import located
 from flowrt.op import active_builder, as_value, building, no_gradient, op
 from flowrt.operators import Operators
 from flowrt.ops.elementwise import astype
@@ -37,13 +41,9 @@ from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant
 from flowrt.ops.starting import check_start, rows_of
-from flowrt.partitioning import Partition, row_bounds
-from flowrt.plain import as_dtype_of, default_array, fitting_array
-from flowrt.spec import NAMES, Spec, as_dtype
-from flowrt.tracebacks import brief
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
+    from flowrt.base.device import Device
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType, Op
     from flowrt.typed import Operand, Result
@@ -359,7 +359,7 @@ class SplitVariable(Variable):
 
     It is used as any variable. `take` and `nn.embedding_lookup` send each part the ids of its rows, gather them there,
     and put them together; writes of rows, and gradients, are sent to the parts likewise. Whatever else reads it reads
-    all of its parts to put them together: use rows where that is much. See `flowrt.partitioning`.
+    all of its parts to put them together: use rows where that is much. See `flowrt.base.partitioning`.
     """
 
     __slots__ = ("_parts", "partition")

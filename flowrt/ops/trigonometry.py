@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.spec import Spec
 from flowrt.op import op
 from flowrt.ops.elementwise import negative, rsqrt, square
 from flowrt.ops.inference import as_float, broadcast
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

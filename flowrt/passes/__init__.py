@@ -11,8 +11,9 @@ from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from flowrt.collection import held_back
-from flowrt.errors import PlacementError
+from flowrt.base.collection import held_back
+from flowrt.base.errors import PlacementError
+from flowrt.base.valueclass import valueclass
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
 from flowrt.passes.contract import WITH_BIAS, contract
@@ -34,15 +35,14 @@ from flowrt.passes.simplify import simplify
 from flowrt.passes.stand_in import StandIn, StandIns, stand_in
 from flowrt.passes.step import FED
 from flowrt.passes.trim import trim
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from flowrt.device import Device
+    from flowrt.base.device import Device
+    from flowrt.base.plan import Plan
     from flowrt.graph import Graph, Node, Tensor
     from flowrt.passes.step import Step
-    from flowrt.plan import Plan
 
 __all__ = [
     "Client",

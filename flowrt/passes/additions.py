@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
+    from flowrt.base.device import Device
 
 READ = "read_variable"
 SUMS = {"assign_add": "add", "assign_sub": "subtract"}

@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.spec import normal_axes
 from flowrt.op import lookup
 from flowrt.passes.step import in_order
-from flowrt.spec import normal_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flowrt.device import Device
+    from flowrt.base.device import Device
     from flowrt.passes.place import Supports
     from flowrt.passes.step import Step, StepNode
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrt.errors import Site
+from flowrt.base.errors import Site
+from flowrt.base.plan import Plan, PlanNode
 from flowrt.op import lookup
 from flowrt.ops.body import changes_state
 from flowrt.passes.step import FED, Ref, Step, StepNode
-from flowrt.plan import Plan, PlanNode
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
-    from flowrt.device import Device
+    from flowrt.base.attributes import Attr
+    from flowrt.base.device import Device
     from flowrt.graph import Graph
 
 Rewrite = Callable[[Step, Mapping[int, "Device"]], Step]

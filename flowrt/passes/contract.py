@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, guards_of, in_order
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
+    from flowrt.base.device import Device
     from flowrt.passes.place import Supports
 
 WITH_BIAS = {"matmul": "matmul_bias", "conv2d": "conv2d_bias"}

@@ -18,8 +18,8 @@ import numpy as np
 from flowrt.passes.step import FED, Step, StepNode
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
-    from flowrt.spec import Spec
+    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.base.spec import Spec
 
 MIRRORED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
 from flowrt.passes.folds import FOLDS
@@ -21,11 +22,10 @@ from flowrt.passes.rows import LINKS
 from flowrt.passes.sizes import Sizes
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 from flowrt.passes.views import PART, REPEATS
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
-    from flowrt.device import Device
+    from flowrt.base.attributes import Attr
+    from flowrt.base.device import Device
 
 PRODUCTS = frozenset({"matmul", "matmul_bias", "conv2d", "conv2d_bias", "conv2d_input_grad"})
 

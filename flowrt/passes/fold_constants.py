@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.attributes import Attr, attr_key
-from flowrt.errors import FlowrtError, InternalError
+from flowrt.base.attributes import Attr, attr_key
+from flowrt.base.errors import FlowrtError, InternalError
+from flowrt.base.spec import Spec, spec_of, value_known
 from flowrt.op import Op, lookup
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, infer, keep_needed
-from flowrt.spec import Spec, spec_of, value_known
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Evaluate: TypeAlias = Callable[[Op, Sequence[Array], Mapping[str, Attr]], tuple[Array, ...]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import normal_axes
 from flowrt.op import lookup
 from flowrt.passes.step import Step, StepNode, keep_needed
-from flowrt.spec import normal_axes
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
 
 FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
 

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import NAMES
+from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
 from flowrt.passes.folds import is_fold, sums_over_axes
 from flowrt.passes.rows import Rows, common_rows, folded_axes, is_link
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 from flowrt.passes.views import find_views, join_parts
-from flowrt.spec import NAMES
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
-    from flowrt.device import Device
-    from flowrt.spec import Shape
+    from flowrt.base.attributes import Attr
+    from flowrt.base.device import Device
+    from flowrt.base.spec import Shape
 
 Fusible: TypeAlias = Callable[[str, Sequence[Any], str], bool]
 """Whether an op on these dtypes (inputs, then outputs) is computed entry by entry on that kind of device."""

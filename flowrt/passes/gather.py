@@ -17,7 +17,7 @@ from flowrt.passes.step import FED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from flowrt.device import Device
+    from flowrt.base.device import Device
     from flowrt.passes.place import Supports
     from flowrt.passes.step import Step, StepNode
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.plan import Plan, PlanNode
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.body import has_effect
 from flowrt.ops.control import choose, loop, stateful_cond, stateful_loop
-from flowrt.plan import Plan, PlanNode
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
 
 PURE = frozenset({loop.name, choose.name})
 STATEFUL = frozenset({stateful_loop.name, stateful_cond.name})

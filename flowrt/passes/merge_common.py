@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrt.attributes import attr_key
+from flowrt.base.attributes import attr_key
 from flowrt.passes.step import Ref, Step, StepNode, keep_needed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.passes.step import NO_GUARDS, Guard, Step, StepNode, guards_of, in_order
 
 READ = "read_variable"

@@ -22,9 +22,9 @@ from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, i
 from flowrt.passes.views import PART, REPEATS
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
-    from flowrt.device import Device
-    from flowrt.spec import Shape
+    from flowrt.base.attributes import Attr
+    from flowrt.base.device import Device
+    from flowrt.base.spec import Shape
 
 PAD, VIEWS = "pad", REPEATS | {PART}
 LARGE = 1 << 14  # entries

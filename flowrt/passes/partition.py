@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.parameters import size_positions
+from flowrt.base.plan import Plan, PlanFeed, PlanNode
+from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
-from flowrt.parameters import size_positions
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
-from flowrt.plan import Plan, PlanFeed, PlanNode
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
-    from flowrt.device import Device
-    from flowrt.errors import Site
+    from flowrt.base.attributes import Attr
+    from flowrt.base.device import Device
+    from flowrt.base.errors import Site
 
 REPEATED = 1 << 12
 """A constant of at most so many bytes is repeated where it is wanted: a message costs more."""

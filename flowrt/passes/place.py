@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.device import ANYWHERE, HOST_KIND, Device
-from flowrt.errors import PlacementError
+from flowrt.base.device import ANYWHERE, HOST_KIND, Device
+from flowrt.base.errors import PlacementError
 from flowrt.graph import Node
 from flowrt.passes.step import FED, Step, StepNode
 

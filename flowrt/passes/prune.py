@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import FeedError, GraphError
+from flowrt.base.errors import FeedError, GraphError
 from flowrt.graph import Node, Tensor
 from flowrt.passes.step import FED, Ref, Step, StepNode, infer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from flowrt.base.spec import Spec
     from flowrt.graph import Graph
-    from flowrt.spec import Spec
 
 READ = "read_variable"
 

@@ -11,14 +11,14 @@ from collections.abc import Collection
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from flowrt.base.spec import normal_axes
+from flowrt.base.valueclass import valueclass
 from flowrt.passes.folds import FOLDS
 from flowrt.passes.views import REPEATS
-from flowrt.spec import normal_axes
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Shape
     from flowrt.passes.step import Step, StepNode
-    from flowrt.spec import Shape
 
 ROW_FOLDS = frozenset({"sum", "mean", "max", "min"})
 RESHAPES = frozenset({"stop_gradient", "identity", "expand_dims", "squeeze", "reshape"})

@@ -17,7 +17,7 @@ from flowrt.passes.step import FED, Ref, Step, StepNode
 from flowrt.passes.views import PART, WHOLE
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
+    from flowrt.base.device import Device
 
 Chain: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 """Ops one after another: each takes values by number, 0 being what is raised to a power and 1 what the first makes."""

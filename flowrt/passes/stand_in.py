@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrt.errors import PlacementError
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import PlacementError
+from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
+    from flowrt.base.device import Device
     from flowrt.passes.step import Step, StepNode
 
 

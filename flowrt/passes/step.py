@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.errors import GraphError, Site, SpecError
-from flowrt.plan import resources_in
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import GraphError, Site, SpecError
+from flowrt.base.plan import resources_in
+from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
+    from flowrt.base.spec import Spec
     from flowrt.graph import Graph, Tensor
     from flowrt.op import Op
-    from flowrt.spec import Spec
 
 FED = -1
 Ref: TypeAlias = tuple[int, int]

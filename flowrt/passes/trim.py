@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.plan import Plan, PlanNode
 from flowrt.ops.body import has_effect
 from flowrt.ops.control import loop, stateful_loop
-from flowrt.plan import Plan, PlanNode
 
 if TYPE_CHECKING:
-    from flowrt.attributes import Attr
+    from flowrt.base.attributes import Attr
     from flowrt.passes.step import Step
 
 LOOPS = frozenset({loop.name, stateful_loop.name})

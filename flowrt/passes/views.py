@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.spec import index_steps
 from flowrt.op import lookup
 from flowrt.passes.step import Step, StepNode, in_order, keep_needed
-from flowrt.spec import index_steps
 
 if TYPE_CHECKING:
-    from flowrt.device import Device
+    from flowrt.base.device import Device
 
 PART, PUT = "getitem", "place"
 REPEATS = frozenset({"spread", "broadcast_to"})

@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from flowrt.device import CLIENT
+from flowrt.base.device import CLIENT
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.machine import Kind
 from flowrt.sched.units import Action
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.base.spec import Spec
     from flowrt.sched.machine import Topology
     from flowrt.sched.units import Unit
-    from flowrt.spec import Spec
 
 LARGE = 1 << 12
 """Bytes of a unit's values up to which nobody asks whether there is credit for them."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.errors import BrokenStream, FeedError, GraphError, InternalError, QueueClosedError, ResourceError
+from flowrt.base.errors import BrokenStream, FeedError, GraphError, InternalError, QueueClosedError, ResourceError
+from flowrt.base.plan import PlanNode
+from flowrt.base.spec import Spec
 from flowrt.op import REGISTRY
-from flowrt.plan import PlanNode
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.host.rendezvous import Announced, Dead, Pushed, Waiter
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.sched.host.queues import Element, Queue

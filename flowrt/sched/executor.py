@@ -15,8 +15,9 @@ from weakref import ref
 
 import numpy as np
 
-from flowrt.collection import held_back
-from flowrt.errors import ResourceError
+from flowrt.base.collection import held_back
+from flowrt.base.errors import ResourceError
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.launch import STATUS
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
@@ -30,10 +31,9 @@ from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
-from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
     from flowrt.sched.host.host import Host, RunContext
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name

@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import apply_kernel
 from flowrt.op import lookup
@@ -26,11 +28,9 @@ from flowrt.sched.regions.lives import DataDependent
 from flowrt.sched.regions.regions import READ, WRITES, Name, Region, resources_of, variable_spec
 from flowrt.sched.tape.recording import Recording, residents
 from flowrt.sched.units import Action, Unit, connect
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 Record: TypeAlias = Callable[[Region, Sequence[Spec]], Recording]
 

@@ -23,9 +23,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flowrt.errors import GraphError, InternalError
+from flowrt.base.errors import GraphError, InternalError
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.topology import Enter, Kind, Topology
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import DeadTensorError, FlowrtError, ResourceError
+from flowrt.base.errors import DeadTensorError, FlowrtError, ResourceError
 from flowrt.kernels.launch import RUN_WORDS, SEED, STATUS, STEP
 from flowrt.sched.ahead import Ahead
 from flowrt.sched.effects import AT_ONCE, Later, await_arrival, handler_of, line_up, open_and_push
@@ -30,7 +30,7 @@ from flowrt.sched.tape.tape import CANCELLED
 from flowrt.sched.units import Action, Unit
 
 if TYPE_CHECKING:
-    from flowrt.plan import PlanNode
+    from flowrt.base.plan import PlanNode
     from flowrt.sched.demand import Goal
     from flowrt.sched.executor import Executor
     from flowrt.sched.host.host import RunContext

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.attributes import attr_key
-from flowrt.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
+from flowrt.base.attributes import attr_key
+from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
+from flowrt.base.plan import Plan
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
-from flowrt.plan import Plan
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, Rows, interpret
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.regions import (
@@ -34,10 +35,9 @@ from flowrt.sched.regions.regions import (
     variable_spec,
 )
 from flowrt.sched.tape.tape import address, corrected
-from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
-    from flowrt.plan import PlanNode
+    from flowrt.base.plan import PlanNode
     from flowrt.sched.host.memory import Memory
     from flowrt.sched.host.variables import Variables
 

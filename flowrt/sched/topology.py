@@ -11,8 +11,8 @@ from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from flowrt.errors import GraphError
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import GraphError
+from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

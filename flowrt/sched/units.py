@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from flowrt.device import is_apart
-from flowrt.errors import GraphError, how_to_bring
+from flowrt.base.device import is_apart
+from flowrt.base.errors import GraphError, how_to_bring
 from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.sched.effects import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
@@ -19,7 +19,7 @@ from flowrt.sched.machine import Enter, Kind, Topology
 from flowrt.sched.regions.regions import READ, WRITES, Name, Region, find_regions, resources_of
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 NOTHING: frozenset[Name] = frozenset()
 

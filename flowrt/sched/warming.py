@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from flowrt.device import is_apart
-from flowrt.errors import FlowrtError
+from flowrt.base.device import is_apart
+from flowrt.base.errors import FlowrtError
+from flowrt.base.plan import Plan
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import ALIASES, KERNELS
 from flowrt.kernels.launch import Prepared, apply_kernel
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.kernels.store.objects import loop_address, nested_address
 from flowrt.op import lookup
-from flowrt.plan import Plan
 from flowrt.sched.loops.structured import PURE_STRUCTURED
 from flowrt.sched.regions.regions import ROW_WRITES, resources_of, variable_spec
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
-    from flowrt.plan import PlanNode
+    from flowrt.base.plan import PlanNode
 
 ANY_SIZE = 2
 

@@ -1,6 +1,6 @@
 """Replicated training: several copies of a model, one set of variables, and a policy for whose updates count."""
 
-from flowrt.familiar import answering
+from flowrt.base.familiar import answering
 from flowrt.sched.policies import (
     Adaptive,
     AllOf,

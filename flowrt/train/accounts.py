@@ -12,7 +12,7 @@ from flowrt.sched.policies import policy_to_data
 if TYPE_CHECKING:
     import os
 
-    from flowrt.session import Session
+    from flowrt.session.session import Session
     from flowrt.train.replicated import Replicated
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FeedError, user_site
-from flowrt.feeds import as_feed
+from flowrt.base.errors import FeedError, user_site
 from flowrt.sched.versions.handing import Handing
+from flowrt.session.feeds import as_feed
 
 if TYPE_CHECKING:
     from flowrt.graph import Tensor

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowrt.base.valueclass import valueclass
 from flowrt.finishing import first
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.runners import Runner
+    from flowrt.session.runners import Runner
 
 T = TypeVar("T")
 

@@ -14,17 +14,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import FlowrtError, NodeLost, RemoteError
+from flowrt.base.errors import FlowrtError, NodeLost, RemoteError
+from flowrt.base.plan import Plan, PlanNode
 from flowrt.passes import Client, Compiled, StandIn, StandIns
-from flowrt.plan import Plan, PlanNode
 from flowrt.sched.drivers.inquiries import Hash, Look
 from flowrt.sched.drivers.messages import Stop
 from flowrt.sched.runs.iterations import left_from_data
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
     from flowrt.sched.versions.opening import Left
-    from flowrt.session import Session
-    from flowrt.spec import Spec
+    from flowrt.session.session import Session
     from flowrt.train.program import Holders, Name
     from flowrt.train.replicated import Replicated
 

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.errors import GraphError, InternalError, NodeLost
+from flowrt.base.plain import shortened
 from flowrt.data.sources import Source
-from flowrt.errors import GraphError, InternalError, NodeLost
 from flowrt.finishing import together
-from flowrt.plain import shortened
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.messages import Allow, Gone, Stop
 from flowrt.sched.server.detached import Terms
@@ -27,10 +27,10 @@ from flowrt.train.opening import agree, look
 from flowrt.train.run import Run
 
 if TYPE_CHECKING:
-    from flowrt.errors import Site
+    from flowrt.base.errors import Site
     from flowrt.sched.drivers.messages import Report
     from flowrt.sched.versions.opening import Go
-    from flowrt.session import Session
+    from flowrt.session.session import Session
     from flowrt.train.batches import Supply
     from flowrt.train.replicated import Replicated
 

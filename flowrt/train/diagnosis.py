@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 CAUSES = ("input", "link", "compute", "frozen")

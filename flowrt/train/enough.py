@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from flowrt.errors import NodeLost
+from flowrt.base.errors import NodeLost
 from flowrt.progress import Activity
 from flowrt.train.program import where_lost
 
 if TYPE_CHECKING:
-    from flowrt.runners import Runner
+    from flowrt.session.runners import Runner
     from flowrt.train.replicated import Replicated
 
 NAMED = 4  # nodes that are awaited and told by name

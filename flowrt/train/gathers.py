@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrt.eager import evaluate
+from flowrt.base.plan import resources_in
+from flowrt.base.valueclass import valueclass
 from flowrt.passes.bag import bag_axes
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.gather import READ, fewer_than_all, readers, takes_rows
 from flowrt.passes.prune import prune
 from flowrt.passes.step import FED
-from flowrt.plan import resources_in
-from flowrt.valueclass import valueclass
+from flowrt.session.eager import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

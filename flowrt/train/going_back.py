@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowrt.base.valueclass import valueclass
 from flowrt.progress import Activity
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.session import Session
+    from flowrt.session.session import Session
 
 _log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import valueclass
 from flowrt.graph import current_graph, current_scope, scoped
 from flowrt.op import as_value
 from flowrt.ops.elementwise import subtract
 from flowrt.ops.state import Variable, variables_from
 from flowrt.optim import SGD, Momentum, Optimizer, by_parts
 from flowrt.train.updates import all_finite
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

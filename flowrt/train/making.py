@@ -6,11 +6,11 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flowrt.runners import compile_for
+from flowrt.session.runners import compile_for
 from flowrt.train.program import Parts, away
 
 if TYPE_CHECKING:
-    from flowrt.session import Session
+    from flowrt.session.session import Session
     from flowrt.train.program import Holders, Program
     from flowrt.train.replicated import Replicated
 

@@ -9,15 +9,15 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import RemoteError
+from flowrt.base.errors import RemoteError
 from flowrt.sched.drivers.inquiries import Settle
 from flowrt.sched.drivers.messages import Stop
 from flowrt.sched.runs.iterations import left_from_data
 from flowrt.sched.versions.opening import Apply, End, Go, Going, Refuse, Said, decide
 
 if TYPE_CHECKING:
-    from flowrt.runners import Runner
-    from flowrt.session import Session
+    from flowrt.session.runners import Runner
+    from flowrt.session.session import Session
     from flowrt.train.program import Program
 
 TRIES = 4  # to make servers agree that others may change meanwhile

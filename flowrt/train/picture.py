@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
 from flowrt.train.times import PARTS
 
 if TYPE_CHECKING:

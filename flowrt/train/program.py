@@ -12,26 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flowrt.device import Device
-from flowrt.eager import evaluate
-from flowrt.errors import GraphError
+from flowrt.base.device import Device
+from flowrt.base.errors import GraphError
+from flowrt.base.plan import resources_in
+from flowrt.base.valueclass import replace, valueclass
 from flowrt.op import as_value
 from flowrt.passes import Compiled, Ends, StandIn, StandIns
 from flowrt.passes.fold_constants import fold_constants
 from flowrt.passes.prune import prune, reads_of
-from flowrt.plan import resources_in
 from flowrt.sched.drivers.inquiries import Look
 from flowrt.sched.drivers.messages import BeginReplica, BeginServer
 from flowrt.sched.policies import policy_to_data
+from flowrt.session.eager import evaluate
 from flowrt.train.gathers import Asked, Gather, find_gathers
 from flowrt.train.updates import of_rows, parts_of
-from flowrt.valueclass import replace, valueclass
 
 if TYPE_CHECKING:
+    from flowrt.base.plan import Plan
+    from flowrt.base.spec import Spec
     from flowrt.graph import Tensor
-    from flowrt.plan import Plan
-    from flowrt.runners import Runner
-    from flowrt.spec import Spec
+    from flowrt.session.runners import Runner
     from flowrt.train.local import LocalTower
     from flowrt.train.replicated import Replicated, Tower
 

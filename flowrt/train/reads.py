@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.errors import FeedError
 from flowrt.data.sources import Source, source_to_data
-from flowrt.errors import FeedError
 from flowrt.train.batches import check_names
 
 if TYPE_CHECKING:
-    from flowrt.errors import Site
-    from flowrt.spec import Spec
+    from flowrt.base.errors import Site
+    from flowrt.base.spec import Spec
     from flowrt.train.replicated import Replicated
 
 

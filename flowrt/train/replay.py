@@ -10,8 +10,8 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.errors import FeedError, FlowrtError, LedgerError
 from flowrt.data import Source
-from flowrt.errors import FeedError, FlowrtError, LedgerError
 from flowrt.sched.policies import Policy, recorded
 from flowrt.sched.versions.retelling import Retelling
 from flowrt.train.accounts import setup_of
@@ -21,8 +21,8 @@ from flowrt.train.steps import BEYOND, Steps
 if TYPE_CHECKING:
     from flowrt.ledger import Ledger, Version
     from flowrt.ledger.writer import Writer
-    from flowrt.runners import Runner
-    from flowrt.session import Session
+    from flowrt.session.runners import Runner
+    from flowrt.session.session import Session
     from flowrt.train.replicated import Replicated
 
 SETS_BYTES = 1 << 17  # of the sets that a run is told of: a message has room for twice that

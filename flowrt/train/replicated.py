@@ -14,21 +14,22 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from flowrt.base.device import Device
+from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.spec import Spec
+from flowrt.base.tracebacks import brief
+from flowrt.base.valueclass import valueclass
 from flowrt.data import Source
-from flowrt.device import Device
-from flowrt.errors import GraphError, SpecError, user_site
 from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_graph, current_scope, device, name_scope
 from flowrt.ledger import Ledger
-from flowrt.misuse import awaited_session
 from flowrt.op import as_value, building
 from flowrt.ops.flow import group as group_ops
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
 from flowrt.optim import by_parts, counted_together, mirror
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
-from flowrt.spec import Spec
+from flowrt.session.misuse import awaited_session
 from flowrt.structure import flatten
-from flowrt.tracebacks import brief
 from flowrt.train.batches import check_names
 from flowrt.train.copies import Copies, copies_known
 from flowrt.train.local import Copies as LocalCopies
@@ -40,13 +41,12 @@ from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
 from flowrt.train.statistics import Statistics, Tally
 from flowrt.train.steps import Reports, Steps
 from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_rows, parts_of
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     import os
 
     from flowrt.optim import Optimizer
-    from flowrt.session import Session
+    from flowrt.session.session import Session
     from flowrt.train.program import Program
 
 Array = np.ndarray[Any, Any]

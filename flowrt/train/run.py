@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowrt.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
+from flowrt.base.errors import ClosedError, FlowrtError, NodeLost, RemoteError, as_error
 from flowrt.finishing import together
 from flowrt.sched.drivers.messages import Allow, Batch, Doing, Draw, Ended, Gone, Join, Lost, Pending, Report, Stop
 from flowrt.sched.policies import policy_to_data
@@ -31,7 +31,7 @@ from flowrt.train.watching import Watcher
 if TYPE_CHECKING:
     from flowrt.sched.policies import Policy
     from flowrt.sched.versions.opening import Going
-    from flowrt.session import Session
+    from flowrt.session.session import Session
     from flowrt.train.batches import Supply, Values
     from flowrt.train.replicated import Replicated
 

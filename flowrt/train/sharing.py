@@ -10,15 +10,15 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flowrt.device import Device
-from flowrt.errors import GraphError, Site, user_site
+from flowrt.base.device import Device
+from flowrt.base.errors import GraphError, Site, user_site
+from flowrt.base.partitioning import row_bounds
+from flowrt.base.plain import default_array
+from flowrt.base.spec import Spec, as_dtype
+from flowrt.base.valueclass import valueclass
 from flowrt.graph import Scope, current_scope, scoped
 from flowrt.op import as_value
 from flowrt.ops.state import Variable, split_variable, variables_from
-from flowrt.partitioning import row_bounds
-from flowrt.plain import default_array
-from flowrt.spec import Spec, as_dtype
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.versions.ledger import Outcome
 from flowrt.train.attribution import Attribution
 from flowrt.train.picture import draw
 from flowrt.train.times import PARTS, Times, medians
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     import os

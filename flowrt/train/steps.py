@@ -17,31 +17,31 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flowrt.base.errors import ClosedError, FlowrtError, GraphError, LedgerError, user_site
+from flowrt.base.tracebacks import shorten
+from flowrt.base.valueclass import valueclass
 from flowrt.data import Source
-from flowrt.errors import ClosedError, FlowrtError, GraphError, LedgerError, user_site
 from flowrt.finishing import to_the_end
 from flowrt.ledger.account import AGAIN
 from flowrt.ledger.writer import OLDER
 from flowrt.sched.server.coordination import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
-from flowrt.tracebacks import shorten
 from flowrt.train.accounts import open_ledger
 from flowrt.train.batches import Batches, Identities, Supply, Values
 from flowrt.train.going_back import RolledBack, wait_for_servers
 from flowrt.train.reads import what_replicas_read
 from flowrt.train.run import Run
 from flowrt.train.times import Clocks, Times, times_of
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     import os
 
-    from flowrt.checkpoint import Checkpoints
     from flowrt.ledger.writer import Writer
-    from flowrt.runners import Runner
     from flowrt.sched.drivers.messages import Report
     from flowrt.sched.policies import Policy
-    from flowrt.session import Session
+    from flowrt.session.checkpoints import Checkpoints
+    from flowrt.session.runners import Runner
+    from flowrt.session.session import Session
     from flowrt.train.diagnosis import Slow
     from flowrt.train.replicated import Replicated
 

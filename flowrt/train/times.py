@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.replica.stopwatch import Phase
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.messages import Report

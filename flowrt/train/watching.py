@@ -16,7 +16,7 @@ from flowrt.sched.drivers.messages import Doing, Pending, Probe, Report
 from flowrt.sched.replica.stopwatch import Phase
 
 if TYPE_CHECKING:
-    from flowrt.runners import Runner
+    from flowrt.session.runners import Runner
     from flowrt.train.attribution import Attribution
     from flowrt.train.batches import Supply
     from flowrt.train.diagnosis import Slow

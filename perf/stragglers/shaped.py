@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import flowrt as fr
-from flowrt.keys import make_keys
+from flowrt.cluster.keys import make_keys
 from flowrt.net.tokens import new_token, save_token
 
 INSIDE = "FLOWRT_BEHIND_LINKS"

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import Call, Kernel, View, natural
 from flowrt.kernels.store.objects import nested_address
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.base.plan import PlanNode
     from flowrt.kernels.launch import AnyStep, Operand
-    from flowrt.plan import PlanNode
 
 NONE = -1
 HEAD = 24

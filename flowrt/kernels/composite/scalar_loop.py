@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.composite.nested import NestedStep
@@ -35,11 +36,10 @@ from flowrt.kernels.store.objects import (
     scalar_loop_address,
     scalar_loop_symbol,
 )
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.base.plan import PlanNode
     from flowrt.kernels.launch import AnyStep, Application, Operand
-    from flowrt.plan import PlanNode
 
 LOOP = "loop "
 """What an order of a scalar loop begins with, before the program's text."""

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.expression import Expression, express
-from flowrt.valueclass import valueclass
 
 PlainMember: TypeAlias = "tuple[str, tuple[int, ...], str]"
 """An op, the numbers of the values it takes, and its result's dtype."""

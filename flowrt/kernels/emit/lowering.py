@@ -23,7 +23,7 @@ from numba.core.cpu import CPUContext
 from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.sigutils import normalize_signature
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.kernels.emit import processor, reshaping
 from flowrt.kernels.emit.abi import INLINED, OPTIONS
 from flowrt.kernels.emit.roundings import contract

@@ -15,8 +15,8 @@ from flowrt.kernels.fusion.program import CACHED, FOLDS, views_of, with_views
 from flowrt.kernels.language.expression import COSTLY
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
     from flowrt.kernels.fusion.program import Member
-    from flowrt.spec import Spec
 
 FEW = 1 << 11  # entries that are not worth two launches
 

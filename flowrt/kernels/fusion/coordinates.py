@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.program import FOLDS, Member, axes_of, specs_of
 from flowrt.kernels.fusion.rowwise import Key, Kind, Reading, RowSpace, folds_read_again, row_space
 from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application, apply_kernel, copy_step
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.fusion.pieces import Parts

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.fusion.chains import cut_chains
 from flowrt.kernels.fusion.coordinates import apply_coordinates, by_coordinates
@@ -46,8 +48,6 @@ from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import Order
 from flowrt.kernels.store.objects import Variant, is_compiled, symbol_of
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 WORTH_BYTES = 4096
 """Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay, but where there are

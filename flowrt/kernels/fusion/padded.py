@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.pieces import Parts, apart
 from flowrt.kernels.fusion.program import PAD, PART, Member, specs_of
 from flowrt.kernels.language.table import Form, View
 from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import COPY_OP, Application, apply_kernel
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.kernels.fusion.program import Member, Whole

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import Spec, index_steps, normal_axes
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.expression import express
 from flowrt.kernels.language.table import ALIASES, Form, Kernel, View, broadcast
 from flowrt.kernels.ops.shape import part
-from flowrt.spec import Spec, index_steps, normal_axes
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Step

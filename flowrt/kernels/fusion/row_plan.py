@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.expression import COSTLY, Expression
-from flowrt.valueclass import valueclass
 
 SLOW = frozenset({"divide", "sqrt", "rsqrt", "reciprocal", "floor_divide", "remainder"})
 KEEPING = 4

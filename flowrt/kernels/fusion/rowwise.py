@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.program import (
     FOLDS,
     REPEATS,
@@ -36,8 +38,6 @@ from flowrt.kernels.language.folds import ROW_FOLDS
 from flowrt.kernels.language.table import ALIASES, NARROW, Call, Kernel, View
 from flowrt.kernels.launch import Step
 from flowrt.kernels.tiles.copies import merged
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 from flowrt.kernels.language.folds import ROW_FOLDS, fold_of_row, held_dtype
 from flowrt.kernels.language.table import NARROW, Form, find_kernel, require_kernel
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import jitable
-from flowrt.valueclass import valueclass
 
 
 def held_dtype(op: str, dtype: Any) -> np.dtype[Any]:

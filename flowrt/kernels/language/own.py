@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 NOT_ATTRIBUTES = ("begin", "end", "run")  # parameters that mean the range of units and the run's words
 _WORD_BITS = 64

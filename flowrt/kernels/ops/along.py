@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.folds import larger_loosely, smaller_loosely
 from flowrt.kernels.language.table import Attrs, Call, View, host_only, jitable, kernel
 from flowrt.kernels.ops.reduce import COLUMNS, SHORT, axes_taken
 from flowrt.kernels.tiles.squares import LANES, turn_lines, turn_rows
-from flowrt.spec import Spec
 
 SEARCHED = 64
 TOGETHER = 256  # short rows that are searched or added up side by side

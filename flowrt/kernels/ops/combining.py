@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, host_only, kernel
 from flowrt.kernels.launch import Application, apply_kernel
-from flowrt.spec import Spec
 
 BLOCK = 2048
 """The numbers of a block, of which a nearest cache of 32 KiB holds two in float64."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec, normal_axes
 from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
 from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE, row_number
 from flowrt.kernels.tiles.rowmoves import (
@@ -20,7 +21,6 @@ from flowrt.kernels.tiles.rowmoves import (
     gather_rows_by_int64,
     move_bytes,
 )
-from flowrt.spec import Spec, normal_axes
 
 PIECE = 64  # of a bag's rows, which are asked for before they are added up
 FEW, ROWS = 32, 256  # entries taken of rows that are not worth a loop of their own, and rows that stay in a near cache

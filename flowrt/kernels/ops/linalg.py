@@ -22,7 +22,7 @@ from flowrt.kernels.tiles.multiplying import multiply_blocks, multiply_tiny, sha
 from flowrt.kernels.tiles.products import Tiled, matrices
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 TILE = math.isqrt(THREADS)  # rows and columns of what one CUDA block computes at a time, an entry each thread
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.folds import along_row
 from flowrt.kernels.language.table import Attrs, Call, Form, View, host_only, kernel
 from flowrt.kernels.launch import Application, apply_kernel
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.folds import Fold

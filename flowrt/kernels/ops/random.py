@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.elementary.exponential import whole_number
 from flowrt.kernels.elementary.logarithm import log_of_normal64
 from flowrt.kernels.language.table import Call, View, jitable, kernel
 from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.ops.trigonometry import circle
-from flowrt.spec import Spec
 
 ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)

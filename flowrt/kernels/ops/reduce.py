@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.folds import (
     Fold,
     add_loosely,
@@ -28,11 +30,9 @@ from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.ops.partials import Parted, register_parted
 from flowrt.kernels.tiles.rowmoves import add_row
 from flowrt.kernels.tiles.squares import LANES, turn_rows
-from flowrt.spec import Spec, normal_axes
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.spec import Shape
+    from flowrt.base.spec import Shape
 
 COLUMNS = 1024  # folded at a time, so that what is held of them stays in a core's nearest cache
 SHORT = 32  # entries of rows that are folded side by side

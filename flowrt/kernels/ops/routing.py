@@ -11,7 +11,7 @@ from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
 from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE, row_number
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 
 def _routing(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
 from flowrt.kernels.ops.slices import part
 from flowrt.kernels.tiles.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
-from flowrt.spec import Spec
 
 AHEAD = 8  # how many groups before its turn a group's rows are asked for
 UNIT_ENTRIES = 1 << 12  # of the values, about what is worth a unit of work

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.spec import index_steps, normal_axes
 from flowrt.kernels.language.table import Attrs, Call, View, alias, host_only, jitable, kernel, pieces
-from flowrt.spec import index_steps, normal_axes
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 alias("reshape", "expand_dims", "squeeze")
 

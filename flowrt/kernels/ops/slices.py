@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
-from flowrt.spec import Spec
 
 OUT_OF_RANGE = 1  # of launch.FAILURES
 ABSENT = -(1 << 63)  # an index that is no row's

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.spec import MAX_RANK
 from flowrt.kernels.language.table import Attrs, Call, View, flat, host_only, kernel
-from flowrt.spec import MAX_RANK
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 
 def _sizes(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import RUN_WORDS
 from flowrt.kernels.run.direct import (
     ARGUMENTS,
@@ -32,8 +34,6 @@ from flowrt.kernels.run.direct import (
     native_dtype,
 )
 from flowrt.kernels.store.objects import at_once_address
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Prepared

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS, STEP
 from flowrt.kernels.store.objects import direct_address
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 __all__ = ["STATUS", "STEP", "Direct", "Room", "Terms", "available", "plan_words"]
 

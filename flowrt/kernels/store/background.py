@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flowrt.base.package import PACKAGE
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.objects import cache_folder
-from flowrt.package import PACKAGE
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from pathlib import Path

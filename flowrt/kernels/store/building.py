@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from flowrt.base.package import PACKAGE
 from flowrt.kernels.store.objects import bundle, cache_folder
-from flowrt.package import PACKAGE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,11 +22,11 @@ from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.package import PACKAGE
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.image import Image, Part, Words
 from flowrt.kernels.store.loading import PAGE, map_file
 from flowrt.kernels.store.surroundings import identity
-from flowrt.package import PACKAGE
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from pathlib import Path

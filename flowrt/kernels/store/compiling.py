@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from flowrt.errors import FlowrtError
+from flowrt.base.errors import FlowrtError
 from flowrt.progress import Activity
 
 WHAT = "compiling kernels, once on this machine"

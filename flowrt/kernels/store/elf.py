@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 _MAGIC = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, the one version
 _RELOCATABLE = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.elf import AARCH64, WRITABLE, X86_64, Object, Relocation, Unlinkable, read_object
 from flowrt.kernels.store.image import Image, Part, Words
-from flowrt.valueclass import valueclass
 
 Site: TypeAlias = "tuple[int, int]"  # an object and one of its sections
 Target: TypeAlias = "str | tuple[Site, int]"  # what another library has, or a place in a section

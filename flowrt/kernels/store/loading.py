@@ -12,7 +12,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import InternalError
+from flowrt.base.errors import InternalError
 
 if TYPE_CHECKING:
     from flowrt.kernels.store.image import Image, Words

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from flowrt.errors import StepCancelled
+from flowrt.base.errors import StepCancelled
 
 if TYPE_CHECKING:
     from pathlib import Path

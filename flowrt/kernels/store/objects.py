@@ -23,7 +23,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.bundle import Bundle, bundle_path, is_trusted, open_bundle, open_trusted
 from flowrt.kernels.store.compiling import compiled, note_missing, only_looks
 from flowrt.kernels.store.fingerprint import fingerprint
@@ -32,7 +33,6 @@ from flowrt.kernels.store.locking import check_wanted, held, locked
 from flowrt.kernels.store.names import symbol_by_name
 from flowrt.kernels.store.sources import sources
 from flowrt.kernels.store.surroundings import identity
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.kernels.composite.scalar_loop import ScalarProgram

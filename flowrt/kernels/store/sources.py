@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-from flowrt.package import PACKAGE
+from flowrt.base.package import PACKAGE
 
 _STRING = rb'(?:"""(?:[^\\]|\\.)*?"""|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')'
 _PARTS = re.compile(

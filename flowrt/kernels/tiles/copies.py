@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import Call, View, elementwise, host_only, jitable, kernel
 from flowrt.kernels.tiles import micro
 from flowrt.kernels.tiles.panels import address
 from flowrt.kernels.tiles.rowmoves import move_rows
 from flowrt.kernels.tiles.squares import LANES, turn
-from flowrt.valueclass import valueclass
 
 COPY_OP, TURN_OP, ROWS_OP, BOX_OP = "copy", "copy_turned", "copy_rows", "copy_box"
 SHORT = 32  # entries of a row that a loop over rows is better for than the elementwise entry

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.store.objects import Part, part_address
 from flowrt.kernels.store.sources import revision
 from flowrt.kernels.store.surroundings import architecture, processor_features
-from flowrt.valueclass import valueclass
 
 START_ZERO, START_STORED, START_BIAS = 0, 1, 2  # what a tile adds to
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import jitable
 from flowrt.kernels.tiles.micro import START_STORED, Geometry, Tiles, call
-from flowrt.spec import Spec
 
 PIECE = 16  # rows that are packed into all panels together
 

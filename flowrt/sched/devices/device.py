@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.sched.devices.kinds import open_drivers
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.names import HOST
 from flowrt.sched.host.lanes import Lanes
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, GraphError, SpecError, StepCancelled
+from flowrt.base.errors import FlowrtError, GraphError, SpecError, StepCancelled
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import STATUS, failure
 from flowrt.op import lookup
@@ -22,12 +23,11 @@ from flowrt.sched.devices.device import DriverDevice
 from flowrt.sched.devices.kinds import UPDATES
 from flowrt.sched.devices.memory import DeviceArray
 from flowrt.sched.regions.regions import CONSTANT, READ, ROW_WRITES, WRITES, resource_of, resources_of, variable_spec
-from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.devices.driver import Array, Kernel
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.variables import Variables

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.device import HOST_KIND
-from flowrt.errors import GraphError
+from flowrt.base.device import HOST_KIND
+from flowrt.base.errors import GraphError
 from flowrt.kernels.language.table import ALIASES, find_kernel
 from flowrt.sched.devices.names import HOST, check_names
 from flowrt.sched.regions.regions import CONSTANT, READ

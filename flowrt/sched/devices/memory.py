@@ -12,9 +12,9 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import ResourceError
+from flowrt.base.errors import ResourceError
+from flowrt.base.spec import Spec
 from flowrt.sched.host.memory import MemoryStatistics, amount
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.sched.devices.device import DriverDevice

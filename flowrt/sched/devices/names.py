@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from flowrt.device import HOST_KIND
-from flowrt.errors import GraphError
+from flowrt.base.device import HOST_KIND
+from flowrt.base.errors import GraphError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from flowrt.base.spec import Spec
     from flowrt.sched.devices.driver import Array
-    from flowrt.spec import Spec
 
 
 class HostKernel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

@@ -17,7 +17,7 @@ from flowrt.sched.executor import INLINE_SECONDS
 from flowrt.sched.tape.direct import Numbers
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
     from flowrt.sched.executor import Executor
     from flowrt.sched.host.host import RunContext
     from flowrt.sched.host.rendezvous import Array

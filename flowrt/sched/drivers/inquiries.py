@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from flowrt import codec
+from flowrt.base import codec
+from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, InternalError
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.checkpoints.manifest import File, Range
 from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, step_aside, write_shard
 from flowrt.checkpoints.stores import store_at
-from flowrt.errors import CheckpointError, FlowrtError, GraphError, InternalError
 from flowrt.sched.devices.memory import DeviceArray
 from flowrt.sched.host.lanes import Lanes
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.way import Tasks

@@ -12,10 +12,10 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.inquiries import INQUIRIES
 from flowrt.sched.drivers.keeping import ABOUT_CHECKPOINTS
-from flowrt.valueclass import valueclass
 
 # ── the client, to begin and to end: each is answered ────────────────────────────────────────────────────────────────
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt import codec
-from flowrt.errors import ResourceError, SpecError
+from flowrt.base import codec
+from flowrt.base.errors import ResourceError, SpecError
 from flowrt.sched.host.host import RunContext
 
 if TYPE_CHECKING:
-    from flowrt.plan import PlanFeed
+    from flowrt.base.plan import PlanFeed
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.drivers.striking import Striking
     from flowrt.sched.host.host import Host

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from flowrt.errors import ClosedError, GraphError
+from flowrt.base.errors import ClosedError, GraphError
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.run import pools
 from flowrt.sched.devices.device import open_devices
 from flowrt.sched.devices.names import HOST
@@ -18,13 +19,12 @@ from flowrt.sched.host.memory import Memory
 from flowrt.sched.host.queues import Queue
 from flowrt.sched.host.rendezvous import Budget, Remote, Rendezvous, Resident, StepKey
 from flowrt.sched.host.variables import Name, Variables
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flowrt.base.spec import Spec
     from flowrt.delays import Delay
-    from flowrt.spec import Spec
 
 AHEAD = 4  # of the transfer budget, the part for values that nobody can use yet
 

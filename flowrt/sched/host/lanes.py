@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.errors import ClosedError
+from flowrt.base.errors import ClosedError
 from flowrt.kernels.launch import ENTRY_TYPE
 from flowrt.kernels.run import board as at
 from flowrt.kernels.store.objects import loop_address

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from flowrt import pages
-from flowrt.errors import ResourceError
+from flowrt.base import pages
+from flowrt.base.errors import ResourceError
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.host.segments import LARGE, LARGEST_LASTING
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.sched.host.segments import Segments

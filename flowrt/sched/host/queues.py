@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import GraphError, QueueClosedError
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import GraphError, QueueClosedError
+from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 Element: TypeAlias = tuple[np.ndarray[Any, Any], ...]
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import FlowrtError, ResourceError, StepCancelled
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import FlowrtError, ResourceError, StepCancelled
+from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 StepKey: TypeAlias = tuple[str, int]
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import ResourceError
+from flowrt.base.errors import ResourceError
 
 if TYPE_CHECKING:
     from flowrt.sched.host.memory import Memory

@@ -26,9 +26,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.spec import Spec
 from flowrt.kernels.run.direct import BLOCKED, CHANGES_WORD, HOLDERS, RIVALS, RIVALS_AT, TAKING, TOGETHER_WORDS, WAITING
-from flowrt.spec import Spec
 
 T = TypeVar("T")
 Name: TypeAlias = tuple[str, str]

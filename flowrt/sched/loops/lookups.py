@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from flowrt.base.spec import normal_axes
 from flowrt.kernels.composite.turn import Lookup
 from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.ops.slices import BEYOND
 from flowrt.sched.loops.making import MOST_ENTRIES, Entries, Making, Table, Unfit, Value, check_entries
 from flowrt.sched.loops.structured import COND, LOOP
-from flowrt.spec import normal_axes
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 ANYWHERE = -1  # the number of a lookup that cannot fail
 

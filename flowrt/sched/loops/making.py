@@ -28,7 +28,7 @@ from flowrt.kernels.language.expression import COSTLY, is_scalar_function
 from flowrt.kernels.language.table import broadcast, find_kernel
 
 if TYPE_CHECKING:
-    from flowrt.plan import PlanNode
+    from flowrt.base.plan import PlanNode
 
 Entries: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 """A value: the number of every entry, in the value's shape."""

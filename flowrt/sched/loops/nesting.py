@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.composite.scalar_loop import sooner
 from flowrt.kernels.language.table import View
@@ -20,11 +21,10 @@ from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
 from flowrt.sched.loops.structured import COND, longest_seconds
 from flowrt.sched.regions.regions import Region
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
+    from flowrt.base.plan import Plan
     from flowrt.kernels.store.background import Order
-    from flowrt.plan import Plan
     from flowrt.sched.tape.recording import Recording
 
 Record: TypeAlias = "Callable[[Plan, Region, Sequence[Spec]], Recording]"

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from flowrt.errors import GraphError
+from flowrt.base.errors import GraphError
+from flowrt.base.spec import Spec
 from flowrt.kernels.composite.scalar_loop import ScalarLoopStep, ScalarProgram
 from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application
@@ -19,7 +20,6 @@ from flowrt.sched.loops.lookups import indexed_inputs, is_table
 from flowrt.sched.loops.making import Shared, Table, Unfit
 from flowrt.sched.loops.structured import longest_seconds
 from flowrt.sched.loops.unrolled import SECONDS_PER_MEMBER, unroll_loop
-from flowrt.spec import Spec
 
 
 def why_launches(inputs: Sequence[Spec], attrs: Mapping[str, Any]) -> str | None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import SpecError
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import Spec, spec_of
 from flowrt.op import lookup
-from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Compute: TypeAlias = "Callable[[PlanNode, Sequence[Array]], Sequence[Array]]"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec, normal_axes
 from flowrt.kernels.composite.turn import LEAST_LANES
 from flowrt.kernels.language.expression import COSTLY
 from flowrt.kernels.language.table import ALIASES
@@ -35,10 +36,9 @@ from flowrt.sched.loops.making import (
     numbered,
 )
 from flowrt.sched.loops.structured import COND, LOOP, longest_seconds
-from flowrt.spec import Spec, normal_axes
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 SECONDS_PER_MEMBER = 2e-9
 LEAST_CHEAP_LANES = 16

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import user_site
+from flowrt.base.errors import user_site
+from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies.arrivals import Arrivals
 from flowrt.sched.policies.noise import NoiseScale
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, check_at_least, least_of
-from flowrt.valueclass import replace, valueclass
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

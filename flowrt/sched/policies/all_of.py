@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
-from flowrt.valueclass import valueclass
 
 
 @valueclass

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flowrt.valueclass import replace, valueclass
+from flowrt.base.valueclass import replace, valueclass
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

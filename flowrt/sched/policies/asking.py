@@ -11,7 +11,7 @@ from math import inf, isfinite, isnan
 from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
-from flowrt.errors import GraphError, Site
+from flowrt.base.errors import GraphError, Site
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil, site_of
 
 Answer = TypeVar("Answer")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
-from flowrt.valueclass import replace, valueclass
 
 
 @valueclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil, check_at_least, least_of
-from flowrt.valueclass import valueclass
 
 
 @valueclass

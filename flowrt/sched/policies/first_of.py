@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import valueclass
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
-from flowrt.valueclass import valueclass
 
 
 @valueclass

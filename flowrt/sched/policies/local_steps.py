@@ -7,10 +7,10 @@ from dataclasses import field
 from math import inf
 from typing import Any
 
-from flowrt.errors import GraphError, user_site
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import replace, valueclass
 from flowrt.sched.policies.all_of import AllOf
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record, WaitUntil
-from flowrt.valueclass import replace, valueclass
 
 
 @valueclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite, nan
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 KEEP = 0.98  # what an average keeps of itself with each version: it goes back some 50
 FADE = 0.9  # what it counts for after a version that tells nothing

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, nan
 
-from flowrt.errors import GraphError, Site
-from flowrt.valueclass import valueclass
+from flowrt.base.errors import GraphError, Site
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

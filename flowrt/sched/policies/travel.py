@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from flowrt.errors import GraphError, how_to_bring, user_site
+from flowrt.base.errors import GraphError, how_to_bring, user_site
 from flowrt.sched.policies.policy import Policy, known, site_of
 
 NAME = "class"  # what the name of the class stands under, beside the fields, of which none can be called that

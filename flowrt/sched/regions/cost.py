@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from flowrt.sched.regions.regions import ROW_WRITES
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 BYTES_PER_SECOND = 4e9  # one core reading and writing memory
 FLOPS_PER_SECOND = 60e9  # one core in register tiles

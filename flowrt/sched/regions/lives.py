@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.errors import GraphError, SpecError
+from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.spec import Spec, value_known
 from flowrt.kernels.language.table import ALIASES
 from flowrt.op import lookup
 from flowrt.sched.regions.regions import CONSTANT, READ, WRITES, Name, Region, resources_of, variable_spec
-from flowrt.spec import Spec, value_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 
 SMALL = 64  # bytes: a line of memory

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from flowrt.base.parameters import SIZES, size_positions
+from flowrt.base.spec import Spec, value_known
 from flowrt.op import lookup
-from flowrt.parameters import SIZES, size_positions
-from flowrt.spec import Spec, value_known
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
 
 Name: TypeAlias = tuple[str, str]
 Markers: TypeAlias = int  # a set of markers, as bits

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.errors import FeedError, FlowrtError, ResourceError
+from flowrt.base.spec import Spec
 from flowrt.data.sources import Reading, source_from_data
-from flowrt.errors import FeedError, FlowrtError, ResourceError
 from flowrt.sched.drivers.way import Unread
 from flowrt.sched.host.lanes import Lanes
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.messages import BeginReplica

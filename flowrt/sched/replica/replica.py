@@ -18,8 +18,8 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from flowrt.device import CLIENT
-from flowrt.errors import name_error
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import name_error
 from flowrt.sched.drivers.measuring import square_of
 from flowrt.sched.drivers.messages import (
     Batch,

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.device import CLIENT
-from flowrt.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import FlowrtError, InternalError, RemoteError, StepCancelled, name_error
+from flowrt.base.spec import Spec
 from flowrt.sched.drivers.attaching import Attach, GoOn, Hold
 from flowrt.sched.drivers.closed import Closed
 from flowrt.sched.drivers.inquiries import Hash, Look, Settle
@@ -52,7 +53,6 @@ from flowrt.sched.replica.replica import Replica
 from flowrt.sched.server.server import Server
 from flowrt.sched.server.undriven import Undriven
 from flowrt.sched.versions.opening import Left
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.striking import Slowness

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from flowrt.device import CLIENT
+from flowrt.base.device import CLIENT
 from flowrt.sched.host.rendezvous import Listeners
 from flowrt.sched.runs.iterations import Iterations
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import InternalError, SpecError
+from flowrt.base.errors import InternalError, SpecError
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, Step
 from flowrt.kernels.ops.combining import blocks_of, summing
 from flowrt.kernels.store.objects import is_compiled

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.device import CLIENT
-from flowrt.errors import FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flowrt import codec
-from flowrt.device import CLIENT
+from flowrt.base import codec
+from flowrt.base.device import CLIENT
 from flowrt.sched.drivers.messages import BeginServer, Draw, Report
 from flowrt.sched.versions.handing import Handing
 

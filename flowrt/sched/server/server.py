@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.errors import GraphError, InternalError, name_error
+from flowrt.base.errors import GraphError, InternalError, name_error
+from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
@@ -43,12 +44,11 @@ from flowrt.sched.server.undriven import Undriven
 from flowrt.sched.versions.opening import Left
 from flowrt.sched.versions.quorum import Verdict
 from flowrt.sched.versions.shard import Shard
-from flowrt.valueclass import replace
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.host.rendezvous import Array
-    from flowrt.spec import Spec
 
 Parts: TypeAlias = "tuple[Array, ...]"
 AHEAD = 2  # versions on their way to a replica

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING
 
+from flowrt.base.valueclass import replace
 from flowrt.sched.drivers.messages import Order, Report
 from flowrt.sched.server.coordination import OUTCOMES
 from flowrt.sched.versions.ledger import Outcome
-from flowrt.valueclass import replace
 
 if TYPE_CHECKING:
     from flowrt.sched.versions.opening import Left

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flowrt.device import CLIENT
-from flowrt.errors import NodeLost
+from flowrt.base.device import CLIENT
+from flowrt.base.errors import NodeLost
 from flowrt.sched.drivers.messages import Gone, Lost
 from flowrt.sched.server.coordination import OUTCOMES, Coordination
 from flowrt.sched.server.detached import Detached

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.run.direct import MOST_OUTPUTS, Terms, plan_words
 from flowrt.sched.host.memory import counted
 from flowrt.sched.tape.interrupts import note_plan
-from flowrt.spec import Spec, spec_of
 
 if TYPE_CHECKING:
     from flowrt.sched.executor import Executor

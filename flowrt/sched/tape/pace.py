@@ -18,7 +18,7 @@ from flowrt.sched.host.lanes import aligned_zeros
 from flowrt.sched.tape.schedule import WORTHWHILE, Schedule, control, divide, hazards, worth_a_look
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.tape.recording import Launch
     from flowrt.sched.tape.turns import Turns

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.attributes import attr_key
-from flowrt.errors import GraphError
+from flowrt.base.attributes import attr_key
+from flowrt.base.errors import GraphError
+from flowrt.base.spec import Spec
+from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.fusion.fused import WORTH_BYTES
 from flowrt.kernels.launch import COPY_OP, Application, Operand, Step, apply_kernel
@@ -46,13 +48,11 @@ from flowrt.sched.regions.regions import (
 from flowrt.sched.regions.sharing import Sharing, share
 from flowrt.sched.tape.gathering import gather
 from flowrt.sched.tape.schedule import control
-from flowrt.spec import Spec
-from flowrt.valueclass import valueclass
 
 if TYPE_CHECKING:
+    from flowrt.base.plan import Plan, PlanNode
     from flowrt.kernels.launch import AnyStep
     from flowrt.kernels.store.background import Order
-    from flowrt.plan import Plan, PlanNode
 
 WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
 UPDATES = {"assign_add": "add", "assign_sub": "subtract"}  # op that writes → the kernel's op on (variable, value)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan
+    from flowrt.base.plan import Plan
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.tape.recording import Launch
 

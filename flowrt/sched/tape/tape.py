@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flowrt.collection import held_back
-from flowrt.errors import FlowrtError, GraphError, ResourceError, StepCancelled
+from flowrt.base.collection import held_back
+from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCancelled
+from flowrt.base.spec import Spec, Value, spec_of, value_known
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP, failure
 from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.store.background import are_ready, submit
@@ -31,10 +32,9 @@ from flowrt.sched.tape.pace import Division, Pace, Share
 from flowrt.sched.tape.recording import FIRST_SLOT, Launch, Recording, record
 from flowrt.sched.tape.turns import clocks as time_turns
 from flowrt.sched.tape.turns import find_turns, stopped_inside
-from flowrt.spec import Spec, Value, spec_of, value_known
 
 if TYPE_CHECKING:
-    from flowrt.plan import Plan, PlanNode
+    from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.host.lanes import Crew
     from flowrt.sched.regions.regions import Region
 

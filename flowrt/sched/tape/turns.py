@@ -22,8 +22,8 @@ from flowrt.sched.tape.recording import FIRST_SLOT, LOCAL_SLOT, Launch
 from flowrt.sched.tape.schedule import hazards
 
 if TYPE_CHECKING:
+    from flowrt.base.plan import PlanNode
     from flowrt.kernels.composite.nested import Inner
-    from flowrt.plan import PlanNode
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

@@ -14,10 +14,10 @@ from itertools import repeat
 from math import inf, nan
 from typing import TYPE_CHECKING, TypeVar
 
-from flowrt.errors import InternalError
+from flowrt.base.errors import InternalError
+from flowrt.base.valueclass import make_all, replace
 from flowrt.sched.policies.policy import Offer
 from flowrt.sched.versions.standing import Standing
-from flowrt.valueclass import make_all, replace
 
 if TYPE_CHECKING:
     from flowrt.sched.versions.coordinator import Coordinator

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flowrt.errors import InternalError
-from flowrt.valueclass import put, replace, stateclass
+from flowrt.base.errors import InternalError
+from flowrt.base.valueclass import put, replace, stateclass
 
 
 @stateclass

@@ -29,13 +29,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import nan
 
-from flowrt.errors import GraphError, InternalError
+from flowrt.base.errors import GraphError, InternalError
+from flowrt.base.valueclass import among, put, replace, stateclass
 from flowrt.sched.policies.policy import Offer, Policy, Record
 from flowrt.sched.versions.book import Book
 from flowrt.sched.versions.ledger import Ledger, Receipt, Stuck
 from flowrt.sched.versions.quorum import Quorum, Verdict
 from flowrt.sched.versions.standing import ENDED, Standing, outcome
-from flowrt.valueclass import among, put, replace, stateclass
 
 
 @stateclass

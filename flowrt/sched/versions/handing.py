@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from flowrt.errors import InternalError
+from flowrt.base.errors import InternalError
 
 
 class Handing:

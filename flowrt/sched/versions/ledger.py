@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 
 class Outcome(Enum):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from flowrt.valueclass import valueclass
+from flowrt.base.valueclass import valueclass
 
 
 @valueclass

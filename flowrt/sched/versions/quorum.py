@@ -18,10 +18,10 @@ from enum import Enum
 from math import inf
 from operator import attrgetter
 
-from flowrt.errors import GraphError, InternalError
+from flowrt.base.errors import GraphError, InternalError
+from flowrt.base.valueclass import replace, stateclass
 from flowrt.sched.policies import asking
 from flowrt.sched.policies.policy import Close, Offer, Policy, Record
-from flowrt.valueclass import replace, stateclass
 
 _replica_of = attrgetter("replica")
 

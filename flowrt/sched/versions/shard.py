@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Generic, TypeVar
 
-from flowrt.errors import InternalError
+from flowrt.base.errors import InternalError
+from flowrt.base.valueclass import put, replace, stateclass
 from flowrt.sched.versions.quorum import Verdict
-from flowrt.valueclass import put, replace, stateclass
 
 Update = TypeVar("Update")
 

@@ -14,7 +14,7 @@ from flowrt.kernels.tiles.convolution.slabs import dense, steps_of
 from flowrt.kernels.tiles.micro import Geometry, native
 
 if TYPE_CHECKING:
-    from flowrt.spec import Spec
+    from flowrt.base.spec import Spec
 
 
 def register(geometry: Geometry, names: Sequence[str]) -> None:

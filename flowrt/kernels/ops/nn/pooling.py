@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec, pair, sliding
 from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
-from flowrt.spec import Spec, pair, sliding
 
 
 def _windows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.elementary.exponential import sigmoid32, sigmoid64, tanh32, tanh64
 from flowrt.kernels.language.table import Call, Form, Kernel, View, host_only, kernel, natural
@@ -27,7 +28,6 @@ from flowrt.kernels.ops.nn.recurrent_steps import ASKED, BLOCK, GATES, GROUP, KE
 from flowrt.kernels.store.objects import Variant
 from flowrt.kernels.tiles.micro import Tile, native, tiles_of
 from flowrt.kernels.tiles.panels import stage, table_size
-from flowrt.spec import Spec
 
 NEAR, TOGETHER = 3 << 16, (3, 8)  # bytes of rows that meet a panel while they are near; how few and how many blocks
 FEW_WEIGHTS = 3 << 17  # bytes of weights that stay in a second cache

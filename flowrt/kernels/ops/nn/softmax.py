@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.elementary.exponential import fading32
 from flowrt.kernels.elementary.logarithm import log32
 from flowrt.kernels.language.folds import add_loosely, larger_loosely
@@ -30,7 +31,6 @@ from flowrt.kernels.ops.nn.few_classes import (
     short_slope_by,
     short_softmax_by,
 )
-from flowrt.spec import Spec
 
 NOT_A_CLASS = 3  # of launch.FAILURES
 COLUMNS = 1024  # at a time, as in `reduce`

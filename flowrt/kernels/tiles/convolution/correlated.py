@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call
 from flowrt.kernels.tiles.convolution.lines import Planes, counted, flattened, memory_needed, pays, planes_of
 from flowrt.kernels.tiles.convolution.slabs import (
@@ -31,7 +32,6 @@ from flowrt.kernels.tiles.convolution.slabs import (
 )
 from flowrt.kernels.tiles.micro import tiles_of
 from flowrt.kernels.tiles.panels import stage, table_size
-from flowrt.spec import Spec
 
 if TYPE_CHECKING:
     from flowrt.kernels.tiles.micro import Geometry

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, jitable
 from flowrt.kernels.tiles.convolution.slabs import (
     Steps,
@@ -23,7 +24,6 @@ from flowrt.kernels.tiles.convolution.slabs import (
 )
 from flowrt.kernels.tiles.micro import START_STORED, Geometry, Tiles, call, tiles_of
 from flowrt.kernels.tiles.panels import address, band, pack, repeat_last, stage, table_size
-from flowrt.spec import Spec
 
 TERMS = 160  # places that a panel sums at a time: what they see should stay in a core's nearest cache
 UNITS = 8  # parts and panels there should be, at least, to share

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from flowrt.base.spec import Spec, sliding
 from flowrt.kernels.language.table import View, jitable
 from flowrt.kernels.tiles.micro import Tiles, call
 from flowrt.kernels.tiles.panels import address, duplicate
-from flowrt.spec import Spec, sliding
 
 LINE = 64  # bytes of a line of caches
 

@@ -1,0 +1,86 @@
+"""Errors that say where: the op or function that was asked, and the user's own line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Signature, signature
+from typing import Any, TypeVar, cast
+
+from flowrt.base.errors import FlowrtError, ResourceError, SpecError, user_site
+from flowrt.base.familiar import keyword_hint
+from flowrt.base.parameters import as_called
+from flowrt.base.tracebacks import brief, is_of_ours
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class located:
+    """Around a function's body, or as its decorator: errors from what is asked of it say ``what`` and the user's line.
+
+    What the user's own functions raise, where the body calls some, stays as it is.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SpecError):
+            raise located_error(self._what, error) from None
+        if isinstance(error, DEPTHS):
+            told = from_the_depths(self._what, error)
+            if told is not None:
+                raise told from error
+
+    def __call__(self, function: F) -> F:
+        @brief
+        @wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                try:
+                    return function(*args, **kwargs)
+                except TypeError as error:
+                    if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # it never began
+                        raise misfit(self._what, as_called(signature(function)), args, kwargs) from None
+                    raise
+
+        return cast("F", inside)
+
+
+def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SpecError:
+    """The error for arguments that ``what``, of that signature, cannot be called with."""
+    wrong = next((name for name in kwargs if name not in takes.parameters), None)
+    if wrong is None:
+        try:
+            takes.bind(*args, **kwargs)
+            reason = "these arguments do not fit"
+        except TypeError as error:
+            reason = str(error)
+    else:
+        fix = keyword_hint(wrong, [name for name in takes.parameters if name not in kwargs])
+        reason = f"got an unexpected keyword argument {wrong!r}{fix}"
+    return located_error(f"{what}{takes}", SpecError(reason))
+
+
+DEPTHS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, MemoryError)
+
+
+def from_the_depths(what: str, error: Exception) -> FlowrtError | None:
+    """An error of Python's or NumPy's that absurd arguments led to, as one of ours; None if it is the user's own."""
+    if not is_of_ours(error):
+        return None
+    if isinstance(error, MemoryError):
+        return ResourceError(f"{what} ({user_site()}): {str(error) or 'there is no memory for that'}")
+    return located_error(what, SpecError(f"cannot take these arguments: {error or type(error).__name__}"))
+
+
+def located_error(what: str, error: SpecError) -> SpecError:
+    """``error`` with ``what`` and the user's line in front, unless it tells these already."""
+    if error.located:
+        return error
+    found = SpecError(f"{what} ({user_site()}): {error}")
+    found.located = True
+    return found

@@ -1,0 +1,189 @@
+"""Plain data as arrays: which dtype numbers, lists and arrays have, alone and beside tensors.
+
+Arrays have a dtype of their own. Numbers, Python's and NumPy's, and lists of them are *weak*: beside a tensor or an
+array they only say what kind they are of (bool, integer, float), and take the dtype that comes to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from flowrt.base.errors import SpecError
+from flowrt.base.spec import THE_DTYPES, holds
+
+_PYTHON = (bool, int, float)
+_EXAMPLES: dict[str, Any] = {"b": np.dtype(bool), "u": 0, "i": 0, "f": 0.0}  # of a kind of weak numbers, for NumPy
+_ALWAYS_FITS = float(np.finfo(np.float32).max)
+RANKS = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
+def default_array(value: Any) -> np.ndarray[Any, Any]:
+    """``value`` as an array; Python floats become float32, ints int64."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+    else:
+        try:
+            array = np.asarray(value)
+        except (ValueError, OverflowError) as error:
+            raise SpecError(f"{shortened(value)} is not a tensor: {error}") from None
+        if array.dtype == np.float64 and not _holds_numpy(value):
+            array = array.astype(np.float32)
+    if not (holds(array.dtype) or holds(array.dtype.newbyteorder("="))):
+        if array.dtype == object and _holds_none(value):
+            raise SpecError(
+                f"{shortened(value)} is not a tensor: None stands in it; where that is a size that only a step knows, "
+                "take it from fr.shape_of(x)"
+            )
+        if array.dtype == object and _is_integer(value):
+            raise SpecError(f"{shortened(value)} is not a tensor: integers have at most 64 bits")
+        fix = "; convert it with .astype" if array.dtype.kind == "f" else ""
+        raise SpecError(f"{shortened(value)} is not a tensor: its dtype would be {array.dtype}, and {THE_DTYPES}{fix}")
+    return array
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, (list, tuple)) and any(map(_is_integer, value)))
+
+
+def _holds_none(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(item is None or _holds_none(item) for item in value)
+
+
+def _holds_numpy(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_numpy(item) for item in value)
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+def _holds_array(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_holds_array(item) for item in value)
+    return isinstance(value, np.ndarray)
+
+
+def is_weak(value: Any) -> bool:
+    """Whether ``value`` takes the dtype of what stands beside it: a number, or a list of numbers."""
+    return isinstance(value, (*_PYTHON, np.generic)) or (isinstance(value, (list, tuple)) and not _holds_array(value))
+
+
+def shortened(value: Any) -> str:
+    """``value`` as errors show it."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
+    """NumPy's result type of dtypes, arrays, and numbers, which are weak; numbers alone are float32 or int64.
+
+    Among numbers alone, those of NumPy and lists say what they are and Python's are weak, as in NumPy.
+    """
+    strong: list[Any] = []
+    weak: list[Any] = []
+    for value in values:
+        if isinstance(value, np.dtype):
+            strong.append(value)
+        elif is_weak(value):
+            weak.append(value)
+        else:
+            strong.append(default_array(value).dtype)
+    if strong:
+        return _promoted(tuple(strong), tuple(map(_kind, weak)))
+    numbers = [value for value in weak if isinstance(value, _PYTHON) and not isinstance(value, np.generic)]
+    telling = [default_array(value).dtype for value in weak if not any(value is number for number in numbers)]
+    if telling:
+        return np.result_type(*telling, *[_EXAMPLES[_kind(value)] for value in numbers])
+    found = np.result_type(*[default_array(number).dtype for number in numbers])
+    return np.dtype(np.float32) if found.kind == "f" else found
+
+
+@lru_cache(1024)
+def _promoted(strong: tuple[np.dtype[Any], ...], weak: tuple[str, ...]) -> np.dtype[Any]:
+    """The result type of dtypes and of weak numbers of these kinds."""
+    return np.result_type(*strong, *[_EXAMPLES[kind] for kind in weak])
+
+
+def _kind(value: Any) -> str:
+    """The kind of a weak value's numbers."""
+    if isinstance(value, bool):
+        return "b"
+    if isinstance(value, int):
+        return "i"
+    if isinstance(value, float):
+        return "f"
+    return default_array(value).dtype.kind if isinstance(value, (list, tuple)) else _number_kind(value)
+
+
+def _number_kind(number: np.generic) -> str:
+    kind = number.dtype.kind
+    if kind not in RANKS:
+        default_array(number)  # raises
+    return kind
+
+
+def as_dtype_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Plain data as an array of ``dtype``; raises `SpecError` for a number beyond what that can hold.
+
+    An array is cast as NumPy does; a float's fraction is lost in an integer dtype.
+    """
+    if not is_weak(value):
+        return default_array(value).astype(dtype)
+    try:
+        if type(value) in _PYTHON and dtype.kind == "f" and not abs(value) > _ALWAYS_FITS:
+            return np.array(value, dtype)
+        plain = value if type(value) is int else np.asarray(value).tolist()  # NumPy's own numbers would wrap around
+        with np.errstate(over="raise", invalid="raise"):
+            return np.array(plain, dtype)
+    except (OverflowError, FloatingPointError):
+        raise SpecError(
+            f"{shortened(value)} does not fit {dtype}, which holds {_range(dtype)}; use a wider dtype, with astype"
+        ) from None
+    except ValueError as error:
+        raise SpecError(f"{shortened(value)} is not a tensor of {dtype}: {error}") from None
+
+
+def _range(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "f":
+        return f"numbers up to {float(np.finfo(dtype).max):.3g}, and inf"
+    bounds = np.iinfo(dtype)
+    return f"integers from {bounds.min} to {bounds.max}"
+
+
+def widened(values: Sequence[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """``dtype``, or a wider one of its kind where a number among ``values`` needs that."""
+    wide = np.dtype(np.float64 if dtype.kind == "f" else np.int64)
+    if dtype.itemsize == wide.itemsize or all(fits(value, dtype) for value in values if is_weak(value)):
+        return dtype
+    return wide
+
+
+def fits(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` holds numbers as large as the weak ``value``."""
+    if type(value) in _PYTHON and dtype.kind == "f":
+        return math.isinf(value) or not abs(value) > _ALWAYS_FITS
+    try:
+        as_dtype_of(value, dtype)
+    except SpecError:
+        return False
+    return True
+
+
+def takes(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a tensor of ``dtype`` beside ``value`` keeps its dtype: that is weak, and of no higher kind."""
+    return is_weak(value) and RANKS[_kind(value)] <= RANKS[dtype.kind]
+
+
+def fitting_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Plain data as an array of ``dtype``; raises `SpecError` where that would lose a fraction, a sign or a size.
+
+    Floats may lose precision: a float64 array is taken for float32.
+    """
+    array = default_array(value)
+    out = as_dtype_of(value, dtype)
+    if RANKS[array.dtype.kind] > RANKS[dtype.kind] or (dtype.kind in "iu" and not np.array_equal(out, array)):
+        raise SpecError(f"{shortened(value)}, {array.dtype}, does not fit {dtype}; convert it with .astype first")
+    return out

@@ -1,0 +1,450 @@
+"""Which tasks make up a cluster and where they are; and a cluster of processes on this machine.
+
+A `ClusterSpec` is plain data. A `LocalCluster` owns its nodes: whatever happens, none outlives it, nor this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+import tempfile
+import tomllib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError
+from flowrt.base.tracebacks import brief, unmark
+from flowrt.cluster.environment import find
+from flowrt.cluster.hosts import expand_ranges
+from flowrt.cluster.node_process import close_stdin, environment, ready, send
+from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
+from flowrt.finishing import to_the_end
+from flowrt.net.addresses import is_loopback
+from flowrt.net.tokens import load_token, new_token, own_token, save_token
+from flowrt.sched.host.lanes import usable_cores
+from flowrt.session.misuse import AsyncOnly
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from types import TracebackType
+
+    from flowrt.delays import Delay
+
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
+_FORM = 'a cluster is jobs with the addresses of their tasks: ps = ["127.0.0.1:7001"]'
+SOON, LATE = 0.1, 5.0  # seconds after its end that a node is started again, at first and at last
+DIES = 1.0  # seconds in which a process that was killed has ended
+LASTS = 10.0  # seconds after which the end of a node is not blamed on its start
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ClusterSpec:
+    """The addresses of a cluster's tasks, by job: ``ClusterSpec({"ps": ["127.0.0.1:7001"], "worker": [...]})``.
+
+    An empty address is in the place of a task that there is not, so that those after it keep their numbers.
+    Its token is in ``token_file``, else in the file that FLOWRT_TOKEN_FILE names, else in this user's own, which serves
+    clusters within one machine. Raises `GraphError` for what is not a cluster.
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    token_file: str | None
+    task: str | None = field(default=None, compare=False)  # which one this process is, where its environment says that
+    said: str = field(default="", compare=False)  # which variables did
+
+    def __init__(self, jobs: Mapping[str, Sequence[str]], token_file: str | None = None) -> None:
+        object.__setattr__(self, "jobs", _checked(jobs))
+        object.__setattr__(self, "token_file", token_file)
+        object.__setattr__(self, "task", None)
+        object.__setattr__(self, "said", "")
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a TOML file with a list of addresses per job, and perhaps a ``token_file``."""
+        try:
+            with open(path, "rb") as file:
+                data = tomllib.load(file)
+        except (OSError, ValueError) as error:
+            raise GraphError(f"cannot read the cluster file {os.fspath(path)}: {error}") from error
+        try:
+            return cls._from_data(data)
+        except GraphError as error:
+            raise GraphError(f"cluster file {os.fspath(path)}: {error}") from None
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, *, jobs: str | None = None) -> Self:
+        """Read the cluster that ``environ`` names, by default this process's, and which of its tasks this process is.
+
+        The first of these that is there counts:
+
+        - ``FLOWRT_CLUSTER``, the path of a cluster file or its content as JSON; ``FLOWRT_JOB`` and ``FLOWRT_TASK``
+        - ``FLOWRT_HOSTS``, a host for each rank, as ``node[01-03,07],gpu-a[1-2]``; ``FLOWRT_RANK``
+        - ``TF_CONFIG``
+        - torchrun's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``LOCAL_WORLD_SIZE``; beyond one
+          host with ``FLOWRT_HOSTS``, in the order of its ``GROUP_RANK``
+        - Slurm's ``SLURM_JOB_NODELIST``, ``SLURM_PROCID``, ``SLURM_NTASKS``, ``SLURM_TASKS_PER_NODE``,
+          ``SLURM_NTASKS_PER_NODE`` and ``SLURM_DISTRIBUTION``, or those of the step
+
+        Ranks become tasks as ``jobs`` or ``FLOWRT_JOBS`` says: by default ``ps=1,worker``, so that rank 0 is the server
+        and all others are workers. The first rank of each host listens at ``FLOWRT_PORT``, the others on it above that;
+        by default at 7001, one above MASTER_PORT, or, with Slurm, one that follows from the job's number.
+
+        Raises `GraphError` that says what is missing, and how to give it.
+        """
+        found = find(os.environ if environ is None else environ, jobs)
+        try:
+            spec = cls.from_file(found.cluster) if isinstance(found.cluster, str) else cls._from_data(found.cluster)
+        except GraphError as error:
+            raise GraphError(f"{found.said}: {error}") from None
+        if found.task is not None and found.task not in spec.tasks():
+            raise GraphError(f"{found.said}: {found.task} is not in the cluster, which has {', '.join(spec.tasks())}")
+        object.__setattr__(spec, "task", found.task)
+        object.__setattr__(spec, "said", found.said)
+        return spec
+
+    @classmethod
+    def _from_data(cls, data: Any) -> Self:
+        if not isinstance(data, Mapping):
+            raise GraphError(_FORM)
+        token_file = data.get("token_file")
+        if not isinstance(token_file, str | None):
+            raise GraphError(f"token_file is a path, not {token_file!r}")
+        return cls({job: _expanded(tasks) for job, tasks in data.items() if job != "token_file"}, token_file)
+
+    def tasks(self) -> dict[str, tuple[str, int]]:
+        """The host and port of every task: ``{"/job:ps/task:0": ("127.0.0.1", 7001)}``."""
+        return {
+            f"/job:{job}/task:{number}": parse_address(address)
+            for job, addresses in self.jobs.items()
+            for number, address in enumerate(addresses)
+            if address
+        }
+
+    def next_task(self, job: str) -> str:
+        """The first task of ``job`` that there is not."""
+        there = self.jobs.get(job, ())
+        return f"/job:{job}/task:{next((n for n, address in enumerate(there) if not address), len(there))}"
+
+    def placing(self, task: str, address: str) -> ClusterSpec:
+        """The cluster in which ``task`` is at ``address``, or nowhere if that is empty; nobody else is there."""
+        job, number = split_task(task)
+        jobs = {name: ["" if at == address else at for at in addresses] for name, addresses in self.jobs.items()}
+        addresses = jobs.setdefault(job, [])
+        addresses += [""] * (number + 1 - len(addresses))
+        addresses[number] = address
+        while addresses and not addresses[-1]:
+            addresses.pop()
+        return ClusterSpec({name: addresses for name, addresses in jobs.items() if any(addresses)}, self.token_file)
+
+    @property
+    def token(self) -> str:
+        """The secret that its nodes and masters share; raises `AuthenticationError` where it cannot be had."""
+        path = self.token_file or os.environ.get("FLOWRT_TOKEN_FILE")
+        if path:
+            return load_token(path)
+        abroad = [host for host, _ in self.tasks().values() if not is_loopback(host)]
+        if abroad:
+            raise AuthenticationError(
+                f"the cluster reaches beyond this machine, to {abroad[0]}, so its nodes and masters need a shared "
+                "secret: set token_file in the cluster file, or FLOWRT_TOKEN_FILE"
+            )
+        return own_token()
+
+
+def _checked(jobs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    if not isinstance(jobs, Mapping):
+        raise GraphError(f"got {jobs!r}; {_FORM}")
+    seen: dict[tuple[str, int], str] = {}
+    for job, addresses in jobs.items():
+        check_job(job)
+        if isinstance(addresses, str) or not isinstance(addresses, Sequence) or not any(addresses):
+            raise GraphError(f"job {job!r}: expected a list of addresses, got {addresses!r}; {_FORM}")
+        for number, address in enumerate(addresses):
+            if address == "":
+                continue
+            task, place = f"/job:{job}/task:{number}", parse_address(address)
+            if place in seen:
+                raise GraphError(f"{seen[place]} and {task} have the same address, {address}")
+            seen[place] = task
+    if not seen:
+        raise GraphError(f"a cluster needs a task; {_FORM}")
+    return {job: tuple(addresses) for job, addresses in jobs.items()}
+
+
+def _expanded(addresses: Any) -> Any:
+    """Addresses, of which one may stand for many: ``node[01-08]:7001``."""
+    if not isinstance(addresses, Sequence) or isinstance(addresses, str):
+        return addresses
+    try:
+        each = [expand_ranges(address) if isinstance(address, str) else [address] for address in addresses]
+    except ValueError as error:
+        raise GraphError(str(error)) from error
+    return list(chain.from_iterable(each))
+
+
+def parse_address(address: Any, *, lowest: int = 1) -> tuple[str, int]:
+    """``"host:port"`` or ``"[::1]:port"`` as a pair. Raises `GraphError` for anything else."""
+    match = re.fullmatch(
+        r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})", address if isinstance(address, str) else ""
+    )
+    if match is None or not lowest <= int(match[3]) < 1 << 16:
+        raise GraphError(f"{address!r} is not an address; write HOST:PORT, as in 127.0.0.1:7001")
+    return match[1] or match[2], int(match[3])
+
+
+class LocalCluster(AsyncOnly):
+    """Nodes as processes on this machine: ``async with LocalCluster(ps=1, worker=3) as cluster:``.
+
+    Args:
+        threads: Kernel threads of each node; by default the usable cores are divided among the nodes.
+        delays: For experiments with stragglers, by how much a task is slower: ``{"/job:worker/task:3": 0.2}`` in
+            seconds, or one of `flowrt.delays`, itself or as text.
+        imports: Modules that nodes import first, for what these define, such as ops and kernels, policies and sources:
+            found as this process would find them.
+        warm: Awaited before the nodes start: a place to fill the kernel cache once.
+        log_level: What the nodes write to this process's stderr.
+        restart: Whether a node whose process ends is started again at its address, and how soon depends on how often.
+        tls: Whether nodes talk over TLS where it is not by memory they share; a folder, with the keys in that.
+        jobs: How many tasks of each job.
+
+    Raises `GraphError` for tasks that make no sense and `ResourceError` if a node does not come up.
+    """
+
+    WHAT = "fr.LocalCluster"
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        delays: Mapping[str, str | float | Delay] | None = None,
+        imports: Sequence[str] = (),
+        warm: Callable[[], Awaitable[None]] | None = None,
+        log_level: str = "error",
+        startup: float = 60.0,
+        grace: float = 5.0,
+        restart: bool = False,
+        tls: bool | str | os.PathLike[str] = False,
+        **jobs: int,
+    ) -> None:
+        self._names = checked_names(jobs)
+        self._delays = checked_delays(delays, self._names)
+        self._imports = checked_imports(imports)
+        self._threads = threads or max(1, usable_cores() // len(self._names))
+        self._warm = warm
+        self._log_level = log_level
+        self._startup = startup
+        self._grace = grace
+        self._restart = restart
+        self._tls = tls
+        self._keys: tempfile.TemporaryDirectory[str] | None = None  # made here
+        self.tls: str | None = None  # the folder of the keys
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._spec: ClusterSpec | None = None
+        self.token = new_token()
+        self.processes: dict[str, Process] = {}
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """Where the nodes are."""
+        if self._spec is None:
+            raise ClosedError("the cluster is not open; use it inside `async with fr.LocalCluster(...) as cluster:`")
+        return self._spec
+
+    @brief
+    async def __aenter__(self) -> Self:
+        try:
+            self.tls = self._keys_folder()
+            if self._warm is not None:
+                await self._warm()
+            async with asyncio.timeout(self._startup):
+                await self._start()
+        except BaseException as error:
+            await to_the_end(self._reap())
+            if isinstance(error, TimeoutError):
+                raise ResourceError(f"the nodes did not come up within {self._startup:g} s") from error
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        unmark(error)
+        self._spec = None
+        await to_the_end(self._reap())
+
+    async def respawn(self, task: str) -> None:
+        """Start a node again whose process has ended, at its address, and wait until it serves.
+
+        It has nothing of what the old one had. Raises `GraphError` for a node that runs, `ResourceError` for one that
+        does not come up.
+        """
+        address = self.spec.tasks()[task]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DIES):  # it may have been killed just now
+                await self.processes[task].wait()
+        if self.processes[task].returncode is None:
+            raise GraphError(f"{task} runs; kill its process before it is started again")
+        close_stdin(self.processes[task])
+        with self._folder() as folder:
+            process = await self._spawn(*split_task(task), folder, address[1])
+            self.processes[task] = process
+            async with asyncio.timeout(self._startup):
+                await ready(task, process)
+
+    async def add(self, job: str) -> str:
+        """Start another node, as the first task of ``job`` that there is not; answers which that is, once it serves.
+
+        Sessions that run meet it, as it joins the cluster by one of its nodes; `spec` names it to those to come. Raises
+        `GraphError` for what cannot name a job, `ResourceError` if it does not come up.
+        """
+        check_job(job)
+        task, places = self.spec.next_task(job), self.spec.tasks()
+        up = [places[other] for other, process in self.processes.items() if process.returncode is None]
+        with self._folder() as folder:
+            process = self.processes[task] = await self._spawn(*split_task(task), folder, door=up[0] if up else None)
+            try:
+                async with asyncio.timeout(self._startup):
+                    address = await ready(task, process)
+            except BaseException as error:
+                del self.processes[task]
+                await to_the_end(self._end(process))
+                if isinstance(error, TimeoutError):
+                    raise ResourceError(f"{task} did not come up within {self._startup:g} s") from error
+                raise
+        self._spec = self.spec.placing(task, address)
+        if self._restart:
+            self._keeping[task] = asyncio.create_task(self._keep(task))
+        return task
+
+    async def remove(self, task: str) -> None:
+        """Have a node end: it leaves as `SIGTERM` has it do, or is killed after ``grace`` seconds. `spec` forgets it.
+
+        Raises `GraphError` for a task that is not there, and for the last one.
+        """
+        if task not in self.processes:
+            raise GraphError(f"{task} is not in the cluster, which has {', '.join(self.processes)}")
+        if len(self.processes) == 1:
+            raise GraphError(f"{task} is the last node of the cluster; leave its block to end it")
+        if (keeping := self._keeping.pop(task, None)) is not None:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+        await to_the_end(self._end(self.processes[task]))
+        del self.processes[task]
+        self._spec = self.spec.placing(task, "")
+
+    async def _end(self, process: Process) -> None:
+        """End a process: asked first, then forced."""
+        send(process, "terminate")
+        try:
+            async with asyncio.timeout(self._grace):
+                await process.wait()
+        except TimeoutError:
+            send(process, "kill")
+            await process.wait()
+        close_stdin(process)
+
+    async def _keep(self, task: str) -> None:
+        """Start a node again whenever its process ends: at once, and each time later where it does not last."""
+        pause = SOON
+        while True:
+            began = asyncio.get_running_loop().time()
+            ended = await self.processes[task].wait()
+            lasted = asyncio.get_running_loop().time() - began
+            pause = SOON if lasted > LASTS else min(2 * pause, LATE)
+            _log.warning("%s ended with %d after %.1f s; it is started again in %.1f s", task, ended, lasted, pause)
+            await asyncio.sleep(pause)
+            try:
+                await self.respawn(task)
+            except (FlowrtError, TimeoutError) as error:
+                _log.warning("%s was not started again: %s", task, error)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """What nodes are told by files: their secret. It lasts until they are ready."""
+        with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
+            save_token(os.path.join(folder, "token"), self.token)
+            yield Path(folder)
+
+    async def _start(self) -> None:
+        """Start all nodes, each on a port of its own choice, and wait until all have said theirs."""
+        with self._folder() as folder:
+            for job, number in self._names:
+                self.processes[f"/job:{job}/task:{number}"] = await self._spawn(job, number, folder)
+            addresses = {task: await ready(task, process) for task, process in self.processes.items()}
+        jobs: dict[str, list[str]] = {}
+        for job, number in self._names:
+            jobs.setdefault(job, []).append(addresses[f"/job:{job}/task:{number}"])
+        self._spec = ClusterSpec(jobs)
+        if self._restart:
+            self._keeping = {task: asyncio.create_task(self._keep(task)) for task in self.processes}
+
+    def _keys_folder(self) -> str | None:
+        """The folder of keys, made if none was given."""
+        if not isinstance(self._tls, bool):
+            return os.fspath(self._tls)
+        if not self._tls:
+            return None
+        from flowrt.cluster.keys import ANY, make_keys  # needs an extra
+
+        self._keys = tempfile.TemporaryDirectory(prefix="flowrt-keys-")
+        make_keys(self._keys.name, [ANY])  # which last as long as the cluster
+        return self._keys.name
+
+    def _where(self, task: str) -> tuple[Sequence[str], str]:
+        """What is put before a node's command, and the address that it listens at: experiments put it elsewhere."""
+        return (), "127.0.0.1"
+
+    async def _spawn(
+        self, job: str, number: int, folder: Path, port: int = 0, door: tuple[str, int] | None = None
+    ) -> Process:
+        before, host = self._where(f"/job:{job}/task:{number}")
+        options = {"job": job, "task": number, "bind": f"{host}:{port}", "token-file": folder / "token"}
+        options |= {"threads": self._threads, "log-level": self._log_level}
+        options |= {} if self.tls is None else {"tls": self.tls}
+        if door is not None:
+            options["join"] = f"{door[0]}:{door[1]}"
+        delay = self._delays.get(f"/job:{job}/task:{number}")
+        if delay is not None:
+            file = folder / f"{job}-{number}.delay"  # a trace may be longer than an argument
+            file.write_text(str(delay), encoding="utf-8")
+            options["delay"] = f"@{file}"
+        return await asyncio.create_subprocess_exec(
+            *(*before, sys.executable, "-m", "flowrt.worker", "--die-with-parent"),
+            *(f"--{name}={value}" for name, value in options.items()),
+            *(f"--import={module}" for module in self._imports),
+            stdin=asyncio.subprocess.PIPE,  # held open: its end tells the node that we are gone
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # an interrupt at the terminal is for us alone: we end the nodes in order
+            env=environment(self._threads, sys.path if self._imports else ()),
+        )
+
+    async def _reap(self) -> None:
+        """End every process: asked first, then forced."""
+        keeping = self._keeping.values()
+        for task in keeping:
+            task.cancel()
+        if keeping:
+            await asyncio.wait(keeping)
+        for process in self.processes.values():
+            send(process, "terminate")
+            close_stdin(process)
+        try:
+            async with asyncio.timeout(self._grace):
+                await self._wait()
+        except TimeoutError:
+            for process in self.processes.values():
+                send(process, "kill")
+            await self._wait()
+        if self._keys is not None:
+            self._keys.cleanup()
+
+    async def _wait(self) -> None:
+        for process in self.processes.values():
+            await process.wait()

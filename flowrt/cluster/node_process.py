@@ -1,0 +1,68 @@
+"""A node as a process: what it is started with, and what it says on stdout while it starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from flowrt.base.errors import ResourceError
+from flowrt.base.package import PACKAGE
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+FAILED = "flowrt worker: "  # what a node's reason not to start begins with
+_READY = re.compile(r" ready on (\S+)$")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def environment(threads: int, paths: Iterable[str]) -> dict[str, str]:
+    """Ours, with the libraries' own threads bounded, and this very flowrt to be found first, then ``paths``."""
+    found = str(PACKAGE.parent)
+    rest = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([found, *(os.path.abspath(path) for path in paths), *([rest] if rest else [])])
+    return os.environ | dict.fromkeys(_THREADS, str(threads)) | {"PYTHONPATH": path}
+
+
+def address_in(task: str, line: str) -> str | None:
+    """Where a node listens, if this ``line`` of its stdout says so; what a user's modules print is theirs.
+
+    Raises `ResourceError` where it says why the node did not start.
+    """
+    if line.startswith(FAILED):
+        raise ResourceError(f"{task} did not start: {line.removeprefix(FAILED)}")
+    said = _READY.search(line)
+    return said and said[1]
+
+
+def ended_early(task: str, line: str) -> ResourceError:
+    """What became of a node that said nothing of use, at last that ``line``."""
+    return ResourceError(f"{task} did not start: its process ended, or said {line!r}; see its last words on stderr")
+
+
+async def ready(task: str, process: Process) -> str:
+    """The address that a node says when it is ready. Raises `ResourceError` if it does not start."""
+    assert process.stdout is not None
+    line = ""
+    async for said in process.stdout:
+        line = said.decode(errors="replace").rstrip()
+        if (address := address_in(task, line)) is not None:
+            return address
+    raise ended_early(task, line)
+
+
+def send(process: Process, how: str) -> None:
+    """``terminate`` or ``kill`` a process that may have ended meanwhile."""
+    if process.returncode is None:
+        try:
+            getattr(process, how)()
+        except ProcessLookupError:
+            return
+
+
+def close_stdin(process: Process) -> None:
+    """Let a node know that nobody holds its stdin any more."""
+    if process.stdin is not None:
+        process.stdin.close()

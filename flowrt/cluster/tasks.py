@@ -1,0 +1,58 @@
+"""The names of a cluster's tasks, and what launchers are asked for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from flowrt.base.errors import GraphError, user_site
+
+if TYPE_CHECKING:
+    from flowrt.delays import Delay
+
+Delays: TypeAlias = "dict[str, Delay]"
+_JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def check_job(job: str) -> None:
+    """Raise `GraphError` for what cannot name a job."""
+    if not _JOB.fullmatch(job) or job == "client":
+        raise GraphError(f"{job!r} cannot name a job: letters, digits and _, but not client, which is the session's")
+
+
+def split_task(task: str) -> tuple[str, int]:
+    """The job and the number of ``/job:worker/task:3``."""
+    job, _, number = task.removeprefix("/job:").partition("/task:")
+    return job, int(number)
+
+
+def checked_names(jobs: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The job and number of each of so many tasks. Raises `GraphError` for what makes no cluster."""
+    for job, count in jobs.items():
+        check_job(job)
+        if not isinstance(count, int) or count < 0:
+            raise GraphError(f"{job}={count!r}: a job has a number of tasks, from 0 up")
+    names = [(job, number) for job, count in jobs.items() for number in range(count)]
+    if not names:
+        raise GraphError("a cluster needs a task; worker=1 would be one")
+    return names
+
+
+def checked_delays(delays: Mapping[str, str | float | Delay] | None, names: Sequence[tuple[str, int]]) -> Delays:
+    """The delays of tasks, parsed. Raises `GraphError` for what is none, or no task's."""
+    if not delays:
+        return {}
+    from flowrt.delays import parse  # for experiments alone
+
+    parsed = {task: parse(delay) for task, delay in delays.items()}
+    for task in parsed.keys() - {f"/job:{job}/task:{number}" for job, number in names}:
+        raise GraphError(f"a delay is given for {task}, which is not in the cluster")
+    return parsed
+
+
+def checked_imports(imports: Sequence[str]) -> tuple[str, ...]:
+    """The names of modules. Raises `GraphError` for what is none."""
+    if isinstance(imports, str) or not all(isinstance(module, str) and module for module in imports):
+        raise GraphError(f"{user_site()}: imports names modules, as in imports=['majority'], not {imports!r}")
+    return tuple(imports)

@@ -1,0 +1,226 @@
+"""The session for scripts and notebooks: the same session on an event loop of its own, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from flowrt.base.errors import ClosedError, GraphError, carried_site, user_site
+from flowrt.base.tracebacks import brief, shorten
+from flowrt.session.interrupts import InterruptWatch
+from flowrt.session.session import Session
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from flowrt.session.explain import Explanation
+    from flowrt.session.step import CompiledStep
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread. `close` stops it and waits for the thread."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._gate = threading.Lock()  # what is called before the loop is told to stop gets its answer
+        self._closed = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._main, name="flowrt-loop", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _main(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                self._loop = runner.get_loop()
+                self._stop = asyncio.Event()
+                self._loop.call_soon(self._started.set)
+                runner.run(self._wait())
+        except BaseException as error:
+            if self._started.is_set():
+                raise
+            self._failure = error
+            self._started.set()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, which runs in its own thread."""
+        return self._loop
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it, and did not come of a fork of the one that did."""
+        return self._process == os.getpid()
+
+    async def _wait(self) -> None:
+        await self._stop.wait()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it; an interrupt of the calling thread cancels it."""
+        future = self._submit(work)
+        try:
+            answer: T = future.result()
+        except BaseException:
+            if future.cancelled():
+                raise ClosedError(f"{user_site()}: the session was closed meanwhile") from None
+            future.cancel()
+            raise
+        finally:
+            del future  # its error's frames refer to this one
+        return answer
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
+        if not self.is_ours:
+            work.close()
+            raise ClosedError(
+                f"{user_site()}: the session belongs to the process that forked this one; open another here"
+            )
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise GraphError(f"{user_site()}: this runs on the session's own event loop, and would wait for itself")
+        token = carried_site.set(user_site())
+        try:
+            with self._gate:
+                if not self._closed:
+                    return asyncio.run_coroutine_threadsafe(work, self._loop)
+        finally:
+            carried_site.reset(token)
+        work.close()
+        raise ClosedError(f"{user_site()}: the session is closed; use it inside its `with` block")
+
+    def close(self) -> None:
+        """Stop the loop, which cancels what still runs on it, and wait for the thread. Twice is once."""
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes uvloop's event loops where that is installed; None says asyncio's own.
+
+    libuv aborts the process at the close of a file numbered 0, 1 or 2, as files are where a program was started with
+    its standard streams closed.
+    """
+    try:
+        import uvloop
+
+        for stream in range(3):
+            os.fstat(stream)
+    except (ImportError, OSError):
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+class BlockingSession:
+    """`Session` without ``await``: ``with BlockingSession(graph) as session: session.run(...)``.
+
+    Takes the arguments of `Session`. Works where an event loop already runs (notebooks). Threads may share it. Ctrl-C
+    comes when the step that runs is over, or stops it where that takes longer than half a second.
+    """
+
+    @brief
+    def __init__(self, graph: Any, cluster: Any = None, **arguments: Any) -> None:
+        self._session = Session(graph, cluster, **arguments)
+        self._thread: LoopThread | None = None
+        self._interrupts: InterruptWatch | None = None
+
+    @brief
+    def __enter__(self) -> BlockingSession:
+        if self._thread is not None:
+            raise ClosedError(f"{user_site()}: a session is opened once; make another one")
+        self._thread = LoopThread()
+        self._interrupts = InterruptWatch(self._thread.loop)
+        try:
+            self._interrupts.open()
+            self._call(self._session.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    @brief
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._call(self._session.__aexit__(kind, error, trace))
+        finally:
+            self._end()
+
+    @brief
+    async def __aenter__(self) -> NoReturn:
+        raise GraphError(
+            f"{user_site()}: open fr.BlockingSession with `with`; where you can await, use "
+            "`async with fr.Session(graph) as session`"
+        )
+
+    async def __aexit__(self, *error: object) -> None:
+        """Never reached: nothing was opened."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if hasattr(Session, name) and not name.startswith("_"):
+            raise AttributeError(f"fr.BlockingSession has no {name!r}; fr.Session has, inside `async with`")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _end(self) -> None:
+        if self._thread is not None and self._interrupts is not None:
+            self._thread.close()
+            self._interrupts.close()
+
+    def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, timeout: float | None = None) -> Any:
+        """`Session.run`, waiting for the answer; a step that is one short tape runs in the caller's thread."""
+        try:
+            if timeout is None and self._thread is not None and self._thread.is_ours:
+                return self._session.run_here(fetches, feeds, self._call)
+            return self._call(self._session.run(fetches, feeds, timeout=timeout))
+        except BaseException as error:
+            shorten(error)
+            raise
+
+    @brief
+    def compile(self, fetches: Any, feeds: Sequence[Any] = ()) -> Callable[..., Any]:
+        """`Session.compile`, as a plain callable; a step that is one short tape runs in the caller's thread."""
+
+        async def make() -> CompiledStep:
+            return self._session.compile(fetches, feeds)
+
+        return self._call(make()).blocking(self._call)
+
+    @brief
+    def save(self) -> int:
+        """`Session.save`."""
+        return self._call(self._session.save())
+
+    @brief
+    def restore(self, step: int | None = None) -> int:
+        """`Session.restore`."""
+        return self._call(self._session.restore(step))
+
+    @brief
+    def reset(self, container: str | None = None) -> None:
+        """`Session.reset`."""
+        self._call(self._session.reset(container))
+
+    @brief
+    def explain(self, fetches: Any, feeds: Mapping[Any, Any] | Sequence[Any] | None = None) -> Explanation:
+        """`Session.explain`."""
+        return self._call(self._session.explain(fetches, feeds))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is None:
+            work.close()
+            raise ClosedError(
+                f"{user_site()}: the session is not open yet; use it inside `with fr.BlockingSession(graph) as session`"
+            )
+        return self._thread.call(work)

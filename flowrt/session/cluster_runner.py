@@ -1,0 +1,220 @@
+"""Runs compiled steps on the nodes of a cluster, through their master."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.base.device import CLIENT, Device
+from flowrt.base.errors import FlowrtError, GraphError, InternalError, user_site
+from flowrt.progress import Activity
+from flowrt.sched.host.lanes import Lanes
+from flowrt.sched.warming import warm
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from flowrt.base.plan import Plan
+    from flowrt.base.spec import Spec
+    from flowrt.net.master import Master
+    from flowrt.net.tls import Keys
+    from flowrt.passes import Compiled, StandIn, StandIns
+    from flowrt.sched.host.memory import MemoryStatistics
+    from flowrt.sched.host.rendezvous import Listener
+    from flowrt.sched.tape.direct import Numbers
+    from flowrt.session.runners import Array, Keeper, Name, Registered
+
+
+class ClusterRunner:
+    """Runs steps on the nodes of a cluster, through their master."""
+
+    def __init__(
+        self, master: Master, unfollow: Callable[[], None] = lambda: None, *, soft_placement: bool = False
+    ) -> None:
+        self._unfollow = unfollow  # the cluster, which tells where nodes are that it starts again
+        self.client: str | None = CLIENT
+        self.tapes, self.soft_placement = True, soft_placement
+        self._master = master
+        self._compiler = Lanes(1, "compiler")
+        self._fresh: set[Registered] = set()  # steps that have not run yet
+        self.keepers: list[Keeper] = []
+        self._stand_ins: StandIns = {}
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        return self._master.devices
+
+    @property
+    def known_devices(self) -> Sequence[Device]:
+        return self._master.known_devices
+
+    @property
+    def stand_ins(self) -> StandIns:
+        now: dict[str, tuple[StandIn, ...]] = {}
+        for keeper in self.keepers:
+            now |= {task: (*now.get(task, ()), *others) for task, others in keeper.stand_ins().items()}
+        self._stand_ins = self._stand_ins if now == self._stand_ins else now
+        return self._stand_ins
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return self._master.lost
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        return self._master.losses
+
+    def why_lost(self, task: str) -> FlowrtError:
+        return self._master.why_lost(task)
+
+    def expect(self, tasks: Iterable[str]) -> None:
+        self._master.expect(tasks)
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        return self._master.suspects
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        return self._master.leaving
+
+    async def register(self, compiled: Compiled) -> Registered:
+        client = compiled.client
+        if client is None:
+            raise InternalError("a step for a cluster was compiled without a client")
+        feeds = [[(t.edge, t.task) for t in transfers] for transfers in client.feeds]
+        fetches = [t if isinstance(t, int) else (t.edge, t.task) for t in client.fetches]
+        # here, once, rather than side by side on the nodes of this machine
+        await self._compile(list(compiled.plans.values()))
+        registered = await self._master.register(compiled.plans, feeds, fetches)
+        self._fresh.add(registered)
+        return registered
+
+    async def _compile(self, plans: list[Plan]) -> None:
+        wanted = [True]
+        await self._compiler.run(warm, plans, lambda: bool(wanted), stop=wanted.clear)
+
+    async def run(self, registered: Registered, feeds: Sequence[Array], *, number: int, seed: int) -> list[Array]:
+        if registered not in self._fresh:
+            return await self._master.run(registered, feeds, number=number, seed=seed)
+        self._fresh.discard(registered)
+        with Activity(
+            f"waiting for a step's first run, for which nodes may have to compile: {', '.join(registered.tasks)}"
+        ):
+            return await self._master.run(registered, feeds, number=number, seed=seed)
+
+    async def unregister(self, registered: Registered) -> None:
+        await self._master.unregister(registered)
+
+    def run_now(
+        self, registered: Registered, feeds: Sequence[Array], number: int, seed: int, within: float
+    ) -> list[Array] | None:
+        return None
+
+    def direct_plan(
+        self, registered: Registered, feeds: Sequence[Array], numbers: Numbers, seed: int, within: float
+    ) -> Any:
+        return None
+
+    def copy(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
+
+    def way(self, one: str, other: str) -> str:
+        return self._master.way(one, other)
+
+    @property
+    def helpers(self) -> tuple[int, int]:
+        return 0, 0
+
+    def held_beside(self, registered: Registered | None) -> int:
+        return 0
+
+    def memory(self) -> Mapping[str, MemoryStatistics]:
+        raise GraphError(f"{user_site()}: only the memory of this process is known here, and not that of nodes")
+
+    async def inventory(self, wanted: Collection[Name] | None = None) -> Mapping[tuple[str, str], Spec]:
+        return await self._master.inventory(wanted)
+
+    def begin(self, arrays: Mapping[Name, Array], tables: Mapping[Name, Array]) -> Collection[Name]:
+        return ()  # they are sent to where they lie
+
+    async def install(self, plans: Mapping[str, Plan]) -> int:
+        await self._compile(list(plans.values()))
+        return (await self._master.register(plans, (), ())).plan
+
+    async def command(self, task: str, message: Any) -> Any:
+        return await self._master.command(task, message)
+
+    def post(self, task: str, message: Any) -> None:
+        self._master.post(task, message)
+
+    def listening(self, listener: Listener) -> AbstractContextManager[None]:
+        return self._master.listeners.listening(listener)
+
+    async def wait_changed(self, lost: frozenset[str], suspects: frozenset[str]) -> None:
+        await self._master.wait_changed(lost, suspects)
+
+    async def reset(self, container: str | None) -> None:
+        await self._master.reset(container)
+
+    async def aclose(self) -> None:
+        self._unfollow()
+        self._compiler.close()
+        await self._master.aclose()
+
+
+async def open_cluster(
+    cluster: Any, name: str, tls: str | os.PathLike[str] | None = None, *, soft_placement: bool = False
+) -> ClusterRunner:
+    """The runner of a session on a `ClusterSpec` or `LocalCluster`; its master is connected to every node.
+
+    ``tls`` is the folder of this side's keys, if not the cluster's own.
+    """
+    from flowrt.net.master import Master  # a session in one process needs no network
+
+    spec = getattr(cluster, "spec", cluster)
+    if not hasattr(spec, "tasks"):
+        raise GraphError(f"{user_site()}: a session's cluster is an fr.ClusterSpec or fr.LocalCluster, not {cluster!r}")
+    tasks = spec.tasks()
+    token, keys = _secrets(cluster, tls)
+    master = Master(tasks, token, tls=keys, name=name)
+
+    def look(activity: Activity) -> None:
+        absent = master.absent
+        activity.done, activity.left = len(tasks) - len(absent), f"not up yet {', '.join(absent)}"
+
+    with Activity("waiting for nodes", len(tasks), look=look):
+        await master.open()
+    return ClusterRunner(master, _follow(cluster, master), soft_placement=soft_placement)
+
+
+def _follow(cluster: Any, master: Master) -> Callable[[], None]:
+    """Tell the master where the cluster says that nodes are, if it starts them elsewhere; answers how to end that."""
+    if not hasattr(cluster, "follow"):
+        return lambda: None
+    loop = asyncio.get_running_loop()
+
+    def tell(task: str, place: tuple[str, int]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(master.moved, task, place)  # the cluster's loop may be another
+
+    end: Callable[[], None] = cluster.follow(tell)
+    return end
+
+
+def _secrets(cluster: Any, tls: str | os.PathLike[str] | None) -> tuple[str, Keys | None]:
+    """The token and keys of a session: what a folder of keys holds serves a spec that names no token of its own."""
+    folder = tls or getattr(cluster, "tls", None) or os.environ.get("FLOWRT_TLS")
+    if not folder:
+        return cluster.token, None
+    from flowrt.net.tls import TOKEN, Keys
+    from flowrt.net.tokens import load_token
+
+    keys = Keys(folder)
+    named = hasattr(cluster, "spec") or cluster.token_file or os.environ.get("FLOWRT_TOKEN_FILE")
+    return (cluster.token if named or not (keys.folder / TOKEN).exists() else load_token(keys.folder / TOKEN)), keys

@@ -1,0 +1,309 @@
+"""Ops outside a graph: each is inferred and computed at once, on arrays, by the kernels a graph would use.
+
+Kernels are imported at the first op, so that importing flowrt stays fast. What an application prepares is kept per op,
+specs and attributes, a bounded number of them. So is what a call comes to (see `alike`): the next one like it binds and
+infers nothing, and where its operands are plain arrays in order, it is one C call (`kernels.run.at_once`). Whatever
+that leaves undone goes the long way, which alone raises errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import field
+from functools import cache, cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.base.alike import RECALL, is_open, ordered, unknown, usual
+from flowrt.base.attributes import Attr, attr_key, frozen
+from flowrt.base.errors import FlowrtError, GraphError, SpecError, user_site
+from flowrt.base.plain import as_dtype_of
+from flowrt.base.spec import Spec, spec_of
+from flowrt.base.valueclass import valueclass
+from flowrt.kernels.language.table import REPLACED
+from flowrt.op import Op, lookup, set_eager_builder
+from flowrt.sched.loops.structured import STRUCTURED, interpret
+
+if TYPE_CHECKING:
+    from flowrt.base.alike import Known
+    from flowrt.base.plan import PlanNode
+    from flowrt.kernels.launch import Prepared
+    from flowrt.kernels.run.at_once import Taken
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+PREPARED = 1024
+_POSITIVE = (1 << 63) - 1
+
+
+def evaluate(
+    op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], words: Array | None = None
+) -> tuple[Array, ...]:
+    """The outputs of a synchronous op on arrays, as new arrays (views of the first input where nothing is computed).
+
+    ``words`` are the run's words that random kernels read. Raises `GraphError` for an op that only a step can carry
+    out, and `FlowrtError` where the kernel fails.
+    """
+    if op.name == "constant":
+        return (np.array(attrs["value"]),)
+    if op.name in STRUCTURED:
+        return interpret(op.name, [np.asarray(a) for a in inputs], attrs, partial(_evaluate_node, words))
+    arrays = [ordered(np.asarray(a)) for a in inputs]
+    found = _prepared(op.name, tuple(spec_of(a) for a in arrays), _Attrs.of(attrs))
+    if found.prepared is None:
+        return (arrays[0].reshape(found.outputs[0].concrete),)
+    return _run(found, arrays, words)
+
+
+def _evaluate_node(words: Array | None, node: PlanNode, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return evaluate(lookup(node.op), inputs, node.attrs, words)
+
+
+def _run(found: _Found, inputs: Sequence[Array], words: Array | None) -> tuple[Array, ...]:
+    from flowrt.kernels.launch import RUN_WORDS, STATUS, failure
+
+    run = np.zeros(RUN_WORDS, np.int64) if words is None else words
+    assert found.prepared is not None
+    answer = found.call(*inputs, run) if found.met else NotImplemented
+    found.met = True
+    if answer is not NotImplemented:
+        return answer if type(answer) is tuple else (answer,)
+    made = [np.empty(spec.concrete, spec.dtype) for spec in found.outputs]
+    scratch = [np.empty(spec.concrete, spec.dtype) for spec in found.prepared.scratch]
+    found.prepared.run(run.ctypes.data, [a.ctypes.data for a in (*inputs, *made, *scratch)])
+    if run[STATUS]:
+        raise FlowrtError(f"{found.name} ({user_site()}): {failure(found.name, int(run[STATUS]))}")
+    return tuple(made)
+
+
+@valueclass
+class _Attrs:
+    """Attributes as a key of what is prepared for them."""
+
+    key: Hashable
+    values: Mapping[str, Attr] = field(compare=False)
+
+    @staticmethod
+    def of(attrs: Mapping[str, Attr]) -> _Attrs:
+        return _Attrs(tuple([(name, attr_key(attrs[name])) for name in sorted(attrs)]), attrs)
+
+
+class _Found:
+    """What computes an op (None where the first input is the answer) on operands of these specs."""
+
+    def __init__(self, name: str, prepared: Prepared | None, inputs: Sequence[Spec], outputs: Sequence[Spec]) -> None:
+        self.name = name
+        self.prepared = prepared
+        self.inputs = inputs
+        self.outputs = outputs
+        self.met = False  # whether this is asked for again
+
+    @cached_property
+    def call(self) -> Known:
+        """What takes the inputs, and then words of a run, and answers the output or a tuple of them."""
+        from flowrt.kernels.run.at_once import Taken
+
+        count = len(self.inputs)
+        return self.as_call(Taken(count + 1, 0, {number: number for number in range(count)}, {}, count)) or unknown
+
+    def as_call(self, taken: Taken) -> Known | None:
+        """The same for calls that are given in another way; None where there is no such."""
+        from flowrt.kernels.run.at_once import as_call
+        from flowrt.kernels.run.direct import available
+        from flowrt.sched.regions.cost import predict
+        from flowrt.sched.tape.direct import KEPT_SECONDS
+
+        if self.prepared is None or not available():
+            return None
+        lets_others = predict(self.name, (*self.inputs, *self.outputs)) > KEPT_SECONDS
+        return as_call(self.prepared, self.inputs, self.outputs, taken, lets_others)
+
+
+@lru_cache(PREPARED)
+def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
+    from flowrt.kernels.language.table import ALIASES, KERNELS, without_kernel
+    from flowrt.kernels.launch import prepare
+
+    if name not in ALIASES and (name, "cpu") not in KERNELS and not lookup(name).__module__.startswith("flowrt."):
+        raise GraphError(f"{name} ({user_site()}) has no kernel: {without_kernel(name)}")
+    if name not in ALIASES and (name, "cpu") not in KERNELS:
+        raise GraphError(
+            f"{name} ({user_site()}) means something only in a graph; build it inside `with fr.Graph():` and run it "
+            "in a session"
+        )
+    outputs = lookup(name).infer(inputs, attrs.values)
+    if name in ALIASES:
+        return _Found(name, None, inputs, outputs)
+    try:
+        return _Found(name, prepare(name, inputs, outputs, attrs.values), inputs, outputs)
+    except GraphError as error:
+        raise GraphError(f"{name} ({user_site()}): {error}") from error
+
+
+# ── what is known after a call ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@valueclass
+class _Source:
+    """Where an input comes from: an argument, or entry ``inside`` of it where it is many; and what it becomes.
+
+    A ``fixed`` one is the same in all calls that are alike.
+    """
+
+    at: int
+    inside: int | None
+    convert: Callable[[Any], Any] | None = None
+    fixed: Array | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether it is an argument as it is given."""
+        return self.inside is None and self.convert is None and self.fixed is None
+
+
+def _learn(
+    op: Op,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    values: Sequence[Any],
+    promoted: Sequence[bool],
+    inputs: Sequence[Array],
+    attrs: Mapping[str, Attr],
+) -> Known | None:
+    """What answers calls like this one, whose tensors were ``values`` and became ``inputs``: None if it is unusual."""
+    others = op.as_inputs(the_builder(), [usual(value) for value in values], promoted)
+    if any(other.dtype != made.dtype for other, made in zip(others, inputs, strict=True)):
+        return None
+    places = list(_places(op, args, kwargs))
+    if len(places) < len(values):  # an own op's tensors may have defaults
+        return unknown
+    each = zip(places, promoted, values, inputs, strict=True)
+    sources = [_source(*place, is_open(cast_it, value), value, made) for place, cast_it, value, made in each]
+    found = _prepared(op.name, tuple(spec_of(a) for a in inputs), _Attrs.of(attrs))
+    if not _serves_any_entries(op, sources, found, attrs):
+        return unknown
+    if found.prepared is None:
+        return _as_view(found.outputs[0].concrete) if sources[0].unchanged and sources[0].at == 0 else unknown
+    return _at_once(found, sources, len(args), len(kwargs), op.stateful) or unknown
+
+
+def _places(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int | None]]:
+    """Where a call that can be bound gives its tensors: the argument's number, and which of them if it is many.
+
+    Arguments given by name are numbered after those given by position.
+    """
+    given = (*args, *kwargs.values())
+    numbers = range(len(given))
+    bound = op.signature.bind(*numbers[: len(args)], **dict(zip(kwargs, numbers[len(args) :], strict=True))).arguments
+    for p in op.parameters:
+        at = bound.get(p.name)
+        if p.tensor and at is not None and given[at] is not None:
+            yield from ((at, inside) for inside in range(len(given[at]))) if p.many else ((at, None),)
+
+
+def _source(at: int, inside: int | None, varies: bool, value: Any, made: Array) -> _Source:
+    if not varies:
+        return _Source(at, inside, fixed=frozen(np.array(made)))
+    if isinstance(value, np.ndarray) and value.dtype == made.dtype:
+        return _Source(at, inside)
+    return _Source(at, inside, partial(as_dtype_of, dtype=made.dtype))
+
+
+def _serves_any_entries(op: Op, sources: Sequence[_Source], found: _Found, attrs: Mapping[str, Attr]) -> bool:
+    """Whether what was prepared hangs on no entry of what is not fixed: a shape may, as in ``reshape(x, shape)``."""
+    each = zip(found.inputs, sources, strict=True)
+    inputs = [spec.without_value() if source.fixed is None else spec for spec, source in each]
+    try:
+        outputs = op.infer(inputs, attrs)
+    except Exception:  # an own op's may be anything, where it takes for granted that it is told the entries
+        return False
+    return [spec.without_value() for spec in outputs] == [spec.without_value() for spec in found.outputs]
+
+
+def _as_view(shape: tuple[int, ...]) -> Known:
+    def known(first: Array, *args: Any, **kwargs: Any) -> Any:
+        return first.reshape(shape) if ordered(first) is first else NotImplemented
+
+    return known
+
+
+def _at_once(found: _Found, sources: Sequence[_Source], by_position: int, by_name: int, stateful: bool) -> Known | None:
+    """What takes the arguments of such a call, so many of them by name, and makes one C call of them."""
+    from flowrt.kernels.run.at_once import Taken
+
+    fixed = {n: source.fixed for n, source in enumerate(sources) if source.fixed is not None}
+    picked = {n: source for n, source in enumerate(sources) if source.fixed is None}
+    if not stateful and all(s.unchanged for s in picked.values()):
+        return found.as_call(Taken(by_position, by_name, {n: s.at for n, s in picked.items()}, fixed))
+    order = {n: at for at, n in enumerate(picked)}
+    call = found.as_call(Taken(len(picked) + stateful, 0, order, fixed, len(picked) if stateful else None))
+    return None if call is None else _picking(call, tuple(picked.values()), stateful)
+
+
+def _picking(call: Callable[..., Any], sources: Sequence[_Source], stateful: bool) -> Known:
+    """``call`` with what such sources find, and with new words of a run if it reads some."""
+    picks = [(s.at, s.inside, s.convert) for s in sources]
+    words = the_builder().words if stateful else None
+
+    def known(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values()) if kwargs else args
+        values = []
+        try:
+            for at, inside, convert in picks:
+                value = given[at] if inside is None else given[at][inside]
+                values.append(value if convert is None else convert(value))
+        except SpecError:  # a number beyond what the others' dtype holds
+            return NotImplemented
+        if words is not None:
+            values.append(words())
+        return call(*values)
+
+    return known
+
+
+class EagerBuilder:
+    """The builder in force where no graph is: values are arrays."""
+
+    def __init__(self) -> None:
+        self._seed = int.from_bytes(os.urandom(8), "little")
+        self._draws = itertools.count()
+
+    def constant(self, array: Array) -> Array:
+        return array
+
+    def spec(self, value: Array) -> Spec:
+        return spec_of(value)
+
+    def lies_in(self, other: object) -> bool:
+        return False
+
+    def adopt(self, value: Any) -> Any:
+        return value
+
+    def apply(self, op: Op, inputs: Sequence[Array], attrs: Mapping[str, Attr], name: str | None) -> tuple[Array, ...]:
+        """The op's outputs."""
+        return evaluate(op, inputs, attrs, self.words() if op.stateful else None)
+
+    def words(self) -> Array:
+        """A run's words, for one op: each has a seed of its own, which ops that are given none read."""
+        from flowrt.kernels.launch import RUN_WORDS, SEED
+
+        words = np.zeros(RUN_WORDS, np.int64)
+        words[SEED] = (self._seed + next(self._draws)) & _POSITIVE
+        return words
+
+
+the_builder = cache(EagerBuilder)
+set_eager_builder(the_builder, _learn)
+
+
+def _forget() -> None:
+    """A kernel was written anew, as in a notebook: prepare it where it is used next."""
+    _prepared.cache_clear()
+    RECALL.forget()
+
+
+REPLACED.append(_forget)

@@ -1,0 +1,37 @@
+"""What is opened, iterated over or handed over the wrong way, and which way is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.tracebacks import brief
+
+if TYPE_CHECKING:
+    from flowrt.session.session import Session
+
+
+@brief
+class AsyncOnly:
+    """What ``async with`` opens; `WHAT` is how it is written, `INSTEAD` what else there is where nothing is awaited."""
+
+    WHAT = ""
+    INSTEAD = ""
+
+    def __enter__(self) -> NoReturn:
+        raise GraphError(f"{user_site()}: open {self.WHAT} with `async with`, in an `async def`{self.INSTEAD}")
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: nothing was opened."""
+
+
+def awaited_session(value: Any, who: str) -> Session:
+    """``value``, if it is a session whose runs are awaited; else raises `GraphError` that says what ``who`` takes."""
+    from flowrt.session.session import Session
+
+    if isinstance(value, Session):
+        return value
+    got = "an fr.BlockingSession" if type(value).__name__ == "BlockingSession" else repr(value)
+    raise GraphError(
+        f"{user_site()}: {who} takes an open fr.Session, as `async with fr.Session(graph) as session` gives, not {got}"
+    )

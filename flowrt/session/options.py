@@ -1,0 +1,63 @@
+"""How a session runs steps: what a program may choose about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+
+from flowrt.base.errors import GraphError, user_site
+from flowrt.base.valueclass import valueclass
+from flowrt.sched.devices.names import check_names
+
+
+@valueclass
+class Options:
+    """How a session runs steps.
+
+    ``optimize=False``: no pass rewrites, every node runs as written (tapes still do). ``tapes=False``: the machine runs
+    every node. ``threads`` defaults to the cores the process may use. For an in-process session; nodes of a cluster
+    have their own. ``transfer_budget`` bounds, in bytes, the tensors on their way here. ``memory_limit``, in bytes,
+    bounds what the session's steps hold together with its variables; a step that does not fit, or without a limit does
+    not fit what the machine has left, is refused with `ResourceError` before it runs. ``seed`` decides what random ops
+    without a seed draw; None draws a new one per session.
+
+    ``devices`` are those an in-process session looks for, as ``("cuda:0", "cpu:0")`` or, for all of a kind, ``"cuda"``;
+    what nothing ties down goes to the first that is there. The host's own, ``cpu:0``, always is; of any other that is
+    not, the log says why. ``device_memory_limit`` bounds, in bytes, what each of these others holds. With
+    ``soft_placement`` what is asked to be on a device that is not there, or has no kernel for it, goes to one that
+    has, and the log says so; else that is a `PlacementError`.
+    """
+
+    optimize: bool = True
+    tapes: bool = True
+    threads: int | None = None
+    transfer_budget: int = 256 << 20
+    memory_limit: int | None = None
+    seed: int | None = None
+    devices: str | Sequence[str] | None = None
+    device_memory_limit: int | None = None
+    soft_placement: bool = False
+
+    def __post_init__(self) -> None:
+        _check("threads", self.threads is None or is_at_least(1, self.threads, Integral), "an integer from 1 up", self)
+        _check("transfer_budget", is_at_least(1, self.transfer_budget, Real), "a number of bytes", self)
+        limit = self.memory_limit
+        _check("memory_limit", limit is None or is_at_least(0, limit, Real), "a number of bytes", self)
+        limit = self.device_memory_limit
+        _check("device_memory_limit", limit is None or is_at_least(0, limit, Real), "a number of bytes", self)
+        try:
+            names = None if self.devices is None else check_names(self.devices)
+        except (GraphError, TypeError) as error:
+            raise GraphError(f"{user_site()}: Options: devices: {error}") from None
+        object.__setattr__(self, "devices", names)
+        _check("seed", self.seed is None or isinstance(self.seed, Integral), "an integer", self)
+
+
+def is_at_least(least: int, value: object, kind: type) -> bool:
+    """Whether a setting is a number of that kind (of `numbers`) from ``least`` up."""
+    return isinstance(value, kind) and not isinstance(value, bool) and bool(value >= least)  # type: ignore[operator]
+
+
+def _check(name: str, fits: bool, wanted: str, options: Options) -> None:
+    if not fits:
+        raise GraphError(f"{user_site()}: Options: {name} is {wanted}, got {getattr(options, name)!r}")
