@@ -156,7 +156,7 @@ class Tensor(Operators):
             raise GraphError(f"{user_site()}: the length of {self!r} is not known; use fr.shape_of(tensor)[0]")
         return first
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tensor]:
         return iter([self[i] for i in range(len(self))])
 
     def __array__(self, *args: object, **kwargs: object) -> Any:

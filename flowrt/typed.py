@@ -18,7 +18,7 @@ To callers it is a tensor, a variable, an array, a number or a list of these, fo
 """
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
     import numpy as np
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
         @property  # type: ignore[misc]
         def shape(self) -> tuple[Any, ...]:
             """The sizes; of a tensor, None where only a step will know."""
+
+        def __iter__(self) -> Iterator[TensorOrArray]:
+            """Along the first axis."""
 
     class TypedOp(Op, Generic[P, R]):
         """An op whose parameters a checker knows."""

@@ -165,6 +165,8 @@ Axes: TypeAlias = int | Sequence[int] | None
 """An axis, several, or None for all; counted from the front, or, below 0, from behind."""
 Pair: TypeAlias = int | Sequence[int]
 """(vertical, horizontal), or one integer for both."""
+Paddings: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]] | np.ndarray[Any, Any]
+"""(before, after) for each axis, or one pair or number for all."""
 Padding: TypeAlias = str | Sequence[Sequence[int]]
 """"SAME", "VALID" or ((top, bottom), (left, right))."""
 

@@ -12,7 +12,7 @@ from flowrt.ops.inference import as_float
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 
 FAR = 40.0  # so far from 0 no float is left of a normal number's density
@@ -31,7 +31,7 @@ def softplus_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("silu")
-def silu(x: Any) -> Any:
+def silu(x: Operand) -> TensorOrArray:
     """``x * sigmoid(x)``, also called swish. Elfwing et al., "Sigmoid-weighted linear units", 2018."""
     return multiply(maximum(x, FARTHEST), sigmoid(x))
 
@@ -60,7 +60,7 @@ def gelu_slope_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("gelu")
-def gelu(x: Any, approximate: bool = False) -> Any:
+def gelu(x: Operand, approximate: bool = False) -> TensorOrArray:
     """``x`` times the probability that a standard normal number is below it.
 
     ``approximate`` takes the paper's tanh formula for it, within 5e-4. Hendrycks and Gimpel, "Gaussian error linear
@@ -73,12 +73,12 @@ def gelu(x: Any, approximate: bool = False) -> Any:
 
 
 @located("leaky_relu")
-def leaky_relu(x: Any, alpha: float = 0.2) -> Any:
+def leaky_relu(x: Operand, alpha: float = 0.2) -> TensorOrArray:
     """``x`` where it is positive, else ``alpha * x``."""
     return where(greater(x, 0), x, multiply(x, alpha))
 
 
 @located("elu")
-def elu(x: Any, alpha: float = 1.0) -> Any:
+def elu(x: Operand, alpha: float = 1.0) -> TensorOrArray:
     """``x`` where it is positive, else ``alpha * (exp(x) - 1)``. Clevert et al., "Exponential linear units", 2016."""
     return where(greater(x, 0), x, multiply(expm1(minimum(x, 0)), alpha))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import expand_dims, reshape, squeeze, stack, transpose
 from flowrt.ops.source import eye, shape_of
+
+if TYPE_CHECKING:
+    from flowrt.typed import Operand, TensorOrArray
 
 Labels: TypeAlias = tuple[str, ...]
 ELLIPSIS = "..."
@@ -42,7 +45,7 @@ class _Term:
 
 
 @located("einsum")
-def einsum(equation: str, *operands: Any) -> Any:
+def einsum(equation: str, *operands: Operand) -> TensorOrArray:
     """The sum of products that ``equation`` says, as NumPy's: ``"ij,jk->ik"`` is a product of matrices.
 
     Each operand's axes are letters; those that the result does not name are summed. Without ``->`` the result has, in
@@ -56,11 +59,12 @@ def einsum(equation: str, *operands: Any) -> Any:
         later = set(out).union(*(t.labels for t in terms[number + 1 :]))
         total = _contracted(total, term, later)
     total = _summed(total, set(out))
-    return _ordered(total, out).value
+    made: TensorOrArray = _ordered(total, out).value
+    return made
 
 
 @located("tensordot")
-def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+def tensordot(a: Operand, b: Operand, axes: int | Sequence[int | Sequence[int]] = 2) -> TensorOrArray:
     """The sum of products over some axes of ``a`` and as many of ``b``: what is left of a's axes, then of b's.
 
     ``axes`` is how many: the last ones of ``a``, in order, with the first ones of ``b``; or a pair of axes, or of
@@ -80,11 +84,12 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     first, second = _Term(a, tuple(ours)), _Term(b, tuple(theirs))
     _check_sizes((first, second))
     summed = {ours[i] for i in left}
-    return _contracted(first, second, {*ours, *theirs} - summed).value
+    made: TensorOrArray = _contracted(first, second, {*ours, *theirs} - summed).value
+    return made
 
 
 @located("dot")
-def dot(a: Any, b: Any) -> Any:
+def dot(a: Operand, b: Operand) -> TensorOrArray:
     """NumPy's dot: the sum of products over a's last axis and b's second last, or its only one; scalars multiply."""
     a, b = _value(a), _value(b)
     m, n = _rank(a), _rank(b)

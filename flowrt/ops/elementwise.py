@@ -18,7 +18,7 @@ from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 
 def _both(a: Spec, b: Spec) -> Spec:
@@ -141,15 +141,16 @@ def minimum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("clip")
-def clip(x: Any, min: Any = None, max: Any = None) -> Any:
+def clip(x: Operand, min: Operand | None = None, max: Operand | None = None) -> TensorOrArray:
     """``x`` held between ``min`` and ``max`` (either may be None); ``max`` where ``min`` is above it.
 
     The gradient is that of ``x`` inside and at the bounds, else it goes to the bound.
     """
     if min is None and max is None:
         raise SpecError("min and max are both None; give at least one bound")
-    above = x if min is None else maximum(x, min)
-    return above if max is None else minimum(above, max)
+    above: Any = x if min is None else maximum(x, min)
+    held: TensorOrArray = above if max is None else minimum(above, max)
+    return held
 
 
 @op(promote=True)

@@ -18,7 +18,7 @@ from flowrt.ops.source import shape_of
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 
 def _indices(indices: Spec) -> None:
@@ -102,7 +102,7 @@ def scatter_add_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("segment_sum")
-def segment_sum(x: Any, segment_ids: Any, num_segments: Any = None) -> Any:
+def segment_sum(x: Operand, segment_ids: Operand, num_segments: Operand | None = None) -> TensorOrArray:
     """The sums of the slices of ``x`` that have equal ids: [num_segments, ...].
 
     ``segment_ids`` are integers in any order, one for each slice along the first axes of ``x``. Without

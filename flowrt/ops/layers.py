@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,9 +36,13 @@ from flowrt.ops.shape import expand_dims
 from flowrt.ops.slices import ABSENT
 from flowrt.ops.source import shape_of, zeros_like
 
+if TYPE_CHECKING:
+    from flowrt.base.spec import Axes
+    from flowrt.typed import Operand, TensorOrArray
+
 
 @located("bias_add")
-def bias_add(x: Any, bias: Any) -> Any:
+def bias_add(x: Operand, bias: Operand) -> TensorOrArray:
     """``x`` plus the vector ``bias`` along its last axis, the channels."""
     given, told = described(x), described(bias)
     channels = (None,) if given.dims is None else given.dims[-1:]
@@ -49,8 +53,12 @@ def bias_add(x: Any, bias: Any) -> Any:
 
 @located("batch_norm")
 def batch_norm(
-    x: Any, scale: Any = None, offset: Any = None, axis: Any = (0, 1, 2), epsilon: float = 1e-5
-) -> tuple[Any, Any, Any]:
+    x: Operand,
+    scale: Operand | None = None,
+    offset: Operand | None = None,
+    axis: Axes = (0, 1, 2),
+    epsilon: float = 1e-5,
+) -> tuple[TensorOrArray, TensorOrArray, TensorOrArray]:
     """``x`` normalised over ``axis`` by the statistics of this batch: (y, mean, variance).
 
     ``y`` is ``(x - mean) / sqrt(variance + epsilon) * scale + offset``. ``scale`` and ``offset`` (None for none) and
@@ -68,7 +76,9 @@ def batch_norm(
 
 
 @located("layer_norm")
-def layer_norm(x: Any, scale: Any = None, offset: Any = None, axis: Any = -1, epsilon: float = 1e-5) -> Any:
+def layer_norm(
+    x: Operand, scale: Operand | None = None, offset: Operand | None = None, axis: Axes = -1, epsilon: float = 1e-5
+) -> TensorOrArray:
     """``x`` normalised over ``axis``, one example at a time: (x - mean) / sqrt(variance + epsilon) * scale + offset.
 
     ``scale`` and ``offset`` (None for none) have the shape of ``axis`` itself. Ba et al., "Layer normalization", 2016.
@@ -94,23 +104,23 @@ def _beside(x: Any, axis: Any) -> tuple[int, ...]:
 
 
 @located("dropout")
-def dropout(x: Any, rate: Any, seed: int | None = None, *, name: str | None = None) -> Any:
+def dropout(x: Operand, rate: Operand, seed: int | None = None, *, name: str | None = None) -> TensorOrArray:
     """``x`` with each entry zero with probability ``rate`` and the others divided by ``1 - rate``, anew at every step.
 
     ``rate`` is a number or a scalar tensor from 0 up to 1, which is left out; ``seed`` is as in `random.uniform`.
     Srivastava et al., "Dropout", JMLR 2014.
     """
-    spec, rate = described(x), as_value(rate)
+    spec, share = described(x), as_value(rate)
     if spec.dtype.kind != "f":
         raise SpecError(f"x must be floating, got {spec}; use astype")
-    if not hasattr(rate, "builder") and not 0 <= rate < 1:
-        raise SpecError(f"rate must be from 0 up to 1, which is left out, got {rate}")
-    kept = greater_equal(random.shares("dropout", shape_of(x), seed, name), astype(rate, "float32"))
-    return where(kept, divide(x, astype(subtract(1.0, rate), spec.dtype)), 0)
+    if not hasattr(share, "builder") and not 0 <= share < 1:
+        raise SpecError(f"rate must be from 0 up to 1, which is left out, got {share}")
+    kept = greater_equal(random.shares("dropout", shape_of(x), seed, name), astype(share, "float32"))
+    return where(kept, divide(x, astype(subtract(1.0, share), spec.dtype)), 0)
 
 
 @located("embedding_lookup")
-def embedding_lookup(shards: Any, ids: Any) -> Any:
+def embedding_lookup(shards: Operand, ids: Operand) -> TensorOrArray:
     """The rows ``ids`` (integers from 0 up, of any shape) of a table: [*ids.shape, width].
 
     ``shards`` is the table, or a list of n tables where row i is row i // n of table i % n; each is read where it is.
@@ -129,12 +139,12 @@ def embedding_lookup(shards: Any, ids: Any) -> Any:
     return add_n([_rows(table, where(equal(owner, n), row, absent)) for n, table in enumerate(tables)])
 
 
-def embedding(ids: Any, table: Any) -> Any:
+def embedding(ids: Operand, table: Operand) -> TensorOrArray:
     """`embedding_lookup` as PyTorch calls it: the rows ``ids`` of ``table``, or of its shards."""
     return embedding_lookup(table, ids)
 
 
-def _rows(table: Any, ids: Any) -> Any:
+def _rows(table: Any, ids: Any) -> TensorOrArray:
     if hasattr(type(table), "composed"):
         return take(table, ids)
     found = as_value(table)

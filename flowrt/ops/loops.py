@@ -364,7 +364,7 @@ def _holds(what: str, decides: Any) -> bool:
 def _while_now(cond_fn: Any, body_fn: Any, loop_vars: Any, single: bool, most: Any) -> Any:
     form, leaves = flatten(loop_vars)
     dtypes = [constant(leaf).dtype for leaf in leaves]
-    state = [constant(leaf) for leaf in leaves]
+    state: list[Any] = [constant(leaf) for leaf in leaves]
     test, body = _splat(cond_fn, form), _splat(body_fn, form)
     turns = 0
     while (most is None or turns < int(most)) and _holds("while_loop", test(form.rebuild(state))):

@@ -17,12 +17,13 @@ from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import shape_of
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Axes
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result
 
 
 @op
-def moments(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> tuple[Result, Result]:
+def moments(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> tuple[Result, Result]:
     """The mean and the variance over ``axis``: (mean, variance); of integers in float64. Of no entries: NaN.
 
     The variance is over the count, not one less, and loses nothing where it is small beside the mean; that of what is

@@ -25,8 +25,9 @@ from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import ones_like, shape_of
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Padding, Pair
     from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 __all__ = [
     "avg_pool2d",
@@ -59,9 +60,9 @@ __all__ = [
 def conv2d(
     x: Operand,
     filters: Operand,
-    strides: Any = 1,
-    padding: Any = "SAME",
-    dilations: Any = 1,
+    strides: Pair = 1,
+    padding: Padding = "SAME",
+    dilations: Pair = 1,
     groups: int = 1,
     *,
     name: str | None = None,
@@ -122,9 +123,9 @@ def conv2d_bias(
     x: Operand,
     filters: Operand,
     bias: Operand,
-    strides: Any = 1,
-    padding: Any = "SAME",
-    dilations: Any = 1,
+    strides: Pair = 1,
+    padding: Padding = "SAME",
+    dilations: Pair = 1,
     groups: int = 1,
     activation: str = "",
 ) -> Result:
@@ -144,9 +145,9 @@ def conv2d_input_grad(
     dy: Operand,
     filters: Operand,
     shape: Operand,
-    strides: Any = 1,
-    padding: Any = "SAME",
-    dilations: Any = 1,
+    strides: Pair = 1,
+    padding: Padding = "SAME",
+    dilations: Pair = 1,
     groups: int = 1,
 ) -> Result:
     """The gradient of `conv2d` for its images, of ``shape``, given that of its result."""
@@ -172,9 +173,9 @@ def conv2d_filter_grad(
     x: Operand,
     dy: Operand,
     shape: Operand,
-    strides: Any = 1,
-    padding: Any = "SAME",
-    dilations: Any = 1,
+    strides: Pair = 1,
+    padding: Padding = "SAME",
+    dilations: Pair = 1,
     groups: int = 1,
 ) -> Result:
     """The gradient of `conv2d` for its filters, of ``shape``, given that of its result."""
@@ -192,7 +193,7 @@ def conv2d_filter_grad_grad(node: Node, dfilters: Tensor) -> tuple[Any, ...]:
 
 @op
 def max_pool2d(
-    x: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID", *, name: str | None = None
+    x: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID", *, name: str | None = None
 ) -> Result:
     """The largest entry of every window of images (NHWC), per channel; NaN where the window holds one.
 
@@ -227,7 +228,9 @@ def max_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def max_pool2d_spread(x: Operand, dy: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID") -> Result:
+def max_pool2d_spread(
+    x: Operand, dy: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID"
+) -> Result:
     """Zeros shaped like ``x`` with every entry of ``dy`` added where its window of ``x`` is largest."""
     _check_result(dy, _pooled(x, window, strides, padding))
     return Spec(dy.dtype, x.dims)
@@ -240,7 +243,7 @@ def max_pool2d_spread_grad(node: Node, dx: Tensor) -> tuple[Any, ...]:
 
 @op
 def max_pool2d_pick(
-    x: Operand, values: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID"
+    x: Operand, values: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID"
 ) -> Result:
     """The entries of ``values``, shaped like ``x``, from where every window of ``x`` is largest."""
     if x.dims is not None and values.dims is not None:
@@ -255,7 +258,7 @@ def max_pool2d_pick_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @op
 def avg_pool2d(
-    x: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID", *, name: str | None = None
+    x: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID", *, name: str | None = None
 ) -> Result:
     """The mean of every window of images (NHWC), per channel; of integers in float64.
 
@@ -272,7 +275,7 @@ def avg_pool2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @op
 def avg_pool2d_spread(
-    dy: Operand, shape: Operand, window: Any = 2, strides: Any = None, padding: Any = "VALID"
+    dy: Operand, shape: Operand, window: Pair = 2, strides: Pair | None = None, padding: Padding = "VALID"
 ) -> Result:
     """The gradient of `avg_pool2d` for its images, of ``shape``: each window's shared evenly by its entries."""
     out = filled(dy.dtype, shape)
@@ -321,7 +324,7 @@ def log_softmax_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("softmax_cross_entropy")
-def softmax_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) -> Any:
+def softmax_cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> TensorOrArray:
     """The cross entropy between ``labels`` and the softmax of ``logits`` [..., classes], per example: [...].
 
     ``labels`` are classes, integers [...] from 0 to classes - 1 (any other fails the step), or weights [..., classes].
@@ -415,7 +418,7 @@ def cross_entropy_slope_grad(node: Node, d: Tensor) -> tuple[Any, ...]:
 
 
 @located("sigmoid_cross_entropy")
-def sigmoid_cross_entropy(logits: Any, labels: Any, *, name: str | None = None) -> Any:
+def sigmoid_cross_entropy(logits: Operand, labels: Operand, *, name: str | None = None) -> TensorOrArray:
     """The cross entropy between ``labels``, probabilities, and the sigmoid of ``logits``, entry by entry.
 
     Computed as ``max(x, 0) - x * label + log(1 + exp(-abs(x)))``, which neither overflows nor loses small results.

@@ -27,7 +27,7 @@ from flowrt.ops.shape import expand_dims, stack
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 __all__ = ["normal", "uniform"]
 
@@ -84,14 +84,14 @@ def random_uniform(
 
 @located("normal")
 def normal(
-    shape: Any,
+    shape: Operand,
     mean: float = 0.0,
     stddev: float = 1.0,
-    dtype: Any = "float32",
+    dtype: DType = "float32",
     seed: int | None = None,
     *,
     name: str | None = None,
-) -> Any:
+) -> TensorOrArray:
     """Samples of the normal distribution, new ones at every step, and in a loop at every turn.
 
     ``mean`` and ``stddev`` are numbers.
@@ -103,14 +103,14 @@ def normal(
 
 @located("uniform")
 def uniform(
-    shape: Any,
+    shape: Operand,
     low: float = 0.0,
     high: float = 1.0,
-    dtype: Any = "float32",
+    dtype: DType = "float32",
     seed: int | None = None,
     *,
     name: str | None = None,
-) -> Any:
+) -> TensorOrArray:
     """Samples from ``low`` up to ``high``, which is left out; new ones at every step, and in a loop at every turn.
 
     With a ``seed`` two runs of a program see the same values; outside a graph the same seed always gives the same.

@@ -16,13 +16,15 @@ from flowrt.ops.source import shape_of
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 GATES, KEPT = 4, 6  # i, f, g, o; then also the cell before the step and the tanh of the one after it
 
 
 @brief
-def lstm(x: Any, h: Any, c: Any, w_x: Any, w_h: Any, bias: Any, *, name: str | None = None) -> tuple[Any, Any, Any]:
+def lstm(
+    x: Operand, h: Operand, c: Operand, w_x: Operand, w_h: Operand, bias: Operand, *, name: str | None = None
+) -> tuple[TensorOrArray, TensorOrArray, TensorOrArray]:
     """A layer of long short-term memory over all time steps: (outputs, h, c).
 
     ``x`` is [time, batch, in]; ``h`` and ``c`` are the state before the first step, [batch, units]; ``w_x`` is

@@ -35,8 +35,9 @@ from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Axes
     from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 
 def reduced(x: Spec, axis: Any, keepdims: bool) -> Shape | None:
@@ -59,7 +60,7 @@ def _needs_entries(what: str, x: Spec, axis: Any) -> None:
 
 
 @op
-def sum(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
+def sum(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The sum over ``axis``; small integers and bools are summed in 64 bits. Of no entries: 0."""
     return Spec(_wide(x.dtype), reduced(x, axis, keepdims))
 
@@ -70,7 +71,7 @@ def sum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def mean(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
+def mean(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The mean over ``axis``; of integers in float64. Of no entries: NaN."""
     return Spec(as_float(x).dtype, reduced(x, axis, keepdims))
 
@@ -91,7 +92,7 @@ def count_each(node: Node, dtype: Any) -> Any:
 
 
 @op
-def max(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
+def max(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The largest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("maximum", x, axis)
     return Spec(x.dtype, reduced(x, axis, keepdims))
@@ -103,7 +104,7 @@ def max_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def min(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
+def min(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The smallest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("minimum", x, axis)
     return Spec(x.dtype, reduced(x, axis, keepdims))
@@ -121,7 +122,7 @@ def _shared_by_the_equal(node: Node, dy: Tensor) -> Any:
 
 
 @op
-def prod(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
+def prod(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The product over ``axis``; small integers and bools are multiplied in 64 bits. Of no entries: 1."""
     out = Spec(_wide(x.dtype), reduced(x, axis, keepdims))
     return carry(out, _known_product, x) if out.dims == () else out
@@ -146,14 +147,14 @@ def prod_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 @no_gradient
 @op
-def any(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
+def any(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether any entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
 
 
 @no_gradient
 @op
-def all(x: Operand, axis: Any = None, keepdims: bool = False, *, name: str | None = None) -> Result:
+def all(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether every entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
 
@@ -180,7 +181,7 @@ def _position(x: Spec, axis: Any, keepdims: bool) -> Spec:
 
 
 @located("logsumexp")
-def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The logarithm of the sum of ``exp(x)`` over ``axis``, without overflow; of integers in float64."""
     x = astype(x, as_float(described(x)).dtype)
     top = max(x, axis, True)
@@ -189,12 +190,12 @@ def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     return add(log(total), top if keepdims else sum(top, axis))  # of one entry each
 
 
-def var(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def var(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The mean square distance from the mean over ``axis``, as NumPy's: over the count, not one less."""
     return mean(square(subtract(x, mean(x, axis, True))), axis, keepdims)
 
 
-def std(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def std(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The root of `var`. Its gradient is NaN where all entries are equal."""
     return sqrt(var(x, axis, keepdims))
 
@@ -220,7 +221,7 @@ def cumsum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def spread(y: Operand, shape: Operand, axis: Any = None, keepdims: bool = False) -> Result:
+def spread(y: Operand, shape: Operand, axis: Axes = None, keepdims: bool = False) -> Result:
     """What a reduction over ``axis`` made of a tensor of ``shape``, repeated along the axes it reduced."""
     out = filled(y.dtype, shape)
     if y.dims is not None and out.dims is not None:
@@ -291,12 +292,12 @@ def sum_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return broadcast_to(dy, shape_of(node.inputs[0])), None
 
 
-def size(x: Any, *, name: str | None = None) -> Any:
+def size(x: Operand, *, name: str | None = None) -> TensorOrArray:
     """The number of entries of ``x``, an int64 scalar."""
     return prod(shape_of(x), name=name)
 
 
 @located("rank")
-def rank(x: Any) -> int:
+def rank(x: Operand) -> int:
     """The number of dimensions of ``x``, which is always known while a graph is built."""
     return described(x).rank

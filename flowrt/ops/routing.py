@@ -28,7 +28,7 @@ from flowrt.ops.source import shape_of, zeros
 
 if TYPE_CHECKING:
     from flowrt.base.partitioning import Partition
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 
 @no_gradient
@@ -63,7 +63,7 @@ def last_places(indices: Operand, size: Operand) -> Result:
 
 
 @located("dynamic_partition")
-def dynamic_partition(x: Any, partitions: Any, num_partitions: int) -> list[Any]:
+def dynamic_partition(x: Operand, partitions: Operand, num_partitions: int) -> list[TensorOrArray]:
     """``x`` dealt out to ``num_partitions`` tensors: part i has the slices of ``x`` whose entry of ``partitions`` is i.
 
     ``partitions`` are integers from 0 up, shaped as the first axes of ``x``. Each part is [count, ...], in the order of
@@ -108,7 +108,7 @@ def stretch(x: Any, starts: Any, part: int) -> Any:
 
 
 @located("dynamic_stitch")
-def dynamic_stitch(indices: Sequence[Any], values: Sequence[Any]) -> Any:
+def dynamic_stitch(indices: Sequence[Any], values: Sequence[Any]) -> TensorOrArray:
     """One tensor of the ``values``, slice j of whose i-th is at ``indices[i][j]``: what undoes `dynamic_partition`.
 
     ``indices[i]`` are integers from 0 up, shaped as the first axes of ``values[i]``. The result has as many slices as

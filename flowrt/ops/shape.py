@@ -24,8 +24,9 @@ from flowrt.ops.reduce import broadcast_to, sum
 from flowrt.ops.source import shape_of
 
 if TYPE_CHECKING:
+    from flowrt.base.spec import Axes, Paddings
     from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 
 @op
@@ -58,7 +59,7 @@ def reshape_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def transpose(x: Operand, axes: Any = None, *, name: str | None = None) -> Result:
+def transpose(x: Operand, axes: Sequence[int] | None = None, *, name: str | None = None) -> Result:
     """``x`` with its axes in the order ``axes`` (reversed if None)."""
     if x.dims is None:
         return Spec(x.dtype, None if axes is None else (None,) * len(axes))
@@ -81,7 +82,7 @@ def transpose_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def expand_dims(x: Operand, axis: Any, *, name: str | None = None) -> Result:
+def expand_dims(x: Operand, axis: Axes, *, name: str | None = None) -> Result:
     """``x`` with new axes of size 1 at the positions ``axis`` of the result."""
     if x.dims is None:
         return Spec(x.dtype, None)
@@ -98,7 +99,7 @@ def expand_dims_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @op
-def squeeze(x: Operand, axis: Any = None, *, name: str | None = None) -> Result:
+def squeeze(x: Operand, axis: Axes = None, *, name: str | None = None) -> Result:
     """``x`` without the axes ``axis``, whose size is 1 (without every such axis if None)."""
     if x.dims is None or (axis is None and None in x.shape):
         return Spec(x.dtype, None)
@@ -230,7 +231,7 @@ def stack_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("unstack")
-def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: Operand, axis: int = 0) -> tuple[TensorOrArray, ...]:
     """The slices of ``x`` along ``axis``, whose size must be known, each without that axis."""
     spec = described(x)
     at = normal_axes(axis, spec.rank)[0]
@@ -323,7 +324,7 @@ def pad_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("pad")
-def pad(x: Any, paddings: Any, value: float = 0, *, name: str | None = None) -> Any:
+def pad(x: Operand, paddings: Paddings, value: float = 0, *, name: str | None = None) -> TensorOrArray:
     """``x`` with entries of ``value`` around it.
 
     ``paddings`` is one (before, after) per axis, or one pair or number for every axis.
@@ -342,7 +343,7 @@ def pad(x: Any, paddings: Any, value: float = 0, *, name: str | None = None) -> 
 
 
 @located("tile")
-def tile(x: Any, repeats: Any, *, name: str | None = None) -> Any:
+def tile(x: Operand, repeats: Operand, *, name: str | None = None) -> TensorOrArray:
     """``x`` repeated ``repeats[i]`` times along axis i (counted from the last, as NumPy does).
 
     ``repeats`` are integers or scalar tensors of such, or a vector; one alone is for the last axis.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from flowrt.ops.inference import carry, described, filled
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, TensorOrArray
 
 
 @op(name="constant")
@@ -31,7 +32,7 @@ def constant_op(value: Any, *, name: str | None = None) -> Result:
 
 
 @located("constant")
-def constant(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+def constant(value: Operand, dtype: DType | None = None, *, name: str | None = None) -> TensorOrArray:
     """A tensor that always holds ``value``: Python floats as float32, ints as int64, unless ``dtype`` says.
 
     An array is copied, unless it is read-only, as is all that it views.
@@ -41,7 +42,7 @@ def constant(value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
 
 
 @op
-def placeholder(dtype: DType, shape: Any = None, *, name: str | None = None) -> Result:
+def placeholder(dtype: DType, shape: int | Sequence[int | None] | None = None, *, name: str | None = None) -> Result:
     """A value that every step is given. ``None`` in ``shape`` leaves a size open; ``shape=None`` even the rank."""
     return Spec(dtype, shape)
 
@@ -73,19 +74,19 @@ def full_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("full")
-def full(shape: Any, value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+def full(shape: Operand, value: Operand, dtype: DType | None = None, *, name: str | None = None) -> TensorOrArray:
     """A tensor of ``shape`` filled with the scalar ``value``, of its dtype unless ``dtype`` says otherwise."""
     return full_op(shape, _of_dtype(value, dtype), name=name)
 
 
 @located("zeros")
-def zeros(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
+def zeros(shape: Operand, dtype: DType = "float32", *, name: str | None = None) -> TensorOrArray:
     """A tensor of ``shape`` (a tuple, or an integer vector tensor) filled with zeros."""
     return full_op(shape, np.zeros((), as_dtype(dtype)), name=name)
 
 
 @located("ones")
-def ones(shape: Any, dtype: Any = "float32", *, name: str | None = None) -> Any:
+def ones(shape: Operand, dtype: DType = "float32", *, name: str | None = None) -> TensorOrArray:
     """A tensor of ``shape`` (a tuple, or an integer vector tensor) filled with ones."""
     return full_op(shape, np.ones((), as_dtype(dtype)), name=name)
 
@@ -104,7 +105,7 @@ def full_like_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @located("full_like")
-def full_like(x: Any, value: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+def full_like(x: Operand, value: Operand, dtype: DType | None = None, *, name: str | None = None) -> TensorOrArray:
     """The scalar ``value`` in the shape of ``x``; a number is of its dtype, unless it is of a higher kind."""
     if dtype is None and takes(value, held := described(x).dtype):
         dtype = held
@@ -112,13 +113,13 @@ def full_like(x: Any, value: Any, dtype: Any = None, *, name: str | None = None)
 
 
 @located("zeros_like")
-def zeros_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+def zeros_like(x: Operand, dtype: DType | None = None, *, name: str | None = None) -> TensorOrArray:
     """Zeros of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
     return full_like_op(x, np.zeros((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
 
 
 @located("ones_like")
-def ones_like(x: Any, dtype: Any = None, *, name: str | None = None) -> Any:
+def ones_like(x: Operand, dtype: DType | None = None, *, name: str | None = None) -> TensorOrArray:
     """Ones of the shape of ``x``, and of its dtype unless ``dtype`` says otherwise."""
     return full_like_op(x, np.ones((), described(x).dtype if dtype is None else as_dtype(dtype)), name=name)
 
@@ -145,7 +146,14 @@ def arange_grad(node: Node, dy: Tensor) -> tuple[None, None, None]:
 
 
 @located("arange")
-def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, name: str | None = None) -> Any:
+def arange(
+    start: Operand,
+    stop: Operand | None = None,
+    step: Operand = 1,
+    dtype: DType | None = None,
+    *,
+    name: str | None = None,
+) -> TensorOrArray:
     """Evenly spaced numbers from ``start`` (0 if only ``stop`` is given) up to ``stop``, which is left out.
 
     Plain numbers make a constant (float32 where they have fractions); integer tensors are counted in the graph.
@@ -153,19 +161,20 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, *, na
     first, last = (0, start) if stop is None else (start, stop)
     if any(hasattr(as_value(v), "builder") for v in (first, last, step)):
         return arange_op(_of_dtype(first, "int64"), _of_dtype(last, "int64"), _of_dtype(step, "int64"), name=name)
-    first, last, step = (v.item() if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in (first, last, step))
-    if not all(isinstance(v, Real) and math.isfinite(v) for v in (first, last, step)):
-        raise SpecError(f"it counts from number to number by number, got {first!r}, {last!r} and {step!r}")
-    if step == 0:
+    numbers: list[Any] = [v.item() if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in (first, last, step)]
+    if not all(isinstance(v, Real) and math.isfinite(v) for v in numbers):
+        raise SpecError("it counts from number to number by number, got {!r}, {!r} and {!r}".format(*numbers))
+    begin, end, by = numbers
+    if by == 0:
         raise SpecError("arange needs a step other than 0")
-    Spec("int64", (max(math.ceil((last - first) / step), 0),))  # raises for more than there can be
-    array = np.arange(first, last, step)
+    Spec("int64", (max(math.ceil((end - begin) / by), 0),))  # raises for more than there can be
+    array = np.arange(begin, end, by)
     held = array.dtype if dtype is None else as_dtype(dtype)
     return constant(array.astype("float32" if dtype is None and held.kind == "f" else held), name=name)
 
 
 @located("eye")
-def eye(rows: int, columns: int | None = None, dtype: Any = "float32", *, name: str | None = None) -> Any:
+def eye(rows: int, columns: int | None = None, dtype: DType = "float32", *, name: str | None = None) -> TensorOrArray:
     """The identity matrix with ``rows`` and ``columns`` (square unless ``columns`` is given)."""
     Spec(dtype, (rows, rows if columns is None else columns))  # raises for what there cannot be
     return constant(np.eye(rows, columns, dtype=as_dtype(dtype)), name=name)

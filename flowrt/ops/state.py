@@ -220,7 +220,7 @@ class Variable(Operators):
     def __len__(self) -> int:
         return len(self._read)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tensor]:
         return iter(self._read)
 
     def __array__(self, *args: object, **kwargs: object) -> Any:
