@@ -159,8 +159,10 @@ class Tensor(Operators):
     def __iter__(self) -> Iterator[Tensor]:
         return iter([self[i] for i in range(len(self))])
 
-    def __array__(self, *args: object, **kwargs: object) -> Any:
-        raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
+    if not TYPE_CHECKING:  # or checkers would let an array take it for an operand
+
+        def __array__(self, *args: object, **kwargs: object) -> Any:
+            raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
 
 
 @valueclass
@@ -289,8 +291,7 @@ class Graph:
         """Change the attributes of ``node`` so that it has further outputs, and answer these; its others stay."""
         if self.finalized:
             raise GraphFinalizedError(f"{node.op.name} {node.name!r} ({node.site}): a session runs this graph")
-        specs = node.op.infer([t.spec for t in node.inputs], attrs)
-        had = len(node.outputs)
+        had, specs = len(node.outputs), node.op.infer([t.spec for t in node.inputs], attrs)
         node.attrs = dict(attrs)
         node.outputs += tuple(Tensor(node, i, spec) for i, spec in enumerate(specs[had:], had))
         return node.outputs[had:]
@@ -463,8 +464,7 @@ def device(name: str) -> Iterator[None]:
 @contextmanager
 def colocate_with(value: Any) -> Iterator[None]:
     """Put what is built inside on the same device as ``value``."""
-    scope = _scope.get()
-    with scoped(replace(scope, colocate=(*scope.colocate, as_node(value)))):
+    with scoped(replace(_scope.get(), colocate=(*_scope.get().colocate, as_node(value)))):
         yield
 
 

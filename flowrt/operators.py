@@ -77,11 +77,13 @@ class Operators:
             left = left[()]  # NumPy's numbers compare as arrays
         return getattr(right, f"__{_MIRRORED.get(symbol, 'r' + symbol)}__")(left)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        kind = type(self).__name__
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint('a tensor', name, dir(type(self)))}")
+    if not TYPE_CHECKING:  # for checkers nothing answers what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            kind = type(self).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint('a tensor', name, dir(type(self)))}")
 
     def __getitem__(self, key: Any) -> TensorOrArray:
         return _OPS["getitem"](self, as_key(key))

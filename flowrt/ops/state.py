@@ -223,8 +223,10 @@ class Variable(Operators):
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._read)
 
-    def __array__(self, *args: object, **kwargs: object) -> Any:
-        return self._read.__array__()
+    if not TYPE_CHECKING:
+
+        def __array__(self, *args: object, **kwargs: object) -> Any:
+            return self._read.__array__()
 
     def read(self, *, name: str | None = None) -> Tensor:
         """The value when this read runs: after whatever the control dependencies around it have written."""
