@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass, replace
+from inspect import Parameter, signature
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -105,3 +108,59 @@ def test_many_values_made_at_once_are_those_made_one_by_one() -> None:
     assert make_all(point, 3, x=[1, 2, 3], seen=(7, 8, 9)) == [point(1, 0.5, 7), point(2, 0.5, 8), point(3, 0.5, 9)]
     assert [value.seen for value in make_all(point, 2, x=[1, 2], seen=[4, 5])] == [4, 5]
     assert make_all(point, 0, x=[]) == []
+
+
+def shaped_by(decorator: Any) -> Any:
+    @decorator
+    class Shape:
+        sides: tuple[int, ...]
+        notes: list[str] = field(default_factory=list)
+        unit: str = field(kw_only=True)
+        size: int = field(init=False)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "size", sum(self.sides))
+
+    @decorator
+    class Named(Shape):
+        name: str = "none"
+
+    return Shape, Named
+
+
+@pytest.mark.parametrize("decorator", [valueclass, stateclass, dataclass(frozen=True, slots=True)])
+def test_a_value_is_made_from_the_parameters_that_a_dataclass_has(decorator: Any) -> None:
+    shape, named = shaped_by(decorator)
+    made = shape((3, 4), unit="cm")
+    assert (made.sides, made.notes, made.unit, made.size) == ((3, 4), [], "cm", 7)
+    assert made.notes is not shape((3, 4), unit="cm").notes
+    assert named((1,), ["a"], "b", unit="m") == named(sides=(1,), notes=["a"], unit="m", name="b")
+    assert list(signature(named).parameters) == ["sides", "notes", "name", "unit"]
+    assert signature(shape).parameters["unit"].kind is Parameter.KEYWORD_ONLY
+    assert signature(named).parameters["name"].default == "none"
+    with pytest.raises(TypeError, match="unit"):
+        shape((3, 4))
+    with pytest.raises(TypeError, match="colour"):
+        shape((3, 4), unit="cm", colour=1)
+    assert is_dataclass(shape)
+    assert shape.__dataclass_params__.frozen
+
+
+@valueclass
+class Sent:
+    """A value that others are made of."""
+
+    x: int
+    y: float = 0.5
+
+
+def test_a_value_can_be_pickled() -> None:
+    assert pickle.loads(pickle.dumps(Sent(3))) == Sent(3, 0.5)
+
+
+def test_a_class_without_values_has_compiled_nothing() -> None:
+    point: Any = made_by(valueclass)[0]
+    assert not isinstance(vars(point)["__init__"], FunctionType)
+    point(1)
+    assert isinstance(vars(point)["__init__"], FunctionType)
+    assert point.__init__.__qualname__.endswith("Point.__init__")
