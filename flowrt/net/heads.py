@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp.http import HttpRequestParser, HttpResponseParser
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.streams import EMPTY_PAYLOAD
-
 from flowrt.base.valueclass import valueclass
+from flowrt.net.quietly import without_its_own_code
+
+with without_its_own_code("aiohttp"):  # a client and its contexts of TLS, which take longer than all of `flowrt.net`
+    from aiohttp.http_exceptions import HttpProcessingError
+    from aiohttp.http_parser import HttpRequestParser, HttpResponseParser
+    from aiohttp.streams import EMPTY_PAYLOAD
 
 MOST = 8 << 10  # bytes
 END = b"\r\n\r\n"
