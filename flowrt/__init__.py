@@ -23,46 +23,49 @@ from typing import Any as _Any
 if _sys.platform == "win32":
     raise ImportError("flowrt runs on Linux and macOS; on Windows, use it inside WSL")
 
-from flowrt import ops, optim, placement
-from flowrt.base.errors import (
-    AuthenticationError,
-    BrokenStream,
-    CheckpointError,
-    ClosedError,
-    DeadTensorError,
-    FeedError,
-    FlowrtError,
-    GraphError,
-    GraphFinalizedError,
-    InternalError,
-    LedgerError,
-    LinkBroken,
-    NodeLost,
-    PlacementError,
-    QueueClosedError,
-    RemoteError,
-    ResourceError,
-    SpecError,
-    StepCancelled,
-    StepTimeout,
-    TakenOver,
-    VersionMismatch,
-    WouldBlock,
-)
-from flowrt.base.familiar import absent as _absent
-from flowrt.base.spec import Spec
-from flowrt.gradients import gradients
-from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
-from flowrt.graph import Node as Operation
-from flowrt.kernels.language.table import kernel
-from flowrt.op import no_gradient, op
-from flowrt.ops import *  # noqa: F403
-from flowrt.ops import nn, random
-from flowrt.session import eager as _eager  # noqa: F401  (ops on plain arrays)
-from flowrt.session.blocking import BlockingSession
-from flowrt.session.options import Options
-from flowrt.session.session import Session
-from flowrt.typed import Operand, Result
+from flowrt.base.collection import passed_over as _passed_over
+
+with _passed_over():  # modules hold much and drop nothing: the collector would take a tenth of the time
+    from flowrt import ops, optim, placement
+    from flowrt.base.errors import (
+        AuthenticationError,
+        BrokenStream,
+        CheckpointError,
+        ClosedError,
+        DeadTensorError,
+        FeedError,
+        FlowrtError,
+        GraphError,
+        GraphFinalizedError,
+        InternalError,
+        LedgerError,
+        LinkBroken,
+        NodeLost,
+        PlacementError,
+        QueueClosedError,
+        RemoteError,
+        ResourceError,
+        SpecError,
+        StepCancelled,
+        StepTimeout,
+        TakenOver,
+        VersionMismatch,
+        WouldBlock,
+    )
+    from flowrt.base.familiar import absent as _absent
+    from flowrt.base.spec import Spec
+    from flowrt.gradients import gradients
+    from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
+    from flowrt.graph import Node as Operation
+    from flowrt.kernels.language.table import kernel
+    from flowrt.op import no_gradient, op
+    from flowrt.ops import *  # noqa: F403
+    from flowrt.ops import nn, random
+    from flowrt.session import eager as _eager  # noqa: F401  (ops on plain arrays)
+    from flowrt.session.blocking import BlockingSession
+    from flowrt.session.options import Options
+    from flowrt.session.session import Session
+    from flowrt.typed import Operand, Result
 
 if _TYPE_CHECKING:
     from flowrt import data, delays, devices, launch, train

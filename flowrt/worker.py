@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -234,4 +235,6 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # all that is left ends with the process: to look for cycles in it takes as long as to import NumPy
+    sys.exit(code)
