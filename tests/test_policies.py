@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import flowrt as fr
+from flowrt.base import codec
 from flowrt.base.errors import GraphError
 from flowrt.sched.policies import asking, fixed_size, policy, policy_from_data, policy_to_data
 from flowrt.sched.policies.policy import Record
@@ -207,8 +207,8 @@ class Nested(Policy):
     "made", [AllOf(), FirstOf(3), Deadline(0.5, 2), Nested(Nested(FirstOf(1)), (), "b"), Answering(None)]
 )
 def test_a_policy_arrives_as_it_left(made: Policy) -> None:
-    packed = fr.codec.pack(policy_to_data(made))
-    assert policy_from_data(fr.codec.unpack(packed)) == made
+    packed = codec.pack(policy_to_data(made))
+    assert policy_from_data(codec.unpack(packed)) == made
 
 
 @pytest.mark.parametrize("made", [5, "AllOf", None, lambda offers, able, now: None])
