@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from flowrt.base.parameters import as_called, parameters_of
 from flowrt.base.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.base.spec import NAMES, Spec, as_dtype
 from flowrt.base.tracebacks import shorten
+from flowrt.traits import TRAITS, Stated, Traits
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -135,6 +136,7 @@ class Op:
         name: str | None = None,
         core: int = 0,
         widens: bool = False,
+        **stated: Unpack[Stated],
     ) -> None:
         self.name = name or infer.__name__
         self.__name__ = self.__qualname__ = self.name
@@ -149,6 +151,7 @@ class Op:
         self.effect = effect  # waits, on the event loop; it has no kernel
         self.core = core  # how many last axes of each input do not broadcast with the others'
         self.widens = widens  # where a number beyond what the promoted inputs' dtype holds makes it wider
+        self.traits = Traits(**stated)
         self.differentiable = True
         self.absent_gradients = (
             False  # whether the rule is given None, not zeros, for outputs that nothing came back to
@@ -335,6 +338,7 @@ def _op(
     name: str | None = None,
     core: int = 0,
     widens: bool = False,
+    **stated: Unpack[Stated],
 ) -> Any:
     """Decorator: make ``infer`` an op of the registry.
 
@@ -342,14 +346,14 @@ def _op(
     their inputs; an ``effect`` waits on the event loop and has no kernel. ``name`` is for an op behind a function that
     bears its name and brings arguments into one form first. ``core`` counts the last axes of each input that do not
     broadcast (NumPy's core dimensions). An op that ``widens`` takes numbers that the common dtype cannot hold: of use
-    where the result is of another.
+    where the result is of another. What else is ``stated`` are its `Traits`, which passes and the scheduler ask for.
     """
 
     def register(fn: Callable[..., Any]) -> Op:
-        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name, core=core, widens=widens)
+        made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name, core=core, widens=widens, **stated)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
             raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
-        REGISTRY[made.name] = made
+        REGISTRY[made.name], TRAITS[made.name] = made, made.traits
         return made
 
     return register if infer is None else register(infer)

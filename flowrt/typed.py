@@ -19,12 +19,13 @@ To callers it is a tensor, a variable, an array, a number or a list of these, fo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+    from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
     import numpy as np
 
     from flowrt.graph import Node, Tensor
     from flowrt.op import Op
+    from flowrt.traits import Stated
 
     P = ParamSpec("P")
     R = TypeVar("R", covariant=True)
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
             name: str | None = None,
             core: int = 0,
             widens: bool = False,
+            **stated: Unpack[Stated],
         ) -> Registering: ...
 
     Result: TypeAlias = Spec | TensorOrArray

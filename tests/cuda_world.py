@@ -19,9 +19,10 @@ from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
 from flowrt.graph import Graph, Node
 from flowrt.kernels import cuda
-from flowrt.kernels.language.table import ALIASES, KERNELS
+from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import run_kernel
 from flowrt.session.eager import evaluate
+from flowrt.traits import is_alias
 
 RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
 
@@ -40,7 +41,7 @@ class World:
             example.run(*inputs)
         values: dict[Any, Any] = dict(zip(inputs, example.arrays, strict=True))
         for node in graph.nodes:
-            computed = node.op.name == "constant" or node.op.name in ALIASES or (node.op.name, "cpu") in KERNELS
+            computed = node.op.name == "constant" or is_alias(node.op.name) or (node.op.name, "cpu") in KERNELS
             if node.outputs[:1] and node.outputs[0] not in values and computed:
                 arrays = [values[t] for t in node.inputs]
                 found = evaluate(node.op, arrays, node.attrs, RUN.copy())

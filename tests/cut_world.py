@@ -18,11 +18,12 @@ import flowrt as fr
 from flowrt.base.spec import Spec
 from flowrt.graph import Graph
 from flowrt.kernels.fusion.program import fused_kernel
-from flowrt.kernels.language.table import ALIASES, KERNELS, Call, Form, Kernel, View, find_kernel
+from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, find_kernel
 from flowrt.kernels.launch import ENTRY_TYPE, Application, Operand, Step, apply_kernel
 from flowrt.kernels.tiles.micro import native
 from flowrt.op import REGISTRY
 from flowrt.session.eager import evaluate
+from flowrt.traits import is_alias
 
 Array = np.ndarray[Any, Any]
 Cut = tuple[int, int]
@@ -249,13 +250,13 @@ def computed(run: Callable[..., Any], arrays: Sequence[Array]) -> list[tuple[Any
     values: dict[Any, Any] = dict(zip(inputs, arrays, strict=True))
     found = []
     for node in graph.nodes:
-        runs = node.op.name == "constant" or node.op.name in ALIASES or (node.op.name, "cpu") in KERNELS
+        runs = node.op.name == "constant" or is_alias(node.op.name) or (node.op.name, "cpu") in KERNELS
         if not node.outputs or node.outputs[0] in values or not runs or any(t not in values for t in node.inputs):
             continue
         taken = [np.ascontiguousarray(values[t]).reshape(np.shape(values[t])) for t in node.inputs]
         outputs = list(evaluate(node.op, taken, node.attrs, RUN.copy()))
         values.update(zip(node.outputs, outputs, strict=True))
-        if (node.op.name, "cpu") in KERNELS and node.op.name not in ALIASES:
+        if (node.op.name, "cpu") in KERNELS and not is_alias(node.op.name):
             found.append((node, taken, outputs))
     return found
 

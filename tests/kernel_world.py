@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.fusion import fused
-from flowrt.kernels.language.table import ALIASES, HOST_ONLY, KERNELS
+from flowrt.kernels.language.table import HOST_ONLY, KERNELS
 from flowrt.kernels.store import background
+from flowrt.traits import TRAITS
 
 if TYPE_CHECKING:
     import pytest
@@ -33,12 +34,13 @@ def compile_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_tables() -> Iterator[None]:
     """Undo, at the end, what is registered inside."""
     kernels = {key: list(found) for key, found in KERNELS.items()}
-    aliases, host_only = set(ALIASES), set(HOST_ONLY)
+    host_only, traits = set(HOST_ONLY), dict(TRAITS)
     try:
         yield
     finally:
         KERNELS.clear()
         KERNELS.update(kernels)
-        for table, before in ((ALIASES, aliases), (HOST_ONLY, host_only)):
-            table.clear()
-            table.update(before)
+        HOST_ONLY.clear()
+        HOST_ONLY.update(host_only)
+        TRAITS.clear()
+        TRAITS.update(traits)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import flowrt.kernels.ops.elementwise
-import flowrt.kernels.ops.flow
 import flowrt.kernels.ops.shape
 import flowrt.ops  # noqa: F401  (fills the registry)
 from flowrt.base.plan import Plan, PlanFeed, PlanNode

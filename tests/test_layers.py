@@ -23,6 +23,7 @@ FLOOR = [
     "base/plain",
     "base/device",
     "base/codec",
+    "traits",
     "base/plan",
     "base/attributes",
     "base/alike",

@@ -10,6 +10,7 @@ from flowrt.base.spec import Spec
 from flowrt.graph import as_node, control_dependencies, current_graph
 from flowrt.op import building, no_gradient, op
 from flowrt.ops.elementwise import equal
+from flowrt.traits import Arranged
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from flowrt.typed import Operand, Result
 
 
-@op
+@op(view=Arranged.RESHAPED)
 def identity(x: Operand, *, name: str | None = None) -> Result:
     """``x`` itself."""
     return x
@@ -29,7 +30,7 @@ def identity_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @no_gradient
-@op
+@op(view=Arranged.RESHAPED)
 def stop_gradient(x: Operand, *, name: str | None = None) -> Result:
     """``x`` itself, as a constant to `flowrt.gradients`."""
     return x
@@ -132,7 +133,7 @@ def next_iteration_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @no_gradient
-@op
+@op(view=Arranged.RESHAPED)
 def loop_cond(pred: Operand, *, name: str | None = None) -> Result:
     """The bool scalar ``pred``, which says whether a frame goes on."""
     if pred.dtype != bool or pred.dims not in (None, ()):

@@ -10,13 +10,14 @@ from flowrt.base.spec import Shape, Spec
 from flowrt.op import no_gradient, op
 from flowrt.ops.inference import broadcast
 from flowrt.ops.shape import expand_dims, reshape, squeeze
+from flowrt.traits import Contraction
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result
 
 
-@op(promote=True, core=2)
+@op(promote=True, core=2, contraction=Contraction("matmul_bias"))
 def matmul(
     a: Operand, b: Operand, transpose_a: bool = False, transpose_b: bool = False, *, name: str | None = None
 ) -> Result:
@@ -83,7 +84,7 @@ def matmul_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @no_gradient
-@op
+@op(contraction=Contraction())
 def matmul_bias(
     a: Operand, b: Operand, bias: Operand, transpose_a: bool = False, transpose_b: bool = False, activation: str = ""
 ) -> Result:

@@ -23,6 +23,7 @@ from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import ones_like, shape_of
+from flowrt.traits import Contraction
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Padding, Pair
@@ -56,7 +57,7 @@ __all__ = [
 ]
 
 
-@op(promote=True)
+@op(promote=True, contraction=Contraction("conv2d_bias"))
 def conv2d(
     x: Operand,
     filters: Operand,
@@ -118,7 +119,7 @@ def conv2d_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @no_gradient
-@op
+@op(contraction=Contraction())
 def conv2d_bias(
     x: Operand,
     filters: Operand,
@@ -140,7 +141,7 @@ def conv2d_bias(
     return Spec(x.dtype, shape)
 
 
-@op
+@op(contraction=Contraction())
 def conv2d_input_grad(
     dy: Operand,
     filters: Operand,

@@ -33,6 +33,7 @@ from flowrt.ops.elementwise import (
 from flowrt.ops.flow import stop_gradient
 from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
+from flowrt.traits import Arranged, Reduction
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Axes
@@ -59,7 +60,7 @@ def _needs_entries(what: str, x: Spec, axis: Any) -> None:
         raise SpecError(f"the {what} of no entries is not defined: {x} over axis {axis}")
 
 
-@op
+@op(reduction=Reduction("add", in_rows=True))
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The sum over ``axis``; small integers and bools are summed in 64 bits. Of no entries: 0."""
     return Spec(_wide(x.dtype), reduced(x, axis, keepdims))
@@ -70,7 +71,7 @@ def sum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (_spread_like(dy, node),)
 
 
-@op
+@op(reduction=Reduction("add", mean=True, in_rows=True))
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The mean over ``axis``; of integers in float64. Of no entries: NaN."""
     return Spec(as_float(x).dtype, reduced(x, axis, keepdims))
@@ -91,7 +92,7 @@ def count_each(node: Node, dtype: Any) -> Any:
     return astype(divide(size(x), size(y)), dtype)
 
 
-@op
+@op(reduction=Reduction("maximum", in_rows=True))
 def max(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The largest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("maximum", x, axis)
@@ -103,7 +104,7 @@ def max_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (_shared_by_the_equal(node, dy),)
 
 
-@op
+@op(reduction=Reduction("minimum", in_rows=True))
 def min(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The smallest entry over ``axis``; NaN if any is. Equal entries share the gradient."""
     _needs_entries("minimum", x, axis)
@@ -121,7 +122,7 @@ def _shared_by_the_equal(node: Node, dy: Tensor) -> Any:
     return where(hit, _spread_like(dy / ways, node), 0)
 
 
-@op
+@op(reduction=Reduction("multiply"))
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """The product over ``axis``; small integers and bools are multiplied in 64 bits. Of no entries: 1."""
     out = Spec(_wide(x.dtype), reduced(x, axis, keepdims))
@@ -146,14 +147,14 @@ def prod_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 
 
 @no_gradient
-@op
+@op(reduction=Reduction("logical_or"))
 def any(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether any entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
 
 
 @no_gradient
-@op
+@op(reduction=Reduction("logical_and"))
 def all(x: Operand, axis: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Result:
     """Whether every entry over ``axis`` is true (not zero)."""
     return Spec("bool", reduced(x, axis, keepdims))
@@ -220,7 +221,7 @@ def cumsum_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (cumsum(dy, node.attrs["axis"], not node.attrs["reverse"]),)
 
 
-@op
+@op(view=Arranged.REPEATED)
 def spread(y: Operand, shape: Operand, axis: Axes = None, keepdims: bool = False) -> Result:
     """What a reduction over ``axis`` made of a tensor of ``shape``, repeated along the axes it reduced."""
     out = filled(y.dtype, shape)
@@ -249,7 +250,7 @@ def _spread_like(value: Any, node: Node) -> Any:
     return spread(value, shape_of(node.inputs[0]), node.attrs["axis"], node.attrs["keepdims"])
 
 
-@op
+@op(view=Arranged.REPEATED, idle_if_alike=True)
 def broadcast_to(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     """``x`` repeated to ``shape`` (a tuple or an integer vector tensor) by NumPy's rules of broadcasting."""
     out = filled(x.dtype, shape)
@@ -276,7 +277,7 @@ def broadcast_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return sum_to(dy, shape_of(node.inputs[0])), None
 
 
-@op
+@op(idle_if_alike=True)
 def sum_to(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     """``x`` summed down to ``shape``, which broadcasts to its own."""
     out = filled(x.dtype, shape)

@@ -21,6 +21,7 @@ from flowrt.ops.reduce import spread
 from flowrt.ops.shape import concat, reshape, stack
 from flowrt.ops.slices import IndexedSlices, check_groups, group_rows
 from flowrt.ops.source import shape_of
+from flowrt.traits import VariableUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ SETTINGS = 8
 """The numbers a rule is given; those it has no use for are 0."""
 
 
-def _row_write(name: str, meaning: str) -> Op:
+def _row_write(name: str, meaning: str, by: str | None = None) -> Op:
     """The op that moves rows of the variable ``resource`` and of its ``slots``, which are of its dtype and shape.
 
     It takes values [n, *shape[1:]], their groups, and ``SETTINGS`` numbers.
@@ -52,10 +53,10 @@ def _row_write(name: str, meaning: str) -> Op:
         _check(values, groups, settings, resource, Spec(dtype, shape))
 
     write.__doc__ = meaning
-    return no_gradient(op(name=name, stateful=True)(write))
+    return no_gradient(op(name=name, stateful=True, update=VariableUpdate(by, rows=True))(write))
 
 
-add_rows = _row_write("add_rows", "Add the values, times the first of the settings, to the rows.")
+add_rows = _row_write("add_rows", "Add the values, times the first of the settings, to the rows.", by="add")
 
 assign_rows = _row_write("assign_rows", "Make the values the rows'; of a row's several values the last counts.")
 

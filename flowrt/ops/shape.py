@@ -22,6 +22,7 @@ from flowrt.op import as_value, op
 from flowrt.ops.inference import carry, described, filled, target
 from flowrt.ops.reduce import broadcast_to, sum
 from flowrt.ops.source import shape_of
+from flowrt.traits import Arranged
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Axes, Paddings
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from flowrt.typed import Operand, Result, TensorOrArray
 
 
-@op
+@op(view=Arranged.RESHAPED)
 def reshape(x: Operand, shape: Operand, *, name: str | None = None) -> Result:
     """``x`` in another shape, its entries in the same order; one size may be -1, which the others then determine."""
     dims = target(shape)
@@ -81,7 +82,7 @@ def transpose_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (transpose(dy, back),)
 
 
-@op
+@op(view=Arranged.RESHAPED)
 def expand_dims(x: Operand, axis: Axes, *, name: str | None = None) -> Result:
     """``x`` with new axes of size 1 at the positions ``axis`` of the result."""
     if x.dims is None:
@@ -98,7 +99,7 @@ def expand_dims_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return (reshape(dy, shape_of(node.inputs[0])),)
 
 
-@op
+@op(view=Arranged.RESHAPED)
 def squeeze(x: Operand, axis: Axes = None, *, name: str | None = None) -> Result:
     """``x`` without the axes ``axis``, whose size is 1 (without every such axis if None)."""
     if x.dims is None or (axis is None and None in x.shape):
@@ -241,7 +242,7 @@ def unstack(x: Operand, axis: int = 0) -> tuple[TensorOrArray, ...]:
     return tuple(getitem(x, (*[(None, None, None)] * at, i)) for i in range(count))
 
 
-@op
+@op(view=Arranged.PART)
 def getitem(x: Operand, key: Any, *, name: str | None = None) -> Result:
     """The part of ``x`` that ``key`` names: ints, (start, stop, step), None for a new axis, "..."."""
     if x.dims is None:

@@ -41,6 +41,7 @@ from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant
 from flowrt.ops.starting import check_start, rows_of
+from flowrt.traits import VariableUpdate
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -64,14 +65,14 @@ def _check_written(value: Spec, resource: str, dtype: DType, shape: Any) -> None
 
 
 @no_gradient
-@op(stateful=True)
+@op(stateful=True, update=VariableUpdate())
 def assign(value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None) -> None:
     """Make ``value`` the variable's."""
     _check_written(value, resource, dtype, shape)
 
 
 @no_gradient
-@op(stateful=True)
+@op(stateful=True, update=VariableUpdate("add"))
 def assign_add(
     value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None
 ) -> None:
@@ -80,7 +81,7 @@ def assign_add(
 
 
 @no_gradient
-@op(stateful=True)
+@op(stateful=True, update=VariableUpdate("subtract"))
 def assign_sub(
     value: Operand, *, resource: str, container: str, dtype: DType, shape: Any, name: str | None = None
 ) -> None:

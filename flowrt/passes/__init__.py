@@ -16,7 +16,7 @@ from flowrt.base.errors import PlacementError
 from flowrt.base.valueclass import valueclass
 from flowrt.passes.bag import bag
 from flowrt.passes.bodies import rewrite_bodies
-from flowrt.passes.contract import WITH_BIAS, contract
+from flowrt.passes.contract import contract, contracted
 from flowrt.passes.count_turns import count_turns
 from flowrt.passes.epilogue import append_epilogues
 from flowrt.passes.fold_constants import Evaluate, fold_constants
@@ -210,7 +210,7 @@ def _join(
     if len(step.nodes) < len(before.nodes):
         report("bag", bags=len(before.nodes) - len(step.nodes))
     step = contract(rewrite_bodies(step, placement, rewrite), placement, supports)
-    products = _count(step, *WITH_BIAS.values())
+    products = contracted(step)
     if products:
         report("contract", products=products)
     if fusible is not None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flowrt.base.device import Device
 
 READ = "read_variable"
-SUMS = {"assign_add": "add", "assign_sub": "subtract"}
 
 
 @valueclass
@@ -31,10 +30,11 @@ class Addition:
     read: StepNode
     added: bool
     number: int  # the sum's id
+    by: str  # the op that makes it
 
     def whole(self) -> StepNode:
         """The node of the sum."""
-        write, op = self.write, lookup(SUMS[self.write.op.name])
+        write, op = self.write, lookup(self.by)
         inputs: tuple[Ref, ...] = ((self.read.id, 0), write.inputs[0])
         outputs = op.infer([self.read.outputs[0]] * 2, {})
         return StepNode(self.number, op, write.name, inputs, outputs, {}, (), write.site, write.after)
@@ -61,15 +61,17 @@ def find_additions(
     for nodes in touching.values():
         writes = [node for node in nodes if node.op.name != READ]
         reads = [node for node in nodes if node.op.name == READ and not node.attrs.get("fresh")]
-        if len(writes) != 1 or writes[0].op.name not in SUMS or len(reads) > 1:
+        if len(writes) != 1 or len(reads) > 1:
             continue
-        write = writes[0]
+        write, update = writes[0], writes[0].op.traits.update
+        if update is None or update.whole is None:
+            continue
         read = reads[0] if reads else _read_for(write, first + 2 * len(found) + 1)
         users = {write.id, *readers.get(read.id, ())}
         together = FED not in users and len({(placement[n], behind[n]) for n in users}) == 1
         beside = not reads or placement[read.id] == placement[write.id]
         if together and beside and write.inputs[0][0] != FED and read.outputs[0] == step.spec(write.inputs[0]):
-            found.append(Addition(write, read, not reads, first + 2 * len(found)))
+            found.append(Addition(write, read, not reads, first + 2 * len(found), update.whole))
     return found
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flowrt.passes.place import Supports
     from flowrt.passes.step import Step, StepNode
 
-SUMS = frozenset({"sum", "mean"})
-
 
 def bag(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step:
     """``step`` with sums and means of rows as single nodes, where the device has a kernel for those."""
@@ -85,7 +83,8 @@ def _bag(step: Step, rows: StepNode, total: StepNode) -> StepNode:
 
 def bag_axes(step: Step, rows: StepNode, total: StepNode) -> int:
     """Over how many of the indices' last axes the rows are summed; 0 where it is another sum."""
-    if total.op.name not in SUMS or total.attrs["keepdims"]:
+    reduction = total.op.traits.reduction
+    if reduction is None or not reduction.adds or total.attrs["keepdims"]:
         return 0
     table, indices = (step.spec(ref) for ref in rows.inputs)
     if table.dims is None or indices.dims is None or table.rank < 2 or table.dtype.kind != "f":

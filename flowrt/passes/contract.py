@@ -15,12 +15,13 @@ from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, guards_of, in_order
+from flowrt.traits import TRAITS
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
+    from flowrt.op import Op
     from flowrt.passes.place import Supports
 
-WITH_BIAS = {"matmul": "matmul_bias", "conv2d": "conv2d_bias"}
 ACTIVATIONS = frozenset({"relu"})
 
 
@@ -30,12 +31,13 @@ class _Chain:
 
     product: StepNode
     bias: Ref
+    op: Op
     members: tuple[StepNode, ...]
 
 
 def contract(step: Step, placement: Mapping[int, Device], supports: Supports) -> Step:
     """``step`` with products, biases and activations as single nodes, where the device has a kernel for those."""
-    if not any(node.op.name in WITH_BIAS for node in step.nodes.values()):
+    if not any(_biased(node) for node in step.nodes.values()):
         return step
     readers = _Readers(step, placement)
     chains = [c for node in step.nodes.values() if (c := _chain(step, node, readers, supports)) is not None]
@@ -48,6 +50,18 @@ def contract(step: Step, placement: Mapping[int, Device], supports: Supports) ->
         return replace(step, nodes=in_order(nodes))
     except GraphError:  # a bias that is made of what is behind the product
         return step
+
+
+def contracted(step: Step) -> int:
+    """How many nodes `contract` has made."""
+    made = {traits.contraction.biased for traits in TRAITS.values() if traits.contraction is not None}
+    return sum(node.op.name in made for node in step.nodes.values())
+
+
+def _biased(node: StepNode) -> str | None:
+    """The op that makes a node's product and adds a bias to it."""
+    contraction = node.op.traits.contraction
+    return None if contraction is None else contraction.biased
 
 
 class _Readers:
@@ -77,7 +91,7 @@ class _Readers:
 
 def _chain(step: Step, product: StepNode, readers: _Readers, supports: Supports) -> _Chain | None:
     """What ``product`` begins, if anything."""
-    fused = WITH_BIAS.get(product.op.name)
+    fused = _biased(product)
     if fused is None:
         return None
     addition = readers.only(product)
@@ -95,7 +109,8 @@ def _chain(step: Step, product: StepNode, readers: _Readers, supports: Supports)
         return None
     follower = readers.only(addition)
     active = follower is not None and follower.op.name in ACTIVATIONS
-    return _Chain(product, bias, (product, addition, follower) if follower and active else (product, addition))
+    members = (product, addition, follower) if follower and active else (product, addition)
+    return _Chain(product, bias, lookup(fused), members)
 
 
 def _contracted(chain: _Chain, last: Mapping[int, int]) -> StepNode:
@@ -106,7 +121,7 @@ def _contracted(chain: _Chain, last: Mapping[int, int]) -> StepNode:
     after = tuple(dict.fromkeys(last.get(c, c) for m in chain.members for c in m.after if c not in own))
     made = replace(
         final,
-        op=lookup(WITH_BIAS[product.op.name]),
+        op=chain.op,
         inputs=(*product.inputs, chain.bias),
         attrs={**product.attrs, "activation": activation},
         control=control,

@@ -16,18 +16,14 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
-from flowrt.passes.folds import FOLDS
 from flowrt.passes.fuse import Fusible, markers, moved, outside
-from flowrt.passes.rows import LINKS
 from flowrt.passes.sizes import Sizes
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
-from flowrt.passes.views import PART, REPEATS
+from flowrt.traits import Arranged, reduction_of, traits_of
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
     from flowrt.base.device import Device
-
-PRODUCTS = frozenset({"matmul", "matmul_bias", "conv2d", "conv2d_bias", "conv2d_input_grad"})
 
 
 @valueclass
@@ -41,7 +37,7 @@ class _Pair:
 
 def append_epilogues(step: Step, placement: Mapping[int, Device], fusible: Fusible) -> Step:
     """``step`` with nodes ``with_epilogue`` for products and what is computed entry by entry of them."""
-    products = [node for node in step.nodes.values() if node.op.name in PRODUCTS]
+    products = [node for node in step.nodes.values() if node.op.traits.contraction is not None]
     if not products:
         return step
     guards, behind = guards_of(step), markers(step, placement)
@@ -110,7 +106,7 @@ def _same_shape(product: StepNode, reader: StepNode, sizes: Sizes) -> bool:
     made = product.outputs[0].dims or ()
     if None not in made:
         return True
-    if not REPEATS.isdisjoint(parts_of(reader.op.name, reader.attrs)):
+    if any(traits_of(op).view is Arranged.REPEATED for op in parts_of(reader.op.name, reader.attrs)):
         return False  # what is repeated may be so to any size
     unknown = [axis for axis, size in enumerate(made, -len(made)) if size is None]
     others = [ref for ref in reader.inputs if ref != (product.id, 0)]
@@ -120,8 +116,8 @@ def _same_shape(product: StepNode, reader: StepNode, sizes: Sizes) -> bool:
 def _entrywise(step: Step, node: StepNode, fusible: Fusible, kind: str) -> bool:
     """Whether a node's results lie entry for entry as what it takes, but for axes that it folds to 1."""
     if node.op.name == "fused":
-        folds = [dict(attrs)["keepdims"] for op, _, _, attrs in _members(node) if op in FOLDS]
-        return all(folds) and not any(op in LINKS or op == PART for op in parts_of("fused", node.attrs))
+        folds = [dict(attrs)["keepdims"] for op, _, _, attrs in _members(node) if reduction_of(op) is not None]
+        return all(folds) and all(traits_of(op).view is None for op in parts_of("fused", node.attrs))
     dtypes = [spec.dtype for spec in (*map(step.spec, node.inputs), *node.outputs)]
     return len(node.outputs) == 1 and fusible(node.op.name, dtypes, kind)
 

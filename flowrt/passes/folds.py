@@ -13,12 +13,10 @@ from flowrt.passes.step import Step, StepNode, keep_needed
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
 
-FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
-
 
 def is_fold(step: Step, node: StepNode) -> bool:
     """Whether ``node`` makes one of many entries of a tensor whose rank is known."""
-    if node.op.name not in FOLDS:
+    if node.op.traits.reduction is None:
         return False
     taken, made = step.spec(node.inputs[0]), node.outputs[0]
     if node.op.name == "prod" and made.dtype.kind in "iu":  # inference may compute with what a shape comes to
@@ -37,7 +35,8 @@ def sums_over_axes(step: Step) -> Step:
 def _plainer(step: Step, node: StepNode) -> StepNode:
     if node.op.name == "sum_to":
         return _over_axes(step, node)
-    return _of_one(step, node) if node.op.name in ("sum", "mean", "max", "min") else node
+    reduction = node.op.traits.reduction
+    return _of_one(step, node) if reduction is not None and reduction.in_rows else node
 
 
 def _of_one(step: Step, node: StepNode) -> StepNode:

@@ -21,6 +21,7 @@ from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.body import has_effect
 from flowrt.ops.control import choose, loop, stateful_cond, stateful_loop
+from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 PURE = frozenset({loop.name, choose.name})
 STATEFUL = frozenset({stateful_loop.name, stateful_cond.name})
 LOOPS = frozenset({loop.name, stateful_loop.name})
-VARIABLE_WRITES = ("assign", "scatter")
 STRETCH_TURNS, STRETCH_BYTES = 256, 4 << 20
 """The most turns of a stretch, and the most memory of its rows: filling what is not used costs as much as a turn of the
 machine, tens of microseconds an op."""
@@ -370,8 +370,7 @@ def _in_stretches(node: PlanNode) -> bool:
 def _writes_variables(*bodies: Plan | None) -> bool:
     """Whether turns must follow one another, for one may read what another wrote."""
     return any(
-        node.op.startswith(VARIABLE_WRITES)
-        or _writes_variables(*(v for v in node.attrs.values() if isinstance(v, Plan)))
+        writes(node.op) or _writes_variables(*(v for v in node.attrs.values() if isinstance(v, Plan)))
         for body in bodies
         if body is not None
         for node in body.nodes

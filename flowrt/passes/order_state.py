@@ -15,7 +15,6 @@ from flowrt.base.errors import GraphError
 from flowrt.passes.step import NO_GUARDS, Guard, Step, StepNode, guards_of, in_order
 
 READ = "read_variable"
-ADDITIONS = frozenset({"assign_add", "assign_sub", "add_rows"})
 
 
 @dataclass(slots=True)
@@ -138,7 +137,7 @@ def _turns(found: _Accesses, place: Mapping[int, int]) -> list[list[StepNode]]:
     turns: list[list[StepNode]] = []
     last = None
     for node in sorted((*found.fresh, *found.writes), key=lambda node: place[node.id]):
-        kind = READ if node.op.name == READ else "addition" if node.op.name in ADDITIONS else None
+        kind = READ if node.op.name == READ else "addition" if _adds(node) else None
         if kind is not None and kind == last:
             turns[-1].append(node)
         else:
@@ -147,9 +146,14 @@ def _turns(found: _Accesses, place: Mapping[int, int]) -> list[list[StepNode]]:
     return turns
 
 
+def _adds(node: StepNode) -> bool:
+    """Whether a node updates a variable as others may at the same time, in any order."""
+    return node.op.traits.update is not None and node.op.traits.update.commutes
+
+
 def _pairs(found: _Accesses) -> Iterable[tuple[StepNode, StepNode]]:
-    additions = [write for write in found.writes if write.op.name in ADDITIONS]
-    others = [write for write in found.writes if write.op.name not in ADDITIONS]
+    additions = [write for write in found.writes if _adds(write)]
+    others = [write for write in found.writes if not _adds(write)]
     yield from combinations(others, 2)
     yield from product(others, additions)
     yield from product(found.fresh, found.writes)

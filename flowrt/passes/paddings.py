@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
-from flowrt.passes.folds import FOLDS
 from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, member_of, moved, outside, users_of
-from flowrt.passes.rows import LINKS
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
-from flowrt.passes.views import PART, REPEATS
+from flowrt.traits import Arranged, traits_of
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
     from flowrt.base.device import Device
     from flowrt.base.spec import Shape
 
-PAD, VIEWS = "pad", REPEATS | {PART}
+PAD = "pad"
 LARGE = 1 << 14  # entries
 
 
@@ -52,7 +50,7 @@ def join_paddings(step: Step, placement: Mapping[int, Device], fusible: Fusible)
         if ahead is None or users[ahead.id] != {pad.id} or not alike(ahead.id, pad.id):
             continue
         dims = step.spec(pad.inputs[0]).dims
-        if len(ahead.outputs) == 1 and _goes_over_entries(step, ahead, dims, fusible, placement, VIEWS):
+        if len(ahead.outputs) == 1 and _goes_over_entries(step, ahead, dims, fusible, placement, views=True):
             joined[reader.id] = [ahead, pad, reader]
     return _rewritten(step, {last: nodes for last, nodes in joined.items() if len(_taken(nodes)) <= MAX_INPUTS})
 
@@ -76,17 +74,26 @@ def _goes_over_entries(
     dims: Shape | None,
     fusible: Fusible,
     placement: Mapping[int, Device],
-    views: Collection[str] = (),
+    *,
+    views: bool = False,
 ) -> bool:
-    """Whether a node computes entry by entry what it answers, all of it of these dims; it may read some ``views``."""
+    """Whether a node computes entry by entry what it answers, all of it of these dims; it may read ``views``."""
     taken = [step.spec(ref) for ref in node.inputs]
     known = all(spec.dims is not None and None not in spec.dims for spec in taken)
     if not known or any(out.dims != dims for out in node.outputs) or node.op.stateful or node.op.effect:
         return False
     if node.op.name == "fused":
-        return (FOLDS | LINKS | {PART, PAD}).difference(views).isdisjoint(parts_of("fused", node.attrs))
+        return all(_is_an_entry(op, views) for op in parts_of("fused", node.attrs))
     dtypes = [spec.dtype for spec in (*taken, *node.outputs)]
     return len(node.outputs) == 1 and fusible(node.op.name, dtypes, placement[node.id].kind or "")
+
+
+def _is_an_entry(op: str, views: bool) -> bool:
+    """Whether a member computes an entry of entries, or, if ``views`` may be read, is one."""
+    traits = traits_of(op)
+    if traits.reduction is not None or op == PAD:
+        return False
+    return traits.view is None or (views and traits.view is not Arranged.RESHAPED)
 
 
 def _taken(nodes: Collection[StepNode]) -> tuple[Ref, ...]:

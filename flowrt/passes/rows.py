@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.spec import normal_axes
 from flowrt.base.valueclass import valueclass
-from flowrt.passes.folds import FOLDS
-from flowrt.passes.views import REPEATS
+from flowrt.traits import Arranged
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape
     from flowrt.passes.step import Step, StepNode
 
-ROW_FOLDS = frozenset({"sum", "mean", "max", "min"})
-RESHAPES = frozenset({"stop_gradient", "identity", "expand_dims", "squeeze", "reshape"})
-LINKS = REPEATS | RESHAPES
+LINKS = (Arranged.RESHAPED, Arranged.REPEATED)
 """Ops that compute nothing: members where they take what is one for each row."""
 
 
@@ -61,7 +58,7 @@ class Rows:
 
     def form(self, step: Step, node: StepNode) -> Form | None:
         """What ``node`` is in such a group; None where it is none of its members."""
-        if node.op.name in FOLDS and step.spec(node.inputs[0]).dims == self.dims:
+        if node.op.traits.reduction is not None and step.spec(node.inputs[0]).dims == self.dims:
             if folded_axes(step, node) != self.along or not self.along:
                 return Form.TOTAL
             return Form.KEPT if node.attrs["keepdims"] else Form.BARE
@@ -73,9 +70,9 @@ class Rows:
         if found is None:
             return False
         taken = [self.form(step, step.nodes[i]) for i, _ in node.inputs if i in members]
-        if node.op.name in FOLDS:
+        if node.op.traits.reduction is not None:
             return all(form is Form.ENTRY for form in taken)
-        if node.op.name in LINKS:
+        if node.op.traits.view in LINKS:
             return self._links(node, found, taken)
         return all(form in TAKES[found] for form in taken)
 
@@ -94,8 +91,8 @@ class Rows:
 
 def folded_axes(step: Step, node: StepNode) -> int:
     """How many of the last axes a fold is over, where it makes one number of each row; else 0."""
-    spec = step.spec(node.inputs[0])
-    if node.op.name not in ROW_FOLDS or spec.dims is None or spec.dtype.kind not in "fiu":
+    spec, reduction = step.spec(node.inputs[0]), node.op.traits.reduction
+    if reduction is None or not reduction.in_rows or spec.dims is None or spec.dtype.kind not in "fiu":
         return 0
     rank, axes = len(spec.dims), normal_axes(node.attrs["axis"], len(spec.dims))
     trailing = axes and len(axes) < rank and min(axes) == rank - len(axes)
@@ -105,7 +102,7 @@ def folded_axes(step: Step, node: StepNode) -> int:
 
 def is_link(node: StepNode) -> bool:
     """Whether a node may repeat what is one for each row, or put it in another shape."""
-    return node.op.name in LINKS and len(node.outputs) == 1 and node.outputs[0].dims is not None
+    return node.op.traits.view in LINKS and len(node.outputs) == 1 and node.outputs[0].dims is not None
 
 
 def common_rows(step: Step, folds: Collection[StepNode], groups: Collection[Rows]) -> Rows | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode
-from flowrt.passes.views import PART, WHOLE
+from flowrt.passes.views import WHOLE
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -39,7 +39,7 @@ POWERS: dict[float, Chain] = {
 
 def simplify(step: Step, placement: Mapping[int, Device]) -> tuple[Step, Mapping[int, Device]]:
     """``step`` with its simpler nodes, and where all its nodes run."""
-    if all(node.op.name not in ("pow", PART) for node in step.nodes.values()):
+    if all(node.op.name not in ("pow", "getitem") for node in step.nodes.values()):
         return step, placement
     where = dict(placement)
     nodes: dict[int, StepNode] = {}
@@ -57,7 +57,7 @@ def _simpler(step: Step, node: StepNode, free: int) -> Sequence[StepNode]:
     if node.op.name == "pow":
         chain = POWERS.get(_exponent(step, node))
         return [node] if chain is None else _chain(node, chain, free)
-    if node.op.name == PART:
+    if node.op.name == "getitem":
         axes = _axes_put_in(node.attrs["key"], step.spec(node.inputs[0]).dims)
         return [node] if axes is None else [replace(node, op=lookup("expand_dims"), attrs={"axis": axes})]
     return [node]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.spec import index_steps
 from flowrt.op import lookup
 from flowrt.passes.step import Step, StepNode, in_order, keep_needed
+from flowrt.traits import Arranged
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
 
-PART, PUT = "getitem", "place"
-REPEATS = frozenset({"spread", "broadcast_to"})
+PUT = "place"
 WHOLE = (None, None, None)
 
 
@@ -45,9 +45,10 @@ def find_views(
 
 
 def _is_view(step: Step, node: StepNode) -> bool:
-    if node.op.name in REPEATS:
+    view = node.op.traits.view
+    if view is Arranged.REPEATED:
         return step.spec(node.inputs[0]).dims is not None and node.outputs[0].dims is not None
-    return node.op.name == PART and _lies_in_rows(node.attrs["key"], step.spec(node.inputs[0]).dims)
+    return view is Arranged.PART and _lies_in_rows(node.attrs["key"], step.spec(node.inputs[0]).dims)
 
 
 def _lies_in_rows(key: Any, dims: Sequence[int | None] | None) -> bool:

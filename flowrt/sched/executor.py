@@ -24,13 +24,14 @@ from flowrt.sched.demand import find_demands
 from flowrt.sched.devices.issuing import Issuers
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
-from flowrt.sched.regions.regions import READ, WRITES, resource_of, resources_of, variable_spec
+from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec
 from flowrt.sched.running import INLINE_SECONDS, Run, own, run_words
 from flowrt.sched.single import Runners, read_in_place, read_variable, write_variable
 from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
+from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
@@ -71,7 +72,7 @@ class Executor:
         self._direct = self._alone is not None and self._alone.outputs == plan.fetches
         self._lendable = _lendable(plan, self.units, host.task)
         for node in plan.nodes:
-            if node.op == READ or node.op in WRITES:
+            if node.op == READ or writes(node.op):
                 for name in resources_of(node):
                     host.variables.declare(name, variable_spec(node), node.device)
 
@@ -330,7 +331,7 @@ class Executor:
         node = self.plan.nodes[position]
         if node.op == READ:
             return (read_variable(node, self.host.variables, self.memory),)
-        if node.op in WRITES:
+        if writes(node.op):
             self._part(frozenset(resources_of(node)))
             write_variable(node, inputs, words, self.host.variables, self.memory)
             return ()

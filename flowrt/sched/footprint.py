@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import apply_kernel
 from flowrt.op import lookup
 from flowrt.sched.host.arena import local_room
@@ -25,9 +24,10 @@ from flowrt.sched.host.memory import amount, counted
 from flowrt.sched.loops.structured import STRUCTURED
 from flowrt.sched.machine import StepMachine
 from flowrt.sched.regions.lives import DataDependent
-from flowrt.sched.regions.regions import READ, WRITES, Name, Region, resources_of, variable_spec
+from flowrt.sched.regions.regions import READ, Name, Region, resources_of, variable_spec
 from flowrt.sched.tape.recording import Recording, residents
 from flowrt.sched.units import Action, Unit, connect
+from flowrt.traits import is_alias, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -173,9 +173,9 @@ class _Play:
         for spec in outputs:
             if not spec.known:
                 raise DataDependent(f"{node.where()}: the shape of {spec} depends on values")
-        if node.op in ALIASES or node.op == "constant" or not outputs:
+        if is_alias(node.op) or node.op == "constant" or not outputs:
             self.specs.update(zip(unit.outputs, outputs, strict=True))
-            if node.op in ALIASES and node.inputs[0] in self.lies:
+            if is_alias(node.op) and node.inputs[0] in self.lies:
                 self.place(unit.outputs[0], self.lies[node.inputs[0]])
             return
         application = apply_kernel(node.op, inputs, outputs, node.attrs)
@@ -266,7 +266,7 @@ def survey(plan: Plan, units: Sequence[Unit], feeds: Sequence[Spec], *, record: 
 
 
 def _variables(nodes: Iterable[PlanNode]) -> dict[Name, Spec]:
-    touching = (node for node in nodes if node.op == READ or node.op in WRITES)
+    touching = (node for node in nodes if node.op == READ or writes(node.op))
     return {name: variable_spec(node) for node in touching for name in resources_of(node)}
 
 

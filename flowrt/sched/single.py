@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,22 +19,14 @@ from flowrt.base.attributes import attr_key
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
-from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, Rows, interpret
 from flowrt.sched.regions.cost import predict
-from flowrt.sched.regions.regions import (
-    READ,
-    ROW_WRITES,
-    WRITES,
-    resource_of,
-    resources_of,
-    size_operands,
-    variable_spec,
-)
+from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
+from flowrt.traits import is_alias, traits_of, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
@@ -45,8 +37,6 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 PREPARED_PER_NODE = 64
 ROW_SECONDS, COPIED_PER_SECOND = 2e-7, 4e9  # what stacking a row takes, whatever its size, and bytes a second
-
-UPDATES: dict[str, Callable[..., Any]] = {"assign_add": np.add, "assign_sub": np.subtract}
 
 
 @dataclass(slots=True)
@@ -74,7 +64,7 @@ class NodeRunner:
         self.node = node
         self._memory = memory
         self._op = lookup(node.op)
-        self._alias = node.op in ALIASES
+        self._alias = is_alias(node.op)
         self._constant = (node.attrs["value"],) if node.op == "constant" else None
         self._by_value = tuple(size_operands(node))
         self._known: Known = OrderedDict() if known is None else known
@@ -272,9 +262,9 @@ def read_in_place(plan: Plan, nodes: Sequence[int], outputs: Sequence[int]) -> f
     found = set(reads.values())
     for position in nodes if reads else ():
         node = plan.nodes[position]
-        if node.op in WRITES:
+        if writes(node.op):
             written.update(resources_of(node))
-        keeps = node.op in ALIASES or node.op in STACKING or node.op in STRUCTURED
+        keeps = is_alias(node.op) or node.op in STACKING or node.op in STRUCTURED
         for value in node.inputs:
             if value in reads and (keeps or resource_of(plan.nodes[reads[value]]) in written):
                 found.discard(reads[value])
@@ -291,16 +281,18 @@ def read_variable(node: PlanNode, variables: Variables, memory: Memory) -> Array
 
 def write_variable(node: PlanNode, inputs: Sequence[Array], run: Array, variables: Variables, memory: Memory) -> None:
     """Carry out a write to a held variable; ``run`` are the run's words."""
-    if node.op in ROW_WRITES:
+    update = traits_of(node.op).update
+    assert update is not None
+    if update.rows:
         _write_rows(node, inputs, run, variables, memory)
         return
     name, spec, value = resource_of(node), variable_spec(node), inputs[0]
     if not spec.accepts(value.dtype, value.shape):
         raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {Spec(value.dtype, value.shape)}")
-    if node.op != "assign":
+    if update.whole is not None:
         old = variables.value(name, spec)
         with np.errstate(all="ignore"):  # as in kernels
-            UPDATES[node.op](old, value, out=old)
+            getattr(np, update.whole)(old, value, out=old)
         return
     held = variables.find(name, spec)
     if held is None:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError, how_to_bring
-from flowrt.kernels.language.table import ALIASES, KERNELS
+from flowrt.kernels.language.table import KERNELS
 from flowrt.sched.effects import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
 from flowrt.sched.machine import Enter, Kind, Topology
-from flowrt.sched.regions.regions import READ, WRITES, Name, Region, find_regions, resources_of
+from flowrt.sched.regions.regions import READ, Name, Region, find_regions, resources_of
+from flowrt.traits import is_alias, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -80,18 +81,18 @@ def action_of(node: PlanNode) -> Action:
     """How a single node is carried out; raises `GraphError` for an op that nothing here carries out."""
     if node.op in _ACTIONS:
         return _ACTIONS[node.op]
-    if node.op in WRITES:
+    if writes(node.op):
         return Action.WRITE
     if is_effect(node.op):
         return Action.EFFECT
-    if node.op in COMPUTED or node.op in ALIASES or (node.op, "cpu") in KERNELS:
+    if node.op in COMPUTED or is_alias(node.op) or (node.op, "cpu") in KERNELS:
         return Action.COMPUTE
     raise GraphError(f"{node.where()}: no kernel of {node.op} is known here; {how_to_bring('its op and kernel')}")
 
 
 def is_structural(op: str) -> bool:
     """Whether the executor carries ``op`` out by itself, without a kernel."""
-    return op in _ACTIONS or op in WRITES or is_effect(op) or op in COMPUTED
+    return op in _ACTIONS or writes(op) or is_effect(op) or op in COMPUTED
 
 
 def breaks_tape(node: PlanNode) -> bool:
@@ -157,7 +158,7 @@ def _unit(
     region: Region | None = None,
 ) -> Unit:
     first: dict[Name, str] = {}
-    touching = [plan.nodes[n] for n in nodes if plan.nodes[n].op == READ or plan.nodes[n].op in WRITES]
+    touching = [plan.nodes[n] for n in nodes if plan.nodes[n].op == READ or writes(plan.nodes[n].op)]
     for node in touching:
         for name in resources_of(node):
             first.setdefault(name, node.op)
@@ -168,7 +169,7 @@ def _unit(
         outputs,
         control,
         _names(node for node in touching if node.op == READ),
-        _names(node for node in touching if node.op in WRITES),
+        _names(node for node in touching if writes(node.op)),
         frozenset(name for name, op in first.items() if op == "assign"),
         region,
     )

@@ -13,14 +13,15 @@ from flowrt.base.device import is_apart
 from flowrt.base.errors import FlowrtError
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import ALIASES, KERNELS
+from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import Prepared, apply_kernel
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.kernels.store.objects import loop_address, nested_address
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import PURE_STRUCTURED
-from flowrt.sched.regions.regions import ROW_WRITES, resources_of, variable_spec
+from flowrt.sched.regions.regions import resources_of, variable_spec
+from flowrt.traits import is_alias, writes_rows
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
@@ -51,14 +52,14 @@ def _warm(plan: Plan) -> None:
             _warm(body)
         if node.op in PURE_STRUCTURED:
             nested_address(node.op)
-        if (node.op, "cpu") in KERNELS and node.op not in ALIASES and not is_apart(node.device):
+        if (node.op, "cpu") in KERNELS and not is_alias(node.op) and not is_apart(node.device):
             _warm_node(node, [_sized(specs[value]) for value in node.inputs])
 
 
 def _warm_node(node: PlanNode, inputs: list[Spec]) -> None:
     try:
         outputs = lookup(node.op).infer(inputs, node.attrs)
-        if node.op in ROW_WRITES:  # whose kernels write the variables
+        if writes_rows(node.op):  # whose kernels write the variables
             outputs = tuple(variable_spec(node) for _ in resources_of(node))
         application = apply_kernel(node.op, inputs, outputs, node.attrs)
     except (FlowrtError, ValueError):  # these sizes do not fit, or are not enough

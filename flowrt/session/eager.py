@@ -26,6 +26,7 @@ from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import REPLACED
 from flowrt.op import Op, lookup, set_eager_builder
 from flowrt.sched.loops.structured import STRUCTURED, interpret
+from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.base.alike import Known
@@ -124,18 +125,18 @@ class _Found:
 
 @lru_cache(PREPARED)
 def _prepared(name: str, inputs: tuple[Spec, ...], attrs: _Attrs) -> _Found:
-    from flowrt.kernels.language.table import ALIASES, KERNELS, without_kernel
+    from flowrt.kernels.language.table import KERNELS, without_kernel
     from flowrt.kernels.launch import prepare
 
-    if name not in ALIASES and (name, "cpu") not in KERNELS and not lookup(name).__module__.startswith("flowrt."):
+    if not is_alias(name) and (name, "cpu") not in KERNELS and not lookup(name).__module__.startswith("flowrt."):
         raise GraphError(f"{name} ({user_site()}) has no kernel: {without_kernel(name)}")
-    if name not in ALIASES and (name, "cpu") not in KERNELS:
+    if not is_alias(name) and (name, "cpu") not in KERNELS:
         raise GraphError(
             f"{name} ({user_site()}) means something only in a graph; build it inside `with fr.Graph():` and run it "
             "in a session"
         )
     outputs = lookup(name).infer(inputs, attrs.values)
-    if name in ALIASES:
+    if is_alias(name):
         return _Found(name, None, inputs, outputs)
     try:
         return _Found(name, prepare(name, inputs, outputs, attrs.values), inputs, outputs)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.pages import is_held
-from flowrt.sched.regions.regions import READ, ROW_WRITES
+from flowrt.sched.regions.regions import READ
+from flowrt.traits import writes_rows
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Resource, Tensor
@@ -69,7 +70,7 @@ def tables(graph: Graph, missing: Mapping[Name, Resource]) -> dict[Name, Array]:
     for node in graph.nodes if found else ():
         by_rows = node.op.name == "take" and node.attrs["axis"] == 0
         whole = [source.op for source in node.inputs[by_rows:] if source.op.op.name == READ]
-        if node.op.name != READ and node.op.name not in ROW_WRITES and node not in first_values:
+        if node.op.name != READ and not writes_rows(node.op.name) and node not in first_values:
             whole.append(node)
         for other in whole:
             for name in other.resources:

@@ -26,6 +26,7 @@ from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.runs.loopback import Loopback
 from flowrt.session.eager import evaluate
+from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
@@ -46,13 +47,13 @@ Name = tuple[str, str]
 
 def supports(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     """Whether a device of ``kind`` can compute ``op``; imports the kernels on first use."""
-    from flowrt.kernels.language.table import ALIASES, find_kernel
+    from flowrt.kernels.language.table import find_kernel
     from flowrt.sched.devices import kinds
     from flowrt.sched.units import is_structural
 
     if kind != HOST_KIND:
         return kinds.supports(op, dtypes, kind)
-    return is_structural(op) or op in ALIASES or find_kernel(op, kind, dtypes) is not None
+    return is_structural(op) or is_alias(op) or find_kernel(op, kind, dtypes) is not None
 
 
 def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:

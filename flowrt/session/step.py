@@ -22,10 +22,10 @@ from flowrt.base.valueclass import valueclass
 from flowrt.graph import Tensor
 from flowrt.kernels.run.direct import Direct
 from flowrt.progress import Activity
-from flowrt.sched.regions.regions import WRITES
 from flowrt.session.feeds import as_feed
 from flowrt.session.runners import Registered, Runner, compile_for
 from flowrt.structure import LEAF, Structure
+from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph
@@ -80,8 +80,8 @@ class Step:
         with Activity(f"preparing {self}") if self._nodes > LARGE else nullcontext():
             self.compiled = self._compile()
         nodes = [node for plan in self.compiled.plans.values() for node in plan.nodes]
-        self.written = frozenset(name for node in nodes if node.op in WRITES for name in resources_in(node.attrs))
-        self.writes = any(node.op in WRITES for node in nodes)
+        self.written = frozenset(name for node in nodes if writes(node.op) for name in resources_in(node.attrs))
+        self.writes = any(writes(node.op) for node in nodes)
 
     async def register(self, runner: Runner) -> Registered:
         """The step as its runner knows it; registered there the first time, and anew where variables have moved."""

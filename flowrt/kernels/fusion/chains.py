@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from flowrt.kernels.fusion.program import CACHED, FOLDS, views_of, with_views
+from flowrt.kernels.fusion.program import CACHED, is_fold, views_of, with_views
 from flowrt.kernels.language.expression import COSTLY
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _stages(members: Sequence[Member], first: int, costly: Sequence[int]) -> lis
     readers: dict[int, int] = {}  # the first piece that takes each
     for n in reversed(range(first, first + len(members))):
         op, operands, _, _ = members[n - first]
-        if op not in COSTLY and op not in FOLDS and n in readers:
+        if op not in COSTLY and not is_fold(op) and n in readers:
             stages[n - first] = max(stages[n - first], readers[n])
         for i in operands:
             readers[i] = min(readers.get(i, len(costly)), stages[n - first])

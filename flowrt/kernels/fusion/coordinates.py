@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.fusion.program import FOLDS, Member, axes_of, specs_of
+from flowrt.kernels.fusion.program import Member, axes_of, is_fold, specs_of
 from flowrt.kernels.fusion.rowwise import Key, Kind, Reading, RowSpace, folds_read_again, row_space
+from flowrt.kernels.language.folds import reduces_rows
 from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application, apply_kernel, copy_step
+from flowrt.traits import reduction_of
 
 if TYPE_CHECKING:
     from flowrt.kernels.fusion.pieces import Parts
@@ -27,9 +29,6 @@ MOST = 4  # entries of a row; code grows with them
 MOST_MEMBERS = 64
 FEW = 1 << 10  # rows that any loop passes in no time
 COPIED = 1 << 24  # bytes put apart and together; more than that goes to memory and back, which takes longer than is won
-
-BY_TWO = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
-"""What folds the entries of a row one after another."""
 
 Numbers: TypeAlias = "tuple[int, ...]"
 """The numbers of a value's coordinates; a single one where it is the same for all."""
@@ -79,7 +78,7 @@ def by_coordinates(
 
 def _folded_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
     """The space of the rows that results are folds of; None where that is not one."""
-    folds = [(specs[operands[0]], attrs) for op, operands, _, attrs in members if op in BY_TWO]
+    folds = [(specs[operands[0]], attrs) for op, operands, _, attrs in members if reduces_rows(op)]
     spaces = {RowSpace(spec.concrete, len(axes_of(spec, attrs))) for spec, attrs in folds if _trails(spec, attrs)}
     return spaces.pop() if len(spaces) == 1 and not folds_read_again(members, first) else None
 
@@ -139,7 +138,7 @@ class _Writing:
         answers = [self._answer(reading.first + at, n) for at, n in enumerate(results)]
         found = specs_of(self.inputs, self.members)
         entries = zip(found[len(self.inputs) :], self.members, strict=True)
-        if any(spec.concrete != reading.space.bare for spec, (op, *_) in entries if op not in FOLDS):
+        if any(spec.concrete != reading.space.bare for spec, (op, *_) in entries if not is_fold(op)):
             return None
         if None in answers or len(self.members) > MOST_MEMBERS:
             return None
@@ -164,9 +163,9 @@ class _Writing:
     def _make(self, n: int, op: str, keys: Sequence[Key], dtype: str) -> bool:
         """Compute a member of the program, coordinate by coordinate; answers whether it can be."""
         taken = [self.numbers[key] for key in keys]
-        if op in FOLDS:
+        if is_fold(op):
             self.numbers[n, False] = (self._folded(op, taken[0], dtype),)
-            return op in BY_TWO and dtype == self._dtype(keys[0])
+            return reduces_rows(op) and dtype == self._dtype(keys[0])
         attrs = self.reading.members[n - self.reading.first][3]
         each = zip(*(self._each(numbers) for numbers in taken), strict=True)
         shared = all(len(numbers) == 1 for numbers in taken)
@@ -181,9 +180,11 @@ class _Writing:
     def _folded(self, op: str, numbers: Numbers, dtype: str) -> int:
         """The number of what a value's coordinates come to."""
         total, *rest = self._each(numbers)
+        reduction = reduction_of(op)
+        assert reduction is not None
         for number in rest:
-            total = self._put(BY_TWO.get(op, op), (total, number), dtype, ())
-        return self._put("divide", (total, self.divisors[dtype]), dtype, ()) if op == "mean" else total
+            total = self._put(reduction.by, (total, number), dtype, ())
+        return self._put("divide", (total, self.divisors[dtype]), dtype, ()) if reduction.mean else total
 
     def _put(self, op: str, operands: Sequence[int], dtype: str, attrs: Any) -> int:
         self.members.append((op, tuple(operands), dtype, attrs))
@@ -212,7 +213,7 @@ class _Writing:
             return None
         numbers = self.numbers[key]
         if along:
-            if op not in BY_TWO or self._dtype(key) != spec.dtype.name:
+            if not reduces_rows(op) or self._dtype(key) != spec.dtype.name:
                 return None
             numbers = (self._folded(op, numbers, spec.dtype.name),)
         attrs = (("axis", outside), ("keepdims", False))

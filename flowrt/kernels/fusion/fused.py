@@ -29,13 +29,13 @@ from flowrt.kernels.fusion.coordinates import apply_coordinates, by_coordinates
 from flowrt.kernels.fusion.padded import apply_padded, padded
 from flowrt.kernels.fusion.pieces import Parts, apart
 from flowrt.kernels.fusion.program import (
-    FOLDS,
-    VIEWS,
     Member,
     Plain,
     Whole,
     axes_of,
     fused_kernel,
+    is_fold,
+    is_view,
     kept_shape,
     source_view,
     specs_of,
@@ -96,13 +96,13 @@ def _whole(
 ) -> Whole | None:
     """The program in one launch; None where its members' shapes differ."""
     ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if ops[n] not in FOLDS | VIEWS]
-    folded = [n for n in results if ops.get(n) in FOLDS]
+    entrywise = [n for n in ops if not (is_fold(ops[n]) or is_view(ops[n]))]
+    folded = [n for n in results if n in ops and is_fold(ops[n])]
     shape = _common_shape(first, specs, members, results)
     if not entrywise or shape is None or len(set(folded)) < len(folded):
         return None
     read = {n for at in (*entrywise, *folded) for n in members[at - first][1]}.union(results)
-    sources = [n for n in range(len(specs)) if n in read and (n < first or ops[n] in VIEWS)]
+    sources = [n for n in range(len(specs)) if n in read and (n < first or is_view(ops[n]))]
     plain, number = _plain([(n, members[n - first]) for n in entrywise], sources)
     folds = tuple((number[members[n - first][1][0]], ops[n]) for n in folded)
     dense = [(at, n) for at, n in enumerate(results, first) if n not in folded]
@@ -159,8 +159,8 @@ def _common_shape(
 ) -> tuple[int, ...] | None:
     """The one shape of what is computed entry by entry and what is folded; None where there are several."""
     ops = dict(enumerate((member[0] for member in members), first))
-    entrywise = [n for n in ops if ops[n] not in FOLDS | VIEWS]
-    taken = [members[n - first][1][0] for n in results if ops.get(n) in FOLDS]
+    entrywise = [n for n in ops if not (is_fold(ops[n]) or is_view(ops[n]))]
+    taken = [members[n - first][1][0] for n in results if n in ops and is_fold(ops[n])]
     shapes = {specs[n].concrete for n in (*entrywise, *taken)}
     return shapes.pop() if len(shapes) == 1 else None
 
@@ -180,7 +180,7 @@ def _short_folds(
 ) -> tuple[int, ...]:
     """The folds, by number, for which a program's rows would be cut too short; those of columns go side by side."""
     shape = _common_shape(first, specs, members, results)
-    folded = [n for n in dict.fromkeys(results) if n >= first and members[n - first][0] in FOLDS]
+    folded = [n for n in dict.fromkeys(results) if n >= first and is_fold(members[n - first][0])]
     if shape is None or len(members) == len(folded):
         return ()
     kept = [kept_shape(shape, axes_of(Spec("bool", shape), members[n - first][3])) for n in folded]

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import COPY_OP, Application, apply_kernel
+from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.kernels.fusion.program import Member, Whole
@@ -106,7 +106,7 @@ def _piece(
         renumbered = tuple((op, tuple(number[n] for n in given), dtype, attrs) for op, given, dtype, attrs in own)
         program = {"members": renumbered, "results": tuple(number[n] for n in made)}
         return apply_kernel("fused", [specs[n] for n in taken], outputs, program, device), taken
-    if op in ALIASES:
+    if is_alias(op):
         return apply_kernel(COPY_OP, [Spec(dtype, outputs[0].concrete)], outputs, {}, device), operands[:1]
     return apply_kernel(op, [specs[n] for n in operands], outputs, dict(attrs), device), operands
 

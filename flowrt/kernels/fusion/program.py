@@ -15,8 +15,9 @@ import numpy as np
 from flowrt.base.spec import Spec, index_steps, normal_axes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.expression import express
-from flowrt.kernels.language.table import ALIASES, Form, Kernel, View, broadcast
+from flowrt.kernels.language.table import Form, Kernel, View, broadcast
 from flowrt.kernels.ops.shape import part
+from flowrt.traits import Arranged, reduction_of, traits_of
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Step
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 Member: TypeAlias = "tuple[str, tuple[int, ...], str, tuple[tuple[str, Any], ...]]"
 Plain: TypeAlias = "tuple[tuple[str, tuple[int, ...], str], ...]"
 
-FOLDS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all"})
-PAD, PART, REPEATS = "pad", "getitem", frozenset({"spread", "broadcast_to"})
-VIEWS = REPEATS | {PART}
+PAD, PART = "pad", "getitem"
 CACHED = 1 << 22  # bytes that one launch may leave to another and stay in a cache
 
 
@@ -46,19 +45,30 @@ class Whole:
     copied: tuple[Spec, ...] = ()
 
 
+def is_view(op: str) -> bool:
+    """Whether members read the op's output where its input lies: a part of it, or repeated."""
+    return traits_of(op).view in (Arranged.REPEATED, Arranged.PART)
+
+
+def is_fold(op: str) -> bool:
+    """Whether the op makes one of many entries."""
+    return reduction_of(op) is not None
+
+
 def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
     """The specs of all values of a program."""
     specs = list(inputs)
     for op, operands, dtype, attrs in members:
-        if op in REPEATS:
+        traits = traits_of(op)
+        if traits.view is Arranged.REPEATED:
             specs.append(Spec(dtype, specs[operands[1]].value))
-        elif op == PART:
+        elif traits.view is Arranged.PART:
             steps = index_steps(dict(attrs)["key"], specs[operands[0]].concrete)
             specs.append(Spec(dtype, [step.count for step in steps if step.kept]))
         elif op == PAD:
             pairs = zip(dict(attrs)["paddings"], specs[operands[0]].concrete, strict=True)
             specs.append(Spec(dtype, [before + size + after for (before, after), size in pairs]))
-        elif op in FOLDS:
+        elif traits.reduction is not None:
             shape, axes = specs[operands[0]].concrete, axes_of(specs[operands[0]], attrs)
             left = (
                 kept_shape(shape, axes)
@@ -66,7 +76,7 @@ def specs_of(inputs: Sequence[Spec], members: Sequence[Member]) -> list[Spec]:
                 else [n for i, n in enumerate(shape) if i not in axes]
             )
             specs.append(Spec(dtype, left))
-        elif op in ALIASES:
+        elif traits.view is Arranged.RESHAPED:
             specs.append(Spec(dtype, _other_shape(op, specs, operands, dict(attrs))))
         else:
             specs.append(Spec(dtype, np.broadcast_shapes(*(specs[n].concrete for n in operands))))
@@ -105,7 +115,7 @@ def source_view(specs: Sequence[Spec], members: Sequence[Member], first: int, n:
         return View.dense(specs[n].concrete)
     op, operands, _, attrs = members[n - first]
     taken, shape = View.dense(specs[operands[0]].concrete), specs[n].concrete
-    if op == PART:
+    if traits_of(op).view is Arranged.PART:
         return part(taken, dict(attrs)["key"])
     if op == "spread":
         taken = taken.reshape(kept_shape(shape, axes_of(specs[n], attrs)))
@@ -116,7 +126,7 @@ def views_of(members: Sequence[Member], first: int) -> set[int]:
     """The members that are read where what they are made of lies; what is made of another view is none."""
     views: set[int] = set()
     for n, (op, operands, _, _) in enumerate(members, first):
-        if op in VIEWS and operands[0] not in views:
+        if is_view(op) and operands[0] not in views:
             views.add(n)
     return views
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.expression import COSTLY, Expression
+from flowrt.kernels.language.folds import adds_up
 
 SLOW = frozenset({"divide", "sqrt", "rsqrt", "reciprocal", "floor_divide", "remainder"})
 KEEPING = 4
@@ -62,7 +63,7 @@ def narrow_totals(expression: Expression, pattern: Sequence[int]) -> tuple[int, 
     return tuple(
         at
         for at, (n, op) in enumerate(expression.folds)
-        if op in ("sum", "mean") and expression.dtypes[n] == np.float32 and pattern[first + at]
+        if adds_up(op) and expression.dtypes[n] == np.float32 and pattern[first + at]
     )
 
 

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.program import (
-    FOLDS,
-    REPEATS,
-    VIEWS,
     Member,
     Plain,
     Whole,
     axes_of,
     fused_kernel,
+    is_fold,
+    is_view,
     kept_shape,
     source_view,
     views_of,
@@ -34,10 +33,11 @@ from flowrt.kernels.fusion.program import (
 from flowrt.kernels.fusion.row_plan import narrow_totals, plan_rows
 from flowrt.kernels.fusion.short_rows import are_too_short
 from flowrt.kernels.fusion.stretches import stretches
-from flowrt.kernels.language.folds import ROW_FOLDS
-from flowrt.kernels.language.table import ALIASES, NARROW, Call, Kernel, View
+from flowrt.kernels.language.folds import reduces_rows
+from flowrt.kernels.language.table import NARROW, Call, Kernel, View
 from flowrt.kernels.launch import Step
 from flowrt.kernels.tiles.copies import merged
+from flowrt.traits import Arranged, traits_of
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression
@@ -107,7 +107,7 @@ class RowSpace:
 def folds_read_again(members: Sequence[Member], first: int) -> list[int]:
     """The folds, by number, whose results other members take."""
     taken = {n for _, operands, _, _ in members for n in operands}
-    return [n for n, member in enumerate(members, first) if member[0] in FOLDS and n in taken]
+    return [n for n, member in enumerate(members, first) if is_fold(member[0]) and n in taken]
 
 
 def row_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
@@ -117,7 +117,7 @@ def row_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> R
         op, operands, _, attrs = members[n - first]
         shape = specs[operands[0]].concrete
         axes = axes_of(specs[operands[0]], attrs)
-        if op not in ROW_FOLDS or not axes or min(axes) != len(shape) - len(axes):
+        if not reduces_rows(op) or not axes or min(axes) != len(shape) - len(axes):
             return None
         spaces.add(RowSpace(shape, len(axes)))
     return spaces.pop() if len(spaces) == 1 else None
@@ -146,11 +146,11 @@ class Reading:
     def _take(self, n: int) -> bool:
         op, operands, dtype, _ = self.members[n - self.first]
         before = self.kinds.get(operands[0])
-        if op in VIEWS and before is None:
+        if is_view(op) and before is None:
             return True  # a source, where it is taken
-        if op in FOLDS:
+        if is_fold(op):
             return self._fold(n)
-        if op in REPEATS or op in ALIASES:
+        if traits_of(op).view in (Arranged.REPEATED, Arranged.RESHAPED):
             return self._alias(n, before)
         kind = self._kind_of(self.specs[n].concrete)
         return kind is not None and self._make(n, op, operands, dtype, kind)
@@ -165,7 +165,7 @@ class Reading:
         if taken.concrete != self.space.shape:
             return False
         axes = axes_of(taken, attrs)
-        if op in ROW_FOLDS and len(axes) == self.space.along and min(axes) == len(self.space.bare):
+        if reduces_rows(op) and len(axes) == self.space.along and min(axes) == len(self.space.bare):
             made = self._make(n, op, operands, dtype, Kind.ENTRY)
             self.kinds[n] = Kind.KEPT if dict(attrs)["keepdims"] else Kind.BARE
             return made
@@ -181,7 +181,7 @@ class Reading:
             evenly = left == self.space.kept and before is (Kind.KEPT if dict(attrs)["keepdims"] else Kind.BARE)
         else:
             evenly = before is Kind.KEPT or (before is Kind.BARE and kind is not Kind.ENTRY)
-        if kind is None or not evenly or (op not in REPEATS and kind is Kind.ENTRY):
+        if kind is None or not evenly or (traits_of(op).view is not Arranged.REPEATED and kind is Kind.ENTRY):
             return False
         self.kinds[n], self.same[n] = kind, self.same.get(operands[0], operands[0])
         return True
@@ -334,10 +334,11 @@ def in_stages(
     entries: set[int] = set()
     views = views_of(members, first).difference(results)
     for n, (op, operands, _, _) in enumerate(members, first):
-        alone = specs[operands[0] if op in FOLDS else n].concrete != largest or op in ALIASES or op in VIEWS
+        taken = operands[0] if is_fold(op) else n
+        alone = specs[taken].concrete != largest or traits_of(op).view is not None
         before = max((stage[i] + (alone and i in entries) for i in operands), default=0)
-        stage.append(before + (op in FOLDS))
-        if not alone and op not in FOLDS:
+        stage.append(before + is_fold(op))
+        if not alone and not is_fold(op):
             entries.add(n)
         if n not in views:
             pieces.setdefault((before, not alone, n if alone else 0), []).append(n)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import GraphError
-from flowrt.kernels.language.folds import ROW_FOLDS, fold_of_row, held_dtype
+from flowrt.kernels.language.folds import fold_of_row, held_dtype, reduces_rows
 from flowrt.kernels.language.table import NARROW, Form, find_kernel, require_kernel
 
 Function: TypeAlias = Callable[..., Any]
@@ -39,7 +39,7 @@ class Member:
     @property
     def folds_row(self) -> bool:
         """Whether it makes one value of all that its operand comes to along a row; see `row_plan`."""
-        return self.op in ROW_FOLDS
+        return reduces_rows(self.op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def express(
 
 
 def _scalar_function(op: str, dtypes: Sequence[Any], device: str) -> Function:
-    if op in ROW_FOLDS:
+    if reduces_rows(op):
         return fold_of_row
     found = require_kernel(op, device, dtypes)
     if found.form is not Form.SCALARS:

@@ -13,19 +13,26 @@ import numpy as np
 
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import jitable
+from flowrt.traits import reduction_of
 
 
 def held_dtype(op: str, dtype: Any) -> np.dtype[Any]:
-    """The dtype that op ``op`` holds what it makes of many entries in: wide enough that none of many is lost."""
-    taken: np.dtype[Any] = np.dtype(dtype)
-    match op:
-        case "max" | "min":
-            return taken
-        case "any" | "all":
-            return np.dtype(bool)
-        case "mean":
-            return np.dtype(np.float64)
-    return np.dtype({"f": "float64", "u": "uint64"}.get(taken.kind, "int64"))
+    """The dtype that the reduction ``op`` holds what it makes of many entries in."""
+    reduction = reduction_of(op)
+    assert reduction is not None
+    return reduction.held(dtype)
+
+
+def reduces_rows(op: str) -> bool:
+    """Whether a member of an expression may make one of the entries of a row (`row_loops`) by ``op``."""
+    reduction = reduction_of(op)
+    return reduction is not None and reduction.in_rows
+
+
+def adds_up(op: str) -> bool:
+    """Whether ``op`` makes a sum or a mean of many entries."""
+    reduction = reduction_of(op)
+    return reduction is not None and reduction.adds
 
 
 def add_loosely(x: Any, y: Any) -> Any:
@@ -90,10 +97,6 @@ def _as_singles(singles: Callable[..., Any], others: Callable[..., Any]) -> Call
         return held + found[0, 0]
 
     return fold_along
-
-
-ROW_FOLDS = frozenset({"sum", "mean", "max", "min"})
-"""What members of an expression may make of the entries of a row (`row_loops`)."""
 
 
 def fold_of_row(entry: Any) -> Any:

@@ -197,7 +197,6 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 NARROW: dict[Callable[..., Any], Narrow] = {}  # by scalar functions that have one
-ALIASES: set[str] = set()  # ops whose output is their first input under another shape
 HOST_ONLY: set[str] = set()  # ops that have a CPU kernel and, on purpose, no CUDA twin
 REPLACED: list[Callable[[], None]] = []  # called where a program writes a kernel anew, by whoever keeps what they made
 JITABLES: list[Callable[..., Any]] = []  # helpers that kernels call, in order of definition
@@ -328,11 +327,6 @@ def pieces(op: str, layout: Layout, on: tuple[str, ...] = ("cpu", "cuda")) -> No
 
 def _nothing() -> None:
     """The function of kernels that are made of copies alone."""
-
-
-def alias(*ops: str) -> None:
-    """Say that the ops' output is their first input under another shape: nothing is computed."""
-    ALIASES.update(ops)
 
 
 def host_only(*ops: str) -> None:

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.spec import index_steps, normal_axes
-from flowrt.kernels.language.table import Attrs, Call, View, alias, host_only, jitable, kernel, pieces
+from flowrt.kernels.language.table import Attrs, Call, View, host_only, jitable, kernel, pieces
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
-
-alias("reshape", "expand_dims", "squeeze")
 
 
 def _transpose(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:

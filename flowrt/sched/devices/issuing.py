@@ -16,13 +16,12 @@ import numpy as np
 
 from flowrt.base.errors import FlowrtError, GraphError, SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
-from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.launch import STATUS, failure
 from flowrt.op import lookup
 from flowrt.sched.devices.device import DriverDevice
-from flowrt.sched.devices.kinds import UPDATES
 from flowrt.sched.devices.memory import DeviceArray
-from flowrt.sched.regions.regions import CONSTANT, READ, ROW_WRITES, WRITES, resource_of, resources_of, variable_spec
+from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
+from flowrt.traits import is_alias, traits_of, writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,14 +92,14 @@ class Issuer:
         if node.op == READ:
             spec = variable_spec(node)
             return (self._held(resource_of(node), spec).seen_as(spec),)
-        if node.op in WRITES:
+        if writes(node.op):
             self._write(position, node, inputs, run)
             return ()
         if node.op == "shape_of":
             return (np.array(inputs[0].shape, np.int64),)
         if node.op == "no_op":
             return ()
-        if node.op in ALIASES:
+        if is_alias(node.op):
             (spec,) = self._infer(node, inputs)
             return (self._here(inputs[0], node).seen_as(spec),)
         return self._compute(position, node, inputs, run)
@@ -172,16 +171,18 @@ class Issuer:
         """Carry out a write to variables that are held."""
         if run.failing:
             self._finish(run)
-        if node.op in ROW_WRITES:
+        update = traits_of(node.op).update
+        assert update is not None
+        if update.rows:
             self._write_rows(position, node, inputs, run)
             return
         name, spec, value = resource_of(node), variable_spec(node), self._here(inputs[0], node)
         if not spec.accepts(value.dtype, value.shape):
             raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {value.spec}")
-        if node.op in UPDATES:
+        if update.whole is not None:
             old = self._held(name, spec)
             updated = self._device.arena.empty(spec, f"variable {name[1]!r}")
-            kernel, _ = self._kernel(position, spec.dims, UPDATES[node.op], [spec, spec], lambda: [spec])
+            kernel, _ = self._kernel(position, spec.dims, update.whole, [spec, spec], lambda: [spec])
             self._launch(kernel, node, [old, value, updated], run)
             value = updated
         self._variables.begin(name, value.seen_as(spec))

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.device import HOST_KIND
 from flowrt.base.errors import GraphError
-from flowrt.kernels.language.table import ALIASES, find_kernel
+from flowrt.kernels.language.table import find_kernel
 from flowrt.sched.devices.names import HOST, check_names
 from flowrt.sched.regions.regions import CONSTANT, READ
+from flowrt.traits import Arranged, traits_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from flowrt.sched.devices.driver import Driver, Kind
 
-UPDATES = {"assign_add": "add", "assign_sub": "subtract"}
-"""What is written to a variable by the kernel of another op, of it and what comes."""
-WITHOUT_KERNEL = frozenset({CONSTANT, READ, "assign", "bring", "shape_of", "no_op"}) | ALIASES
+WITHOUT_KERNEL = frozenset({CONSTANT, READ, "assign", "bring", "shape_of", "no_op"})
 """What the scheduler does by itself on any device."""
 
 _log = logging.getLogger(__name__)
@@ -52,9 +51,10 @@ def supports(op: str, dtypes: Sequence[np.dtype[Any]], kind: str) -> bool:
     known = find_kind(kind)
     if known is None:
         return False
-    if op in UPDATES:
-        return known.supports(UPDATES[op], [dtypes[0]] * 3)
-    return op in WITHOUT_KERNEL or known.supports(op, dtypes)
+    traits = traits_of(op)
+    if traits.update is not None and traits.update.whole is not None:
+        return known.supports(traits.update.whole, [dtypes[0]] * 3)
+    return op in WITHOUT_KERNEL or traits.view is Arranged.RESHAPED or known.supports(op, dtypes)
 
 
 def open_drivers(names: Iterable[str]) -> dict[str, Driver | None]:

@@ -16,10 +16,10 @@ from numpy.lib.stride_tricks import as_strided
 
 from flowrt.base.spec import normal_axes
 from flowrt.kernels.composite.turn import Lookup
-from flowrt.kernels.language.table import ALIASES
 from flowrt.kernels.ops.slices import BEYOND
 from flowrt.sched.loops.making import MOST_ENTRIES, Entries, Making, Table, Unfit, Value, check_entries
 from flowrt.sched.loops.structured import COND, LOOP
+from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -45,7 +45,7 @@ def _indexed(body: Plan) -> set[int]:
     feeds = {i: i for i in range(len(body.feeds))}  # of the values that are feeds as they are
     found: set[int] = set()
     for node, first in zip(body.nodes, body.value_starts(), strict=False):
-        if node.op in ALIASES and node.inputs[0] in feeds:
+        if is_alias(node.op) and node.inputs[0] in feeds:
             feeds[first] = feeds[node.inputs[0]]
         read = node.inputs[:1] if node.op == "take" else _indexed_inside(node)
         found |= {feeds[value] for value in read if value in feeds}

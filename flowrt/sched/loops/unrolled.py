@@ -18,7 +18,6 @@ import numpy as np
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.kernels.composite.turn import LEAST_LANES
 from flowrt.kernels.language.expression import COSTLY
-from flowrt.kernels.language.table import ALIASES
 from flowrt.sched.loops.lookups import entries_of, part_of, taken
 from flowrt.sched.loops.making import (
     MOST_ENTRIES,
@@ -36,6 +35,7 @@ from flowrt.sched.loops.making import (
     numbered,
 )
 from flowrt.sched.loops.structured import COND, LOOP, longest_seconds
+from flowrt.traits import Reduction, is_alias, reduction_of
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -78,15 +78,18 @@ def follow(making: Making, body: Plan, inputs: Sequence[Value], guard: int | Non
 
 
 def _apply(name: str, op: _Op) -> Sequence[Value]:
-    if name not in _IN_PLACE:
+    if name not in _IN_PLACE and not is_alias(name):
         op = replace(op, inputs=[entries_of(op.making, value) for value in op.inputs])
     several = _SEVERAL.get(name)
     if several is not None:
         return several(op)
-    if name in ALIASES:
+    if is_alias(name):
         return [_reshaped(op.inputs[0], _known(op))]
-    compute = _ENTRIES.get(name)
-    made = _entrywise(name, op.making, op.inputs, op.dtype) if compute is None else compute(op)
+    compute, reduction = _ENTRIES.get(name), reduction_of(name)
+    if reduction is not None and reduction.in_rows:
+        made: Entries | Table = _reduced(op, reduction)
+    else:
+        made = _entrywise(name, op.making, op.inputs, op.dtype) if compute is None else compute(op)
     if isinstance(made, Table):
         return [made]
     check_entries(made.size)
@@ -255,13 +258,16 @@ def _fold(making: Making, name: str, entries: Sequence[int], dtype: np.dtype[Any
     return int(left[0])
 
 
-def _reduced(op: _Op, name: str) -> Entries:
+def _reduced(op: _Op, reduction: Reduction) -> Entries:
     value = op.inputs[0]
     axes = tuple(normal_axes(op.attrs["axis"], value.ndim))
     last = np.moveaxis(value, axes, range(value.ndim - len(axes), value.ndim))
     kept = last.shape[: value.ndim - len(axes)]
-    folded = [_fold(op.making, name, row, op.dtype) for row in _rows(last, kept)]
-    out = np.array(folded, np.int64).reshape(kept)
+    folded = [_fold(op.making, reduction.by, row, op.dtype) for row in _rows(last, kept)]
+    out: Entries = np.array(folded, np.int64).reshape(kept)
+    if reduction.mean:
+        size = op.making.constant(np.array(value.size // max(out.size, 1), op.dtype))
+        out = _entrywise("divide", op.making, [out, size], op.dtype)
     return np.expand_dims(out, axes) if op.attrs["keepdims"] else out
 
 
@@ -269,12 +275,6 @@ def _rows(value: Entries, kept: tuple[int, ...]) -> list[list[int]]:
     if not value.size:
         raise Unfit("a fold of no entries")
     return [[int(n) for n in row] for row in value.reshape(math.prod(kept), -1)]
-
-
-def _mean(op: _Op) -> Entries:
-    total = _reduced(op, "add")
-    size = op.inputs[0].size // max(total.size, 1)
-    return _entrywise("divide", op.making, [total, op.making.constant(np.array(size, op.dtype))], op.dtype)
 
 
 def _summed_to(op: _Op) -> Entries:
@@ -338,7 +338,7 @@ def _one_hot(op: _Op) -> Entries:
     return np.concatenate([ones, np.full((*indices.shape, depth - named), zero)], axis=-1)
 
 
-_IN_PLACE = frozenset({COND, LOOP, "fused", "take", "getitem", "shape_of", "full_like", *ALIASES})
+_IN_PLACE = frozenset({COND, LOOP, "fused", "take", "getitem", "shape_of", "full_like"})
 _SEVERAL: dict[str, Callable[[_Op], Sequence[Value]]] = {
     COND: _branch,
     LOOP: _loop,
@@ -360,10 +360,6 @@ _ENTRIES: dict[str, Callable[[_Op], Value]] = {
     "full": lambda op: np.broadcast_to(op.inputs[1], _known(op)),
     "full_like": lambda op: np.broadcast_to(op.inputs[1], op.inputs[0].shape),
     "spread": _repeated,
-    "sum": lambda op: _reduced(op, "add"),
-    "max": lambda op: _reduced(op, "maximum"),
-    "min": lambda op: _reduced(op, "minimum"),
-    "mean": _mean,
     "sum_to": _summed_to,
     "add_n": _summed,
     "matmul": _product,

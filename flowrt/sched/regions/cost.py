@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowrt.sched.regions.regions import ROW_WRITES
+from flowrt.traits import writes_rows
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -54,7 +54,7 @@ def _bytes(op: str, specs: Sequence[Spec]) -> int:
         return specs[1].nbytes + 2 * specs[2].nbytes
     if op == "bag":
         return specs[1].nbytes + specs[2].nbytes + specs[1].size * specs[0].nbytes // max(specs[0].concrete[0], 1)
-    if op in ROW_WRITES:
+    if writes_rows(op):
         return sum(spec.nbytes for spec in specs[:3]) + 2 * len(specs[3:]) * specs[0].nbytes
     return sum(spec.nbytes for spec in specs)
 

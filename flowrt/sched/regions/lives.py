@@ -15,9 +15,9 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.spec import Spec, value_known
-from flowrt.kernels.language.table import ALIASES
 from flowrt.op import lookup
-from flowrt.sched.regions.regions import CONSTANT, READ, WRITES, Name, Region, resources_of, variable_spec
+from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, variable_spec
+from flowrt.traits import Arranged, is_alias, traits_of, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 SMALL = 64  # bytes: a line of memory
-IDLE = frozenset({"sum_to", "broadcast_to"})  # do nothing where the shape is already what is asked for
 
 
 class DataDependent(SpecError):
@@ -116,7 +115,7 @@ def find_lives(plan: Plan, region: Region, inputs: Sequence[Spec]) -> Lives:
             for value, spec in zip(values, outputs, strict=True):
                 lives.know(value, _frozen(spec))
             continue  # it reads nothing when the tape runs
-        elif node.op == READ or node.op in WRITES:
+        elif node.op == READ or writes(node.op):
             _touch(lives, node, index)
         for value in node.inputs:
             lives.of[lives.roots[value]].last = index
@@ -143,8 +142,9 @@ def _infer(lives: Lives, node: PlanNode) -> tuple[Spec, ...]:
 
 def _shares(lives: Lives, node: PlanNode, output: Spec) -> bool:
     """Whether the output is the first input as it lies in memory: always, or since there is nothing to do."""
-    if node.op not in IDLE:
-        return node.op in ALIASES
+    traits = traits_of(node.op)
+    if not traits.idle_if_alike:
+        return traits.view is Arranged.RESHAPED
     source = lives.specs[node.inputs[0]]
     return (source.dtype, source.dims) == (output.dtype, output.dims)
 
@@ -160,7 +160,7 @@ def _touch(lives: Lives, node: PlanNode, index: int) -> None:
 
 def _inferred_whole(node: PlanNode, outputs: Sequence[Spec]) -> bool:
     """Whether inference alone has found all that the node computes, as it does of shapes and their arithmetic."""
-    if not outputs or node.op in ALIASES or lookup(node.op).stateful:
+    if not outputs or is_alias(node.op) or lookup(node.op).stateful:
         return False
     return all(spec.dtype.kind in "iu" and value_known(spec.value) and _fits(spec) for spec in outputs)
 

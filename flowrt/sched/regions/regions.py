@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from flowrt.base.parameters import SIZES, size_positions
 from flowrt.base.spec import Spec, value_known
 from flowrt.op import lookup
+from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -35,9 +36,6 @@ Name: TypeAlias = tuple[str, str]
 Markers: TypeAlias = int  # a set of markers, as bits
 
 CONSTANT, READ = "constant", "read_variable"
-ROW_WRITES = frozenset({"add_rows", "assign_rows", "momentum_rows", "adagrad_rows", "rmsprop_rows", "adam_rows"})
-"""Ops whose kernels read and write the variables they name where these lie."""
-WRITES = frozenset({"assign", "assign_add", "assign_sub"}) | ROW_WRITES
 REVIVING = frozenset({"merge", "send"})  # what follows these may be alive although something before them is dead
 
 
@@ -233,7 +231,7 @@ def _region(edges: _Edges, home: Sequence[int], nodes: Sequence[int]) -> Region:
         outputs=tuple(outputs),
         control=tuple(control),
         reads=_resources(node for node in members if node.op == READ),
-        writes=_resources(node for node in members if node.op in WRITES),
+        writes=_resources(node for node in members if writes(node.op)),
         shape_inputs=_shape_inputs(edges, nodes, inputs),
     )
 

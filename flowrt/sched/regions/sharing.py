@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowrt.kernels.language.table import Form, View
-from flowrt.sched.regions.regions import READ, WRITES, Name
+from flowrt.sched.regions.regions import READ, Name
+from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep, Application
@@ -41,7 +42,7 @@ class Sharing:
 
     def written(self, lives: Lives, name: Name) -> list[int]:
         """The places where a variable is written, in order."""
-        return [self.carried.get(i, i) for i in lives.touches[name] if lives.node(i).op in WRITES]
+        return [self.carried.get(i, i) for i in lives.touches[name] if writes(lives.node(i).op)]
 
 
 def share(lives: Lives, applications: Mapping[int, Application]) -> Sharing:
@@ -91,7 +92,7 @@ def _untouched(lives: Lives, touches: Sequence[int], number: int, root: int) -> 
     """Whether nothing uses a variable between the making of ``root`` and its assignment, which is the ``number``-th
     use, and nothing writes it again while ``root`` is needed."""
     life = lives.of[root]
-    again = next((i for i in touches[number + 1 :] if lives.node(i).op in WRITES), None)
+    again = next((i for i in touches[number + 1 :] if writes(lives.node(i).op)), None)
     before = touches[number - 1] if number else -1
     return before < life.first and (again is None or again > life.last)
 

@@ -35,19 +35,11 @@ from flowrt.sched.loops.nesting import apply_structured
 from flowrt.sched.loops.structured import PURE_STRUCTURED
 from flowrt.sched.regions.cost import Cost, predict
 from flowrt.sched.regions.lives import Lives, find_lives
-from flowrt.sched.regions.regions import (
-    READ,
-    ROW_WRITES,
-    WRITES,
-    Name,
-    Region,
-    resource_of,
-    resources_of,
-    variable_spec,
-)
+from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resources_of, variable_spec
 from flowrt.sched.regions.sharing import Sharing, share
 from flowrt.sched.tape.gathering import gather
 from flowrt.sched.tape.schedule import control
+from flowrt.traits import traits_of, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -55,7 +47,6 @@ if TYPE_CHECKING:
     from flowrt.kernels.store.background import Order
 
 WORDS_SLOT, ARENA_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2, 3
-UPDATES = {"assign_add": "add", "assign_sub": "subtract"}  # op that writes → the kernel's op on (variable, value)
 
 NO_BYTES = Spec("uint8", (0,))
 NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
@@ -331,7 +322,7 @@ class _Recorder:
         for index, node, values in lives.nodes():
             if node.op == READ:
                 self._read(node, index, values[0])
-            elif node.op in WRITES:
+            elif writes(node.op):
                 if index not in self.sharing.carried:
                     self._write(node, index)
             elif index in self.applications:
@@ -353,7 +344,9 @@ class _Recorder:
         self._copy(index, self.memory[name], self._home(value), self.lives.specs[value], node.control)
 
     def _write(self, node: PlanNode, index: int) -> None:
-        if node.op in ROW_WRITES:
+        update = traits_of(node.op).update
+        assert update is not None
+        if update.rows:
             homes = [self.homes[self.lives.roots[v]] for v in node.inputs]
             homes += [self.memory[name] for name in resources_of(node)]
             specs = [*self.lives.operands(index), *(variable_spec(node) for _ in resources_of(node))]
@@ -362,10 +355,10 @@ class _Recorder:
             return
         memory, value = self.memory[resource_of(node)], self.homes[self.lives.roots[node.inputs[0]]]
         spec = self.lives.specs[node.inputs[0]]
-        if node.op not in UPDATES:
+        op, specs = update.whole, [spec] * 3
+        if op is None:
             self._copy(index, value, memory, spec, node.control)
             return
-        op, specs = UPDATES[node.op], [spec] * 3
         self._launch(index, op, _apply(self.lives, index, op, specs, 2), [memory, value, memory], specs, node.control)
 
     def _copy(self, index: int, source: _Storage, target: _Storage, spec: Spec, control: tuple[int, ...]) -> None:

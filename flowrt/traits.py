@@ -1,0 +1,133 @@
+"""What is true of an op by itself, for those who rewrite, fuse and schedule ops without knowing them by name.
+
+Law: pure. Each fact is stated once, at the op's ``@op(...)``, and asked for by name; nobody keeps lists of ops. What
+its kernels cost is stated where they are registered (`flowrt.kernels.language.table.Facts`).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, TypedDict
+
+import numpy as np
+
+from flowrt.base.valueclass import valueclass
+
+
+@valueclass
+class Reduction:
+    """One of many entries, along the axes ``attrs["axis"]``: the op ``by`` combines two of them, in any order.
+
+    A mean is a sum divided by the number of entries. What is made of each row ``in_rows`` may be read again by what
+    else is computed along the row; such a reduction makes of a single entry that entry.
+    """
+
+    by: str
+    mean: bool = False
+    in_rows: bool = False
+
+    @property
+    def adds(self) -> bool:
+        """Whether it is a sum or a mean."""
+        return self.by == "add"
+
+    def held(self, dtype: Any) -> np.dtype[Any]:
+        """The dtype that what many entries of ``dtype`` come to is held in: wide enough that none of them is lost."""
+        taken: np.dtype[Any] = np.dtype(dtype)
+        match self.by:
+            case "maximum" | "minimum":
+                return taken
+            case "logical_or" | "logical_and":
+                return np.dtype(bool)
+        wide = {"f": "float64", "u": "uint64"}.get(taken.kind, "int64")
+        return np.dtype("float64" if self.mean else wide)
+
+
+class Arranged(Enum):
+    """How the entries of an output are those of the first input."""
+
+    RESHAPED = "all of them in their order, under another shape: nothing is computed"
+    REPEATED = "each as often as a larger shape asks for"
+    PART = "some of them"
+
+
+@valueclass
+class VariableUpdate:
+    """A variable is written, or of several that an optimiser keeps together some ``rows``, by a kernel that sees them.
+
+    ``by`` is the op on what it held and what is given, where that tells what it holds then.
+    """
+
+    by: str | None = None
+    rows: bool = False
+
+    @property
+    def whole(self) -> str | None:
+        """The op that makes all of what the variable holds then, of what it held and what is given."""
+        return None if self.rows else self.by
+
+    @property
+    def commutes(self) -> bool:
+        """Whether it does not matter which of two such updates comes first."""
+        return self.by is not None
+
+
+@valueclass
+class Contraction:
+    """Sums of products, as matrices and convolutions are made of; an epilogue may go over their entries.
+
+    ``biased`` is the op that adds a vector to each row and then, if asked, applies relu.
+    """
+
+    biased: str | None = None
+
+
+@valueclass
+class Traits:
+    """The facts of one op; None where it is none of that kind."""
+
+    reduction: Reduction | None = None
+    view: Arranged | None = None
+    update: VariableUpdate | None = None
+    contraction: Contraction | None = None
+    idle_if_alike: bool = False  # where its first input is of the output's shape, it is the output
+
+
+class Stated(TypedDict, total=False):
+    """The facts as ``@op(...)`` takes them: fields of `Traits` by name."""
+
+    reduction: Reduction
+    view: Arranged
+    update: VariableUpdate
+    contraction: Contraction
+    idle_if_alike: bool
+
+
+NONE = Traits()
+TRAITS: dict[str, Traits] = {}
+
+
+def traits_of(op: str) -> Traits:
+    """What was stated of the op of that name; it need not exist."""
+    return TRAITS.get(op, NONE)
+
+
+def reduction_of(op: str) -> Reduction | None:
+    """How the op makes one of many entries, if it does."""
+    return traits_of(op).reduction
+
+
+def writes(op: str) -> bool:
+    """Whether the op writes a variable."""
+    return traits_of(op).update is not None
+
+
+def writes_rows(op: str) -> bool:
+    """Whether the op's kernel reads and writes the variables that it names where these lie."""
+    update = traits_of(op).update
+    return update is not None and update.rows
+
+
+def is_alias(op: str) -> bool:
+    """Whether the op's output is its first input under another shape, so that nothing is computed."""
+    return traits_of(op).view is Arranged.RESHAPED
