@@ -22,7 +22,7 @@ from flowrt.base.parameters import as_called, parameters_of
 from flowrt.base.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.base.spec import NAMES, Spec, as_dtype
 from flowrt.base.tracebacks import shorten
-from flowrt.traits import TRAITS, Stated, Traits
+from flowrt.base.traits import TRAITS, Stated, Traits
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr

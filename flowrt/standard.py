@@ -1,7 +1,8 @@
 """The standard kernels: what the bundle of a machine holds, so that most programs never wait for the compiler.
 
-Two lists say it: elementwise ops by the dtypes they are usually of, and the tapes of typical programs, each optimiser's
-training step among them. A kernel does not depend on sizes, so a program of any size of the same kind finds its own.
+They are elementwise ops of the dtypes that these are usually of, as is stated with their kernels, and the tapes of
+typical programs, each optimiser's training step among them. A kernel does not depend on sizes, so a program of any size
+of the same kind finds its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from flowrt.kernels.composite.epilogue import EpilogueStep
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.composite.nested import NestedStep
 from flowrt.kernels.fusion.fused import ordered_variants
+from flowrt.kernels.language.table import FACTS
 from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.kernels.ops.combining import summing
 from flowrt.kernels.store.objects import Variant, symbol_of
@@ -41,13 +43,6 @@ if TYPE_CHECKING:
     from flowrt.kernels.store.objects import Part
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
-ARITHMETIC = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "floor_divide", "remainder", "pow")
-COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
-FUNCTIONS: Sequence[str] = (
-    *("negative", "abs", "sign", "exp", "log", "expm1", "log1p", "sin", "cos", "erf", "sqrt", "rsqrt", "square"),
-    *("reciprocal", "tanh", "sigmoid", "relu", "floor", "ceil", "round", "isnan", "isfinite"),
-)
-LOGIC = ("logical_and", "logical_or", "logical_xor")
 CASTS = ((I32, F32), (I64, F32), (BOOL, F32), (F32, I32), (F32, I64), (F32, F64), (F64, F32), (I64, I32), (I32, I64))
 ROWS, COLUMNS, WIDE = 64, 10, 64  # large enough for fusion to be worth a compilation
 
@@ -74,17 +69,9 @@ def standard_tiles() -> Iterator[Part]:
 
 
 def _of_elements() -> Iterator[Variant]:
-    for names, dtypes, count in (
-        (ARITHMETIC, (F32, F64, I32, I64), 2),
-        (COMPARISONS, (F32, F64, I32, I64), 2),
-        (FUNCTIONS, (F32, F64), 1),
-        (("negative", "abs", "sign", "square"), (I32, I64), 1),
-        (LOGIC, (BOOL,), 2),
-        (("logical_not",), (BOOL,), 1),
-    ):
-        for name in names:
-            for dtype in dtypes:
-                yield from _steps(name, [Spec(dtype, (ROWS,))] * count, {})
+    for name, facts in FACTS.items():
+        for dtype in facts.usual:
+            yield from _steps(name, [Spec(dtype, (ROWS,))] * len(lookup(name).tensors), {})
     for dtype in (F32, F64, I32, I64, BOOL):
         yield from _steps("where", [Spec(BOOL, (ROWS,)), Spec(dtype, (ROWS,)), Spec(dtype, (ROWS,))], {})
         yield from _steps("transpose", [Spec(dtype, (ROWS, COLUMNS))], {"axes": (1, 0)})

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from flowrt.base.traits import Stated
     from flowrt.graph import Node, Tensor
     from flowrt.op import Op
-    from flowrt.traits import Stated
 
     P = ParamSpec("P")
     R = TypeVar("R", covariant=True)

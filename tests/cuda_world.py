@@ -17,12 +17,12 @@ from op_examples import EXAMPLES, Example
 import flowrt.ops as fr
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
+from flowrt.base.traits import is_alias
 from flowrt.graph import Graph, Node
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import run_kernel
 from flowrt.session.eager import evaluate
-from flowrt.traits import is_alias
 
 RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
 

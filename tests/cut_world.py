@@ -16,6 +16,7 @@ import numpy as np
 
 import flowrt as fr
 from flowrt.base.spec import Spec
+from flowrt.base.traits import is_alias
 from flowrt.graph import Graph
 from flowrt.kernels.fusion.program import fused_kernel
 from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, find_kernel
@@ -23,7 +24,6 @@ from flowrt.kernels.launch import ENTRY_TYPE, Application, Operand, Step, apply_
 from flowrt.kernels.tiles.micro import native
 from flowrt.op import REGISTRY
 from flowrt.session.eager import evaluate
-from flowrt.traits import is_alias
 
 Array = np.ndarray[Any, Any]
 Cut = tuple[int, int]

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from flowrt.base.traits import TRAITS
 from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.fusion import fused
-from flowrt.kernels.language.table import HOST_ONLY, KERNELS
+from flowrt.kernels.language.table import FACTS, HOST_ONLY, KERNELS
 from flowrt.kernels.store import background
-from flowrt.traits import TRAITS
 
 if TYPE_CHECKING:
     import pytest
@@ -34,7 +34,7 @@ def compile_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_tables() -> Iterator[None]:
     """Undo, at the end, what is registered inside."""
     kernels = {key: list(found) for key, found in KERNELS.items()}
-    host_only, traits = set(HOST_ONLY), dict(TRAITS)
+    host_only, facts, traits = set(HOST_ONLY), dict(FACTS), dict(TRAITS)
     try:
         yield
     finally:
@@ -42,5 +42,6 @@ def own_tables() -> Iterator[None]:
         KERNELS.update(kernels)
         HOST_ONLY.clear()
         HOST_ONLY.update(host_only)
-        TRAITS.clear()
-        TRAITS.update(traits)
+        for stated, before in ((FACTS, facts), (TRAITS, traits)):
+            stated.clear()
+            stated.update(before)

@@ -23,7 +23,7 @@ FLOOR = [
     "base/plain",
     "base/device",
     "base/codec",
-    "traits",
+    "base/traits",
     "base/plan",
     "base/attributes",
     "base/alike",

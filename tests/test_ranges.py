@@ -24,7 +24,7 @@ from cut_world import (
 from op_examples import EXAMPLES, Example
 
 import flowrt as fr
-from flowrt.kernels.language.expression import COSTLY
+from flowrt.kernels.language.table import is_costly
 
 CUTS = 6  # of each kernel
 
@@ -40,7 +40,7 @@ def test_ranges_make_the_same_bits_as_the_whole(example: Example) -> None:
             assert are_same(parts, whole), node.op.name
 
 
-ENTRYWISE = [*elementwise_ops("float32"), *(what for what in elementwise_ops("float64") if what.name in COSTLY)]
+ENTRYWISE = [*elementwise_ops("float32"), *(what for what in elementwise_ops("float64") if is_costly(what.name))]
 GROUPS = [random_group(seed, "float32") for seed in range(3)]
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.spec import Spec
+from flowrt.base.traits import Arranged
 from flowrt.graph import as_node, control_dependencies, current_graph
 from flowrt.op import building, no_gradient, op
 from flowrt.ops.elementwise import equal
-from flowrt.traits import Arranged
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Shape, Spec
+from flowrt.base.traits import Contraction
 from flowrt.op import no_gradient, op
 from flowrt.ops.inference import broadcast
 from flowrt.ops.shape import expand_dims, reshape, squeeze
-from flowrt.traits import Contraction
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

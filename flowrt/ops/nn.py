@@ -12,6 +12,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, normal_axes, pair, sliding
+from flowrt.base.traits import Contraction
 from flowrt.op import no_gradient, op
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
@@ -23,7 +24,6 @@ from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import ones_like, shape_of
-from flowrt.traits import Contraction
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Padding, Pair

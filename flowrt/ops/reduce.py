@@ -16,6 +16,7 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, normal_axes
+from flowrt.base.traits import Arranged, Reduction
 from flowrt.op import no_gradient, op
 from flowrt.ops.elementwise import (
     add,
@@ -33,7 +34,6 @@ from flowrt.ops.elementwise import (
 from flowrt.ops.flow import stop_gradient
 from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
-from flowrt.traits import Arranged, Reduction
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Axes

@@ -21,6 +21,7 @@ from flowrt.base.partitioning import Partition, row_bounds
 from flowrt.base.plain import as_dtype_of, default_array, fitting_array
 from flowrt.base.spec import NAMES, Spec, as_dtype
 from flowrt.base.tracebacks import brief
+from flowrt.base.traits import VariableUpdate
 from flowrt.graph import (
     Graph,
     Resource,
@@ -41,7 +42,6 @@ from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant
 from flowrt.ops.starting import check_start, rows_of
-from flowrt.traits import VariableUpdate
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device

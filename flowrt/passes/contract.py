@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError
+from flowrt.base.traits import TRAITS
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.step import FED, Ref, Step, StepNode, guards_of, in_order
-from flowrt.traits import TRAITS
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.traits import Arranged, reduction_of, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
 from flowrt.passes.fuse import Fusible, markers, moved, outside
 from flowrt.passes.sizes import Sizes
 from flowrt.passes.step import NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
-from flowrt.traits import Arranged, reduction_of, traits_of
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr

@@ -17,11 +17,11 @@ import numpy as np
 from flowrt.base.errors import GraphError
 from flowrt.base.plan import Plan, PlanNode
 from flowrt.base.spec import Spec
+from flowrt.base.traits import writes
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.ops.body import has_effect
 from flowrt.ops.control import choose, loop, stateful_cond, stateful_loop
-from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr

@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flowrt.base.traits import Arranged, traits_of
 from flowrt.op import lookup
 from flowrt.ops.fused import parts_of
 from flowrt.passes.fuse import MAX_INPUTS, Fusible, markers, member_of, moved, outside, users_of
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
-from flowrt.traits import Arranged, traits_of
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr

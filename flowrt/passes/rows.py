@@ -12,8 +12,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from flowrt.base.spec import normal_axes
+from flowrt.base.traits import Arranged
 from flowrt.base.valueclass import valueclass
-from flowrt.traits import Arranged
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape

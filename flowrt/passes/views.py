@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.spec import index_steps
+from flowrt.base.traits import Arranged
 from flowrt.op import lookup
 from flowrt.passes.step import Step, StepNode, in_order, keep_needed
-from flowrt.traits import Arranged
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device

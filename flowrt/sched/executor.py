@@ -18,6 +18,7 @@ import numpy as np
 from flowrt.base.collection import held_back
 from flowrt.base.errors import ResourceError
 from flowrt.base.spec import Spec, spec_of
+from flowrt.base.traits import writes
 from flowrt.kernels.launch import STATUS
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
@@ -31,7 +32,6 @@ from flowrt.sched.tape.direct import Numbers, direct_plan
 from flowrt.sched.tape.interrupts import Noted, Unbroken
 from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes, address
 from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
-from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan

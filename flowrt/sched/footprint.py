@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
+from flowrt.base.traits import is_alias, writes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import apply_kernel
 from flowrt.op import lookup
@@ -27,7 +28,6 @@ from flowrt.sched.regions.lives import DataDependent
 from flowrt.sched.regions.regions import READ, Name, Region, resources_of, variable_spec
 from flowrt.sched.tape.recording import Recording, residents
 from flowrt.sched.units import Action, Unit, connect
-from flowrt.traits import is_alias, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode

@@ -19,6 +19,7 @@ from flowrt.base.attributes import attr_key
 from flowrt.base.errors import FlowrtError, GraphError, ResourceError, SpecError, StepCancelled
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
+from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
@@ -26,7 +27,6 @@ from flowrt.sched.loops.structured import STACKING, STRUCTURED, Rows, interpret
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
-from flowrt.traits import is_alias, traits_of, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError, how_to_bring
+from flowrt.base.traits import is_alias, writes
 from flowrt.kernels.language.table import KERNELS
 from flowrt.sched.effects import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
 from flowrt.sched.machine import Enter, Kind, Topology
 from flowrt.sched.regions.regions import READ, Name, Region, find_regions, resources_of
-from flowrt.traits import is_alias, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode

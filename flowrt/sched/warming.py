@@ -13,6 +13,7 @@ from flowrt.base.device import is_apart
 from flowrt.base.errors import FlowrtError
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec
+from flowrt.base.traits import is_alias, writes_rows
 from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import Prepared, apply_kernel
 from flowrt.kernels.store.compiling import batch
@@ -21,7 +22,6 @@ from flowrt.kernels.store.objects import loop_address, nested_address
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import PURE_STRUCTURED
 from flowrt.sched.regions.regions import resources_of, variable_spec
-from flowrt.traits import is_alias, writes_rows
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode

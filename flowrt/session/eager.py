@@ -22,11 +22,11 @@ from flowrt.base.attributes import Attr, attr_key, frozen
 from flowrt.base.errors import FlowrtError, GraphError, SpecError, user_site
 from flowrt.base.plain import as_dtype_of
 from flowrt.base.spec import Spec, spec_of
+from flowrt.base.traits import is_alias
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import REPLACED
 from flowrt.op import Op, lookup, set_eager_builder
 from flowrt.sched.loops.structured import STRUCTURED, interpret
-from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.base.alike import Known

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.pages import is_held
+from flowrt.base.traits import writes_rows
 from flowrt.sched.regions.regions import READ
-from flowrt.traits import writes_rows
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph, Node, Resource, Tensor

@@ -20,13 +20,13 @@ from flowrt.base.errors import (
     ResourceError,
 )
 from flowrt.base.spec import Spec
+from flowrt.base.traits import is_alias
 from flowrt.kernels.store.building import build_standard_kernels
 from flowrt.passes import Compiled, Ends, compile_step
 from flowrt.sched.executor import Executor
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.runs.loopback import Loopback
 from flowrt.session.eager import evaluate
-from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan

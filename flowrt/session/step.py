@@ -18,6 +18,7 @@ import numpy as np
 from flowrt.base.errors import FeedError, LinkBroken, NodeLost, user_site
 from flowrt.base.plan import resources_in
 from flowrt.base.tracebacks import shorten
+from flowrt.base.traits import writes
 from flowrt.base.valueclass import valueclass
 from flowrt.graph import Tensor
 from flowrt.kernels.run.direct import Direct
@@ -25,7 +26,6 @@ from flowrt.progress import Activity
 from flowrt.session.feeds import as_feed
 from flowrt.session.runners import Registered, Runner, compile_for
 from flowrt.structure import LEAF, Structure
-from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph

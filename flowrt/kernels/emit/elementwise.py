@@ -35,7 +35,7 @@ from flowrt.kernels.emit.abi import ENTRY, ONE, WORD, ZERO, operand_address, poi
 from flowrt.kernels.emit.compose import Composition, Independent, infer_types
 from flowrt.kernels.emit.folds import GROUP, Folding, add_groups, add_lanes, no_lanes
 from flowrt.kernels.emit.odometer import in_blocks, larger, outer_position, rows_between, smaller
-from flowrt.kernels.language.expression import COSTLY, Expression, narrowed
+from flowrt.kernels.language.expression import Expression, narrowed
 
 BLOCK = 1024  # elements that are computed before their values are folded by loops behind, or looked at before
 SIDE_BY_SIDE, WHOLE = 4, 32  # vectors that are computed side by side, and elements that are whole ones everywhere
@@ -48,11 +48,7 @@ def _is_costly(expression: Expression) -> bool:
     widens = any(
         held.itemsize > dtypes[n].itemsize for (n, _), held in zip(expression.folds, expression.held, strict=True)
     )
-    return widens and (len(expression.members) > CHEAP or _has_long_chains(expression))
-
-
-def _has_long_chains(expression: Expression) -> bool:
-    return any(member.op in COSTLY for member in expression.members)
+    return widens and (len(expression.members) > CHEAP or expression.costly)
 
 
 def scalar_loops(expression: Expression, pattern: Sequence[int]) -> Any:
@@ -145,7 +141,7 @@ class _Loops:
     def _range(self, cases: Sequence[Sequence[Any]]) -> None:
         """Compute the elements of the range. Those of a single row, as short ones mostly are, cost nothing beside."""
         builder = self._builder
-        if _has_long_chains(self._composition.expression):  # beside which a look at dims and strides is nothing
+        if self._composition.expression.costly:  # beside which a look at dims and strides is nothing
             self._odometer(cases)
             return
         with builder.if_else(builder.icmp_signed("==", self._outer_dims, ZERO)) as (then, otherwise):
@@ -281,7 +277,7 @@ class _Loops:
         Long chains fill the processor where several vectors go through them; what is left over has a loop of its own.
         """
         first = ZERO
-        if _has_long_chains(self._composition.expression):
+        if self._composition.expression.costly:
             first = self._builder.and_(count, ir.Constant(WORD, -WHOLE))
             with independent.loop(self._builder, first, interleaved=SIDE_BY_SIDE) as index:
                 yield index

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from flowrt.kernels.fusion.program import CACHED, is_fold, views_of, with_views
-from flowrt.kernels.language.expression import COSTLY
+from flowrt.kernels.language.table import is_costly
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -25,7 +25,7 @@ def cut_chains(
     specs: Sequence[Spec], members: Sequence[Member], results: Collection[int], first: int
 ) -> list[list[int]]:
     """The members, by number, in pieces with one costly op each; nothing where they are better left together."""
-    costly = [n for n, member in enumerate(members, first) if member[0] in COSTLY]
+    costly = [n for n, member in enumerate(members, first) if is_costly(member[0])]
     if len(costly) < 2 or specs[costly[0]].size < FEW:
         return []
     stages = _stages(members, first, costly)
@@ -51,7 +51,7 @@ def _stages(members: Sequence[Member], first: int, costly: Sequence[int]) -> lis
     readers: dict[int, int] = {}  # the first piece that takes each
     for n in reversed(range(first, first + len(members))):
         op, operands, _, _ = members[n - first]
-        if op not in COSTLY and not is_fold(op) and n in readers:
+        if not is_costly(op) and not is_fold(op) and n in readers:
             stages[n - first] = max(stages[n - first], readers[n])
         for i in operands:
             readers[i] = min(readers.get(i, len(costly)), stages[n - first])

@@ -43,7 +43,7 @@ from flowrt.kernels.fusion.program import (
 from flowrt.kernels.fusion.rowwise import folds_read_again, in_stages, kept_entries, whole_rows
 from flowrt.kernels.fusion.short_rows import are_costly, needs_copy, needs_launch
 from flowrt.kernels.fusion.stretches import in_stretches, side_by_side, totals_for_each
-from flowrt.kernels.language.table import Call, Form, View, host_only, kernel
+from flowrt.kernels.language.table import Call, Form, View, host_only, kernel, product_flops
 from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import Order
@@ -280,7 +280,7 @@ def _with_ends(variant: Variant) -> list[Variant]:
 # ── products and what goes over their entries ────────────────────────────────────────────────────────────────────────
 
 
-@kernel("with_epilogue", form=Form.PROGRAM)
+@kernel("with_epilogue", form=Form.PROGRAM, flops=product_flops)
 def apply_with_epilogue(
     inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
 ) -> Application:

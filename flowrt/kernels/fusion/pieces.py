@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.spec import Spec
+from flowrt.base.traits import is_alias
 from flowrt.kernels.launch import COPY_OP, Application, apply_kernel
-from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.kernels.fusion.program import Member, Whole

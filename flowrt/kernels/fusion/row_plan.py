@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.expression import COSTLY, Expression
 from flowrt.kernels.language.folds import adds_up
 
-SLOW = frozenset({"divide", "sqrt", "rsqrt", "reciprocal", "floor_divide", "remainder"})
+if TYPE_CHECKING:
+    from flowrt.kernels.language.expression import Expression
+
 KEEPING = 4
 """What it may cost to compute an entry again, in additions or reads: to keep it costs a write and a read."""
 
@@ -165,7 +166,6 @@ class _Planning:
             if found < self._inputs or found in self._kept:
                 cost += 1
                 continue
-            op = self._member(found).op
-            cost += 16 if op in COSTLY else 4 if op in SLOW else 1
+            cost += self._member(found).cost
             stack += self._member(found).operands
         return cost

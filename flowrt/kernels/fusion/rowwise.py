@@ -16,6 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.spec import Spec
+from flowrt.base.traits import Arranged, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.program import (
     Member,
@@ -37,7 +38,6 @@ from flowrt.kernels.language.folds import reduces_rows
 from flowrt.kernels.language.table import NARROW, Call, Kernel, View
 from flowrt.kernels.launch import Step
 from flowrt.kernels.tiles.copies import merged
-from flowrt.traits import Arranged, traits_of
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression

@@ -14,9 +14,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from flowrt.kernels.fusion.program import CACHED
-from flowrt.kernels.language.expression import COSTLY
 from flowrt.kernels.language.folds import held_dtype
-from flowrt.kernels.language.table import View
+from flowrt.kernels.language.table import View, is_costly
 from flowrt.kernels.tiles.copies import merged
 
 CHEAP_ROW, COSTLY_ROW = 16, 64  # entries from which a loop over rows is as good as a copy and one loop over everything
@@ -24,7 +23,7 @@ CHEAP_ROW, COSTLY_ROW = 16, 64  # entries from which a loop over rows is as good
 
 def are_costly(ops: Iterable[str]) -> bool:
     """Whether some of these ops take many instructions."""
-    return not COSTLY.isdisjoint(ops)
+    return any(map(is_costly, ops))
 
 
 def needs_copy(view: View, itemsize: int, costly: bool) -> bool:

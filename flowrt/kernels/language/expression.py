@@ -16,15 +16,9 @@ import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.kernels.language.folds import fold_of_row, held_dtype, reduces_rows
-from flowrt.kernels.language.table import NARROW, Form, find_kernel, require_kernel
+from flowrt.kernels.language.table import CHEAP, COSTLY, NARROW, Form, facts_of, find_kernel, require_kernel
 
 Function: TypeAlias = Callable[..., Any]
-
-COSTLY = frozenset(
-    {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"}
-    | {"sigmoid", "softplus", "gelu", "gelu_slope", "erf", "pow", "binary_cross_entropy"}
-)
-"""Ops of many instructions each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +29,7 @@ class Member:
     operands: tuple[int, ...]
     dtype: np.dtype[Any]
     op: str = ""
+    cost: int = CHEAP
 
     @property
     def folds_row(self) -> bool:
@@ -58,6 +53,11 @@ class Expression:
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         """The dtype of every value, by number."""
         return (*self.inputs, *(member.dtype for member in self.members))
+
+    @property
+    def costly(self) -> bool:
+        """Whether some of its members take many instructions."""
+        return any(member.cost >= COSTLY for member in self.members)
 
     @property
     def held(self) -> tuple[np.dtype[Any], ...]:
@@ -97,7 +97,8 @@ def express(
         if any(not 0 <= i < len(dtypes) for i in operands):
             raise GraphError(f"{op} of an expression takes values {operands}, of which only {len(dtypes)} come before")
         taken = [dtypes[i] for i in operands]
-        made.append(Member(_scalar_function(op, [*taken, np.dtype(dtype)], device), operands, np.dtype(dtype), op))
+        function = _scalar_function(op, [*taken, np.dtype(dtype)], device)
+        made.append(Member(function, operands, np.dtype(dtype), op, facts_of(op).entry))
         dtypes.append(np.dtype(dtype))
     asked = (*results, *(n for n, _ in folds))
     if not asked or any(not 0 <= i < len(dtypes) for i in asked):
@@ -117,7 +118,8 @@ def _scalar_function(op: str, dtypes: Sequence[Any], device: str) -> Function:
 def one_function(function: Function, dtypes: Sequence[Any], op: str = "") -> Expression:
     """The expression that is one scalar function, that of ``op``, of inputs and a result of these dtypes."""
     *inputs, output = (np.dtype(d) for d in dtypes)
-    return Expression(tuple(inputs), (Member(function, tuple(range(len(inputs))), output, op),), (len(inputs),))
+    member = Member(function, tuple(range(len(inputs))), output, op, facts_of(op).entry)
+    return Expression(tuple(inputs), (member,), (len(inputs),))
 
 
 @dataclass(frozen=True, slots=True)

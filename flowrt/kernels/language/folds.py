@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from flowrt.base.traits import reduction_of
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import jitable
-from flowrt.traits import reduction_of
 
 
 def held_dtype(op: str, dtype: Any) -> np.dtype[Any]:

@@ -138,6 +138,23 @@ class Form(Enum):
     FOLD = "fold"  # two elements to combine; the entry combines any number of vectors, one after another
 
 
+CHEAP, SLOW, COSTLY = 1, 4, 16
+"""What one entry costs, in additions or reads: an instruction or two; a division or a root; a long chain of them."""
+
+Flops: TypeAlias = Callable[[Sequence[Spec]], float]
+"""Of the concrete specs of an op's operands (inputs, then outputs) a number: of operations, or of bytes."""
+
+
+@valueclass
+class Facts:
+    """What is true of an op's kernels, whatever device and dtypes they are for; whoever registers one states it."""
+
+    entry: int = CHEAP  # what an entry of the output costs
+    flops: Flops | None = None  # how many multiplications and additions there are, if many for each entry
+    moves: Flops | None = None  # how many bytes are touched, if not all that the operands have
+    usual: tuple[str, ...] = ()  # dtypes that programs give it so often that every machine compiles it for these ahead
+
+
 @valueclass
 class Kernel:
     """How one op is computed on one kind of device."""
@@ -170,6 +187,11 @@ class Kernel:
         return (self.takes_run and not self.infallible) or raises(self.function)
 
     @property
+    def cost(self) -> int:
+        """What an entry costs: loops over costly ones are made otherwise."""
+        return facts_of(self.op).entry if self.form is Form.SCALARS else CHEAP
+
+    @property
     def takes_tuples(self) -> bool:
         """Whether the function takes its arrays as one tuple and its words as another."""
         return {"arrays", "words"} <= _parameters(self.function)
@@ -196,10 +218,14 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
+FACTS: dict[str, Facts] = {}
 NARROW: dict[Callable[..., Any], Narrow] = {}  # by scalar functions that have one
 HOST_ONLY: set[str] = set()  # ops that have a CPU kernel and, on purpose, no CUDA twin
 REPLACED: list[Callable[[], None]] = []  # called where a program writes a kernel anew, by whoever keeps what they made
 JITABLES: list[Callable[..., Any]] = []  # helpers that kernels call, in order of definition
+
+
+_NO_FACTS = Facts()
 
 
 def natural(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
@@ -239,6 +265,8 @@ def kernel(
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None,
     infallible: bool = False,
     then: Sequence[tuple[Callable[..., Any], Layout]] = (),
+    flops: Flops | None = None,
+    moves: Flops | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function computes ``op`` on device kind ``on``.
 
@@ -254,9 +282,14 @@ def kernel(
     variable. Further steps follow in ``then``: functions of the same operands, with layouts of their own, whose units
     are begun when those of the step before are done. Several kernels of an op may differ in the ``dtypes`` they accept;
     the one registered last is tried first.
+
+    Where entries take many operations each, ``flops`` says how many there are in all, and ``moves`` how many bytes are
+    touched where that is not all of the operands: functions of these operands' specs, inputs first. By them a scheduler
+    guesses how long the op takes, and whether it may keep an event loop waiting.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        state(op, flops=flops, moves=moves)
         if layout is None and form is Form.ARRAYS:
             check_written(op, on, function)
         laid = layout or (_by_name(function) if form is Form.ARRAYS else natural)
@@ -271,20 +304,43 @@ def kernel(
     return register
 
 
+def state(op: str, **facts: Any) -> None:
+    """Add to the facts about an op's kernels those that are no None."""
+    told = {name: fact for name, fact in facts.items() if fact is not None}
+    if told:
+        FACTS[op] = replace(facts_of(op), **told)
+
+
+def facts_of(op: str) -> Facts:
+    """What was stated of the op's kernels."""
+    return FACTS.get(op, _NO_FACTS)
+
+
+def is_costly(op: str) -> bool:
+    """Whether an entry of what the op answers takes many instructions."""
+    return facts_of(op).entry >= COSTLY
+
+
 def elementwise(
     op: str,
     function: Callable[..., Any],
     on: tuple[str, ...] = ("cpu", "cuda"),
     dtypes: Any = None,
     narrow: Narrow | None = None,
+    *,
+    entry: int | None = None,
+    usual: tuple[str, ...] | None = None,
 ) -> Callable[..., Any]:
     """Register a scalar expression as ``op``'s kernel: one line serves both devices.
+
+    ``entry`` is what an entry costs, if not `CHEAP`; ``usual`` are the dtypes for which it is compiled ahead.
 
     Entries that fit ``narrow`` take its function instead; where all of a stretch do, loops on CPUs have no other.
     """
     if narrow is not None:
         function = _chosen(narrow, function)
         NARROW[function] = narrow
+    state(op, entry=entry, usual=usual)
     for device in on:
         kernel(op, device, layout=broadcast, form=Form.SCALARS, dtypes=dtypes)(function)
     return function
@@ -317,6 +373,12 @@ def jitable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a helper that kernels call: plain Python here, compiled with the kernel that calls it."""
     JITABLES.append(function)
     return function
+
+
+def product_flops(specs: Sequence[Spec]) -> float:
+    """The multiplications and additions of a product: exact for matrices, as sqrt(mk · kn · mn) = mkn."""
+    sizes = [spec.size for spec in (*specs[:2], specs[-1]) if spec.dtype.kind == "f"]
+    return 2 * math.sqrt(math.prod(sizes))
 
 
 def pieces(op: str, layout: Layout, on: tuple[str, ...] = ("cpu", "cuda")) -> None:

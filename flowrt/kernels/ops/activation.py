@@ -8,7 +8,7 @@ from typing import Any
 from flowrt.kernels.elementary.exponential import ZERO
 from flowrt.kernels.elementary.gelu import WIDE_DENSITY, gelu32, gelu64, gelu_slope32, gelu_slope64
 from flowrt.kernels.elementary.logarithm import log_of_one_more32, log_of_one_more64
-from flowrt.kernels.language.table import double, elementwise, jitable, single
+from flowrt.kernels.language.table import COSTLY, double, elementwise, jitable, single
 
 FAR, ROOT_HALF = 40.0, math.sqrt(0.5)  # so far from 0 no probability is left
 
@@ -19,7 +19,7 @@ def log_of_one_more(x: Any) -> Any:
     return (x if x > 0 else ZERO) + math.log1p(math.exp(-abs(x)))
 
 
-elementwise("softplus", lambda x: log_of_one_more(x))
+elementwise("softplus", lambda x: log_of_one_more(x), entry=COSTLY)
 elementwise("softplus", lambda x: log_of_one_more32(x), on=("cpu",), dtypes=single)
 elementwise("softplus", lambda x: log_of_one_more64(x), on=("cpu",), dtypes=double)
 
@@ -38,9 +38,9 @@ def slope_of_gelu(x: Any) -> Any:
     return 0.5 * math.erfc(-t * ROOT_HALF) + WIDE_DENSITY * t * math.exp(-0.5 * t * t)
 
 
-elementwise("gelu", lambda x: gelu_of(x))
+elementwise("gelu", lambda x: gelu_of(x), entry=COSTLY)
 elementwise("gelu", lambda x: gelu32(x), on=("cpu",), dtypes=single)
 elementwise("gelu", lambda x: gelu64(x), on=("cpu",), dtypes=double)
-elementwise("gelu_slope", lambda x: slope_of_gelu(x))
+elementwise("gelu_slope", lambda x: slope_of_gelu(x), entry=COSTLY)
 elementwise("gelu_slope", lambda x: gelu_slope32(x), on=("cpu",), dtypes=single)
 elementwise("gelu_slope", lambda x: gelu_slope64(x), on=("cpu",), dtypes=double)

@@ -24,9 +24,24 @@ from flowrt.kernels.elementary.quotient import (
     near_remainder32,
     near_remainder64,
 )
-from flowrt.kernels.language.table import Form, Narrow, double, elementwise, flat, host_only, jitable, kernel, single
+from flowrt.kernels.language.table import (
+    COSTLY,
+    SLOW,
+    Form,
+    Narrow,
+    double,
+    elementwise,
+    flat,
+    host_only,
+    jitable,
+    kernel,
+    single,
+)
 from flowrt.kernels.language.twin import cuda, fmod
 from flowrt.kernels.launch import FILL_OP
+
+FLOATS: tuple[str, ...] = ("float32", "float64")
+NUMBERS, BOOLS = (*FLOATS, "int32", "int64"), ("bool",)
 
 
 def _integral(dtypes: Sequence[Any]) -> bool:
@@ -49,12 +64,12 @@ def fill_on_cuda(y: Any, value: float) -> None:
         y[i] = value
 
 
-elementwise("add", lambda x, y: x + y)
-elementwise("subtract", lambda x, y: x - y)
-elementwise("multiply", lambda x, y: x * y)
+elementwise("add", lambda x, y: x + y, usual=NUMBERS)
+elementwise("subtract", lambda x, y: x - y, usual=NUMBERS)
+elementwise("multiply", lambda x, y: x * y, usual=NUMBERS)
 elementwise("multiply_add", lambda x, y, z: x * y + z, on=("cpu",))  # for products of matrices in loops of scalars
 host_only("multiply_add")
-elementwise("divide", lambda x, y: x / y)
+elementwise("divide", lambda x, y: x / y, entry=SLOW, usual=NUMBERS)
 elementwise("divide", lambda x, y: (x + 0.0) / (y + 0.0), dtypes=_integral)
 
 
@@ -125,14 +140,14 @@ def signed_remainder(x: Any, y: Any) -> Any:
     return x - x if y == 0 or y == -1 else x % y
 
 
-elementwise("floor_divide", lambda x, y: floor_quotient(x, y))
+elementwise("floor_divide", lambda x, y: floor_quotient(x, y), entry=SLOW, usual=NUMBERS)
 elementwise("floor_divide", far_quotient, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_quotient32))
 elementwise(
     "floor_divide", far_quotient, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient64, near_quotient64)
 )
 elementwise("floor_divide", lambda x, y: x // y if y != 0 else y, dtypes=_integral)
 elementwise("floor_divide", lambda x, y: signed_quotient(x, y), dtypes=_signed)
-elementwise("remainder", lambda x, y: float_remainder(x, y))
+elementwise("remainder", lambda x, y: float_remainder(x, y), entry=SLOW, usual=NUMBERS)
 elementwise("remainder", far_remainder, on=("cpu",), dtypes=single, narrow=Narrow(is_small_quotient, near_remainder32))
 elementwise(
     "remainder", far_remainder, on=("cpu",), dtypes=double, narrow=Narrow(is_small_quotient64, near_remainder64)
@@ -159,12 +174,12 @@ def integer_power(x: Any, y: Any) -> Any:
     return result
 
 
-elementwise("pow", lambda x, y: x**y)
+elementwise("pow", lambda x, y: x**y, entry=COSTLY, usual=NUMBERS)
 elementwise("pow", lambda x, y: pow32(x, y), on=("cpu",), dtypes=single)
 elementwise("pow", lambda x, y: pow64(x, y), on=("cpu",), dtypes=double)
 elementwise("pow", lambda x, y: integer_power(x, y), dtypes=_integral)
-elementwise("maximum", lambda x, y: x if x >= y or x != x else y)
-elementwise("minimum", lambda x, y: x if x <= y or x != x else y)
+elementwise("maximum", lambda x, y: x if x >= y or x != x else y, usual=NUMBERS)
+elementwise("minimum", lambda x, y: x if x <= y or x != x else y, usual=NUMBERS)
 
 
 kernel("add_n", layout=flat, form=Form.FOLD)(lambda total, x: total + x)
@@ -176,59 +191,59 @@ def inverse_root(x: Any) -> Any:
     return 1 / x if x == 0 or x == math.inf else 1 / math.sqrt(x)
 
 
-elementwise("negative", lambda x: -x)
-elementwise("abs", lambda x: abs(x))
+elementwise("negative", lambda x: -x, usual=NUMBERS)
+elementwise("abs", lambda x: abs(x), usual=NUMBERS)
 elementwise("abs", lambda x: x, dtypes=lambda d: np.dtype(d[0]).kind in "bu")
-elementwise("sign", lambda x: 1 if x > 0 else (-1 if x < 0 else x))
-elementwise("exp", lambda x: math.exp(x))
+elementwise("sign", lambda x: 1 if x > 0 else (-1 if x < 0 else x), usual=NUMBERS)
+elementwise("exp", lambda x: math.exp(x), entry=COSTLY, usual=FLOATS)
 elementwise("exp", lambda x: exp32(x), on=("cpu",), dtypes=single)
 elementwise("exp", lambda x: exp64(x), on=("cpu",), dtypes=double)
-elementwise("log", lambda x: math.log(x))
+elementwise("log", lambda x: math.log(x), entry=COSTLY, usual=FLOATS)
 elementwise("log", lambda x: log32(x), on=("cpu",), dtypes=single)
 elementwise("log", lambda x: log64(x), on=("cpu",), dtypes=double)
-elementwise("expm1", lambda x: math.expm1(x))
+elementwise("expm1", lambda x: math.expm1(x), entry=COSTLY, usual=FLOATS)
 elementwise("expm1", lambda x: expm132(x), on=("cpu",), dtypes=single)
 elementwise("expm1", lambda x: expm164(x), on=("cpu",), dtypes=double)
-elementwise("log1p", lambda x: math.log1p(x))
+elementwise("log1p", lambda x: math.log1p(x), entry=COSTLY, usual=FLOATS)
 elementwise("log1p", lambda x: log1p32(x), on=("cpu",), dtypes=single)
 elementwise("log1p", lambda x: log1p64(x), on=("cpu",), dtypes=double)
-elementwise("erf", lambda x: math.erf(x))
+elementwise("erf", lambda x: math.erf(x), entry=COSTLY, usual=FLOATS)
 elementwise("erf", lambda x: erf32(x), on=("cpu",), dtypes=single)
 elementwise("erf", lambda x: erf64(x), on=("cpu",), dtypes=double)
-elementwise("sqrt", lambda x: math.sqrt(x))
-elementwise("rsqrt", lambda x: inverse_root(x))
+elementwise("sqrt", lambda x: math.sqrt(x), entry=SLOW, usual=FLOATS)
+elementwise("rsqrt", lambda x: inverse_root(x), entry=SLOW, usual=FLOATS)
 elementwise("standardize", lambda x, mean, factor, offset: (x - mean) * factor + offset)
-elementwise("square", lambda x: x * x)
-elementwise("reciprocal", lambda x: 1 / x)
-elementwise("tanh", lambda x: math.tanh(x))
+elementwise("square", lambda x: x * x, usual=NUMBERS)
+elementwise("reciprocal", lambda x: 1 / x, entry=SLOW, usual=FLOATS)
+elementwise("tanh", lambda x: math.tanh(x), entry=COSTLY, usual=FLOATS)
 elementwise("tanh", lambda x: tanh32(x), on=("cpu",), dtypes=single)
 elementwise("tanh", lambda x: tanh64(x), on=("cpu",), dtypes=double)
-elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)))
+elementwise("sigmoid", lambda x: 1 / (1 + math.exp(-x)), entry=COSTLY, usual=FLOATS)
 elementwise("sigmoid", lambda x: sigmoid32(x), on=("cpu",), dtypes=single)
 elementwise("sigmoid", lambda x: sigmoid64(x), on=("cpu",), dtypes=double)
-elementwise("relu", lambda x: 0 if x <= 0 else x)
-elementwise("floor", lambda x: np.floor(x), on=("cpu",))
+elementwise("relu", lambda x: 0 if x <= 0 else x, usual=FLOATS)
+elementwise("floor", lambda x: np.floor(x), on=("cpu",), usual=FLOATS)
 elementwise("floor", lambda x: lower(x), on=("cuda",))
 elementwise("floor", lambda x: x, dtypes=_integral)
-elementwise("ceil", lambda x: np.ceil(x), on=("cpu",))
+elementwise("ceil", lambda x: np.ceil(x), on=("cpu",), usual=FLOATS)
 elementwise("ceil", lambda x: -lower(-x), on=("cuda",))
 elementwise("ceil", lambda x: x, dtypes=_integral)
-elementwise("round", lambda x: np.rint(x), on=("cpu",))
+elementwise("round", lambda x: np.rint(x), on=("cpu",), usual=FLOATS)
 elementwise("round", lambda x: nearest(x), on=("cuda",))
 elementwise("round", lambda x: x, dtypes=_integral)
 elementwise("where", lambda condition, x, y: x if condition != 0 else y)
-elementwise("equal", lambda x, y: x == y)
-elementwise("not_equal", lambda x, y: x != y)
-elementwise("less", lambda x, y: x < y)
-elementwise("less_equal", lambda x, y: x <= y)
-elementwise("greater", lambda x, y: x > y)
-elementwise("greater_equal", lambda x, y: x >= y)
-elementwise("logical_and", lambda x, y: (x != 0) & (y != 0))
-elementwise("logical_or", lambda x, y: (x != 0) | (y != 0))
-elementwise("logical_xor", lambda x, y: (x != 0) ^ (y != 0))
-elementwise("logical_not", lambda x: x == 0)
-elementwise("isnan", lambda x: x != x)
-elementwise("isfinite", lambda x: x - x == 0)
+elementwise("equal", lambda x, y: x == y, usual=NUMBERS)
+elementwise("not_equal", lambda x, y: x != y, usual=NUMBERS)
+elementwise("less", lambda x, y: x < y, usual=NUMBERS)
+elementwise("less_equal", lambda x, y: x <= y, usual=NUMBERS)
+elementwise("greater", lambda x, y: x > y, usual=NUMBERS)
+elementwise("greater_equal", lambda x, y: x >= y, usual=NUMBERS)
+elementwise("logical_and", lambda x, y: (x != 0) & (y != 0), usual=BOOLS)
+elementwise("logical_or", lambda x, y: (x != 0) | (y != 0), usual=BOOLS)
+elementwise("logical_xor", lambda x, y: (x != 0) ^ (y != 0), usual=BOOLS)
+elementwise("logical_not", lambda x: x == 0, usual=BOOLS)
+elementwise("isnan", lambda x: x != x, usual=FLOATS)
+elementwise("isfinite", lambda x: x - x == 0, usual=FLOATS)
 elementwise("isfinite", lambda x: True, dtypes=_integral)
 elementwise("astype", lambda x: x)
 host_only("add_n")

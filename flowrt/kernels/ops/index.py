@@ -104,7 +104,12 @@ def take_rows(x: Any, indices: Any, y: Any, begin: int, end: int) -> int:
     return 0
 
 
-@kernel("take", layout=_taking)
+def _taken_bytes(specs: Sequence[Spec]) -> int:
+    """Of a table no more than the rows that are asked for."""
+    return specs[1].nbytes + 2 * specs[2].nbytes
+
+
+@kernel("take", layout=_taking, moves=_taken_bytes)
 def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
     size = x.shape[1]
     if x.shape[2] == 1 and size > 0:
@@ -147,7 +152,12 @@ def _bagging(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str
     return Call(tuple(View.dense(shape) for shape in views), (many, int(attrs["mean"])), units=bags)
 
 
-@kernel("bag", layout=_bagging, local=_numbers)
+def _bagged_bytes(specs: Sequence[Spec]) -> int:
+    table, indices, sums = specs
+    return indices.nbytes + sums.nbytes + indices.size * table.nbytes // max(table.concrete[0], 1)
+
+
+@kernel("bag", layout=_bagging, local=_numbers, moves=_bagged_bytes)
 def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: int, end: int, run: Any) -> None:
     size, columns = x.shape
     first, nbytes, last = x.ctypes.data, columns * x.itemsize, end * many - 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.language.table import Call, host_only, kernel
+from flowrt.kernels.language.table import Call, host_only, kernel, product_flops
 from flowrt.kernels.language.twin import THREADS, cuda
 from flowrt.kernels.tiles.micro import Geometry, native
 from flowrt.kernels.tiles.multiplying import multiply_blocks, multiply_tiny, share_panels
@@ -38,7 +38,7 @@ def by_rows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str,
     return replace(call, units=math.prod(call.views[2].shape[:3]))
 
 
-@kernel("matmul", layout=by_rows)
+@kernel("matmul", layout=by_rows, flops=product_flops)
 def matmul_by_loops(a: Any, b: Any, y: Any, transpose_a: int, transpose_b: int, begin: int, end: int) -> None:
     length = a.shape[2] if transpose_a else a.shape[3]
     for unit in range(begin, end):
@@ -67,7 +67,13 @@ def register(name: str, geometry: Geometry) -> None:
     tiled = Tiled(geometry)
     following = (multiply_blocks, tiled.layout), (multiply_tiny, tiled.tiny)
     enter = kernel(
-        name, layout=tiled.packing, scratch=tiled.scratch, local=tiled.local, dtypes=is_float, then=following
+        name,
+        layout=tiled.packing,
+        scratch=tiled.scratch,
+        local=tiled.local,
+        dtypes=is_float,
+        then=following,
+        flops=product_flops,
     )
     enter(share_panels)
 

@@ -22,6 +22,11 @@ def _total(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, 
     return (Spec(outputs[0].dtype, (_columns(outputs[0]),)),)
 
 
+def _moved_bytes(specs: Sequence[Spec]) -> int:
+    """Of tables no more than as many rows as there are values."""
+    return sum(spec.nbytes for spec in specs[:3]) + 2 * len(specs[3:]) * specs[0].nbytes
+
+
 def _columns(table: Spec) -> int:
     return math.prod(table.concrete[1:])
 
@@ -65,7 +70,7 @@ def sum_group(values: Any, groups: Any, group: int, total: Any) -> Any:
     return groups[count + 2 + group]
 
 
-@kernel("add_rows", layout=_moving, local=_total)
+@kernel("add_rows", layout=_moving, local=_total, moves=_moved_bytes)
 def add_rows(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int) -> None:
     factor, last = settings[0], part(groups, end, units)
     for group in range(part(groups, begin, units), last):
@@ -75,7 +80,7 @@ def add_rows(values: Any, groups: Any, settings: Any, table: Any, total: Any, un
             row[k] += factor * total[k]
 
 
-@kernel("assign_rows", layout=_moving, local=_total)
+@kernel("assign_rows", layout=_moving, local=_total, moves=_moved_bytes)
 def assign_rows(
     values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int
 ) -> None:
@@ -167,8 +172,8 @@ def adam(
     return p - rate * m / (math.sqrt(s) + epsilon) - decay * p, m, s
 
 
-kernel("momentum_rows", layout=_moving, local=_total)(_with_one_slot(momentum))
-kernel("adagrad_rows", layout=_moving, local=_total)(_with_one_slot(adagrad))
-kernel("rmsprop_rows", layout=_moving, local=_total)(_with_two_slots(rmsprop))
-kernel("adam_rows", layout=_moving, local=_total)(_with_two_slots(adam))
+kernel("momentum_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_one_slot(momentum))
+kernel("adagrad_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_one_slot(adagrad))
+kernel("rmsprop_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_two_slots(rmsprop))
+kernel("adam_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_two_slots(adam))
 host_only("add_rows", "assign_rows", "momentum_rows", "adagrad_rows", "rmsprop_rows", "adam_rows")

@@ -24,7 +24,7 @@ import numpy as np
 
 from flowrt.kernels.elementary.exponential import WIDE_LOG2_E, WIDE_ROUNDER, ZERO, cosh64, signed_as, sinh64
 from flowrt.kernels.elementary.logarithm import exp2_wide
-from flowrt.kernels.language.table import Narrow, double, elementwise, floating, jitable, single
+from flowrt.kernels.language.table import COSTLY, Narrow, double, elementwise, floating, jitable, single
 
 # 320 bits behind the point of 2/pi: enough for the largest exponent, 127 of them being whole turns
 TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E0
@@ -402,27 +402,27 @@ def acos64(x: Any) -> Any:
 
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-elementwise("sin", lambda x: math.sin(x))
+elementwise("sin", lambda x: math.sin(x), entry=COSTLY, usual=("float32", "float64"))
 elementwise("sin", far_sin32, on=("cpu",), dtypes=single, narrow=Narrow(is_near, near_sin32))
 elementwise("sin", far_sin64, on=("cpu",), dtypes=double, narrow=Narrow(is_near, near_sin64))
-elementwise("cos", lambda x: math.cos(x))
+elementwise("cos", lambda x: math.cos(x), entry=COSTLY, usual=("float32", "float64"))
 elementwise("cos", far_cos32, on=("cpu",), dtypes=single, narrow=Narrow(is_near, near_cos32))
 elementwise("cos", far_cos64, on=("cpu",), dtypes=double, narrow=Narrow(is_near, near_cos64))
-elementwise("tan", lambda x: math.tan(x))
+elementwise("tan", lambda x: math.tan(x), entry=COSTLY)
 elementwise("tan", far_tan32, on=("cpu",), dtypes=single, narrow=Narrow(is_near, near_tan32))
 elementwise("tan", far_tan64, on=("cpu",), dtypes=double, narrow=Narrow(is_near, near_tan64))
-elementwise("asin", lambda x: math.asin(x))
+elementwise("asin", lambda x: math.asin(x), entry=COSTLY)
 elementwise("asin", lambda x: asin64(x), on=("cpu",), dtypes=floating)
-elementwise("acos", lambda x: math.acos(x))
+elementwise("acos", lambda x: math.acos(x), entry=COSTLY)
 elementwise("acos", lambda x: acos64(x), on=("cpu",), dtypes=floating)
-elementwise("atan", lambda x: math.atan(x))
+elementwise("atan", lambda x: math.atan(x), entry=COSTLY)
 elementwise("atan", lambda x: atan32(x), on=("cpu",), dtypes=single)
 elementwise("atan", lambda x: atan64(x), on=("cpu",), dtypes=double)
-elementwise("atan2", lambda y, x: math.atan2(y, x))
+elementwise("atan2", lambda y, x: math.atan2(y, x), entry=COSTLY)
 elementwise("atan2", lambda y, x: atan232(y, x), on=("cpu",), dtypes=single)
 elementwise("atan2", lambda y, x: atan264(y, x), on=("cpu",), dtypes=double)
-elementwise("sinh", lambda x: math.sinh(x))
+elementwise("sinh", lambda x: math.sinh(x), entry=COSTLY)
 elementwise("sinh", lambda x: sinh64(x), on=("cpu",), dtypes=floating)
-elementwise("cosh", lambda x: math.cosh(x))
+elementwise("cosh", lambda x: math.cosh(x), entry=COSTLY)
 elementwise("cosh", lambda x: cosh32(x), on=("cpu",), dtypes=single)
 elementwise("cosh", lambda x: cosh64(x), on=("cpu",), dtypes=double)

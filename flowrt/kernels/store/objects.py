@@ -145,7 +145,7 @@ def _symbol_by_name(name: str, composed: bool) -> str | None:
 def found_symbol(variant: Variant) -> str:
     """The same, from all that decides the entry's content."""
     kernel, dtypes = variant.kernel, [str(d) for d in variant.dtypes]
-    shape = f"|{kernel.entry}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|"
+    shape = f"|{kernel.entry}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|{kernel.cost}|"
     code = _surroundings() + shape.encode() + fingerprint(kernel.expression or kernel.function).encode()
     name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.entry)
     return f"flowrt_{name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"

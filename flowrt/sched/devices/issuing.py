@@ -16,12 +16,12 @@ import numpy as np
 
 from flowrt.base.errors import FlowrtError, GraphError, SpecError, StepCancelled
 from flowrt.base.spec import Spec, spec_of
+from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, failure
 from flowrt.op import lookup
 from flowrt.sched.devices.device import DriverDevice
 from flowrt.sched.devices.memory import DeviceArray
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
-from flowrt.traits import is_alias, traits_of, writes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

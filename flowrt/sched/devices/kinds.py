@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.device import HOST_KIND
 from flowrt.base.errors import GraphError
+from flowrt.base.traits import Arranged, traits_of
 from flowrt.kernels.language.table import find_kernel
 from flowrt.sched.devices.names import HOST, check_names
 from flowrt.sched.regions.regions import CONSTANT, READ
-from flowrt.traits import Arranged, traits_of
 
 if TYPE_CHECKING:
     import numpy as np

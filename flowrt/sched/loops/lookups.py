@@ -15,11 +15,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from flowrt.base.spec import normal_axes
+from flowrt.base.traits import is_alias
 from flowrt.kernels.composite.turn import Lookup
 from flowrt.kernels.ops.slices import BEYOND
 from flowrt.sched.loops.making import MOST_ENTRIES, Entries, Making, Table, Unfit, Value, check_entries
 from flowrt.sched.loops.structured import COND, LOOP
-from flowrt.traits import is_alias
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode

@@ -24,8 +24,8 @@ from flowrt.kernels.composite.turn import (
     make_lanes,
     make_turn,
 )
-from flowrt.kernels.language.expression import COSTLY, is_scalar_function
-from flowrt.kernels.language.table import broadcast, find_kernel
+from flowrt.kernels.language.expression import is_scalar_function
+from flowrt.kernels.language.table import broadcast, find_kernel, is_costly
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
@@ -125,7 +125,7 @@ class Alike:
     @property
     def is_worth_loop(self) -> bool:
         """Whether a loop over memory is faster than members one by one, which LLVM may find vectors in."""
-        costly = any(op in COSTLY for op, _, _ in self.members)
+        costly = any(is_costly(op) for op, _, _ in self.members)
         return costly or self.count >= MANY_LANES or len(self.members) >= MANY_MEMBERS
 
     def one_by_one(self, final: Callable[[int], int]) -> list[PlainMember]:

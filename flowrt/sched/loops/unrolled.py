@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.spec import Spec, normal_axes
+from flowrt.base.traits import Reduction, is_alias, reduction_of
 from flowrt.kernels.composite.turn import LEAST_LANES
-from flowrt.kernels.language.expression import COSTLY
+from flowrt.kernels.language.table import is_costly
 from flowrt.sched.loops.lookups import entries_of, part_of, taken
 from flowrt.sched.loops.making import (
     MOST_ENTRIES,
@@ -35,7 +36,6 @@ from flowrt.sched.loops.making import (
     numbered,
 )
 from flowrt.sched.loops.structured import COND, LOOP, longest_seconds
-from flowrt.traits import Reduction, is_alias, reduction_of
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -117,7 +117,7 @@ def _entrywise(name: str, making: Making, inputs: Sequence[Entries], dtype: np.d
     lanes = [tuple(int(n) for n in a.flat) for a in alike]
     if _are_lanes(making, name, lanes):
         return np.array(making.alike(name, lanes, dtype), np.int64).reshape(alike[0].shape)
-    if name in COSTLY:
+    if is_costly(name):
         making.count(0, alike[0].size - 1)
     numbers = [making.member(name, entry, dtype) for entry in zip(*(a.flat for a in alike), strict=True)]
     return np.array(numbers, np.int64).reshape(alike[0].shape)
@@ -125,10 +125,10 @@ def _entrywise(name: str, making: Making, inputs: Sequence[Entries], dtype: np.d
 
 def _are_lanes(making: Making, name: str, operands: Sequence[tuple[int, ...]]) -> bool:
     """Whether entries alike are worth a loop of vectors: what they take lies together, or is worth bringing there."""
-    few = name in COSTLY or any(map(making.are_made_alike, operands))
+    few = is_costly(name) or any(map(making.are_made_alike, operands))
     if len(operands[0]) < (LEAST_LANES if few else LEAST_CHEAP_LANES):
         return False
-    return name in COSTLY or all(map(making.lie_together, operands))
+    return is_costly(name) or all(map(making.lie_together, operands))
 
 
 def _branch(op: _Op) -> Sequence[Value]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.spec import Spec, value_known
+from flowrt.base.traits import Arranged, is_alias, traits_of, writes
 from flowrt.op import lookup
 from flowrt.sched.regions.regions import CONSTANT, READ, Name, Region, resources_of, variable_spec
-from flowrt.traits import Arranged, is_alias, traits_of, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

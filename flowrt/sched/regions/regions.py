@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.parameters import SIZES, size_positions
 from flowrt.base.spec import Spec, value_known
+from flowrt.base.traits import writes
 from flowrt.op import lookup
-from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode

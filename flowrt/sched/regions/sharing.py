@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flowrt.base.traits import writes
 from flowrt.kernels.language.table import Form, View
 from flowrt.sched.regions.regions import READ, Name
-from flowrt.traits import writes
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep, Application

@@ -26,6 +26,7 @@ import numpy as np
 from flowrt.base.attributes import attr_key
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
+from flowrt.base.traits import traits_of, writes
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.fusion.fused import WORTH_BYTES
@@ -39,7 +40,6 @@ from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resour
 from flowrt.sched.regions.sharing import Sharing, share
 from flowrt.sched.tape.gathering import gather
 from flowrt.sched.tape.schedule import control
-from flowrt.traits import traits_of, writes
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode

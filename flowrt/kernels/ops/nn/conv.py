@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowrt.kernels.language.table import Call, host_only, kernel
+from flowrt.kernels.language.table import Call, host_only, kernel, product_flops
 from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.tiles.convolution.correlated import Correlated
 from flowrt.kernels.tiles.convolution.correlation import correlate_lines, correlate_panels, pack_panels
@@ -17,16 +17,24 @@ if TYPE_CHECKING:
     from flowrt.base.spec import Spec
 
 
+def _flops(specs: Sequence[Spec]) -> float:
+    return 3 * product_flops(specs)  # a window of 3 by 3 has its square root in no operand's size
+
+
 def register(geometry: Geometry, names: Sequence[str]) -> None:
     """Enter the kernels of convolution, of its gradients for images and filters, and of it with a bias, by name."""
     convolution, input_grad, filter_grad, with_bias = names
     for name, inverse, biased in ((convolution, False, False), (input_grad, True, False), (with_bias, False, True)):
         laid = Correlated(geometry, inverse=inverse, biased=biased)
         ways = (correlate_lines, laid.lines), (correlate_panels, laid.places)
-        kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=ways)(pack_panels)
+        enter = kernel(name, layout=laid.packing, scratch=laid.scratch, local=laid.local, then=ways, flops=_flops)
+        enter(pack_panels)
     summed = Summed(geometry)
     total = (add_parts, summed.total)
-    kernel(filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[total])(sum_parts)
+    enter = kernel(
+        filter_grad, layout=summed.terms, scratch=summed.scratch, local=summed.local, then=[total], flops=_flops
+    )
+    enter(sum_parts)
 
 
 register(native(), ("conv2d", "conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias"))

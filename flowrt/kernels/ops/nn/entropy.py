@@ -7,7 +7,7 @@ from typing import Any
 
 from flowrt.kernels.elementary.exponential import ZERO
 from flowrt.kernels.elementary.logarithm import log_of_one_and_less32
-from flowrt.kernels.language.table import elementwise, jitable, single
+from flowrt.kernels.language.table import COSTLY, elementwise, jitable, single
 
 
 @jitable
@@ -20,5 +20,5 @@ def binary_entropy32(x: Any, label: Any) -> Any:
     return ((ZERO if x < ZERO else x) - x * label) + log_of_one_and_less32(x)
 
 
-elementwise("binary_cross_entropy", lambda x, label: binary_entropy(x, label))
+elementwise("binary_cross_entropy", lambda x, label: binary_entropy(x, label), entry=COSTLY)
 elementwise("binary_cross_entropy", lambda x, label: binary_entropy32(x, label), on=("cpu",), dtypes=single)

@@ -182,7 +182,17 @@ class _Operands:
         return Application(needed, tuple(specs[self._given : local]), tuple(specs[local:slots]), len(specs) - slots)
 
 
-@kernel("lstm_steps", form=Form.PROGRAM)
+def _flops(specs: Sequence[Spec]) -> float:
+    """Every entry that is kept of a gate is a dot product with x and one with h."""
+    x, h, kept = specs[0], specs[1], specs[-1]
+    return 2 * kept.size * 4 / 6 * (x.concrete[2] + h.concrete[1]) if kept.size else 0
+
+
+def _flops_back(specs: Sequence[Spec]) -> float:
+    return 2 * specs[0].size * specs[3].concrete[1]
+
+
+@kernel("lstm_steps", form=Form.PROGRAM, flops=_flops)
 def apply_lstm_steps(
     inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
 ) -> Application:
@@ -223,7 +233,7 @@ def apply_lstm_steps(
     return operands.application([weights, sums, loop])
 
 
-@kernel("lstm_steps_grad", form=Form.PROGRAM)
+@kernel("lstm_steps_grad", form=Form.PROGRAM, flops=_flops_back)
 def apply_lstm_steps_grad(
     inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
 ) -> Application:
