@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,28 @@ async def test_a_server_dies_and_no_step_is_lost(servers: int, victims: tuple[in
             report = await follow(steps, report, 3)
             await at.check(report)
             await at.check_equal()
+        await steps.aclose()
+
+
+@pytest.mark.parametrize("victim", ["/job:ps/task:0", "/job:ps/task:1"])
+async def test_a_server_that_is_stopped_is_done_without_and_has_all_again_once_it_goes_on(victim: str) -> None:
+    async with training(2, fr.train.FirstOf(1)) as at:
+        steps = at.trainer.steps(at.session, batches())
+        report = await follow(steps, None, 5)
+        copies = await at.trainer.copies_on(at.session)
+        at.cluster.processes[victim].send_signal(signal.SIGSTOP)
+        try:
+            while victim not in copies.gone:
+                report = await follow(steps, report, 1)
+            report = await follow(steps, report, 10)
+            await at.check(report)
+        finally:
+            at.cluster.processes[victim].send_signal(signal.SIGCONT)
+        while copies.gone:
+            report = await follow(steps, report, 1)
+        report = await follow(steps, report, 3)
+        await at.check(report)
+        await at.check_equal()
         await steps.aclose()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
+from flowrt.finishing import first
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +97,29 @@ async def test_training_goes_back_to_the_newest_checkpoint_and_on(victim: str, t
         assert report.step == told.step + 1
         assert await at.state() == [report.step, *[-float(report.step)] * 6]
         assert (await anext(steps)).step == report.step + 1
+        await steps.aclose()
+
+
+@pytest.mark.parametrize("victim", SERVERS)
+async def test_training_waits_for_a_server_that_is_stopped_and_nothing_is_undone(victim: str, tmp_path: Path) -> None:
+    async with training(tmp_path) as at:
+        steps, runner, told = at.trainer.steps(at.session, batches()), at.session._open_here(), list[int]()
+        for _ in range(12):
+            told.append((await anext(steps)).step)
+        at.cluster.processes[victim].send_signal(signal.SIGSTOP)
+        coming = asyncio.ensure_future(anext(steps))
+        try:
+            while victim not in runner.suspects:  # what was under way when it was stopped may yet come
+                await first(asyncio.shield(coming), runner.wait_changed(runner.lost, runner.suspects))
+                if coming.done():
+                    told.append(coming.result().step)
+                    coming = asyncio.ensure_future(anext(steps))
+        finally:
+            at.cluster.processes[victim].send_signal(signal.SIGCONT)
+        report = await coming
+        assert report.rolled_back is None
+        assert [*told, report.step] == list(range(1, report.step + 1))
+        assert await at.state() == [report.step, *[-float(report.step)] * 6]
         await steps.aclose()
 
 

@@ -312,6 +312,7 @@ def main() -> int:
     if "net" in options.faults:
         network.enter()
     logging.basicConfig(level=logging.ERROR)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process that is started compiles what it imports
     seen = _run(options)
     rows = _rows(options, seen)
     records.show(rows)
