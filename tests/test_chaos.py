@@ -96,3 +96,19 @@ def test_the_page_names_what_was_broken() -> None:
         f"| {records.PROMISES[1]} | killed | 2 | 1: w1 is late | slow |",
         f"| {records.PROMISES[5]} | cut off | 3 | 0 | fine |",
     ]
+
+
+def test_records_of_one_fault_add_up() -> None:
+    seen = [([1.0, 3.0], 7), ([2.0], 5)]
+    rows = [
+        records.row(1, "killed", len(seconds), [], f"seed {kept}", samples={"back": seconds}, counts={"kept": kept})
+        for seconds, kept in seen
+    ]
+    made = [
+        {"command": f"c --seed {seed} --quick", "machine": "m", "day": "d", "rows": [one]}
+        for seed, one in enumerate(rows)
+    ]
+    page = records.document(made)
+    told = "back 2.00 s (median), 3.00 s (most); 12 kept; seed 7, seed 5"
+    assert f"| {records.PROMISES[1]} | killed | 3 | 0 | {told} |" in page.splitlines()
+    assert page.splitlines()[-1] == "- `c --quick` with `--seed` 0, 1 (d; m)"

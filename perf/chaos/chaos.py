@@ -25,11 +25,10 @@ import logging
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ import flowrt as fr  # noqa: E402
 from flowrt.net.tokens import save_token  # noqa: E402
 
 STOPPED, CUT = (1.0, 20.0), (2.0, 12.0)  # seconds for which a worker is, at least and at most
+STALL = 1.0  # seconds for which a server's death stops training, at most, where another one has all it had
 SPEED, EVERY = 0.985, 20.0  # of the undisturbed, where faults are so many seconds apart
 PATIENCE = 60.0  # seconds in which who was struck has to count again
 
@@ -101,7 +101,7 @@ class Chaos:
             "ended": self._read_ledger(),
         }
 
-    def _read_ledger(self) -> str:
+    def _read_ledger(self) -> dict[str, int]:
         """How the batches ended; what does not fit is a violation."""
         ledger, observed = fr.Ledger(self.folder / "ledger"), self.observed
         observed.violations += ledger.violations
@@ -112,7 +112,7 @@ class Chaos:
             observed.violations.append(f"{counts['kept']} batches made {observed.steps} steps of {self.options.keep}")
         if ledger.version != observed.steps:
             observed.violations.append(f"the ledger is at {ledger.version}, {observed.steps} steps were reported")
-        return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        return counts
 
     async def _replay(self) -> None:
         """Have the ledger trained again on nodes of its own."""
@@ -136,6 +136,7 @@ class Chaos:
             str(folder / "final.npz"),
             str(folder / "checkpoints") if alone else "",
             options.detached,
+            self.cluster.tls,
             options.trainer,
         )
 
@@ -283,7 +284,7 @@ TOLD = {  # the promise, the fault, and the seconds within which who was struck 
     "kill": (1, "SIGKILL of a worker", 10.0),
     "stop": (33, "SIGSTOP of a worker", 2.0),
     "net": (33, "a worker cut off, both ways or one way", 10.0),
-    "server": (34, "SIGKILL of a parameter server", 10.0),
+    "server": (41, "SIGKILL of a parameter server", 10.0),
     "client": (30, "SIGKILL of the client", 10.0),
 }
 
@@ -317,7 +318,7 @@ def main() -> int:
     rows = _rows(options, seen)
     records.show(rows)
     if options.json:
-        kind = "detached" if options.detached else "chaos"
+        kind = "detached" if options.detached else "copies" if options.trainer.get("copies") == 2 else "chaos"
         name = f"{kind}-{'-'.join(sorted(options.faults))}-{options.replicas}-{options.seed}.json"
         records.write(options.json / name, rows)
     return 1 if any(row["violations"] for row in rows) else 0
@@ -343,11 +344,13 @@ def _rows(options: argparse.Namespace, seen: dict[str, Any]) -> list[records.Row
     speed = seen["disturbed"] / seen["calm"]
     figure = f"{seen['disturbed']:.2f} steps a second, {seen['calm']:.2f} without faults: {100 * speed:.1f}%"
     workers = f"{options.replicas} workers" + ", detached" * options.detached
-    every = f"{' or '.join(options.faults)} every {options.every:g} s for {options.minutes:g} min, {workers}"
-    ended = f"{seen['steps']} steps; batches: {seen['ended']}"
-    rows = [records.row(32, every, len(struck), seen["violations"], ended)]
+    copies = ", two copies" if options.trainer.get("copies", 1) == 2 else ""
+    every = f"{' or '.join(options.faults)} every {options.every:g} s, {workers}{copies}"
+    counts = {"steps": seen["steps"]} | {f"batches {end}": count for end, count in seen["ended"].items()}
+    rows = [records.row(32, every, len(struck), seen["violations"], counts=counts)]
     if options.every >= EVERY:
-        rows.append(records.row(39, every, len(struck), [figure] if speed < SPEED else [], figure))
+        slow = [figure] if speed < SPEED else []
+        rows.append(records.row(39, f"{every}, for {options.minutes:g} min", len(struck), slow, figure))
     else:
         print(figure)
     for fault in options.faults:
@@ -356,16 +359,15 @@ def _rows(options: argparse.Namespace, seen: dict[str, Any]) -> list[records.Row
         after, stalls = [one["counted after"] for one in of], [one["stall"] for one in of]
         late = [f"{one['task']} counted again after {one['counted after']} s" for one in of]
         late = [told for told, seconds in zip(late, after, strict=True) if seconds > most]
+        if fault == "server" and copies and "client" not in options.faults:
+            stalled = [f"{one['task']} stopped training for {one['stall']} s" for one in of if one["stall"] > STALL]
+            rows.append(records.row(34, f"{text}, {workers}", len(of), stalled, samples={"stall": stalls}))
         if of:
-            figure = f"counted again after {_spread(after)}"
+            samples = {"counted again after": after}
             if fault in ("client", "server") or not {"client", "server"}.intersection(options.faults):
-                figure += f"; longest time without a step {_spread(stalls)}"
-            rows.append(records.row(promise, f"{text}, {workers}", len(of), late, figure))
+                samples |= {"longest time without a step": stalls}
+            rows.append(records.row(promise, f"{text}, {workers}{copies}", len(of), late, samples=samples))
     return rows
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    return f"{statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (most)"
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class Settings:
     final: str  # where the variables are written to in the end, as npz
     checkpoints: str = ""  # a folder, or that there are to be none
     detached: bool = False
+    tls: str | None = None  # the folder of the keys, where the way to the nodes is a network
     options: Mapping[str, Any] = field(default_factory=dict)  # of the trainer
 
     def to_json(self) -> str:
@@ -62,7 +63,8 @@ async def train(settings: Settings) -> list[str]:
     receipts, told = Receipts(), asyncio.Event()
     asyncio.get_running_loop().add_reader(0, told.set)
     cluster = fr.ClusterSpec(settings.jobs, settings.token_file)
-    async with fr.Session(graph, cluster=cluster, name="chaos", options=SEED, checkpoints=checkpoints) as session:
+    how = {"name": "chaos", "options": SEED, "checkpoints": checkpoints, "tls": settings.tls}
+    async with fr.Session(graph, cluster=cluster, **how) as session:
         drawn_here: Any = source() if settings.detached else batches(drawn(ledger))
         steps = trainer.steps(session, drawn_here, ledger=ledger, detached=settings.detached)
         async for report in steps:
