@@ -144,7 +144,9 @@ class SimCopies(Copies):
         target.applied, target.stale = list(source.applied), list(source.stale)
 
     async def _make_equal(self, task: str, other: str) -> None:
-        if self._world.hosts[task].applied != self._world.hosts[other].applied:
+        if not self.is_whole(other):
+            await self._copy({}, task, other)
+        elif self._world.hosts[task].applied != self._world.hosts[other].applied:
             raise Violation(f"{task} applied {self._world.hosts[task].applied}, {other} other sets")
 
 

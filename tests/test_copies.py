@@ -211,8 +211,11 @@ async def test_what_a_program_writes_is_written_twice() -> None:
             await steps.aclose()
 
 
-async def test_where_both_that_held_something_are_lost_training_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
-    async with training(checkpoints=fr.Checkpoints(tmp_path, every_steps=4)) as at:
+@pytest.mark.parametrize("servers", [2, 3])  # where there are three, one has a copy left of what is undone
+async def test_where_both_that_held_something_are_lost_training_goes_back_to_a_checkpoint(
+    servers: int, tmp_path: Path
+) -> None:
+    async with training(servers, checkpoints=fr.Checkpoints(tmp_path, every_steps=4)) as at:
         steps = at.trainer.steps(at.session, batches())
         report = await follow(steps, None, 6)
         assert at.session.checkpoints is not None
@@ -225,6 +228,7 @@ async def test_where_both_that_held_something_are_lost_training_goes_back_to_a_c
         assert report.rolled_back is not None
         assert report.rolled_back.step == report.step - 1 == 4
         await at.check(report)
+        await at.check_equal()
         await at.kill(both[1])
         await at.check(await follow(steps, report, 2))
         await steps.aclose()

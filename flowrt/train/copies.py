@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import FlowrtError, NodeLost, RemoteError
 from flowrt.base.plan import Plan, PlanNode
+from flowrt.finishing import together
 from flowrt.passes import Client, Compiled, StandIn, StandIns
 from flowrt.sched.drivers.inquiries import Hash, Look
 from flowrt.sched.drivers.messages import Stop
@@ -42,6 +43,7 @@ class Copies:
         self._runner.keepers.append(self)
         self._whole: dict[str, int] = {}  # by task: how often it had been lost when it was made whole
         self._made = self._whole  # what that is once a run begins with those that were made whole last
+        self._parted: set[str] = set()  # those that a run was to begin without, while it is not known to have begun
         self._losses: Mapping[str, int] = {}  # how often each had been lost when they were asked what they have
         self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
         self.moving = False  # variables may move at any time
@@ -112,6 +114,10 @@ class Copies:
         """Variables are to be restored, where they are at home: nobody stands in for anybody."""
         self._whole.clear()
 
+    async def spread(self) -> None:
+        """Have all be held twice as it is at home, where it was restored: copies may be of versions that are undone."""
+        await together(self._make_equal(task, self._holders.after(task)) for task in self.tasks)
+
     # ── where a run begins ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def find_gone(self) -> frozenset[str]:
@@ -140,6 +146,8 @@ class Copies:
         for task in tasks:  # it was silent, or away, while another client trained
             behind, other = own.get(task), copied.get(self._holders.after(task))
             if behind is not None and other is not None and behind < newest - 1 <= other:
+                gone.add(task)
+            if task in self._parted and behind != newest == other:  # what was ordered may be known no more
                 gone.add(task)
         after = self._holders.after
         missing = [task for task in gone if after(task) in gone or copied.get(after(task)) is None]
@@ -173,43 +181,61 @@ class Copies:
         """Give each task that is there what it should hold; answers those that are not.
 
         Those that are not ``gone`` are at one version, with what the ones that are should have. What this comes to
-        counts from `begin` on: until then no version is made, and who was whole before still is.
+        counts once a run `began`: until then no version is made, and who was whole before still is.
         """
         runner, before = self._runner, self._holders.before
         losses = dict(runner.losses)
         again = {task for task in self.tasks if losses.get(task, 0) > self._losses.get(task, 0)}  # it came with nothing
         away = runner.lost | again | (gone & runner.suspects)
-        there = [task for task in self.tasks if task in self._rest - away]
+        there = set(self.tasks) & self._rest - away
         known = {task for task in there if self.is_whole(task) and not self.doubtful}
-        for restore in (True, False):  # what is at home on a task, and then what it holds beside that
-            for task in list(there):
-                try:
-                    if restore and task in gone:
-                        await self._copy(self._holders.variables[task], self._holders.after(task), task)
-                    elif not restore and task not in known and before(task) in there:
-                        await self._make_equal(before(task), task)
-                except RemoteError:
-                    if task not in runner.lost or task not in gone:
-                        raise
-                    there.remove(task)  # it was lost again
+        at_home = {task: asyncio.Event() for task in self.tasks if task in there & gone}  # once that was copied
+
+        async def give(task: str, work: Coroutine[Any, Any, None]) -> None:
+            """Copy something to a task, which is left out where it is lost again."""
+            try:
+                await work
+            except RemoteError:
+                if task not in runner.lost or task not in gone:
+                    raise
+                there.discard(task)
+
+        async def restore(task: str) -> None:
+            try:
+                await give(task, self._copy(self._holders.variables[task], self._holders.after(task), task))
+            finally:
+                at_home[task].set()
+
+        async def hold(task: str) -> None:
+            if before(task) in at_home:
+                await at_home[before(task)].wait()
+            if before(task) in there:
+                await give(task, self._make_equal(before(task), task))
+
+        held = [hold(task) for task in self.tasks if task in there - known]
+        await together([*map(restore, at_home), *held])
         if short := [task for task in self.tasks if task not in there and self._holders.after(task) not in there]:
             raise NodeLost(f"{', '.join(short)} was lost as another server was left out")
         self._made = {task: losses.get(task, 0) for task in there}
+        self._parted.update(set(self.tasks) - there)
         self.doubtful = False
-        return frozenset(self.tasks) - frozenset(there)
+        return frozenset(self.tasks) - there
 
-    def begin(self, run: int) -> None:
-        """A run begins with those that were made whole."""
-        self._whole = self._made
+    def begins(self, run: int) -> None:
+        """A run is about to begin with those that were made whole."""
         self.runs.add(run)
         self.newest = run
+
+    def began(self) -> None:
+        """It has begun: versions may be made from now on, without those that are not whole."""
+        self._whole, self._parted = self._made, set()
 
     async def _make_equal(self, task: str, other: str) -> None:
         """Have another task hold what a task does, too."""
         variables = self._holders.variables[task]
         ask = Hash(tuple(variables))
-        mine, others = [await self._runner.command(each, ask) for each in (task, other)]
-        if mine != others:
+        others = await self._runner.command(other, ask)
+        if not others or others != await self._runner.command(task, ask):
             _log.info("%s: %s copies what %s holds", self.trainer.name, other, task)
             await self._copy(variables, task, other)
 

@@ -112,8 +112,10 @@ class Run:
             self._program = await trainer.program(self._session, self._gone)
             self.servers = self._program.servers
             self._check_servers("training cannot begin")
-            self.copies.begin(self._number)
+            self.copies.begins(self._number)
         await self._enter(found)
+        if self.copies is not None:
+            self.copies.began()
         self._watcher = Watcher(
             trainer.name,
             trainer.tally.attribution,

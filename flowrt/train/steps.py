@@ -305,6 +305,8 @@ class Steps:
             copies.forget()
         self._run = self._make_run(servers)
         await to_the_end(checkpoints.go_back(session))
+        if copies is not None:
+            await copies.spread()
         self._supply.begin_again()
         await self._run.begin()
         lost = tuple(dict.fromkeys((*lost, *waited)))
