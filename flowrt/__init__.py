@@ -16,9 +16,8 @@ Ops on plain arrays outside a graph run at once.
 """
 
 import sys as _sys
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 if _sys.platform == "win32":
     raise ImportError("flowrt runs on Linux and macOS; on Windows, use it inside WSL")
@@ -26,7 +25,7 @@ if _sys.platform == "win32":
 from flowrt.base.collection import passed_over as _passed_over
 
 with _passed_over():  # modules hold much and drop nothing: the collector would take a tenth of the time
-    from flowrt import ops, optim, placement
+    from flowrt import optim, placement
     from flowrt.base.errors import (
         AuthenticationError,
         BrokenStream,
@@ -59,15 +58,15 @@ with _passed_over():  # modules hold much and drop nothing: the collector would 
     from flowrt.graph import Node as Operation
     from flowrt.kernels.language.table import kernel
     from flowrt.op import no_gradient, op
-    from flowrt.ops import *  # noqa: F403
-    from flowrt.ops import nn, random
+    from flowrt.ops import *
+    from flowrt.ops import __all__  # type: ignore[attr-defined]  # checkers take what is public there for it
     from flowrt.session import eager as _eager  # noqa: F401  (ops on plain arrays)
     from flowrt.session.blocking import BlockingSession
     from flowrt.session.options import Options
     from flowrt.session.session import Session
     from flowrt.typed import Operand, Result
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from flowrt import data, delays, devices, launch, train
     from flowrt.cluster.cluster import ClusterSpec, LocalCluster
     from flowrt.ledger import Ledger
@@ -89,22 +88,25 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> _Any:
-    if name not in _LATER:
-        raise _absent("fr", globals(), name)
-    module = _import_module(_LATER[name])
-    value = module if module.__name__ == f"flowrt.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
+if not _typing.TYPE_CHECKING:  # for checkers nothing answers what is not there
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name not in _LATER:
+            raise _absent("fr", globals(), name)
+        module = _import_module(_LATER[name])
+        value = module if module.__name__ == f"flowrt.{name}" else getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted(__all__)
 
 
 __version__ = "0.1.0"
 
 __all__ = [
+    *__all__,
     "AuthenticationError",
     "BlockingSession",
     "BrokenStream",
@@ -152,13 +154,10 @@ __all__ = [
     "kernel",
     "launch",
     "name_scope",
-    "nn",
     "no_gradient",
     "op",
     "optim",
     "placement",
-    "random",
     "simulate",
     "train",
 ]
-__all__ += ops.__all__

@@ -461,4 +461,5 @@ def _scaled(gradient: Any, scale: Any) -> Any:
     return IndexedSlices(multiply(gradient.values, scale), gradient.indices, gradient.shape)
 
 
-__getattr__ = answering("fr.optim", globals())
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = answering("fr.optim", globals())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from flowrt.base.device import Device
 from flowrt.base.familiar import answering
 from flowrt.base.valueclass import valueclass
+
+__all__ = ["Rules"]
 
 
 @valueclass
@@ -25,4 +28,5 @@ class Rules:
             Device.parse(text)
 
 
-__getattr__ = answering("fr.placement", globals())
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = answering("fr.placement", globals())

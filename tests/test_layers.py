@@ -34,6 +34,7 @@ FLOOR = [
 ]
 FAMILIES = [
     "source",
+    "comparison",
     "elementwise",
     "activation",
     "flow",

@@ -280,13 +280,16 @@ def hint(namespace: str, name: str, there: Iterable[str] = ()) -> str:
     return f"; did you mean {dot}.{near[0]}?" if near else ""
 
 
-def answering(namespace: str, module: Mapping[str, Any]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module that programs know as ``namespace``."""
+def answering(namespace: str, module: Mapping[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and the ``__dir__`` of a module that programs know as ``namespace``."""
 
     def __getattr__(name: str) -> Any:
         raise absent(namespace, module, name)
 
-    return __getattr__
+    def __dir__() -> list[str]:
+        return sorted(module["__all__"])
+
+    return __getattr__, __dir__
 
 
 def absent(namespace: str, module: Mapping[str, Any], name: str) -> AttributeError:

@@ -8,6 +8,8 @@
 See `order` for which rows make which batch, `sources.Source` for what a source is.
 """
 
+from typing import TYPE_CHECKING
+
 from flowrt.base.familiar import answering
 from flowrt.data.array_files import arrays, npy, npz
 from flowrt.data.functions import function, source
@@ -16,4 +18,5 @@ from flowrt.data.sources import Reading, Source, Table
 
 __all__ = ["Reading", "Source", "Table", "arrays", "function", "npy", "npz", "parquet", "source"]
 
-__getattr__ = answering("fr.data", globals())
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = answering("fr.data", globals())

@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.locating import located
 from flowrt.op import op
-from flowrt.ops.elementwise import add, clip, exp, expm1, greater, maximum, minimum, multiply, sigmoid, square, where
+from flowrt.ops.comparison import greater
+from flowrt.ops.elementwise import add, clip, exp, expm1, maximum, minimum, multiply, sigmoid, square, where
 from flowrt.ops.inference import as_float
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result, TensorOrArray
+
+__all__ = [
+    "elu",
+    "gelu",
+    "leaky_relu",
+    "silu",
+    "softplus",
+]
 
 
 FAR = 40.0  # so far from 0 no float is left of a normal number's density

@@ -28,6 +28,12 @@ from flowrt.ops.source import eye, shape_of
 if TYPE_CHECKING:
     from flowrt.typed import Operand, TensorOrArray
 
+__all__ = [
+    "dot",
+    "einsum",
+    "tensordot",
+]
+
 Labels: TypeAlias = tuple[str, ...]
 ELLIPSIS = "..."
 

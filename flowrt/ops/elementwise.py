@@ -13,6 +13,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec
 from flowrt.op import no_gradient, op
+from flowrt.ops.comparison import equal, greater, greater_equal, less_equal
 from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
 
 if TYPE_CHECKING:
@@ -20,14 +21,44 @@ if TYPE_CHECKING:
     from flowrt.op import DType
     from flowrt.typed import Operand, Result, TensorOrArray
 
+__all__ = [
+    "abs",
+    "add",
+    "add_n",
+    "astype",
+    "ceil",
+    "clip",
+    "divide",
+    "erf",
+    "exp",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "log",
+    "log1p",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "pow",
+    "reciprocal",
+    "relu",
+    "remainder",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sqrt",
+    "square",
+    "subtract",
+    "tanh",
+    "where",
+]
+
 
 def _both(a: Spec, b: Spec) -> Spec:
     dims = broadcast(a, b)
     return a.without_value() if dims == a.dims else Spec(a.dtype, dims)
-
-
-def _compared(a: Spec, b: Spec) -> Spec:
-    return Spec("bool", broadcast(a, b))
 
 
 def _numbers(what: str, x: Spec) -> Spec:
@@ -360,90 +391,6 @@ def where(condition: Operand, a: Operand, b: Operand, *, name: str | None = None
 def where_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     condition = node.inputs[0]
     return None, where(condition, dy, 0), where(condition, 0, dy)
-
-
-@no_gradient
-@op(promote=True, widens=True)
-def equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether ``a`` equals ``b``; NaN equals nothing."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True, widens=True)
-def not_equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether ``a`` differs from ``b``; NaN differs from everything."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True, widens=True)
-def less(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether ``a < b``."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True, widens=True)
-def less_equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether ``a <= b``."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True, widens=True)
-def greater(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether ``a > b``."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True, widens=True)
-def greater_equal(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether ``a >= b``."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True)
-def logical_and(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether both are true (not zero)."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True)
-def logical_or(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether either is true (not zero)."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op(promote=True)
-def logical_xor(a: Operand, b: Operand, *, name: str | None = None) -> Result:
-    """Whether exactly one is true (not zero)."""
-    return _compared(a, b)
-
-
-@no_gradient
-@op
-def logical_not(x: Operand, *, name: str | None = None) -> Result:
-    """Whether ``x`` is false (zero)."""
-    return Spec("bool", x.dims)
-
-
-@no_gradient
-@op
-def isnan(x: Operand, *, name: str | None = None) -> Result:
-    """Whether ``x`` is not a number."""
-    return Spec("bool", x.dims)
-
-
-@no_gradient
-@op
-def isfinite(x: Operand, *, name: str | None = None) -> Result:
-    """Whether ``x`` is neither NaN nor infinite."""
-    return Spec("bool", x.dims)
 
 
 @op

@@ -10,12 +10,25 @@ from flowrt.base.spec import Spec
 from flowrt.base.traits import Arranged
 from flowrt.graph import as_node, control_dependencies, current_graph
 from flowrt.op import building, no_gradient, op
-from flowrt.ops.elementwise import equal
+from flowrt.ops.comparison import equal
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.op import DType
     from flowrt.typed import Operand, Result
+
+__all__ = [
+    "enter",
+    "exit",
+    "group",
+    "identity",
+    "loop_cond",
+    "merge",
+    "next_iteration",
+    "no_op",
+    "stop_gradient",
+    "switch",
+]
 
 
 @op(view=Arranged.RESHAPED)

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from flowrt.op import DType
     from flowrt.typed import Operand, Result, TensorOrArray
 
+__all__ = [
+    "one_hot",
+    "scatter_add",
+    "segment_sum",
+    "take",
+]
+
 
 def _indices(indices: Spec) -> None:
     if indices.dtype.kind not in "iu":

@@ -13,14 +13,13 @@ from flowrt.base.spec import Spec, normal_axes
 from flowrt.graph import as_node, beside
 from flowrt.op import as_value
 from flowrt.ops import random
+from flowrt.ops.comparison import equal, greater_equal
 from flowrt.ops.elementwise import (
     add,
     add_n,
     astype,
     divide,
-    equal,
     floor_divide,
-    greater_equal,
     multiply,
     remainder,
     rsqrt,

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result
 
+__all__ = [
+    "matmul",
+]
+
 
 @op(promote=True, core=2, contraction=Contraction("matmul_bias"))
 def matmul(

@@ -29,6 +29,14 @@ from flowrt.structure import LEAF, Structure, flatten
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape
 
+__all__ = [
+    "case",
+    "cond",
+    "map_fn",
+    "scan",
+    "while_loop",
+]
+
 
 @brief
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:

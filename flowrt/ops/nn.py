@@ -443,4 +443,5 @@ def binary_cross_entropy_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return dy * (sigmoid(logits) - labels), negative(dy * logits)
 
 
-__getattr__ = answering("fr.nn", globals())
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = answering("fr.nn", globals())

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from flowrt.op import Op
     from flowrt.typed import Operand, Result
 
+__all__ = [
+    "FIFOQueue",
+]
+
 
 def queue_specs(dtypes: Sequence[str], shapes: Any) -> tuple[Spec, ...]:
     """The specs of one element's components; ``shapes=None`` leaves even the ranks open."""

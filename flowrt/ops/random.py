@@ -164,4 +164,5 @@ def _turns(graph: Graph) -> Any:
     return stack(turns)
 
 
-__getattr__ = answering("fr.random", globals())
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = answering("fr.random", globals())

@@ -18,19 +18,8 @@ from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, normal_axes
 from flowrt.base.traits import Arranged, Reduction
 from flowrt.op import no_gradient, op
-from flowrt.ops.elementwise import (
-    add,
-    astype,
-    divide,
-    equal,
-    exp,
-    isfinite,
-    log,
-    sqrt,
-    square,
-    subtract,
-    where,
-)
+from flowrt.ops.comparison import equal, isfinite
+from flowrt.ops.elementwise import add, astype, divide, exp, log, sqrt, square, subtract, where
 from flowrt.ops.flow import stop_gradient
 from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
@@ -39,6 +28,26 @@ if TYPE_CHECKING:
     from flowrt.base.spec import Axes
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result, TensorOrArray
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "broadcast_to",
+    "cumsum",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "rank",
+    "size",
+    "std",
+    "sum",
+    "sum_to",
+    "var",
+]
 
 
 def reduced(x: Spec, axis: Any, keepdims: bool) -> Shape | None:

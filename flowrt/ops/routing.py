@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from flowrt.base.partitioning import Partition
     from flowrt.typed import Operand, Result, TensorOrArray
 
+__all__ = [
+    "dynamic_partition",
+    "dynamic_stitch",
+]
+
 
 @no_gradient
 @op

@@ -29,6 +29,20 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result, TensorOrArray
 
+__all__ = [
+    "concat",
+    "expand_dims",
+    "getitem",
+    "pad",
+    "place",
+    "reshape",
+    "squeeze",
+    "stack",
+    "tile",
+    "transpose",
+    "unstack",
+]
+
 
 @op(view=Arranged.RESHAPED)
 def reshape(x: Operand, shape: Operand, *, name: str | None = None) -> Result:

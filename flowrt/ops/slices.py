@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from flowrt.typed import Operand, Result
 
+__all__ = [
+    "IndexedSlices",
+]
+
 ABSENT = -(1 << 63)
 """An int64 index that is no row's: `take` answers zeros there, and what is added there is left out."""
 

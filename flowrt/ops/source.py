@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     from flowrt.op import DType
     from flowrt.typed import Operand, Result, TensorOrArray
 
+__all__ = [
+    "arange",
+    "constant",
+    "eye",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "placeholder",
+    "shape_of",
+    "zeros",
+    "zeros_like",
+]
+
 
 @op(name="constant")
 def constant_op(value: Any, *, name: str | None = None) -> Result:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILLED = frozenset({"full", "full_like"})
 DRAWN = frozenset({"random_normal", "random_uniform"})
-ENTRYWISE = frozenset(f"flowrt.ops.{family}" for family in ("elementwise", "activation", "trigonometry"))
+ENTRYWISE = frozenset(f"flowrt.ops.{family}" for family in ("elementwise", "comparison", "activation", "trigonometry"))
 
 
 def check_start(initial: Any, graph: Graph, name: str, site: Site) -> None:

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from flowrt.op import DType, Op
     from flowrt.typed import Operand, Result
 
+__all__ = [
+    "Variable",
+]
+
 
 @op(stateful=True)
 def read_variable(

@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result
 
+__all__ = [
+    "acos",
+    "asin",
+    "atan",
+    "atan2",
+    "cos",
+    "cosh",
+    "sin",
+    "sinh",
+    "tan",
+]
+
 
 @op
 def sin(x: Operand, *, name: str | None = None) -> Result:

@@ -1,5 +1,7 @@
 """Replicated training: several copies of a model, one set of variables, and a policy for whose updates count."""
 
+from typing import TYPE_CHECKING
+
 from flowrt.base.familiar import answering
 from flowrt.sched.policies import (
     Adaptive,
@@ -46,4 +48,5 @@ __all__ = [
 ]
 
 
-__getattr__ = answering("fr.train", globals())
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = answering("fr.train", globals())

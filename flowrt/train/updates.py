@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from flowrt.graph import control_dependencies
-from flowrt.ops.elementwise import add_n, divide, isfinite
+from flowrt.ops.comparison import isfinite
+from flowrt.ops.elementwise import add_n, divide
 from flowrt.ops.reduce import all as all_
 from flowrt.ops.rows import repeated, unrepeated
 from flowrt.ops.shape import concat, stack
