@@ -35,6 +35,15 @@ def _hot(indices: np.ndarray, depth: int, dtype: str = "float32") -> np.ndarray:
     return (indices[..., None] == np.arange(depth)).astype(dtype)
 
 
+def _padded(found: Any, order: Any, back: Any) -> tuple[np.ndarray, ...]:
+    """What `route_rows` answers for 6 indices into three parts of no more than 4 of them: each has room for 4."""
+    full = [np.full(31, slices.ABSENT) for _ in range(2)]
+    for sorted_too, parts in zip(full, (found, order), strict=True):
+        for part, given in enumerate(parts):
+            sorted_too[4 * part : 4 * part + len(given)] = given
+    return np.int64([0, 4, 8, 12]), *full, np.int64(back)
+
+
 ROWS = np.int64([3, -1, 3, 0, 9, 3])
 
 
@@ -120,6 +129,39 @@ INDEX = [
         (integers(0),),
         lambda i: np.int64([0, 0, 0]),
         note="none",
+    ),
+    Example(
+        "route_rows",
+        lambda i: routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True),
+        (np.int64([5, 0, -6, 3, 2, slices.ABSENT]),),
+        lambda i: _padded(([0, 0, slices.ABSENT], [2, 1], [1]), ([1, 2, 5], [3, 4], [0]), [8, 0, 1, 4, 5, 2]),
+        note="padded",
+    ),
+    Example(
+        "part_of",
+        lambda x, s: routing.part_of(x, s, 1),
+        (normal(5, 2, 1), np.int64([0, 1, 4])),
+        lambda x, s: x[1:4],
+        note="computed",
+    ),
+    Example(
+        "join_parts",
+        lambda x, y, s, o: routing.join_parts([x, y], s, o),
+        (normal(2, 3), normal(1, 3, seed=1), np.int64([0, 2, 3]), np.int64([1, 0, 2, 0, 0])),
+        lambda x, y, s, o: np.concatenate([x, y, 0 * x]),
+    ),
+    Example(
+        "take_parts",
+        lambda x, y, i: routing.take_parts([x, y], i, (0, 4, 5)),
+        (normal(4, 2, 3), normal(1, 2, 3, seed=1), np.int64([4, 0, -1, 3, slices.ABSENT, -5])),
+        lambda x, y, i: np.concatenate([x, y, 0 * y])[[4, 0, 4, 3, 5, 0]],
+        gradient=False,
+    ),
+    Example(
+        "group_part",
+        lambda i: routing.group_part(*routing.route_rows(i, np.int64([0, 1, 4, 6]), padded=True), 1, 3)[:4],
+        (np.int32([5, 3, 0, 2, 3, -3]),),
+        lambda i: np.int32([2, 0, 3, 4]),
     ),
     Example(
         "take",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_world import compiled
 
 import flowrt as fr
-from flowrt.base.partitioning import Partition
+from flowrt.base.partitioning import Partition, padded_room, padded_rows
+from flowrt.sched.units import Action, find_units
 
 Array = np.ndarray[Any, Any]
 OPTIMIZERS: list[Callable[[], fr.optim.Optimizer]] = [
@@ -221,6 +224,30 @@ def test_bytes_whose_parts_do_not_add_up_are_refused() -> None:
         graph.partitions["w"] = broken
         with pytest.raises(fr.FlowrtError):
             fr.Graph.from_bytes(graph.to_bytes())
+
+
+def test_a_step_on_parts_that_lie_together_is_one_tape() -> None:
+    with fr.Graph():
+        ids = fr.placeholder("int64", (None,))
+        w = fr.Variable(fr.zeros((6, 2)), name="w", partition=3)
+        rows = fr.take(w, ids)
+        step = fr.optim.Adam(0.1).minimize(fr.sum(fr.square(rows)))
+    (plan,) = compiled([rows], [step], feeds=[ids]).plans.values()
+    assert [unit.action for unit in find_units(plan)] == [Action.TAPE]
+    ops = Counter(node.op for node in plan.nodes)
+    assert (ops["take_parts"], ops["group_part"], ops["adam_rows"], ops["part_of"]) == (1, 3, 3, 0)
+
+
+def test_numbers_of_rows_are_padded_to_few_that_fit() -> None:
+    padded = [padded_rows(count) for count in range(1 << 16)]
+    assert all(count <= rows <= count + max(count // 5, 7) for count, rows in enumerate(padded))
+    assert padded == sorted(padded)
+    assert len(set(padded)) < 80
+    given = np.random.default_rng(0)
+    for parts in (1, 2, 3, 8):
+        for count in (0, 1, 9, 100, 4096):
+            dealt = given.multinomial(count, given.dirichlet([0.3] * parts))
+            assert sum(map(padded_rows, dealt.tolist())) <= padded_room(count, parts) or not count
 
 
 def test_rows_are_taken_of_a_table_that_is_not_copied_for_it() -> None:

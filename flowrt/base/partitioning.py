@@ -72,3 +72,20 @@ def row_bounds(partition: int | Sequence[int], rows: int) -> tuple[int, ...]:
     if any(first >= end for first, end in itertools.pairwise(bounds)):
         raise SpecError(f"the bounds of rows must rise, as each part has a row at least; got partition={partition!r}")
     return bounds
+
+
+def padded_rows(count: int) -> int:
+    """In how many rows ``count`` rows of a part are sent: of few numbers, so that shapes of steps come again.
+
+    Neighbouring ones are 8 apart, or more: an 11th to a 6th of them. Rows are mostly drawn evenly, so that of n a part
+    has some n / 2, n / 4, …: such numbers lie well between two.
+    """
+    step = 8
+    while 2 * step <= 11 * count >> 6:
+        step *= 2
+    return count + (step // 2 - count) % step
+
+
+def padded_room(count: int, parts: int) -> int:
+    """In how many rows ``count`` rows fit however they are dealt out to padded ``parts``; none where there are none."""
+    return count + (11 * count >> 6) + 8 * parts if count else 0

@@ -3,6 +3,11 @@
 `dynamic_partition` and `dynamic_stitch` are Part and Stitch of Abadi et al., "TensorFlow: a system for large-scale
 machine learning", OSDI 2016, section 4.2. All that they compute is where things go, `route_rows` and `last_places`:
 entries are moved by `take`, whose gradient is theirs.
+
+How many ids each part of a table gets is another number in each step; `route_rows` fills them up with what is no row's
+to one of few sizes. All else has as many rows as there are ids, or as fit in any case: so only what is done beside the
+parts has sizes that a step decides, and these come again. Where all parts of a lookup lie in one place, nothing is
+dealt out: see `flowrt.passes.parts`.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import numpy as np
 
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
+from flowrt.base.partitioning import padded_room
 from flowrt.base.spec import Spec
 from flowrt.op import no_gradient, op
 from flowrt.operators import Operators
@@ -22,12 +28,13 @@ from flowrt.ops.elementwise import astype
 from flowrt.ops.index import take
 from flowrt.ops.inference import described
 from flowrt.ops.reduce import max as max_
-from flowrt.ops.shape import concat, getitem, reshape, slice_along
+from flowrt.ops.shape import concat, getitem, place_along, reshape, slice_along
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import shape_of, zeros
 
 if TYPE_CHECKING:
     from flowrt.base.partitioning import Partition
+    from flowrt.graph import Node, Tensor
     from flowrt.typed import Operand, Result, TensorOrArray
 
 __all__ = [
@@ -38,19 +45,89 @@ __all__ = [
 
 @no_gradient
 @op
-def route_rows(indices: Operand, bounds: Operand, wraps: bool = True) -> tuple[Result, Result, Result, Result]:
+def route_rows(
+    indices: Operand, bounds: Operand, wraps: bool = True, padded: bool = False
+) -> tuple[Result, Result, Result, Result]:
     """Which of n ``indices`` are whose, of parts whose rows lie between ``bounds``, [parts + 1]: four int64 vectors.
 
     They are: where each part's begin among the indices once these are sorted by part, equal ones in their order, and
-    n, [parts + 1]; the row within its part of each so sorted, its place before, and, for each index, its place then.
-    Where it ``wraps``, negative indices count from the end. One that is out of range fails the step.
+    where the last part's end, [parts + 1]; the row within its part of each so sorted, its place before, and, for each
+    index, its place then. Where parts are ``padded``, each has as many as `padded_rows` says, unless n is 0, and the
+    sorted vectors have room for any n: what is no index there is no row's, and has no place before. Where it
+    ``wraps``, negative indices count from the end. One that is out of range fails the step.
     """
     for what, spec in (("indices", indices), ("bounds", bounds)):
         if spec.dtype.kind not in "iu" or (spec.dims is not None and spec.rank != 1):
             raise SpecError(f"the {what} are a vector of integers, got {spec}")
     count = None if indices.dims is None else indices.shape[0]
-    each = Spec("int64", (count,))
-    return Spec("int64", None if bounds.dims is None else bounds.shape), each, each, each
+    ends = None if bounds.dims is None else bounds.shape[0]
+    sorted_too = Spec("int64", (_room(count, ends) if padded else count,))
+    return Spec("int64", (ends,)), sorted_too, sorted_too, Spec("int64", (count,))
+
+
+def _room(count: int | None, ends: int | None) -> int | None:
+    """For how many rows there is room where ``count`` are dealt out to parts, each of them padded."""
+    return None if count is None or ends is None else padded_room(count, ends - 1)
+
+
+@op
+def part_of(x: Operand, starts: Operand, part: int) -> Result:
+    """What of ``x`` is one part's, as `route_rows` tells where each begins: a stretch along the first axis."""
+    if starts.dtype != np.int64 or (starts.dims is not None and starts.rank != 1):
+        raise SpecError(f"the starts of parts are a vector of int64, got {starts}")
+    if x.dims is not None and x.rank < 1:
+        raise SpecError(f"a scalar has no parts, got {x}")
+    begin, end = starts.value[part : part + 2] if isinstance(starts.value, tuple) else (None, None)
+    count = end - begin if isinstance(begin, int) and isinstance(end, int) else None
+    return Spec(x.dtype, None if x.dims is None else (count, *x.shape[1:]))
+
+
+@part_of.gradient
+def part_of_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    x, starts = node.inputs
+    return place_along(dy, getitem(starts, (node.attrs["part"],)), shape_of(x)), None
+
+
+@op
+def join_parts(parts: Sequence[Operand], starts: Operand, order: Operand) -> Result:
+    """The rows of all ``parts`` one after another, then zeros: as many as `route_rows` answered in ``order``."""
+    ranked = [part for part in parts if part.dims is not None]
+    if any(part.shape[1:] != ranked[0].shape[1:] for part in ranked):
+        raise SpecError(f"rows of parts are alike, got {' and '.join(map(str, parts))}")
+    count = None if order.dims is None else order.shape[0]
+    return Spec(parts[0].dtype, (count, *ranked[0].shape[1:]) if ranked else None)
+
+
+@join_parts.gradient
+def join_parts_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    *parts, starts, _ = node.inputs
+    return *(part_of(dy, starts, part) for part in range(len(parts))), None, None
+
+
+@no_gradient
+@op
+def take_parts(tables: Sequence[Operand], indices: Operand, bounds: Any) -> Result:
+    """`take` of rows of the table whose rows from ``bounds[i]`` up to the next are those of ``tables[i]``.
+
+    It is made of a lookup where all parts lie in one place, after gradients are taken.
+    """
+    if indices.dtype.kind not in "iu" or indices.dims is None or indices.rank != 1:
+        raise SpecError(f"indices into parts are a vector of integers, got {indices}")
+    return Spec(tables[0].dtype, (indices.shape[0], *tables[0].shape[1:]))
+
+
+@no_gradient
+@op
+def group_part(starts: Operand, found: Operand, order: Operand, back: Operand, part: int, size: int) -> Result:
+    """`group_rows` of one part's indices, of ``size`` rows, out of what `route_rows` answers of all of them.
+
+    There are as many values as there are indices of all parts, and in their order. A pass makes it, as `take_parts`.
+    """
+    for spec in (starts, found, order, back):
+        if spec.dtype != np.int64:
+            raise SpecError(f"parts are grouped by int64 vectors, got {spec}")
+    count = None if back.dims is None else back.shape[0]
+    return Spec("int32" if size < 1 << 31 else "int64", (None if count is None else 3 * count + 2,))
 
 
 @no_gradient
@@ -141,22 +218,22 @@ def looked_up(
     """`take` of the rows ``ids`` of the table that ``tables`` are together: Part, Gather on each, Stitch.
 
     Table i has the rows from ``bounds[i]`` up to the next; ``beside(table)`` is the scope in which its rows are taken.
-    Nothing travels but the rows that occur, as often as they do. Gradients are rows of each table in the order of
-    ``ids``, so that what occurs several times is added up as in the whole table.
+    Nothing travels but the rows that occur, as often as they do, and some more (`padded_rows`). Gradients are rows of
+    each table in the order of ``ids``, so that what occurs several times is added up as in the whole table.
     """
     spec = described(ids)
     if spec.dtype.kind not in "iu":
         raise SpecError(f"indices must be integers, got {spec}; use astype")
     if spec.dims is None:
         raise SpecError(f"the rank of indices into a table that is split must be known, got {spec}")
-    starts, found, _, back = route_rows(_flat_ids(ids, spec), np.array(bounds, np.int64))
+    starts, found, order, back = route_rows(_flat_ids(ids, spec), np.array(bounds, np.int64), padded=True)
     rows = []
     for part, table in enumerate(tables):
-        mine = stretch(found, starts, part)
+        mine = part_of(found, starts, part)
         with beside(table):
             rows.append(take(table, mine))
     flat = spec.rank == 1
-    whole = take(concat(rows), back, name=name if flat else None)
+    whole = take(join_parts(rows, starts, order), back, name=name if flat else None)
     if flat:
         return whole
     inner = described(tables[0]).concrete[1:]
@@ -220,12 +297,11 @@ def split_gradient(gradient: Any, partition: Partition) -> Sequence[Any]:
 
 def split_slices(slices: IndexedSlices, partition: Partition) -> list[IndexedSlices]:
     """The slices of each part, in their order."""
-    starts, found, order, _ = route_rows(slices.indices, np.array(partition.rows, np.int64))
+    starts, found, order, _ = route_rows(slices.indices, np.array(partition.rows, np.int64), padded=True)
+    values = take(slices.values, order)
     return [
         IndexedSlices(
-            take(slices.values, stretch(order, starts, part)),
-            stretch(found, starts, part),
-            partition.spec_of(first, end).concrete,
+            part_of(values, starts, part), part_of(found, starts, part), partition.spec_of(first, end).concrete
         )
         for part, (_, first, end) in enumerate(partition.pieces())
     ]

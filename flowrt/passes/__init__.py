@@ -28,6 +28,7 @@ from flowrt.passes.merge_common import merge_common
 from flowrt.passes.order_state import order_state
 from flowrt.passes.paddings import join_paddings
 from flowrt.passes.partition import Client, Transfer, partition
+from flowrt.passes.parts import take_together
 from flowrt.passes.place import Supports, place
 from flowrt.passes.prune import prune
 from flowrt.passes.settle import settle
@@ -204,7 +205,7 @@ def _join(
         fused, homes = fuse(contracted, where, fusible, regions=False)
         return join_paddings(append_epilogues(fused, homes, fusible), homes, fusible)
 
-    step, placement = simplify(step, placement)
+    step, placement = simplify(take_together(step, placement, supports), placement)
     where = placement
     before, step = step, bag(step, placement, supports)
     if len(step.nodes) < len(before.nodes):

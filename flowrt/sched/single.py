@@ -24,6 +24,7 @@ from flowrt.kernels.launch import STATUS, Prepared, failure, prepare
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, Rows, interpret
+from flowrt.sched.parting import PARTING, PartRunner
 from flowrt.sched.regions.cost import predict
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, size_operands, variable_spec
 from flowrt.sched.tape.tape import address, corrected
@@ -217,13 +218,15 @@ class StackRunner:
             raise type(error)(f"{self.node.where()}: {error}") from error
 
 
-Runner: TypeAlias = "NodeRunner | StructuredRunner | StackRunner"
+Runner: TypeAlias = "NodeRunner | StructuredRunner | StackRunner | PartRunner"
 
 
 def runner_for(node: PlanNode, memory: Memory) -> Runner:
     """What computes a synchronous node by itself."""
     if node.op in STACKING:
         return StackRunner(node, memory)
+    if node.op in PARTING:
+        return PartRunner(node, memory)
     return StructuredRunner(node, memory) if node.op in STRUCTURED else NodeRunner(node, memory)
 
 
@@ -237,7 +240,7 @@ class Runners(dict[int, Runner]):
 
     def __missing__(self, position: int) -> Runner:
         node = self._nodes[position]
-        if node.op in STACKING or node.op in STRUCTURED:
+        if node.op in STACKING or node.op in STRUCTURED or node.op in PARTING:
             runner = runner_for(node, self._memory)
         else:
             runner = NodeRunner(node, self._memory, self._known.setdefault(self._what(node), OrderedDict()))

@@ -17,6 +17,7 @@ from flowrt.kernels.language.table import KERNELS
 from flowrt.sched.effects import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
 from flowrt.sched.machine import Enter, Kind, Topology
+from flowrt.sched.parting import PARTING
 from flowrt.sched.regions.regions import READ, Name, Region, find_regions, resources_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def is_structural(op: str) -> bool:
 
 def breaks_tape(node: PlanNode) -> bool:
     """Whether a node must be run by the machine itself."""
-    if grows(node) or node.op in STACKING or node.op == BRING:
+    if grows(node) or node.op in STACKING or node.op in PARTING or node.op == BRING:
         return True
     return action_of(node) in (Action.SWITCH, Action.MERGE, Action.MOVE, Action.EFFECT)
 

@@ -48,9 +48,12 @@ def slot_of(row: int, bits: int) -> Any:
 
 @jitable
 def find_groups(indices: Any, groups: Any, table: Any, member: Any, counts: Any, size: int, bits: int) -> Any:
-    """Tell each index its group, -1 where it is no row's; answers how many groups there are, -1 for a bad index."""
+    """Tell each index its group, -1 where it is no row's; answers how many groups there are, -1 for a bad index.
+
+    There may be fewer indices than ``groups`` have room for.
+    """
     count, found = indices.size, np.uint64(0)
-    rows, one, mask = np.uint64(count + 2), np.uint64(1), np.uint64(table.size - 1)
+    rows, one, mask = np.uint64((groups.size - 2) // 3 + 2), np.uint64(1), np.uint64(table.size - 1)
     for i in range(count):
         at = row_number(indices[np.uint64(i)])
         if at == ABSENT:
@@ -73,6 +76,19 @@ def find_groups(indices: Any, groups: Any, table: Any, member: Any, counts: Any,
     return np.int64(found)
 
 
+@jitable
+def lay_groups(groups: Any, cursor: Any, found: int) -> None:
+    """Say which range each of ``found`` groups has, of whose occurrences ``cursor`` has counts, then first places."""
+    occurrences, total = 2 * ((groups.size - 2) // 3) + 2, 0
+    groups[0] = found
+    for g in range(found):
+        groups[np.uint64(1 + g)] = total
+        many = cursor[np.uint64(g)]
+        cursor[np.uint64(g)] = occurrences + total
+        total += many
+    groups[1 + found] = total
+
+
 @kernel("group_rows", layout=_grouping, scratch=_table)
 def group_rows(
     indices: Any, values: Any, groups: Any, table: Any, member: Any, cursor: Any, size: int, bits: int, run: Any
@@ -85,13 +101,7 @@ def group_rows(
     if found < 0:
         run[0] = OUT_OF_RANGE
         return
-    groups[0], total = found, 0
-    for g in range(found):
-        groups[np.uint64(1 + g)] = total
-        many = cursor[np.uint64(g)]
-        cursor[np.uint64(g)] = 2 * count + 2 + total
-        total += many
-    groups[1 + found] = total
+    lay_groups(groups, cursor, found)
     repeat = max(count // max(values[0], 1), 1)
     for i in range(0, count, repeat):
         value = i // repeat
