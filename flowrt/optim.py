@@ -29,6 +29,7 @@ from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.familiar import answering
 from flowrt.base.partitioning import Partition
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief
 from flowrt.gradients import gradients
 from flowrt.graph import as_node, beside, current_scope, scoped
@@ -58,6 +59,10 @@ class Optimizer(ABC):
 
     def __init__(self, lr: Any) -> None:
         self.lr = lr
+
+    @telling
+    def __repr__(self) -> str:
+        return f"fr.optim.{type(self).__name__} {', '.join(f'{name}={value!r}' for name, value in vars(self).items())}"
 
     @brief
     def minimize(self, loss: Any, variables: Sequence[Variable] | None = None, *, name: str | None = None) -> Node:

@@ -17,6 +17,7 @@ FLOOR = [
     "base/pages",
     "base/collection",
     "base/valueclass",
+    "base/telling",
     "base/errors",
     "base/tracebacks",
     "base/spec",

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from flowrt.base.errors import AuthenticationError, ClosedError, FlowrtError, GraphError, ResourceError
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
 from flowrt.cluster.hosts import expand_ranges
@@ -249,6 +251,12 @@ class LocalCluster(AsyncOnly):
         self._spec: ClusterSpec | None = None
         self.token = new_token()
         self.processes: dict[str, Process] = {}
+
+    @telling
+    def __repr__(self) -> str:
+        jobs = Counter(job for job, _ in self._names)
+        counts = ", ".join(f"{job}={count}" for job, count in jobs.items())
+        return f"fr.LocalCluster {counts}, {'not open' if self._spec is None else 'open'}"
 
     @property
     def spec(self) -> ClusterSpec:

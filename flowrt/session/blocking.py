@@ -9,8 +9,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from flowrt.base.errors import ClosedError, GraphError, carried_site, user_site
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
 from flowrt.session.interrupts import InterruptWatch
+from flowrt.session.misuse import standing
 from flowrt.session.session import Session
 
 if TYPE_CHECKING:
@@ -134,6 +136,10 @@ class BlockingSession:
         self._session = Session(graph, cluster, **arguments)
         self._thread: LoopThread | None = None
         self._interrupts: InterruptWatch | None = None
+
+    @telling
+    def __repr__(self) -> str:
+        return standing(self._session)[1:-1].replace("fr.Session", "fr.BlockingSession", 1)
 
     @brief
     def __enter__(self) -> BlockingSession:

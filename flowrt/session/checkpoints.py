@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, user_site
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief
 from flowrt.checkpoints.folders import FolderLock, HeldElsewhere, sync_parents
 from flowrt.checkpoints.manifest import File, Manifest, Name, NotWhole, folder_of, to_bytes
@@ -109,6 +110,10 @@ class Checkpoints:
         self._lock = FolderLock(self._store.path) if isinstance(self._store, LocalStore) else None
         self._durable = False
         self.before_save: Callable[[], None] = lambda: None  # in the thread that writes
+
+    @telling
+    def __repr__(self) -> str:
+        return f"fr.Checkpoints at {self.url!r}"
 
     @property
     def path(self) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ class AsyncOnly:
 
     def __exit__(self, *error: object) -> None:
         """Never reached: nothing was opened."""
+
+
+@telling
+def standing(session: Any) -> str:
+    """What a session says it is: of which graph, where, and whether it is open."""
+    where = "in this process" if session._cluster is None else f"on {session._cluster!r}"
+    state = "closed" if session._closed else "not open yet" if session._runner is None else "open"
+    return f"fr.Session of {len(session.graph.nodes)} nodes {where}, {state}"
 
 
 def awaited_session(value: Any, who: str) -> Session:

@@ -42,7 +42,7 @@ from flowrt.sched.tape.direct import Numbers
 from flowrt.session.cluster_runner import open_cluster
 from flowrt.session.feeds import copied_bytes
 from flowrt.session.initial import arrays, initial_waves, tables
-from flowrt.session.misuse import AsyncOnly
+from flowrt.session.misuse import AsyncOnly, standing
 from flowrt.session.options import Options
 from flowrt.session.producing import Failures, Producing, why_closed
 from flowrt.session.resting import Rests
@@ -95,8 +95,7 @@ class Session(AsyncOnly):
             raise GraphError(f"{user_site()}: options is fr.Options(...), not {options!r}")
         if checkpoints is not None and not hasattr(checkpoints, "restore_newest"):
             raise GraphError(f"{user_site()}: checkpoints is fr.Checkpoints({checkpoints!r}), not {checkpoints!r}")
-        self.graph = graph
-        self.options = Options() if options is None else options
+        self.graph, self.options = graph, Options() if options is None else options
         self.checkpoints = checkpoints
         self._cluster, self._placement, self._name, self._tls = cluster, placement, name, tls
         self._runner: Runner | None = None
@@ -109,6 +108,8 @@ class Session(AsyncOnly):
         self._closed, self._runs_now, self._anew = False, 0, False  # nodes held nothing of it when it was opened
         seeds = (self.options.seed, graph.seed)
         self._seed = next((int(seed) & SEEDS for seed in seeds if seed is not None), secrets.randbits(62))
+
+    __repr__ = standing
 
     @brief
     async def __aenter__(self) -> Session:

@@ -17,6 +17,7 @@ import numpy as np
 
 from flowrt.base.errors import FeedError, LinkBroken, NodeLost, user_site
 from flowrt.base.plan import resources_in
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import shorten
 from flowrt.base.traits import writes
 from flowrt.base.valueclass import valueclass
@@ -224,6 +225,10 @@ class CompiledStep:
         self._direct: Direct | None = None
         self._call: Callable[..., Any] = self._attempt
         self._left = YIELD_EVERY  # runs until others have a turn
+
+    @telling
+    def __repr__(self) -> str:
+        return f"{self._step}, of {self._session!r}"
 
     async def __call__(self, /, *values: Any, **named: Any) -> Any:
         try:

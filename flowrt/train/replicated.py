@@ -17,6 +17,7 @@ import numpy as np
 from flowrt.base.device import Device
 from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.spec import Spec
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief
 from flowrt.base.valueclass import valueclass
 from flowrt.data import Source
@@ -156,6 +157,10 @@ class Replicated:
         self._makers: WeakKeyDictionary[Session, Maker] = WeakKeyDictionary()
         with name_scope(self.name.removeprefix(self._outside.prefix)):
             self._build(loss_fn, optimizer)
+
+    @telling
+    def __repr__(self) -> str:
+        return f"fr.train.Replicated {self.name!r} of {self.replicas} replicas, {self.policy!r}"
 
     def _check(self, servers: int, optimizer: Any) -> None:
         if not hasattr(optimizer, "compute_gradients"):
@@ -399,6 +404,10 @@ class Predictor:
         for leaf in flatten(outputs)[1]:
             if not isinstance(as_value(leaf), Tensor):
                 raise GraphError(f"{user_site()}: a shared function answers tensors, not {leaf!r}")
+
+    @telling
+    def __repr__(self) -> str:
+        return f"function of {', '.join(map(repr, self.inputs))} that shares a trainer's variables"
 
     def __call__(
         self, session: Session, values: Mapping[str, Any] | None = None, **more: Any

@@ -18,6 +18,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flowrt.base.errors import ClosedError, FlowrtError, GraphError, LedgerError, user_site
+from flowrt.base.telling import telling
 from flowrt.base.tracebacks import shorten
 from flowrt.base.valueclass import valueclass
 from flowrt.data import Source
@@ -80,6 +81,12 @@ class StepReport:
     batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
     rolled_back: RolledBack | None = None
     measured: tuple[Report, Clocks] | None = field(default=None, repr=False, compare=False)
+
+    @telling
+    def __repr__(self) -> str:
+        became = {"kept": self.kept, "late": self.late, "lost": self.lost, "refused": self.refused}
+        told = ", ".join(f"{what} {list(replicas)}" for what, replicas in became.items() if replicas or what == "kept")
+        return f"step {self.step}: loss {self.loss:.6g}, {told}, {self.seconds:.3g} s"
 
     @property
     def times(self) -> Mapping[int, Times]:
