@@ -11,7 +11,9 @@ import pytest
 from kernel_world import own_tables
 
 import flowrt as fr
+from flowrt.base.traits import Arranged
 from flowrt.op import REGISTRY
+from flowrt.sched.regions.cost import predict
 
 X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
 
@@ -327,3 +329,37 @@ def test_a_kernel_written_anew_takes_the_place_of_the_one_before() -> None:
             y = rewritten(fr.placeholder("float64", (1, 1), name="x"))
         with fr.BlockingSession(graph) as session:
             assert session.run(y, {graph.get_tensor_by_name("x:0"): np.ones((1, 1))})[0, 0] == factor
+
+
+def test_a_kernel_that_states_its_flops_is_taken_for_as_long_as_they_last() -> None:
+    def kernel(x: Any, out: Any) -> None:
+        out[:] = 0
+
+    specs = (fr.Spec("float32", (100,)), fr.Spec("float32", (100,)))
+    silent = made(kernel, name="own_silent")
+    fr.kernel("own_long", on="cpu", flops=lambda specs: 1e9 * specs[0].size, moves=lambda specs: 8)(kernel)
+    assert predict(silent.name, specs) < 1e-6
+    assert predict("own_long", specs) > 1
+
+
+def test_a_view_of_a_programs_own_needs_no_kernel_and_stands_beside_what_is_fused() -> None:
+    @fr.op(view=Arranged.RESHAPED)
+    def own_flat(x: fr.Spec) -> fr.Spec:
+        return x.with_shape((x.shape[0],))
+
+    @own_flat.gradient
+    def own_flat_gradient(node: Any, dy: Any) -> tuple[Any, ...]:
+        return (fr.expand_dims(dy, 1),)
+
+    x = np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 12)
+    assert np.array_equal(own_flat(x[:, :1]), x[:, 0])
+    with fr.Graph() as graph:
+        given = fr.placeholder("float32", (None, 12))
+        largest = fr.max(given, axis=1, keepdims=True)
+        total = fr.log(fr.sum(fr.exp(given - largest), axis=1)) + own_flat(largest)
+        (slope,) = fr.gradients(fr.sum(total), [given])
+    with fr.BlockingSession(graph) as session:
+        found, slopes = session.run([total, slope], {given: x})
+    near = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    assert np.allclose(found, np.log(np.exp(x).sum(axis=1)), rtol=1e-5)
+    assert np.allclose(slopes, near, rtol=1e-5)

@@ -101,8 +101,9 @@ def folded_axes(step: Step, node: StepNode) -> int:
 
 
 def is_link(node: StepNode) -> bool:
-    """Whether a node may repeat what is one for each row, or put it in another shape."""
-    return node.op.traits.view in LINKS and len(node.outputs) == 1 and node.outputs[0].dims is not None
+    """Whether a node may repeat what is one for each row, or put it in another shape, as kernels know how."""
+    ours = node.op.__module__.startswith("flowrt.")
+    return ours and node.op.traits.view in LINKS and len(node.outputs) == 1 and node.outputs[0].dims is not None
 
 
 def common_rows(step: Step, folds: Collection[StepNode], groups: Collection[Rows]) -> Rows | None:
