@@ -31,14 +31,9 @@ BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop 
 
 # ── compiling ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_FUNCTIONS = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh")
-_OTHERS = ("fmod", "floor", "pi", "inf", "nan")
-_ARCS = {"asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2}
 # What Python would raise for, a device answers with inf and NaN; the simulator must, too.
 _AS_A_DEVICE = {
-    "math": SimpleNamespace(
-        erf=math.erf, erfc=math.erfc, **{name: getattr(np, name) for name in _FUNCTIONS + _OTHERS}, **_ARCS
-    ),
+    "math": SimpleNamespace(**{name: getattr(np, name, python) for name, python in vars(math).items()}),
     "float": np.float64,
     "fmod": np.fmod,
 }
