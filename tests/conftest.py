@@ -14,18 +14,18 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from places import MODULES, PYTHONPATH, file_of
 
 settings.register_profile("suite", derandomize=True, deadline=None)  # the same examples each time, at any speed
 settings.load_profile("suite")
 
+sys.path += MODULES  # tests use what others have
 os.environ["FLOWRT_QUIET"] = "1"  # what a slow machine would say on the side is none of a test's output
 
-HERE = Path(__file__).parent
 SIMULATOR = pytest.StashKey["subprocess.Popen[str]"]()
 SHARED_OUT = "PYTEST_XDIST_WORKER" in os.environ
 LONG = (  # what takes longest where no kernel is compiled yet, far more than its number of tests tells; in this order
@@ -91,8 +91,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 def _simulate(config: pytest.Config) -> None:
     config.stash[SIMULATOR] = subprocess.Popen(
-        [sys.executable, str(HERE / "cuda_world.py")],
-        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
+        [sys.executable, file_of("cuda_world")],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

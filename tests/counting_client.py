@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from places import ROOT
 
 import flowrt as fr
 from flowrt.net.tokens import save_token
 
 HERE = Path(__file__).parent
-PATH = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+PATH = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 ENTRIES = 200_000  # so that to apply an update takes a while
 
 

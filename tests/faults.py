@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_plans import CLIENT
 from link_world import Links, Weather, bad_links, token_of
+from places import PYTHONPATH, file_of
 from training_world import Settings, Trained, check_ledger, state, train
 
 import flowrt as fr
@@ -33,7 +34,6 @@ import flowrt as fr
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-HERE = Path(__file__).parent
 SMALL = Settings("approach", replicas=3, servers=2, steps=60)
 LARGE = Settings("approach", replicas=2, servers=2, size=6 << 20, steps=4)  # 24 MiB a variable
 ROWS = Settings("rows", replicas=2, servers=2, steps=60)
@@ -273,9 +273,9 @@ async def client(settings: Settings, cluster: fr.LocalCluster, folder: Path) -> 
     """A client in a process of its own."""
     told = replace(settings, jobs=cluster.spec.jobs, token_file=token_of(cluster, folder)).to_json()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(HERE / "training_world.py"), told),
+        *(sys.executable, file_of("training_world"), told),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     try:
         yield process

@@ -20,14 +20,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from places import ROOT, file_of
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
+    from pathlib import Path
 
-HERE = Path(__file__).parent
-PACKAGE = HERE.parent / "flowrt"
+PACKAGE = ROOT / "flowrt"
 PROTOCOL = ("test_quorum",)  # the searches of all states find more, in more time
 TESTS = {
     "sched/machine": ("test_machine",),
@@ -187,7 +188,7 @@ def _tests_fail(file: str, tree: ast.Module) -> int:
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
     sys.meta_path.insert(0, _Mutant("flowrt." + file.replace("/", "."), PACKAGE / f"{file}.py", tree))
-    tests = [str(HERE / f"{name}.py") for name in TESTS[file]]
+    tests = [file_of(name) for name in TESTS[file]]
     return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", *tests]))
 
 

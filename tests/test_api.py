@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
-
-ROOT = Path(__file__).parent.parent
 
 # What may be passed, in order; "*" begins what is named. A call may give more where a signature grows at its end.
 SIGNATURES = {

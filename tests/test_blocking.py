@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import ROOT
 from session_world import lanes, world_slow
 
 import flowrt as fr
@@ -18,8 +18,6 @@ from flowrt.session.blocking import LoopThread
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
-
-ROOT = str(Path(__file__).parent.parent)
 
 
 def model() -> Any:
@@ -331,7 +329,7 @@ def test_a_program_whose_standard_streams_are_closed_ends_well(closed: str) -> N
     )
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=50, env={**os.environ, "PYTHONPATH": ROOT}
+        command, stdout=subprocess.PIPE, text=True, timeout=50, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert (done.returncode, done.stdout) == (0, "2.5\n")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from places import ROOT
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "perf" / "chaos")]
+sys.path[:0] = [str(ROOT / "perf" / "chaos")]
 
 import records  # noqa: E402
 from observing import Observed  # noqa: E402

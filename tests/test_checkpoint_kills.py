@@ -8,16 +8,18 @@ import random
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
 from flowrt.base.errors import FlowrtError
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 KILLS = int(os.environ.get("FLOWRT_KILLS", "0"))  # more than the suite has time for
 
 CLIENTS = """

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from cluster_plans import PS, WORKERS, counter, dead, echo, failing, relay, waiting
+from places import PYTHONPATH
 from process_world import alive, ended, ignores, running
 
 from flowrt.base.errors import (
@@ -297,7 +298,7 @@ async def test_a_masters_sudden_death_ends_its_steps(cluster: LocalCluster) -> N
         asyncio.run(main())
     """)
     places = [f"{task},{host},{port}" for task, (host, port) in cluster.spec.tasks().items()]
-    path = os.environ | {"PYTHONPATH": os.pathsep.join(["tests", "."])}
+    path = os.environ | {"PYTHONPATH": PYTHONPATH}
     async with (
         running(sys.executable, "-c", program, cluster.token, *places, env=path) as process,
         driving(cluster) as master,

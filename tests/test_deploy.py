@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from places import ROOT
 
 from flowrt.cluster.cluster import ClusterSpec
 from flowrt.cluster.worker_options import parse
 
-MANIFEST = Path(__file__).parent.parent / "docs" / "deploy" / "jobset.yaml"
+MANIFEST = ROOT / "docs" / "deploy" / "jobset.yaml"
 
 
 @pytest.fixture

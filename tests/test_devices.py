@@ -6,15 +6,18 @@ import logging
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
 
-EXAMPLES = str(Path(__file__).parent.parent / "examples")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXAMPLES = str(ROOT / "examples")
 ONE = fr.Options(devices=("arena:0",))
 MIXED = fr.Options(devices=("cpu:0", "arena:0", "arena:1"))
 

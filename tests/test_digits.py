@@ -7,15 +7,15 @@ import json
 import signal
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 if not all(map(find_spec, ("sklearn", "rich"))):  # found, not imported: the script does that, in its own process
     pytest.skip("scikit-learn and rich are not installed", allow_module_level=True)
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "digits.py"
+SCRIPT = ROOT / "scripts" / "digits.py"
 
 
 async def start(*arguments: str) -> asyncio.subprocess.Process:

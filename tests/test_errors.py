@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
 from flowrt.base.errors import BY_NAME, carried_site, user_site
-
-ROOT = f"{Path(__file__).parent.parent}/"
 
 
 @fr.op
@@ -146,7 +144,7 @@ def test_shapes_that_do_not_fit_name_op_line_and_both_specs() -> None:
     with pytest.raises(fr.SpecError) as caught:
         fr.matmul(w, w, name="wrong")
     line = caught.traceback[0].lineno + 1
-    assert f"matmul 'wrong' (tests/test_errors.py:{line})" in str(caught.value).replace(ROOT, "")
+    assert f"matmul 'wrong' (tests/test_errors.py:{line})" in str(caught.value).replace(f"{ROOT}/", "")
     assert str(caught.value).count("float32[3,2]") == 2
     assert "transpose" in str(caught.value)
 

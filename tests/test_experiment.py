@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from places import ROOT
 
-SHARED = Path(__file__).parent.parent / "perf" / "stragglers"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHARED = ROOT / "perf" / "stragglers"
 SCRIPT = '''"""Whether a line rises.
 
 More about it.

@@ -7,7 +7,6 @@ import copy
 import pickle
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ import pytest
 import flowrt as fr
 from flowrt import operators
 from flowrt.base.familiar import PAGES, hint
+from flowrt.base.package import PACKAGE
 
-ROOT = Path(__file__).parent.parent / "flowrt"
 MODULES: dict[str, Any] = {
     "fr": fr,
     "fr.nn": fr.nn,
@@ -135,10 +134,10 @@ def exists(path: str) -> bool:
 
 def sayings() -> Iterator[tuple[str, str]]:
     """Every text in flowrt's files: errors and docstrings, parts of formatted ones too."""
-    for file in sorted(ROOT.rglob("*.py")):
+    for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+                yield f"{file.relative_to(PACKAGE)}:{node.lineno}", node.value
 
 
 def test_no_text_names_what_does_not_exist() -> None:

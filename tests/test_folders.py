@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from checkpoint_world import read_checkpoint
+from places import PYTHONPATH
 
 import flowrt as fr
 from flowrt.base.errors import CheckpointError
@@ -30,7 +31,6 @@ from flowrt.session.checkpoints import Checkpoints
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parent.parent
 HOST = os.uname().nodename
 
 
@@ -60,7 +60,7 @@ def program(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
         [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         text=True,
     )
     assert process.stdin is not None

@@ -10,11 +10,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PAGES = sorted((ROOT / "docs" / "guide").glob("*.md"))
 WORDS = 800
 FILE = re.compile(r"# (\w+\.py)\n")

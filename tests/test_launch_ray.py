@@ -12,17 +12,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 from process_world import ended
 from test_ranges_of_replicas import WORKERS, batches, trainer_of
 
 import flowrt as fr
 
 PS = "/job:ps/task:0"
-SCRIPT = Path(__file__).parent.parent / "scripts" / "digits.py"
+SCRIPT = ROOT / "scripts" / "digits.py"
 LITTLE = {"num_cpus": 0.1}
 ROOM = {"ps": LITTLE, "worker": LITTLE}
 

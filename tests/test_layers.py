@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
+from places import TESTS
 
-TESTS = Path(__file__).parent
-ROOT = TESTS.parent / "flowrt"
+from flowrt.base.package import PACKAGE
+
 # each may import those to its left
 FLOOR = [
     "base/package",
@@ -143,7 +143,7 @@ PURE = [
     "sched/host/credit",
     "sched/demand",
     "sched/ahead",
-    *(f"sched/policies/{path.stem}" for path in (ROOT / "sched" / "policies").glob("*.py")),
+    *(f"sched/policies/{path.stem}" for path in (PACKAGE / "sched" / "policies").glob("*.py")),
     "session/restoring",
     "cluster/hosts",
     "cluster/environment",
@@ -168,7 +168,7 @@ PURE = [
 IMPURE = {"asyncio", "time", "random", "socket", "threading", "concurrent", "subprocess", "secrets"}
 
 
-MODULES = [str(p.relative_to(ROOT).with_suffix("")) for p in sorted(ROOT.rglob("*.py"))]
+MODULES = [str(p.relative_to(PACKAGE).with_suffix("")) for p in sorted(PACKAGE.rglob("*.py"))]
 KNOWN = set(MODULES)
 
 
@@ -192,7 +192,7 @@ def path_of(name: str) -> str:
 
 
 def parsed(module: str) -> ast.Module:
-    return ast.parse((ROOT / f"{module}.py").read_text())
+    return ast.parse((PACKAGE / f"{module}.py").read_text())
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -253,7 +253,7 @@ def test_op_families_import_leftward_only() -> None:
 
 
 def test_no_file_is_longer_than_500_lines() -> None:
-    assert [str(p) for p in ROOT.rglob("*.py") if len(p.read_text().splitlines()) > 500] == []
+    assert [str(p) for p in PACKAGE.rglob("*.py") if len(p.read_text().splitlines()) > 500] == []
 
 
 def test_nothing_executes_data() -> None:
@@ -272,7 +272,7 @@ GENERATORS = {"default_rng", "Random", "RandomState"}
 
 def test_tests_draw_from_generators_that_nothing_ran_before() -> None:
     """What a test tries follows from itself: a generator is seeded, and no two tests share one."""
-    for path in sorted(TESTS.glob("*.py")):
+    for path in sorted(TESTS.rglob("*.py")):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and _called(node) in GENERATORS:

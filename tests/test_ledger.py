@@ -7,11 +7,11 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from places import PYTHONPATH
 
 import flowrt as fr
 from flowrt.base.errors import LedgerError
@@ -19,6 +19,9 @@ from flowrt.ledger.__main__ import main
 from flowrt.ledger.frames import MAGIC, framed
 from flowrt.ledger.records import Begun, Handed, Made, Over, Setup, record_to_data
 from flowrt.ledger.writer import Writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEPT, LATE, REFUSED, LOST = range(4)
 POLICY = {"class": "FirstOf", "m": 2}
@@ -170,7 +173,8 @@ def test_one_process_at_a_time_writes_a_ledger(tmp_path: Path) -> None:
         Writer(tmp_path / "some.ledger", setup())
     code = "import sys; from test_ledger import *; Writer(sys.argv[1], setup())"
     run = [sys.executable, "-c", code, str(tmp_path / "some.ledger")]
-    other = subprocess.run(run, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60, check=False)
+    path = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    other = subprocess.run(run, env=path, capture_output=True, text=True, timeout=60, check=False)
     assert "one at a time does" in other.stderr
     fr.Ledger(tmp_path / "some.ledger")
     first.close()

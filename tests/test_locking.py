@@ -13,16 +13,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from places import ROOT
 
 from flowrt.base.errors import StepCancelled
 from flowrt.kernels.store import locking
 from flowrt.kernels.store.locking import locked, while_wanted
 from flowrt.kernels.store.objects import object_code
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 LONG = 1000.0
 
 

@@ -6,18 +6,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-EXAMPLES = str(Path(__file__).parent.parent / "examples")
+EXAMPLES = str(ROOT / "examples")
 INPUTS = {"x": fr.Spec("float32", (None, 2)), "y": fr.Spec("float32", (None,))}
 
 

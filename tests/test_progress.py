@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
 from flowrt import progress
@@ -26,7 +26,8 @@ from flowrt.kernels.store.compiling import batch, compiled, note_missing, only_l
 from flowrt.progress import Activity
 from flowrt.session import checkpoints as checkpoint
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Told(io.StringIO):

@@ -9,16 +9,18 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
 from flowrt.base.tracebacks import shorten
 
-ROOT = Path(__file__).parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MOST = 15
 ASYNCIO = 9  # lines that `asyncio.run` adds by itself, three for each of its frames: none of them is flowrt's
 HERE = "test_tracebacks.py"

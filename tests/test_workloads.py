@@ -7,12 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import ROOT
 
-SIDES = Path(__file__).parent.parent / "perf" / "sides"
+SIDES = ROOT / "perf" / "sides"
 FIRST = {
     "W1": [10001.0] * 5,
     "W2": [64.0] * 5,

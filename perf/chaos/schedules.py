@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "perf"), str(Path(__file__).parent)]
+TESTS = [str(folder) for folder in (ROOT / "tests", *(ROOT / "tests").rglob("*")) if folder.is_dir()]
+sys.path[:0] = [str(ROOT), *TESTS, str(ROOT / "perf"), str(Path(__file__).parent)]
 
 import records  # noqa: E402
 import test_detached_schedules  # noqa: E402
