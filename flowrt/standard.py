@@ -23,9 +23,9 @@ from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.composite.nested import NestedStep
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.table import FACTS
+from flowrt.kernels.language.variants import Variant, symbol_of
 from flowrt.kernels.launch import Step, apply_kernel
 from flowrt.kernels.ops.combining import summing
-from flowrt.kernels.store.objects import Variant, symbol_of
 from flowrt.kernels.tiles.convolution.lines import flattened
 from flowrt.kernels.tiles.micro import Tile, native, tile_part, tiles_of
 from flowrt.kernels.tiles.products import Tiled
@@ -40,7 +40,7 @@ from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import AnyStep
-    from flowrt.kernels.store.objects import Part
+    from flowrt.kernels.store.parts import Part
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
 CASTS = ((I32, F32), (I64, F32), (BOOL, F32), (F32, I32), (F32, I64), (F32, F64), (F64, F32), (I64, I32), (I32, I64))

@@ -18,9 +18,9 @@ from test_fused import F4, apply
 import flowrt as fr
 from flowrt.kernels.fusion import fused
 from flowrt.kernels.fusion.fused import ordered_variants
+from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import Order, are_ready, submit, wait_compiled, was_tried
-from flowrt.kernels.store.objects import is_compiled
 from flowrt.sched.tape.tape import Tapes
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import flowrt as fr
 from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.fusion import chains, fused, short_rows
 from flowrt.kernels.fusion.fused import ordered_variants
+from flowrt.kernels.language.variants import entry_address
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Application, Operand, Prepared, Step, apply_kernel
-from flowrt.kernels.store.objects import entry_address
 from flowrt.ops.fused import infer_members
 
 Array = np.ndarray[Any, Any]

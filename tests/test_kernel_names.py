@@ -12,14 +12,15 @@ import pytest
 from flowrt.base.package import PACKAGE
 from flowrt.base.spec import Spec
 from flowrt.kernels.compiler import carry_out
-from flowrt.kernels.composite.scalar_loop import ScalarProgram
+from flowrt.kernels.composite.scalar_loop import SCALAR_LOOP_MAKERS, ScalarProgram, scalar_loop_symbol
 from flowrt.kernels.composite.turn import make_turn
 from flowrt.kernels.fusion.fused import _orders, _whole, fused_kernel, ordered_variants
+from flowrt.kernels.language import variants
+from flowrt.kernels.language.variants import Variant, found_symbol, name_of, symbol_of
 from flowrt.kernels.launch import Step, apply_kernel
-from flowrt.kernels.store import bundle, names, surroundings
-from flowrt.kernels.store import objects as store
+from flowrt.kernels.store import bundle, names, parts, surroundings
 from flowrt.kernels.store.names import remember, symbol_by_name
-from flowrt.kernels.store.objects import MAKERS, PARTS, SCALAR_LOOP_MAKERS, Variant, found_symbol, name_of, symbol_of
+from flowrt.kernels.store.parts import MAKERS, PARTS
 from flowrt.kernels.store.sources import sources
 from flowrt.kernels.tiles import micro
 from flowrt.kernels.tiles.micro import Tile, tile_part
@@ -40,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """As a process that has just begun."""
-    for known in (store._surroundings, store.part_symbol, store.scalar_loop_symbol, surroundings.identity, symbol_of):
+    for known in (parts.surroundings, parts.part_symbol, scalar_loop_symbol, surroundings.identity, symbol_of):
         known.cache_clear()
     sources.cache_clear()
     names._known.cache_clear()
@@ -64,7 +65,7 @@ def matmul_variant() -> Variant:
 
 def loop_symbol() -> str:
     turn = make_turn(["float32", "float32"], [[("add", (0, 1), "float32")]], [2])
-    return store.scalar_loop_symbol(ScalarProgram(None, turn, (1,), (), (), (), (None,)))
+    return scalar_loop_symbol(ScalarProgram(None, turn, (1,), (), (), (), (None,)))
 
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -73,7 +74,7 @@ ALL_PARTS = (*PARTS, tile_part(Tile("tile", 6, 2, 32, "float32")))
 ASKED = {
     "variant": lambda: found_symbol(matmul_variant()),
     "scalar loop": loop_symbol,
-    **{part.name: lambda part=part: store.part_symbol(part) for part in ALL_PARTS},  # type: ignore[misc]
+    **{part.name: lambda part=part: parts.part_symbol(part) for part in ALL_PARTS},  # type: ignore[misc]
 }
 DECIDED_BY = {
     "variant": MAKERS,
@@ -163,6 +164,11 @@ def emitters() -> list[tuple[str, str]]:
 TOLD_OTHERWISE = {
     "flowrt.kernels.language.table": "a kernel's form and function are in its variant's symbol",
     "flowrt.kernels.store.objects": "stores what was emitted",
+    "flowrt.kernels.store.parts": "names what emits, and asks for it",
+    "flowrt.kernels.store.sources": "reads what symbols are made of",
+    "flowrt.kernels.store.fingerprint": "reads what symbols are made of",
+    "flowrt.kernels.store.names": "remembers symbols",
+    "flowrt.kernels.language.variants": "names what emits, and asks for it",
     "flowrt.kernels.tiles.micro": "its stubs carry a digest of `tile`; what kernels use of it they tell",
     "flowrt.kernels.emit.tile": "see `micro`",
     "flowrt.kernels.language.folds": "kernels refer to its functions",
@@ -196,10 +202,10 @@ def imported(path: Path) -> list[str]:
 def test_a_products_symbol_changes_with_the_code_of_register_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = micro.transpose(16)
     other = micro.transpose.__wrapped__
-    before = store.fingerprint(stub)
-    assert store.fingerprint(other(16)) == before
+    before = variants.fingerprint(stub)
+    assert variants.fingerprint(other(16)) == before
     monkeypatch.setattr(micro, "_REVISION", "another")
-    assert store.fingerprint(other(16)) != before
+    assert variants.fingerprint(other(16)) != before
 
 
 def test_symbols_tell_processors_compilers_and_systems_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +281,7 @@ def test_the_helper_remembers_what_a_fused_kernel_goes_by(folder: Path, monkeypa
     assert carry_out(order.symbol, order.request) == ""
     forget()
     assert symbol_by_name(folder, name) == symbol
-    monkeypatch.setattr(store, "fingerprint", lambda function: pytest.fail("it needs no fingerprint"))
+    monkeypatch.setattr(variants, "fingerprint", lambda function: pytest.fail("it needs no fingerprint"))
     assert symbol_of(ordered_variants(order.request)[0]) == symbol
 
 

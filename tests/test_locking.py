@@ -144,7 +144,8 @@ import numpy as np
 import flowrt as fr
 from flowrt.kernels.store import locking
 from flowrt.kernels.launch import apply_kernel
-from flowrt.kernels.store.objects import cache_folder, symbol_of
+from flowrt.kernels.language.variants import symbol_of
+from flowrt.kernels.store.objects import cache_folder
 
 locking._patience = 1000.0
 

@@ -14,8 +14,8 @@ import flowrt as fr
 from flowrt.base.spec import spec_of
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.table import Form
+from flowrt.kernels.language.variants import entry_address
 from flowrt.kernels.launch import RUN_WORDS, Application, Prepared, apply_kernel
-from flowrt.kernels.store.objects import entry_address
 from flowrt.ops.fused import infer_members
 from flowrt.session.session import Options
 

@@ -13,13 +13,14 @@ from flowrt.kernels.compiler import carry_out
 from flowrt.kernels.composite import scalar_loop
 from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.composite.nested import NestedStep
-from flowrt.kernels.composite.scalar_loop import LOOP, ScalarLoopStep, read_program
+from flowrt.kernels.composite.scalar_loop import LOOP, ScalarLoopStep, found_loop_symbol, read_program
 from flowrt.kernels.fusion import fused
 from flowrt.kernels.launch import apply_kernel
 from flowrt.kernels.store import background
 from flowrt.kernels.store import objects as store
 from flowrt.kernels.store.background import wait_compiled
-from flowrt.kernels.store.objects import cache_folder, found_loop_symbol, nested_address
+from flowrt.kernels.store.objects import cache_folder
+from flowrt.kernels.store.parts import nested_address
 from flowrt.ops.fused import fused as fused_op
 from flowrt.sched.loops.nesting import apply_structured
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop

@@ -18,8 +18,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from flowrt.base.errors import GraphError
+from flowrt.kernels.language.variants import name_of, symbol_of, variant_code
 from flowrt.kernels.store.bundle import bundle_path, write_bundle
-from flowrt.kernels.store.objects import PARTS, cache_folder, name_of, part_code, part_symbol, symbol_of, variant_code
+from flowrt.kernels.store.objects import cache_folder
+from flowrt.kernels.store.parts import PARTS, part_code, part_symbol
 from flowrt.progress import Activity
 from flowrt.standard import standard_tiles, standard_variants
 

@@ -13,18 +13,11 @@ from contextlib import suppress
 
 import flowrt.kernels  # noqa: F401  (enters the kernels in the table)
 from flowrt.base.errors import FlowrtError
-from flowrt.kernels.composite.scalar_loop import LOOP, read_program
+from flowrt.kernels.composite.scalar_loop import LOOP, found_loop_symbol, read_program, scalar_loop_address
 from flowrt.kernels.fusion.fused import ordered_variants
+from flowrt.kernels.language.variants import entry_address, found_symbol, name_of
 from flowrt.kernels.store.names import remember
-from flowrt.kernels.store.objects import (
-    cache_folder,
-    entry_address,
-    found_loop_symbol,
-    found_symbol,
-    is_stored,
-    name_of,
-    scalar_loop_address,
-)
+from flowrt.kernels.store.objects import cache_folder, is_stored
 
 NICE = 10
 IDLE_SECONDS = 30.0

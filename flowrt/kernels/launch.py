@@ -18,7 +18,7 @@ from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
 from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, Word, require_kernel
-from flowrt.kernels.store.objects import Variant, entry_address
+from flowrt.kernels.language.variants import Variant, entry_address
 from flowrt.kernels.tiles.copies import COPY_OP as COPY_OP
 from flowrt.kernels.tiles.copies import Copy, merged, plan_box, plan_copy
 

@@ -18,7 +18,7 @@ from flowrt.kernels.language.table import KERNELS
 from flowrt.kernels.launch import Prepared, apply_kernel
 from flowrt.kernels.store.compiling import batch
 from flowrt.kernels.store.locking import while_wanted
-from flowrt.kernels.store.objects import loop_address, nested_address
+from flowrt.kernels.store.parts import loop_address, nested_address
 from flowrt.op import lookup
 from flowrt.sched.loops.structured import PURE_STRUCTURED
 from flowrt.sched.regions.regions import resources_of, variable_spec

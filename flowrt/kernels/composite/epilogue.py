@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.kernels.language.table import Call, Kernel, natural
-from flowrt.kernels.store.objects import epilogue_address
+from flowrt.kernels.store.parts import epilogue_address
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Operand, Step

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flowrt.kernels.language.table import Call, Kernel, natural
-from flowrt.kernels.store.objects import many_address
+from flowrt.kernels.store.parts import many_address
 
 if TYPE_CHECKING:
     from typing import Any

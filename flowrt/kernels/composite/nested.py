@@ -18,7 +18,7 @@ import numpy as np
 
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import Call, Kernel, View, natural
-from flowrt.kernels.store.objects import nested_address
+from flowrt.kernels.store.parts import nested_address
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode

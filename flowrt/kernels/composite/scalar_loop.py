@@ -11,10 +11,11 @@ row of it, is one or several scalars, side by side; a table that is only looked 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,16 +27,14 @@ from flowrt.kernels.composite.many import ManyStep
 from flowrt.kernels.composite.nested import NestedStep
 from flowrt.kernels.composite.turn import Turn, plain_turn, read_turn
 from flowrt.kernels.language.table import Call, Kernel, View, natural
+from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import Order
-from flowrt.kernels.store.objects import (
-    is_compiled,
-    is_many_compiled,
-    is_nested_compiled,
-    is_there,
-    scalar_loop_address,
-    scalar_loop_symbol,
-)
+from flowrt.kernels.store.fingerprint import fingerprint
+from flowrt.kernels.store.names import symbol_by_name
+from flowrt.kernels.store.objects import address_of, cache_folder, is_there
+from flowrt.kernels.store.parts import LOOP_MAKERS, is_many_compiled, is_nested_compiled, made_by, surroundings
+from flowrt.kernels.store.sources import sources
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
@@ -43,6 +42,19 @@ if TYPE_CHECKING:
 
 LOOP = "loop "
 """What an order of a scalar loop begins with, before the program's text."""
+
+_EMITTER = "flowrt.kernels.emit.launches.scalar_loop"
+SCALAR_LOOP_MAKERS = (
+    "flowrt.kernels.composite.turn",
+    "flowrt.kernels.composite.scalar_loop",
+    _EMITTER,
+    "flowrt.kernels.emit.launches.nested",
+    *LOOP_MAKERS,
+    "flowrt.kernels.emit.launches.lanes",
+    "flowrt.kernels.composite.epilogue",
+    "flowrt.kernels.composite.many",
+    "flowrt.kernels.ops.slices",
+)
 
 NONE = -1
 LIMIT, COUNT, ROWS, REVERSE, DONE, OPERANDS = 0, 1, 3, 4, 5, 7
@@ -90,6 +102,25 @@ def read_program(text: str) -> ScalarProgram:
         raise GraphError("a loop of scalars has no body")
     facts: tuple[Any, ...] = (*map(tuple, counts), tuple(map(tuple, tables)))
     return ScalarProgram(read_turn(cond), inside, *facts)
+
+
+@lru_cache(1024)
+def scalar_loop_symbol(program: ScalarProgram) -> str:
+    """The name of the entry that runs loops of scalars of that program."""
+    return symbol_by_name(cache_folder(), program.text()) or found_loop_symbol(program)
+
+
+def found_loop_symbol(program: ScalarProgram) -> str:
+    """The same, from all that decides the entry's content."""
+    code = surroundings() + sources(SCALAR_LOOP_MAKERS) + fingerprint(program).encode()
+    return f"flowrt_scalar_loop_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
+
+
+def scalar_loop_address(program: ScalarProgram) -> int:
+    """The address of that entry, compiled first if need be."""
+    symbol = scalar_loop_symbol(program)
+
+    return address_of(symbol, lambda: made_by(_EMITTER, "emit_scalar_loop", program, symbol))
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ from flowrt.kernels.fusion.rowwise import folds_read_again, in_stages, kept_entr
 from flowrt.kernels.fusion.short_rows import are_costly, needs_copy, needs_launch
 from flowrt.kernels.fusion.stretches import in_stretches, side_by_side, totals_for_each
 from flowrt.kernels.language.table import Call, Form, View, host_only, kernel, product_flops
+from flowrt.kernels.language.variants import Variant, is_compiled, symbol_of
 from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import Order
-from flowrt.kernels.store.objects import Variant, is_compiled, symbol_of
 
 WORTH_BYTES = 4096
 """Less than this stays in the nearest cache, and a launch costs 10 ns: a compilation would not pay, but where there are

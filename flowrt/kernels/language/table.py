@@ -27,7 +27,7 @@ from flowrt.kernels.store.fingerprint import raises
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression
-    from flowrt.kernels.store.objects import Variant
+    from flowrt.kernels.language.variants import Variant
     from flowrt.kernels.tiles.micro import Tile
 
 Attrs: TypeAlias = Mapping[str, Any]

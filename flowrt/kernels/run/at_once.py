@@ -33,7 +33,7 @@ from flowrt.kernels.run.direct import (
     head_words,
     native_dtype,
 )
-from flowrt.kernels.store.objects import at_once_address
+from flowrt.kernels.store.parts import at_once_address
 
 if TYPE_CHECKING:
     from flowrt.kernels.launch import Prepared

@@ -24,7 +24,7 @@ import numpy as np
 
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.launch import STATUS, STEP
-from flowrt.kernels.store.objects import direct_address
+from flowrt.kernels.store.parts import direct_address
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.store.objects import Part, part_address
+from flowrt.kernels.store.parts import Part, part_address
 from flowrt.kernels.store.sources import revision
 from flowrt.kernels.store.surroundings import architecture, processor_features
 

@@ -22,7 +22,7 @@ import numpy as np
 from flowrt.base.errors import ClosedError
 from flowrt.kernels.launch import ENTRY_TYPE
 from flowrt.kernels.run import board as at
-from flowrt.kernels.store.objects import loop_address
+from flowrt.kernels.store.parts import loop_address
 from flowrt.sched.host.arena import local_room
 
 T = TypeVar("T")

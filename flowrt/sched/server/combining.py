@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.errors import InternalError, SpecError
+from flowrt.kernels.language.variants import is_compiled
 from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, Operand, Step
 from flowrt.kernels.ops.combining import blocks_of, summing
-from flowrt.kernels.store.objects import is_compiled
 from flowrt.sched.drivers.measuring import square_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from flowrt.kernels.launch import ENTRY_TYPE, RUN_WORDS, STATUS, STEP, failure
 from flowrt.kernels.run.direct import ARRAY_DATA, Room, available
 from flowrt.kernels.store.background import are_ready, submit
 from flowrt.kernels.store.compiling import batch
-from flowrt.kernels.store.objects import direct_address, loop_address
+from flowrt.kernels.store.parts import direct_address, loop_address
 from flowrt.sched.host.arena import ALIGNMENT
 from flowrt.sched.host.memory import Memory, counted
 from flowrt.sched.regions.lives import DataDependent

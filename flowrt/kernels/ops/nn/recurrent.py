@@ -22,10 +22,10 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.elementary.exponential import sigmoid32, sigmoid64, tanh32, tanh64
 from flowrt.kernels.language.table import Call, Form, Kernel, View, host_only, kernel, natural
+from flowrt.kernels.language.variants import Variant
 from flowrt.kernels.launch import Application, Operand, Step
 from flowrt.kernels.ops.nn import recurrent_steps as steps_of
 from flowrt.kernels.ops.nn.recurrent_steps import ASKED, BLOCK, GATES, GROUP, KEPT
-from flowrt.kernels.store.objects import Variant
 from flowrt.kernels.tiles.micro import Tile, native, tiles_of
 from flowrt.kernels.tiles.panels import stage, table_size
 

@@ -1,0 +1,139 @@
+"""The entries that kernels are compiled to: what each goes by, and where it is.
+
+Law: a symbol tells all that decides an entry's code; a name, which takes no look at the code, stands for a symbol only
+where the bundle or the helper wrote down which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from flowrt.base.errors import GraphError
+from flowrt.base.valueclass import valueclass
+from flowrt.kernels.store.fingerprint import fingerprint
+from flowrt.kernels.store.names import symbol_by_name
+from flowrt.kernels.store.objects import address_of, bundle, cache_folder, is_there, object_code
+from flowrt.kernels.store.parts import made_by, surroundings
+
+if TYPE_CHECKING:
+    from flowrt.kernels.language.table import Kernel
+
+
+@valueclass
+class Variant:
+    """One of the entries a kernel is compiled to: for these dtypes, ranks (see `launch.Step`) and kinds of words."""
+
+    kernel: Kernel
+    dtypes: tuple[Any, ...]
+    ranks: tuple[int, ...] = ()
+    words: str = ""
+
+    def address(self) -> int:
+        """Where a kernel that calls this one finds it."""
+        return entry_address(self)
+
+
+def name_of(variant: Variant) -> str | None:
+    """What the variant goes by without a look at its code: for kernels made of what stands in this package's files."""
+    kernel = variant.kernel
+    functions = [kernel.function] if kernel.expression is None else [m.function for m in kernel.expression.members]
+    if not all(map(_stands_in_a_file, functions)):
+        return None
+    at = [f"{f.__module__}.{f.__qualname__}:{f.__code__.co_firstlineno}" for f in functions]
+    if kernel.expression is not None:
+        members = zip(at, kernel.expression.members, strict=True)
+        at = [f"{place} {member.op} {member.operands} {member.dtype}" for place, member in members]
+        at += [
+            str([d.name for d in kernel.expression.inputs]),
+            f"{kernel.expression.results} {kernel.expression.folds}",
+        ]
+    what = f"{kernel.entry} {kernel.form.value} {[str(d) for d in variant.dtypes]}"
+    return f"{' '.join(at)} {what} {list(variant.ranks)} {variant.words}"
+
+
+def _stands_in_a_file(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` is one of this package's that is what it is by its place alone."""
+    made = function.__closure__ is not None or function.__defaults__ or function.__kwdefaults__
+    return str(function.__module__).startswith("flowrt.kernels.") and not made
+
+
+@lru_cache(4096)
+def symbol_of(variant: Variant) -> str:
+    """The name of the variant's entry, which no other bears."""
+    asked = name_of(variant)
+    known = None if asked is None else _symbol_by_name(asked, variant.kernel.expression is not None)
+    return known or found_symbol(variant)
+
+
+def _symbol_by_name(name: str, composed: bool) -> str | None:
+    return bundle().names.get(name) or (symbol_by_name(cache_folder(), name) if composed else None)
+
+
+def found_symbol(variant: Variant) -> str:
+    """The same, from all that decides the entry's content."""
+    kernel, dtypes = variant.kernel, [str(d) for d in variant.dtypes]
+    shape = f"|{kernel.entry}|{kernel.form.value}|{dtypes}|{list(variant.ranks)}|{variant.words}|{kernel.cost}|"
+    code = surroundings() + shape.encode() + fingerprint(kernel.expression or kernel.function).encode()
+    name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.entry)
+    return f"flowrt_{name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
+
+
+def is_compiled(variant: Variant) -> bool:
+    """Whether the variant's object is loaded or in the folder, so that its address is a matter of microseconds."""
+    return is_there(symbol_of(variant))
+
+
+def entry_address(variant: Variant) -> int:
+    """The address of a variant's entry, compiled first if no process on this machine has done so yet.
+
+    Raises `GraphError` where the kernel does not compile.
+    """
+    symbol = symbol_of(variant)
+    return address_of(symbol, lambda: _compiled(variant, symbol))
+
+
+def variant_code(variant: Variant) -> bytes:
+    """The object that holds a variant's entry, like `entry_address` without loading it."""
+    symbol = symbol_of(variant)
+    return object_code(symbol, lambda: _compiled(variant, symbol))
+
+
+def _compiled(variant: Variant, symbol: str) -> bytes:
+    kernel, dtypes = variant.kernel, variant.dtypes
+    try:
+        return made_by("flowrt.kernels.emit.entries", "emit", kernel, dtypes, variant.ranks, variant.words, symbol)
+    except Exception as error:  # Numba's are of many classes, and its own bugs look like a kernel's
+        names = ", ".join(str(d) for d in dtypes)
+        where, reason = complaint(str(error) or repr(error), kernel.function)
+        raise GraphError(
+            f"{kernel.op} of ({names}): its {kernel.device} kernel {kernel.function.__qualname__} ({where}) does "
+            f"not compile: {reason}"
+        ) from error
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PREAMBLE = ("Failed in ", "- Resolution failure", "During: ")
+_ALLOCATES = ("NRT required", "Only accept returning of array")
+
+
+def complaint(text: str, function: Callable[..., Any]) -> tuple[str, str]:
+    """Where in ``function``'s file the compiler stopped, and why, from its lengthy ``text``."""
+    code = function.__code__
+    lines = [line.strip() for line in _COLOUR.sub("", text).splitlines()]
+    at = re.search(rf" at {re.escape(code.co_filename)} \((\d+)\)", text)
+    where = f"{os.path.basename(code.co_filename)}:{at.group(1) if at else code.co_firstlineno}"
+    if any(sign in text for sign in _ALLOCATES):
+        line = linecache.getline(code.co_filename, int(at.group(1))).strip() if at else ""
+        return where, (
+            f"it allocates (an array, list, or error with values){f' in `{line}`' if line else ''}, which no kernel "
+            "may: fill the outputs entry by entry; x.reshape(-1) and slices are views; or declare scratch="
+        )
+    said = [line for line in lines if line and not line.startswith(_PREAMBLE)] or [text]
+    hint = "; a helper that a kernel calls is decorated with @numba.njit" if "Untyped global name" in said[0] else ""
+    return where, (" ".join(said[:2]) if said[0].endswith(":") else said[0]) + hint

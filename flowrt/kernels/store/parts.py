@@ -1,0 +1,153 @@
+"""The objects that are no kernels, as the loops that run tapes: who emits each, and what decides its content.
+
+Law: who emits is named and imported only when an object must be made, since that imports the compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from flowrt.base.valueclass import valueclass
+from flowrt.kernels.store.objects import address_of, bundle, is_there, object_code
+from flowrt.kernels.store.sources import sources
+from flowrt.kernels.store.surroundings import identity
+
+MAKERS = (
+    "flowrt.kernels.emit.entries",
+    "flowrt.kernels.emit.abi",
+    "flowrt.kernels.emit.compose",
+    "flowrt.kernels.language.expression",
+    "flowrt.kernels.emit.lowering",
+    "flowrt.kernels.emit.roundings",
+    "flowrt.kernels.emit.processor",
+    "flowrt.kernels.emit.elementwise",
+    "flowrt.kernels.emit.odometer",
+    "flowrt.kernels.emit.folds",
+    "flowrt.kernels.emit.rows",
+    "flowrt.kernels.fusion.row_plan",
+    "flowrt.kernels.emit.reshaping",
+)
+
+
+@cache
+def surroundings() -> bytes:
+    """What every object depends on: the compilers, the interpreter's bytecode, the machine and how entries are made."""
+    return identity().encode() + sources(MAKERS)
+
+
+def made_by(module: str, function: str, *arguments: Any) -> bytes:
+    """The object that a function of ``module`` makes."""
+    code: bytes = getattr(import_module(module), function)(*arguments)
+    return code
+
+
+@valueclass
+class Part:
+    """An object that is no kernel: who emits it (a module's function, given these arguments and the symbol).
+
+    ``others`` are the modules that decide its content beside that one and those that decide every object's.
+    """
+
+    name: str
+    module: str
+    function: str
+    arguments: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def makers(self) -> tuple[str, ...]:
+        """All modules of its own that decide its content."""
+        return (self.module, *self.others)
+
+    def emit(self, symbol: str) -> bytes:
+        return made_by(self.module, self.function, *self.arguments, symbol)
+
+
+_LOOPS = {
+    name: Part(f"loop_{name}", "flowrt.kernels.emit.launches.tape", "emit_loop", (name,), ("flowrt.kernels.run.board",))
+    for name in ("alone", "shared", "help")
+}
+_CALLS = ("flowrt.kernels.run.direct", "flowrt.kernels.launch")
+_DIRECT = Part("direct", "flowrt.kernels.emit.launches.direct", "emit_direct", (), _CALLS)
+_AT_ONCE = Part(
+    "at_once",
+    "flowrt.kernels.emit.launches.at_once",
+    "emit_at_once",
+    (),
+    ("flowrt.kernels.run.at_once", "flowrt.kernels.emit.launches.direct", *_CALLS),
+)
+LOOP_MAKERS = ("flowrt.kernels.composite.nested", "flowrt.kernels.run.board", "flowrt.kernels.emit.launches.tape")
+_NESTED = {
+    kind: Part(f"nested_{kind}", "flowrt.kernels.emit.launches.nested", "emit_nested", (kind,), LOOP_MAKERS)
+    for kind in ("loop", "cond")
+}
+_EPILOGUE = Part(
+    "epilogue", "flowrt.kernels.emit.launches.epilogue", "emit_epilogue", (), ("flowrt.kernels.composite.epilogue",)
+)
+_MANY = Part("many", "flowrt.kernels.emit.launches.many", "emit_many", (), ("flowrt.kernels.composite.many",))
+PARTS = (*_LOOPS.values(), _DIRECT, _AT_ONCE, *_NESTED.values(), _EPILOGUE, _MANY)
+
+
+def loop_address(name: str = "alone") -> int:
+    """The address of one of the loops that run tapes: ``alone``, ``shared`` with helpers, or to ``help``."""
+    return part_address(_LOOPS[name])
+
+
+def direct_address() -> int:
+    """The address of the C function behind `direct`'s callables."""
+    return part_address(_DIRECT)
+
+
+def at_once_address() -> int:
+    """The address of the C function behind `at_once`'s callables."""
+    return part_address(_AT_ONCE)
+
+
+def nested_address(kind: str) -> int:
+    """The address of the entry that runs loops (``loop``) or branches (``cond``)."""
+    return part_address(_NESTED[kind])
+
+
+def epilogue_address() -> int:
+    """The address of the entry that runs a product's units, each with what is to be done with its results."""
+    return part_address(_EPILOGUE)
+
+
+def many_address() -> int:
+    """The address of the entry that runs several steps as one."""
+    return part_address(_MANY)
+
+
+@cache
+def part_symbol(part: Part) -> str:
+    """The name of the part's entry."""
+    known = bundle().names.get(part.name)
+    if known is not None:
+        return known
+    code = surroundings() + sources(part.makers)
+    return f"flowrt_{part.name}_{hashlib.blake2b(code, digest_size=16).hexdigest()}"
+
+
+def part_address(part: Part) -> int:
+    """The address of the part's entry, compiled first if need be."""
+    symbol = part_symbol(part)
+    return address_of(symbol, lambda: part.emit(symbol))
+
+
+def part_code(part: Part) -> bytes:
+    """The object that holds a part's entry."""
+    symbol = part_symbol(part)
+    return object_code(symbol, lambda: part.emit(symbol))
+
+
+def is_nested_compiled(kind: str) -> bool:
+    """The same of the entry that runs loops (``loop``) or branches (``cond``)."""
+    return is_there(part_symbol(_NESTED[kind]))
+
+
+def is_many_compiled() -> bool:
+    """The same of the entry that runs several steps as one."""
+    return is_there(part_symbol(_MANY))
