@@ -146,6 +146,18 @@ def test_a_value_is_made_from_the_parameters_that_a_dataclass_has(decorator: Any
     assert shape.__dataclass_params__.frozen
 
 
+@pytest.mark.parametrize("decorator", [valueclass, stateclass])
+def test_a_field_that_is_no_argument_has_its_default(decorator: Any) -> None:
+    @decorator
+    class Learner:
+        rate: float
+        seen: int = field(default=7, init=False)
+
+    assert Learner(0.5).seen == 7
+    with pytest.raises(TypeError):
+        Learner(0.5, 8)
+
+
 @valueclass
 class Sent:
     """A value that others are made of."""

@@ -94,7 +94,8 @@ def _init(made: Any) -> Callable[..., None]:
     namespace = {"__qualname__": made.__qualname__, "__module__": made.__module__, "__doc__": made.__doc__}
     namespace |= {"__post_init__": made.__post_init__} if hasattr(made, "__post_init__") else {}
     named = [(each.name, each.type, each) for each in fields(made)]
-    twin: Any = make_dataclass(made.__name__, named, namespace=namespace, frozen=True, eq=False, repr=False)
+    about: dict[str, Any] = {"frozen": True, "eq": False, "repr": False, "slots": "__slots__" in made.__dict__}
+    twin: Any = make_dataclass(made.__name__, named, namespace=namespace, **about)  # in a slot a default must be put
     return twin.__init__  # type: ignore[no-any-return]
 
 
