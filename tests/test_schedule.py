@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from flowrt.sched.tape.recording import Stretch
+from flowrt.sched.regions.recorded import Stretch
 from flowrt.sched.tape.schedule import (
     CHUNK,
     CHUNKS_PER_THREAD,

@@ -15,9 +15,10 @@ from flowrt.kernels.language.table import Call, Form, View, kernel
 from flowrt.kernels.launch import RUN_WORDS
 from flowrt.op import no_gradient, op
 from flowrt.sched.regions.lives import find_lives
+from flowrt.sched.regions.recorded import ARENA_SLOT, Recording
 from flowrt.sched.regions.regions import find_regions
 from flowrt.sched.regions.sharing import share
-from flowrt.sched.tape.recording import ARENA_SLOT, Recording, record
+from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.tape import Tape
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from flowrt.sched.host.memory import amount, counted
 from flowrt.sched.loops.structured import STRUCTURED
 from flowrt.sched.machine import StepMachine
 from flowrt.sched.regions.lives import DataDependent
+from flowrt.sched.regions.recorded import Recording
 from flowrt.sched.regions.regions import READ, Name, Region, resources_of, variable_spec
-from flowrt.sched.tape.recording import Recording, residents
+from flowrt.sched.tape.recording import residents
 from flowrt.sched.units import Action, Unit, connect
 
 if TYPE_CHECKING:

@@ -20,13 +20,14 @@ from flowrt.sched.host.memory import amount
 from flowrt.sched.host.segments import LARGE
 from flowrt.sched.loops.scalar_loops import why_launches
 from flowrt.sched.loops.structured import LOOP, STRUCTURED
-from flowrt.sched.tape.recording import Recording, record
+from flowrt.sched.tape.recording import record
 from flowrt.sched.units import breaks_tape, find_units
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.base.spec import Spec
     from flowrt.passes import Compiled
+    from flowrt.sched.regions.recorded import Recording
     from flowrt.sched.regions.regions import Name, Region
     from flowrt.sched.units import Unit
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,11 +27,15 @@ from flowrt.kernels.store.fingerprint import raises
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.expression import Expression
-    from flowrt.kernels.language.variants import Variant
-    from flowrt.kernels.tiles.micro import Tile
 
 Attrs: TypeAlias = Mapping[str, Any]
 Word: TypeAlias = int | float
+
+
+class Addressed(Protocol):
+    """Code that has an address where it is loaded: a register tile, or another kernel's entry."""
+
+    def address(self) -> int: ...
 
 
 @valueclass
@@ -109,7 +113,7 @@ class Call:
     words: tuple[Any, ...] = ()  # `Word`s, and tuples of them
     units: int = 1
     rows: tuple[int, int, int] | None = None
-    tiles: tuple[int | Tile | Variant, ...] = ()
+    tiles: tuple[int | Addressed, ...] = ()
     order: tuple[int, ...] = ()
     copied: tuple[int, ...] | None = None
 
@@ -168,9 +172,7 @@ class Kernel:
     dtypes: Callable[[Sequence[Any]], bool] | None = None
     local: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Sequence[Spec]] | None = None
     infallible: bool = False
-    expression: Expression | None = (
-        None  # of a kernel of the form SCALARS or ROWS that is made of several ops' functions
-    )
+    expression: Expression | None = None  # of a kernel of several ops' functions, whose form is SCALARS or ROWS
     then: tuple[Kernel, ...] = ()  # further steps on the same operands, each begun when the one before is done
 
     def supports(self, dtypes: Sequence[Any]) -> bool:

@@ -19,8 +19,8 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.language.folds import add_loosely
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.partials import FormOf, count_parts
-from flowrt.kernels.ops.reduce import Folded, form_of, form_over
+from flowrt.kernels.ops.partials import Folded, FormOf, count_parts
+from flowrt.kernels.ops.reduce import form_of, form_over
 
 ROWS = 64  # in a stretch of columns
 ALONG = 1024  # entries in a stretch of a row

@@ -21,13 +21,29 @@ from flowrt.kernels.launch import Application, apply_kernel
 
 if TYPE_CHECKING:
     from flowrt.kernels.language.folds import Fold
-    from flowrt.kernels.ops.reduce import Folded
 
 PART, PARTS = 1 << 14, 32  # entries that are worth a unit of work, and how many units are enough
 OUTER, RESULTS = 8, 2048  # from so many groups of results, or results in a group, they are units enough
 COLUMNS = 1024  # folded at a time: long rows are read from end to end, what is held of them stays in the nearest cache
 
-FormOf = Callable[[Sequence[Spec], Attrs], "Folded"]
+
+@valueclass
+class Folded:
+    """What is folded: its five ``sizes``, whether the ``last`` is reduced, and how its ``entries`` lie.
+
+    These are copied into the form where the reduced axes lie in more than two groups.
+    """
+
+    sizes: tuple[int, ...]
+    last: bool
+    entries: View
+
+    def seen(self, shape: Sequence[int]) -> View:
+        """The entries for a kernel that takes them in this ``shape``."""
+        return View.dense(shape) if self.entries.contiguous else self.entries
+
+
+FormOf = Callable[[Sequence[Spec], Attrs], Folded]
 
 
 def count_parts(sizes: Sequence[int], last: bool) -> int:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.spec import Spec, normal_axes
-from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.folds import (
     Fold,
     add_loosely,
@@ -27,7 +26,7 @@ from flowrt.kernels.language.folds import (
 )
 from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, pieces
 from flowrt.kernels.language.twin import THREADS, cuda
-from flowrt.kernels.ops.partials import Parted, register_parted
+from flowrt.kernels.ops.partials import Folded, Parted, register_parted
 from flowrt.kernels.tiles.rowmoves import add_row
 from flowrt.kernels.tiles.squares import LANES, turn_rows
 
@@ -51,22 +50,6 @@ def _groups(shape: Shape, axes: Sequence[int]) -> list[tuple[bool, int]]:
         else:
             out.append((reduced, n))
     return out
-
-
-@valueclass
-class Folded:
-    """What is folded: its five ``sizes``, whether the ``last`` is reduced, and how its ``entries`` lie.
-
-    These are copied into the form where the reduced axes lie in more than two groups.
-    """
-
-    sizes: tuple[int, ...]
-    last: bool
-    entries: View
-
-    def seen(self, shape: Sequence[int]) -> View:
-        """The entries for a kernel that takes them in this ``shape``."""
-        return View.dense(shape) if self.entries.contiguous else self.entries
 
 
 def form_over(shape: Shape, axes: Sequence[int]) -> Folded:

@@ -25,7 +25,7 @@ from flowrt.sched.regions.regions import Region
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
     from flowrt.kernels.store.background import Order
-    from flowrt.sched.tape.recording import Recording
+    from flowrt.sched.regions.recorded import Recording
 
 Record: TypeAlias = "Callable[[Plan, Region, Sequence[Spec]], Recording]"
 

@@ -19,8 +19,8 @@ from flowrt.sched.tape.schedule import WORTHWHILE, Schedule, control, divide, ha
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
+    from flowrt.sched.regions.recorded import Launch
     from flowrt.sched.regions.regions import Region
-    from flowrt.sched.tape.recording import Launch
     from flowrt.sched.tape.turns import Turns
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

@@ -20,8 +20,8 @@ from flowrt.base.valueclass import valueclass
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
+    from flowrt.sched.regions.recorded import Launch
     from flowrt.sched.regions.regions import Region
-    from flowrt.sched.tape.recording import Launch
 
 CHUNK = 2e-6  # seconds: handing a chunk to another core costs about 0.2 µs
 CHUNKS_PER_THREAD = 3  # so that a thread which falls behind is waited for a third of a part

@@ -28,8 +28,9 @@ from flowrt.kernels.store.parts import direct_address, loop_address
 from flowrt.sched.host.arena import ALIGNMENT
 from flowrt.sched.host.memory import Memory, counted
 from flowrt.sched.regions.lives import DataDependent
+from flowrt.sched.regions.recorded import FIRST_SLOT, Launch, Recording
 from flowrt.sched.tape.pace import Division, Pace, Share
-from flowrt.sched.tape.recording import FIRST_SLOT, Launch, Recording, record
+from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.turns import clocks as time_turns
 from flowrt.sched.tape.turns import find_turns, stopped_inside
 

@@ -18,7 +18,7 @@ from flowrt.kernels.launch import Operand
 from flowrt.kernels.run import board as at
 from flowrt.kernels.run.board import NODE_WORDS
 from flowrt.sched.host.lanes import aligned_zeros
-from flowrt.sched.tape.recording import FIRST_SLOT, LOCAL_SLOT, Launch
+from flowrt.sched.regions.recorded import FIRST_SLOT, LOCAL_SLOT, Launch
 from flowrt.sched.tape.schedule import hazards
 
 if TYPE_CHECKING:
