@@ -1,7 +1,7 @@
 """Exponentials as plain arithmetic without branches, which vectorises; the C library's are called entry by entry.
 
 Each scales a polynomial by powers of two. The bounds, in units in the last place of the result and over all finite
-floats, are the law of `tests/test_elementary.py`: 2 for each float32 function here, 3 for each float64 one. NaN stays
+floats, are the law of `tests/kernels/test_elementary.py`: 2 for each float32 function here, 3 for each float64 one. NaN stays
 NaN, both infinities go to the limit, and results below the normal floats lose digits but are not cut to zero, except
 by `fading32`.
 

@@ -51,7 +51,7 @@ async def refusal(graph: fr.Graph, path: Path, **settings: Any) -> str:
 async def test_all_that_differs_is_listed_at_once(tmp_path: Path) -> None:
     saved(tmp_path, "a", "b", "c", "lost")
     text = await refusal(of("a", "new", "newer", b=3, c=4), tmp_path)
-    here = re.escape("tests/test_restoring.py:")
+    here = re.escape("tests/checkpoints/test_restoring.py:")
     assert re.search(rf"step 7 in {tmp_path} does not fit the graph:", text)
     assert re.search(rf"in the graph, but not saved: 'new' float32\[2\] \({here}\d+\), 'newer' float32\[2\]", text)
     assert re.search(r"saved, but not in the graph: 'lost' float32\[2\]\n", text)

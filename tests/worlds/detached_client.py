@@ -1,6 +1,6 @@
 """A trainer whose batches nodes read themselves, and a client process that begins it detached, or attaches to it.
 
-    python tests/detached_client.py CLUSTER_FILE NAME TOTAL [COUNT [LEDGER]]    # COUNT reports, or (-1) all
+    python tests/worlds/detached_client.py CLUSTER_FILE NAME TOTAL [COUNT [LEDGER]]    # COUNT reports, or (-1) all
 
 Prints a line once its session is open, and for each report the step and the batches that it accounts for, as JSON.
 Every gradient and the rate are 1, so at step s every variable is -s. Each batch is its identity, and the loss tells it.

@@ -144,7 +144,7 @@ def test_shapes_that_do_not_fit_name_op_line_and_both_specs() -> None:
     with pytest.raises(fr.SpecError) as caught:
         fr.matmul(w, w, name="wrong")
     line = caught.traceback[0].lineno + 1
-    assert f"matmul 'wrong' (tests/test_errors.py:{line})" in str(caught.value).replace(f"{ROOT}/", "")
+    assert f"matmul 'wrong' (tests/base/test_errors.py:{line})" in str(caught.value).replace(f"{ROOT}/", "")
     assert str(caught.value).count("float32[3,2]") == 2
     assert "transpose" in str(caught.value)
 

@@ -1,6 +1,6 @@
 """A trainer whose variables count its steps down, and a client process that trains it until it is killed.
 
-    python tests/counting_client.py CLUSTER_FILE SERVERS [NAME [LEDGER]]    # says "training" when it does
+    python tests/worlds/counting_client.py CLUSTER_FILE SERVERS [NAME [LEDGER]]    # says "training" when it does
 
 Every gradient and the rate are 1, so at step s each entry of every variable is -s, whichever updates were kept: servers
 that are apart, and a step that is counted twice or not, are seen in any of them.
