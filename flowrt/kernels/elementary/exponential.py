@@ -1,9 +1,9 @@
 """Exponentials as plain arithmetic without branches, which vectorises; the C library's are called entry by entry.
 
-Each scales a polynomial by powers of two. The bounds, in units in the last place of the result and over all finite
-floats, are the law of `tests/kernels/test_elementary.py`: 2 for each float32 function here, 3 for each float64 one. NaN stays
-NaN, both infinities go to the limit, and results below the normal floats lose digits but are not cut to zero, except
-by `fading32`.
+Each scales a polynomial by powers of two. The bounds, in units in the last place of the result and over all
+finite floats, are the law of `tests/kernels/test_elementary.py`: 2 for each float32 function here, 3 for each
+float64 one. NaN stays NaN, both infinities go to the limit, and results below the normal floats lose digits but
+are not cut to zero, except by `fading32`.
 
 An integer is rounded off by adding a number so large that its last bit counts ones: below that sum's bits it stands
 ready to become an exponent, and NaN passes where a conversion to an integer would not be defined.

@@ -1,9 +1,9 @@
 """Many updates that become whole one after another, as one event: what a simulation of a thousand replicas needs, and
 what spares server 0 a new coordinator for each of a few.
 
-Law: the coordinator is the very value that the single events answer, offer by offer, with the clock's between them;
-only that nothing is made for an event at which nobody is asked. `tests/sched/versions/test_simulation.py` and `tests/sched/versions/test_batched.py`
-hold one against the other.
+Law: the coordinator is the very value that the single events answer, offer by offer, with the clock's between
+them; only that nothing is made for an event at which nobody is asked. `tests/sched/versions/test_simulation.py`
+and `tests/sched/versions/test_batched.py` hold one against the other.
 """
 
 from __future__ import annotations
