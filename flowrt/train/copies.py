@@ -44,6 +44,7 @@ class Copies:
         self._whole: dict[str, int] = {}  # by task: how often it had been lost when it was made whole
         self._made = self._whole  # what that is once a run begins with those that were made whole last
         self._parted: set[str] = set()  # those that a run was to begin without, while it is not known to have begun
+        self._agreed = 0  # the version that the others were at
         self._losses: Mapping[str, int] = {}  # how often each had been lost when they were asked what they have
         self.missing: tuple[str, ...] = ()  # tasks whose variables nobody has any more
         self.moving = False  # variables may move at any time
@@ -147,7 +148,7 @@ class Copies:
             behind, other = own.get(task), copied.get(self._holders.after(task))
             if behind is not None and other is not None and behind < newest - 1 <= other:
                 gone.add(task)
-            if task in self._parted and behind != newest == other:  # what was ordered may be known no more
+            if task in self._parted and behind != self._agreed:  # what it has made or not is decided without it
                 gone.add(task)
         after = self._holders.after
         missing = [task for task in gone if after(task) in gone or copied.get(after(task)) is None]
@@ -176,6 +177,11 @@ class Copies:
         look = Look(self.trainer.container, self.trainer.name, steps)
         version, left = await self._runner.command(task, look)
         return None if version < 0 else int(version), left_from_data(left)
+
+    def agreed(self, version: int, gone: frozenset[str]) -> None:
+        """Those that are not ``gone`` are at ``version``: a run is to begin there, be the others elsewhere."""
+        self._agreed = version
+        self._parted |= gone
 
     async def make_whole(self, gone: frozenset[str]) -> frozenset[str]:
         """Give each task that is there what it should hold; answers those that are not.
@@ -217,7 +223,6 @@ class Copies:
         if short := [task for task in self.tasks if task not in there and self._holders.after(task) not in there]:
             raise NodeLost(f"{', '.join(short)} was lost as another server was left out")
         self._made = {task: losses.get(task, 0) for task in there}
-        self._parted.update(set(self.tasks) - there)
         self.doubtful = False
         return frozenset(self.tasks) - there
 

@@ -105,6 +105,8 @@ class Run:
         self.servers = program.servers
         self._check_servers("training cannot begin")
         found = await agree(runner, program, trainer.name, *self._terms[:1])
+        if self.copies is not None and isinstance(found, Go):
+            self.copies.agreed(found.version, self._gone)
         self._missed(found.unseen)
         if self.copies is not None:
             self._gone = await self.copies.make_whole(self._gone)

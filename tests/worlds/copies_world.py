@@ -82,7 +82,8 @@ class CopiesWorld(World):
         task, loop = self.servers[number], asyncio.get_running_loop()
         copies = [keeper for runner in self.runners.values() for keeper in getattr(runner, "keepers", ())]
         still = self.silent.intersection(self.servers) or any(until > loop.time() for _, until in self._frozen.values())
-        if still or self.dead.intersection(self.servers) or any(keeper.gone for keeper in copies) or not copies:
+        left_out = any(keeper.gone or keeper._parted for keeper in copies)
+        if still or left_out or self.dead.intersection(self.servers) or not copies:
             return
         self._die(task)
         self._gone.append(self.hosts[task])
