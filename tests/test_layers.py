@@ -81,11 +81,49 @@ MAY_IMPORT = {
     "net": [*FLOOR, "sched", "net"],
 }
 HEAD = {"kernels/__main__", "ledger/__main__"}  # a command line belongs to the head, wherever Python wants it to lie
+# each may import, when it is loaded, those before it; a place in a place is the nearer one
+ROOMS = [
+    [
+        "kernels/store",
+        "kernels/language",
+        "kernels/elementary",
+        "kernels/tiles",
+        "kernels/tiles/convolution",
+        "kernels/launch",
+        "kernels/composite",
+        "kernels/ops",
+        "kernels/fusion",
+        "kernels/run",
+        "kernels/emit",
+        "kernels/emit/launches",
+    ],
+    [
+        "sched/policies",
+        "sched/versions",
+        "sched/host",
+        "sched/regions",
+        "sched/devices",
+        "sched/host/host",  # which opens the devices
+        "sched/loops",
+        "sched/tape",
+        "sched",
+        "sched/drivers",
+        "sched/replica",
+        "sched/server",
+        "sched/runs",
+    ],
+    ["base", "op", "operators", "graph", "structure", "cluster", "session", "train"],
+    ["base", "cluster", "launch"],
+]
+MOST_FILES = 20  # in a room
+WITH_ROOMS = ["base", "cluster", "kernels", "sched", "session"]
+GPUS = ["kernels/cuda", "kernels/cuda_driver", "kernels/simulator"]
+WITHOUT_A_COMPILER = ["kernels/store/loading", "kernels/store/surroundings"]  # where they cannot do their work without
 # module → the only places that may import it
 OWNERS = {
-    "numba": ["kernels"],
-    "llvmlite": ["kernels"],
-    "cupy": ["kernels"],
+    "numba": ["kernels/emit", *GPUS],
+    "llvmlite": ["kernels/emit", *WITHOUT_A_COMPILER],
+    "cupy": GPUS,
     "scipy": [],
     "aiohttp": ["net/heads"],
     "cryptography": ["net/certificates", "cluster/keys"],
@@ -227,6 +265,38 @@ def test_every_file_imports_only_what_its_layer_may(module: str) -> None:
     elif room(module) and module not in HEAD:
         others = {other for other in inside if not within(other, [*MAY_IMPORT[room(module)], room(module)])}
         assert not others, f"{module} imports {others}"
+
+
+def loaded_with(module: str) -> Iterator[str]:
+    """The modules of this package that are imported when one is."""
+    tree = parsed(module)
+    tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    yield from (path_of(name) for name in imports(tree) if name.startswith("flowrt."))
+
+
+def place_of(module: str, order: list[str]) -> int:
+    """Which of the places a module lies in, by number; -1 if in none."""
+    around = [place for place in order if within(module, [place])]
+    return order.index(max(around, key=len)) if around else -1
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_is_loaded_with_those_before_it_alone(module: str) -> None:
+    for order in ROOMS:
+        mine = place_of(module, order)
+        if mine >= 0 and module not in HEAD:
+            later = {other for other in loaded_with(module) if place_of(other, order) > mine}
+            assert not later, f"{module}, of {order[mine]}, loads {later}"
+
+
+FOLDERS = sorted({str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")} - {"."})
+
+
+@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder.split("/")[0] in WITH_ROOMS])
+def test_a_room_has_a_law_and_few_files(folder: str) -> None:
+    assert "\nLaw: " in (ast.get_docstring(parsed(f"{folder}/__init__")) or ""), f"{folder} says no law"
+    files = [path.name for path in (PACKAGE / folder).glob("*.py")]
+    assert len(files) <= MOST_FILES, f"{folder} has {len(files)} files"
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -28,10 +28,10 @@ from flowrt.cluster.hosts import expand_ranges
 from flowrt.cluster.node_process import close_stdin, environment, ready, send
 from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
+from flowrt.misuse import AsyncOnly
 from flowrt.net.addresses import is_loopback
 from flowrt.net.tokens import load_token, new_token, own_token, save_token
 from flowrt.sched.host.lanes import usable_cores
-from flowrt.session.misuse import AsyncOnly
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process

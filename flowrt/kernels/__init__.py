@@ -1,4 +1,8 @@
-"""Kernels: what computes, on CPUs and CUDA devices, behind one ABI."""
+"""Kernels: what computes, on CPUs and CUDA devices, behind one ABI.
+
+Law: nothing here knows a graph, a plan or a thread. Rooms stand in the order of `tests/test_layers.py`; README.md says
+what makes them fast.
+"""
 
 # Each family enters its kernels in the table when it is imported.
 from flowrt.kernels.fusion import fused

@@ -29,10 +29,10 @@ from flowrt.cluster.cluster import ClusterSpec, parse_address
 from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
 from flowrt.launch.ray_node import KEYS, RayNode, save_keys
+from flowrt.misuse import AsyncOnly
 from flowrt.net.messages import root_error
 from flowrt.net.tokens import new_token
 from flowrt.progress import Activity
-from flowrt.session.misuse import AsyncOnly
 
 if TYPE_CHECKING:
     from types import TracebackType

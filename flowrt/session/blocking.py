@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from flowrt.base.errors import ClosedError, GraphError, carried_site, user_site
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief, shorten
+from flowrt.misuse import standing
 from flowrt.session.interrupts import InterruptWatch
-from flowrt.session.misuse import standing
 from flowrt.session.session import Session
 
 if TYPE_CHECKING:

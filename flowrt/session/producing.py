@@ -24,7 +24,7 @@ from flowrt.base.errors import (
 from flowrt.base.plain import shortened
 from flowrt.base.tracebacks import brief
 from flowrt.finishing import to_the_end
-from flowrt.session.misuse import AsyncOnly
+from flowrt.misuse import AsyncOnly
 from flowrt.session.step import Step
 from flowrt.structure import LEAF
 

@@ -32,6 +32,7 @@ from flowrt.base.spec import Spec
 from flowrt.base.tracebacks import brief, shorten, unmark
 from flowrt.finishing import to_the_end
 from flowrt.graph import Graph, Node, Tensor
+from flowrt.misuse import AsyncOnly, standing
 from flowrt.op import as_value
 from flowrt.operators import Operators
 from flowrt.passes.prune import placeholders_of
@@ -42,7 +43,6 @@ from flowrt.sched.tape.direct import Numbers
 from flowrt.session.cluster_runner import open_cluster
 from flowrt.session.feeds import copied_bytes
 from flowrt.session.initial import arrays, initial_waves, tables
-from flowrt.session.misuse import AsyncOnly, standing
 from flowrt.session.options import Options
 from flowrt.session.producing import Failures, Producing, why_closed
 from flowrt.session.resting import Rests

@@ -29,7 +29,7 @@ from flowrt.ops.source import placeholder
 from flowrt.ops.state import Variable, variables_from
 from flowrt.optim import by_parts, counted_together, mirror
 from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
-from flowrt.session.misuse import awaited_session
+from flowrt.session.awaited import awaited_session
 from flowrt.structure import flatten
 from flowrt.train.batches import check_names
 from flowrt.train.copies import Copies, copies_known

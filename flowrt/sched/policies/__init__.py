@@ -1,4 +1,7 @@
-"""Policies: which updates of replicas make the next version of the variables, and when. See `policies.policy`."""
+"""Policies: which updates of replicas make the next version of the variables, and when. See `policies.policy`.
+
+Law: pure; a policy is asked with the time, and answers. It knows no other room.
+"""
 
 from flowrt.sched.policies.adaptive import Adaptive
 from flowrt.sched.policies.all_of import AllOf

@@ -1,15 +1,12 @@
-"""What is opened, iterated over or handed over the wrong way, and which way is right."""
+"""What is opened the wrong way, and which way is right; and what a session says of itself."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from flowrt.base.errors import GraphError, user_site
 from flowrt.base.telling import telling
 from flowrt.base.tracebacks import brief
-
-if TYPE_CHECKING:
-    from flowrt.session.session import Session
 
 
 @brief
@@ -32,15 +29,3 @@ def standing(session: Any) -> str:
     where = "in this process" if session._cluster is None else f"on {session._cluster!r}"
     state = "closed" if session._closed else "not open yet" if session._runner is None else "open"
     return f"fr.Session of {len(session.graph.nodes)} nodes {where}, {state}"
-
-
-def awaited_session(value: Any, who: str) -> Session:
-    """``value``, if it is a session whose runs are awaited; else raises `GraphError` that says what ``who`` takes."""
-    from flowrt.session.session import Session
-
-    if isinstance(value, Session):
-        return value
-    got = "an fr.BlockingSession" if type(value).__name__ == "BlockingSession" else repr(value)
-    raise GraphError(
-        f"{user_site()}: {who} takes an open fr.Session, as `async with fr.Session(graph) as session` gives, not {got}"
-    )

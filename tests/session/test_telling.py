@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowrt as fr
-from flowrt.session.misuse import awaited_session
+from flowrt.session.awaited import awaited_session
 from flowrt.session.step import CompiledStep
 from flowrt.train import StepReport
 
