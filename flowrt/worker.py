@@ -122,7 +122,7 @@ async def serve(
             settings = joining.result()
             if lines is not None:
                 lines.node = settings.task
-        host = Host(settings.task, threads=settings.threads, delay=settings.delay)
+        host = Host(settings.task, threads=settings.threads, devices=settings.devices, delay=settings.delay)
         try:
             node = Node(host, settings.token, imports, settings.tls)
             async with node.serving(settings.host, settings.port) as server:

@@ -26,7 +26,7 @@ from flowrt.base.tracebacks import brief, unmark
 from flowrt.cluster.environment import find
 from flowrt.cluster.hosts import expand_ranges
 from flowrt.cluster.node_process import close_stdin, environment, ready, send
-from flowrt.cluster.tasks import check_job, checked_delays, checked_imports, checked_names, split_task
+from flowrt.cluster.tasks import check_job, checked_delays, checked_devices, checked_imports, checked_names, split_task
 from flowrt.finishing import to_the_end
 from flowrt.misuse import AsyncOnly
 from flowrt.net.addresses import is_loopback
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from types import TracebackType
 
+    from flowrt.cluster.tasks import Devices
     from flowrt.delays import Delay
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]/]+)):(\d{1,5})")
@@ -210,6 +211,8 @@ class LocalCluster(AsyncOnly):
             seconds, or one of `flowrt.delays`, itself or as text.
         imports: Modules that nodes import first, for what these define, such as ops and kernels, policies and sources:
             found as this process would find them.
+        devices: The devices that each node looks for, as ``("cpu:0", "cuda:0")``, or those of some tasks:
+            ``{"/job:worker/task:0": ("cpu:0", "cuda:0")}``. By default its cores alone.
         warm: Awaited before the nodes start: a place to fill the kernel cache once.
         log_level: What the nodes write to this process's stderr.
         restart: Whether a node whose process ends is started again at its address, and how soon depends on how often.
@@ -227,6 +230,7 @@ class LocalCluster(AsyncOnly):
         threads: int | None = None,
         delays: Mapping[str, str | float | Delay] | None = None,
         imports: Sequence[str] = (),
+        devices: Devices = None,
         warm: Callable[[], Awaitable[None]] | None = None,
         log_level: str = "error",
         startup: float = 60.0,
@@ -238,6 +242,7 @@ class LocalCluster(AsyncOnly):
         self._names = checked_names(jobs)
         self._delays = checked_delays(delays, self._names)
         self._imports = checked_imports(imports)
+        self._devices = checked_devices(devices, self._names)
         self._threads = threads or max(1, usable_cores() // len(self._names))
         self._warm = warm
         self._log_level = log_level
@@ -418,6 +423,8 @@ class LocalCluster(AsyncOnly):
         options |= {} if self.tls is None else {"tls": self.tls}
         if door is not None:
             options["join"] = f"{door[0]}:{door[1]}"
+        if (devices := self._devices.get(f"/job:{job}/task:{number}")) is not None:
+            options["devices"] = ",".join(devices)
         delay = self._delays.get(f"/job:{job}/task:{number}")
         if delay is not None:
             file = folder / f"{job}-{number}.delay"  # a trace may be longer than an argument

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.errors import GraphError, user_site
+from flowrt.sched.devices.names import check_names
 
 if TYPE_CHECKING:
     from flowrt.delays import Delay
 
 Delays: TypeAlias = "dict[str, Delay]"
+Devices: TypeAlias = "str | Sequence[str] | Mapping[str, str | Sequence[str]] | None"
 _JOB = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -49,6 +51,18 @@ def checked_delays(delays: Mapping[str, str | float | Delay] | None, names: Sequ
     for task in parsed.keys() - {f"/job:{job}/task:{number}" for job, number in names}:
         raise GraphError(f"a delay is given for {task}, which is not in the cluster")
     return parsed
+
+
+def checked_devices(devices: Devices, names: Sequence[tuple[str, int]]) -> dict[str, tuple[str, ...]]:
+    """The devices that tasks look for, given for all or by task. Raises `GraphError` for what is none, or no task's."""
+    tasks = {f"/job:{job}/task:{number}" for job, number in names}
+    by_task = devices if isinstance(devices, Mapping) else {} if devices is None else dict.fromkeys(tasks, devices)
+    for task in by_task.keys() - tasks:
+        raise GraphError(f"{user_site()}: devices are given for {task}, which is not in the cluster")
+    try:
+        return {task: check_names(asked) for task, asked in by_task.items()}
+    except GraphError as error:
+        raise GraphError(f"{user_site()}: {error}") from None
 
 
 def checked_imports(imports: Sequence[str]) -> tuple[str, ...]:

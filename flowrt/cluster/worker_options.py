@@ -15,6 +15,7 @@ from flowrt.cluster.environment import WHICH_TASK
 from flowrt.net.addresses import is_loopback
 from flowrt.net.tls import TOKEN, Keys, check_reach
 from flowrt.net.tokens import load_token, own_token
+from flowrt.sched.devices.names import check_names
 
 if TYPE_CHECKING:
     from flowrt.delays import Delay
@@ -40,6 +41,7 @@ class Settings:
     health: tuple[str, int] | None = None
     tls: Keys | None = None
     said: str = ""  # by which environment it is that task
+    devices: tuple[str, ...] | None = None
 
 
 class NoPlace(GraphError):
@@ -59,7 +61,8 @@ def read_settings(given: argparse.Namespace) -> Settings:
     """What the command line, the cluster file and the environment say. Raises a `FlowrtError` for what cannot be."""
     settings = _newcomer(given) if given.join else _named(given)
     keys = _tls(given)
-    settings = replace(settings, tls=None if keys is None else Keys(keys))
+    devices = None if given.devices is None else check_names(given.devices.split(","))
+    settings = replace(settings, tls=None if keys is None else Keys(keys), devices=devices)
     check_reach(settings.host or parse_address(given.join)[0], settings.tls)
     if given.health is None:
         return settings
@@ -227,6 +230,12 @@ def _add_trust(add: Callable[..., object]) -> None:
 
 def _add_running(add: Callable[..., object]) -> None:
     """How it computes, and what it tells of itself."""
+    add(
+        "--devices",
+        metavar="NAME,...",
+        help="the devices it looks for, the first of which is its own choice for what nothing ties down, as in "
+        "cpu:0,cuda:0 or, for all of a kind, cpu,cuda; of one that is not there the log says why (default: cpu:0)",
+    )
     add("--threads", type=_positive, metavar="N", help="kernel threads; by default the cores it may use")
     add(
         "--delay",

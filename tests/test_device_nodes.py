@@ -1,0 +1,92 @@
+"""Devices of a cluster's nodes: what a node is told to look for, and replicas whose towers are on them."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import flowrt as fr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLES = str(Path(__file__).parent.parent / "examples")
+WORKERS = [f"/job:worker/task:{n}" for n in range(2)]
+
+
+@pytest.fixture(autouse=True)
+def example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes find the example where this process does."""
+    monkeypatch.setattr(sys, "path", [EXAMPLES, *sys.path])
+
+
+def build(device: str) -> tuple[fr.Graph, Any]:
+    def loss_fn(inputs: dict[str, Any]) -> Any:
+        w = fr.Variable(fr.random.normal((5, 8), seed=1), name="w")
+        v = fr.Variable(fr.random.normal((8, 3), seed=2), name="v")
+        return fr.mean(fr.nn.softmax_cross_entropy(fr.tanh(inputs["x"] @ w) @ v, inputs["y"]))
+
+    with fr.Graph(seed=1) as graph:
+        trainer = fr.train.Replicated(
+            loss_fn,
+            inputs={"x": fr.Spec("float32", (None, 5)), "y": fr.Spec("int32", (None,))},
+            optimizer=fr.optim.Momentum(0.1, 0.9),
+            replicas=2,
+            policy=fr.train.AllOf(),
+            servers=1,
+            server_device="/job:ps/task:{}",
+            worker_device=f"/job:worker/task:{{}}{device}",
+        )
+    return graph, trainer
+
+
+def batches() -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng(5)
+    while True:
+        x = rng.normal(size=(8, 5)).astype(np.float32)
+        yield {"x": x, "y": (x[:, 0] > 0).astype(np.int32)}
+
+
+async def losses(cluster: Any, device: str) -> list[float]:
+    graph, trainer = build(device)
+    found: list[float] = []
+    async with fr.Session(graph, cluster) as session, aclosing(trainer.steps(session, batches())) as reports:
+        async for report in reports:
+            found.append(report.loss)
+            if len(found) == 6:
+                return found
+    raise AssertionError("it ended before its sixth step")
+
+
+@pytest.mark.timeout(120)
+async def test_towers_on_workers_devices_train_what_their_cores_do_with_variables_on_the_servers() -> None:
+    devices = dict.fromkeys(WORKERS, ("cpu:0", "arena:0"))
+    async with fr.LocalCluster(ps=1, worker=2, imports=["arena"], devices=devices) as cluster:
+        there, here = await losses(cluster, "/device:arena:0"), await losses(cluster, "")
+        with fr.Graph() as graph, fr.device("/job:worker/task:1/device:arena:0"):
+            x = fr.placeholder("float32", (2,))
+            y = fr.exp(x)
+        async with fr.Session(graph, cluster) as session:
+            np.testing.assert_allclose(await session.run(y, {x: [0.0, 1.0]}), np.exp([0.0, 1.0]), rtol=1e-6)
+    np.testing.assert_allclose(there, here, rtol=1e-5)
+
+
+@pytest.mark.timeout(120)
+async def test_a_device_that_no_node_has_is_told_with_those_there_are() -> None:
+    graph, trainer = build("/device:arena:0")
+    wanted = r"there is no device .*arena:0; there are /job:ps/task:0/device:cpu:0"
+    async with fr.LocalCluster(ps=1, worker=2, imports=["arena"]) as cluster, fr.Session(graph, cluster) as session:
+        with pytest.raises(fr.PlacementError, match=wanted):
+            await anext(aiter(trainer.steps(session, batches())))
+
+
+def test_devices_are_for_tasks_of_the_cluster() -> None:
+    with pytest.raises(fr.GraphError, match="devices are given for /job:worker/task:7"):
+        fr.LocalCluster(ps=1, worker=2, devices={"/job:worker/task:7": "cuda"})
+    with pytest.raises(fr.GraphError, match=r"test_device_nodes.py:\d+: devices are named as in cpu:0"):
+        fr.LocalCluster(worker=1, devices=("the fast one",))
