@@ -134,11 +134,18 @@ class PreparedSteps:
                 continue
             if block is not None:
                 grid = min(BLOCKS, -(-work // THREADS)), THREADS, *on
-                scalar_entry(step.kernel.function, len(operands) - 1)[grid](block, work, *operands)
+                entry_of(step)[grid](block, work, *operands)
                 continue
             seen = [_viewed(flat, view) for flat, view in zip(operands, step.call.views, strict=True)]
             words = [*step.call.words, *([run] if step.kernel.takes_run else [])]
-            array_entry(step.kernel.function)[min(BLOCKS, work), THREADS, *on](*seen, *words)
+            entry_of(step)[min(BLOCKS, work), THREADS, *on](*seen, *words)
+
+
+def entry_of(step: Step) -> Any:
+    """What a step launches."""
+    if step.kernel.form is Form.SCALARS:
+        return scalar_entry(step.kernel.function, len(step.operands) - 1)
+    return array_entry(step.kernel.function)
 
 
 def _prepared(step: Step, places: Sequence[Operand]) -> tuple[int, Any]:

@@ -74,7 +74,13 @@ BRING = "bring"
 COMPUTED = STRUCTURED | STACKING | {"constant"}  # without a kernel of its own
 _KINDS = {Action.SWITCH: Kind.SWITCH, Action.MERGE: Kind.MERGE}
 _MOVES = {"enter": Kind.ENTER, "exit": Kind.EXIT, "next_iteration": Kind.NEXT_ITERATION}
-_ACTIONS = {"switch": Action.SWITCH, "merge": Action.MERGE, "no_op": Action.NOTHING, READ: Action.READ}
+_ACTIONS = {
+    "switch": Action.SWITCH,
+    "merge": Action.MERGE,
+    "no_op": Action.NOTHING,
+    READ: Action.READ,
+    BRING: Action.BRING,
+}
 _ACTIONS |= dict.fromkeys(("enter", "exit", "next_iteration"), Action.MOVE)
 
 
@@ -98,9 +104,9 @@ def is_structural(op: str) -> bool:
 
 def breaks_tape(node: PlanNode) -> bool:
     """Whether a node must be run by the machine itself."""
-    if grows(node) or node.op in STACKING or node.op in PARTING or node.op == BRING:
+    if grows(node) or node.op in STACKING or node.op in PARTING:
         return True
-    return action_of(node) in (Action.SWITCH, Action.MERGE, Action.MOVE, Action.EFFECT)
+    return action_of(node) in (Action.SWITCH, Action.MERGE, Action.MOVE, Action.EFFECT, Action.BRING)
 
 
 def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:

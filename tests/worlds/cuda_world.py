@@ -21,7 +21,7 @@ from flowrt.base.traits import is_alias
 from flowrt.graph import Graph, Node
 from flowrt.kernels import cuda
 from flowrt.kernels.language.table import KERNELS
-from flowrt.kernels.launch import run_kernel
+from flowrt.kernels.launch import prepare, run_kernel
 from flowrt.session.eager import evaluate
 
 RUN = np.array([0, 3, 11, 0], np.int64)  # what random ops read: the step and the seed
@@ -84,9 +84,30 @@ def long() -> dict[str, float]:
     }
 
 
+def moved() -> dict[str, float]:
+    """How far rows of variables are apart at most, moved where they lie on the device and on the host."""
+    rng, found = np.random.default_rng(0), {}
+    values, indices = rng.normal(size=(7, 5)).astype(np.float32), np.array([2, 0, 2, -1, 5, 2, 0])
+    settings = np.abs(rng.normal(size=8)).astype(np.float32)
+    (groups,) = run_kernel("group_rows", [indices, np.int64([7])], [Spec("int32", (23,))], {"size": 6})
+    for op, slots in (("add", 0), ("assign", 0), ("momentum", 1), ("adagrad", 1), ("rmsprop", 2), ("adam", 2)):
+        tables = [rng.random((6, 5)).astype(np.float32) for _ in range(1 + slots)]
+        operands, here = [values, groups, settings], [table.copy() for table in tables]
+        specs, outputs = ([Spec(a.dtype, a.shape) for a in some] for some in (operands, tables))
+        there = cuda.PreparedSteps(f"{op}_rows", specs, outputs, {})
+        scratch = [np.empty(spec.nbytes, np.uint8) for spec in there.scratch]
+        memory = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (*operands, *tables)]
+        there.launch([*memory, *scratch], RUN.copy())
+        host = prepare(f"{op}_rows", specs, outputs, {})
+        local = [np.empty(spec.concrete, spec.dtype) for spec in host.scratch]
+        host.run(RUN.copy().ctypes.data, [a.ctypes.data for a in (*operands, *here, *local)])
+        found[op] = max(float(np.abs(a - b).max().round(5)) for a, b in zip(tables, here, strict=True))
+    return found
+
+
 def refused() -> str:
     try:
-        cuda.run_kernel("softmax", [np.ones((2, 2))], [Spec("float64", (2, 2))], {"axis": 1})
+        cuda.run_kernel("matmul_bias", [np.ones((2, 2))] * 3, [Spec("float64", (2, 2))], {})
     except GraphError as error:
         return str(error)
     return ""
@@ -98,6 +119,7 @@ def main() -> None:
         if max((a.size for a in example.arrays), default=0) <= 1000:  # the simulator runs Python
             world.visit(example)
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
+    found["moved"] = moved()
     json.dump(found, sys.stdout)
 
 

@@ -34,7 +34,7 @@ def compile_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_tables() -> Iterator[None]:
     """Undo, at the end, what is registered inside."""
     kernels = {key: list(found) for key, found in KERNELS.items()}
-    host_only, facts, traits = set(HOST_ONLY), dict(FACTS), dict(TRAITS)
+    host_only, facts, traits = dict(HOST_ONLY), dict(FACTS), dict(TRAITS)
     try:
         yield
     finally:

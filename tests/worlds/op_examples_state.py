@@ -57,6 +57,7 @@ FLOW = [
     Example(
         "merge", lambda *v: fr.merge(v), (normal(2, 3), normal(4, 3)), specs=(Spec("float32", (None, 3)), Spec("int64"))
     ),
+    Example("bring", flow.bring, (normal(2),), specs=(Spec("float32", (2,)),)),
     Example("send", lambda x: flow.send(x, edge=3, peer="/job:ps/task:0"), (normal(2),), specs=()),
     Example("recv", lambda: flow.recv(edge=3, peer="x", dtype="int8", shape=(2,)), specs=(Spec("int8", (2,)),)),
 ]

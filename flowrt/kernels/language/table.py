@@ -222,7 +222,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 KERNELS: dict[tuple[str, str], list[Kernel]] = {}
 FACTS: dict[str, Facts] = {}
 NARROW: dict[Callable[..., Any], Narrow] = {}  # by scalar functions that have one
-HOST_ONLY: set[str] = set()  # ops that have a CPU kernel and, on purpose, no CUDA twin
+HOST_ONLY: dict[str, str] = {}  # ops that have a CPU kernel and, on purpose, no CUDA twin, and the reason
 REPLACED: list[Callable[[], None]] = []  # called where a program writes a kernel anew, by whoever keeps what they made
 JITABLES: list[Callable[..., Any]] = []  # helpers that kernels call, in order of definition
 
@@ -393,9 +393,9 @@ def _nothing() -> None:
     """The function of kernels that are made of copies alone."""
 
 
-def host_only(*ops: str) -> None:
-    """Say that the ops run on CPUs alone."""
-    HOST_ONLY.update(ops)
+def host_only(*ops: str, why: str) -> None:
+    """Say that the ops run on CPUs alone, and why."""
+    HOST_ONLY.update(dict.fromkeys(ops, why))
 
 
 def find_kernel(op: str, device: str, dtypes: Sequence[Any]) -> Kernel | None:

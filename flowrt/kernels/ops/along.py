@@ -13,7 +13,8 @@ import numpy as np
 
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.folds import larger_loosely, smaller_loosely
-from flowrt.kernels.language.table import Attrs, Call, View, host_only, jitable, kernel
+from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel
+from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.ops.reduce import COLUMNS, SHORT, axes_taken
 from flowrt.kernels.tiles.squares import LANES, turn_lines, turn_rows
 
@@ -138,6 +139,48 @@ kernel("argmax", layout=_position_layout, local=_position_local)(argmax)
 kernel("argmin", layout=_position_layout, local=_position_local)(argmin)
 
 
+def _lines_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    """The input as (before, axis, after); as many lines as the result has without the axis."""
+    outer, count, inner = _position_sizes(inputs, attrs)
+    return Call(
+        (View.dense((outer, count, inner)), View.dense((outer, outputs[0].size // max(outer * inner, 1), inner)))
+    )
+
+
+def position_on_cuda(beats: Any) -> Callable[..., Any]:
+    def find(x: Any, y: Any) -> None:
+        count, inner = x.shape[1], x.shape[2]
+        for line in range(cuda.grid(1), x.shape[0] * inner, cuda.gridsize(1)):
+            o, i, best = line // inner, line % inner, 0
+            for k in range(1, count):
+                if beats(x[o, k, i], x[o, best, i]):
+                    best = k
+            y[o, 0, i] = best
+
+    return find
+
+
+kernel("argmax", "cuda", layout=_lines_on_cuda)(position_on_cuda(beats_as_larger))
+kernel("argmin", "cuda", layout=_lines_on_cuda)(position_on_cuda(beats_as_smaller))
+
+
+def _running_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
+    view = View.dense(_position_sizes(inputs, attrs))
+    return Call((view, view), (int(attrs["reverse"]),))
+
+
+@kernel("cumsum", "cuda", layout=_running_on_cuda)
+def cumsum_on_cuda(x: Any, y: Any, reverse: int) -> None:
+    """Every thread adds up a line at a time; neighbours differ in what lies after the axis."""
+    count, inner = x.shape[1], x.shape[2]
+    for line in range(cuda.grid(1), x.shape[0] * inner, cuda.gridsize(1)):
+        o, i, total = line // inner, line % inner, y.dtype.type(0)
+        for k in range(count):
+            at = count - 1 - k if reverse != 0 else k
+            total = y.dtype.type(total + x[o, at, i])
+            y[o, at, i] = total
+
+
 def _running_layout(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
     """Rows or columns as in `_position_layout`; each is a unit of work."""
     outer, count, inner = _position_sizes(inputs, attrs)
@@ -204,6 +247,3 @@ def cumsum(x: Any, y: Any, lines: Any, last: int, reverse: int, begin: int, end:
                 t = np.uint64(start + i)
                 out[t] = source[t] if k == 0 else before[t] + source[t]
         at += width
-
-
-host_only("argmax", "argmin", "cumsum")

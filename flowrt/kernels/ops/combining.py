@@ -63,7 +63,7 @@ def sum_updates(
             memory[np.uint64(place + i)] = total[np.uint64(i)] / divisor
 
 
-host_only("sum_updates")
+host_only("sum_updates", why="a server adds up what came to its memory from the network")
 
 
 def blocks_of(sizes: Sequence[int]) -> list[int]:

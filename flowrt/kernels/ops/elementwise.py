@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,18 +27,25 @@ from flowrt.kernels.elementary.quotient import (
 from flowrt.kernels.language.table import (
     COSTLY,
     SLOW,
+    Attrs,
+    Call,
     Form,
     Narrow,
+    View,
     double,
     elementwise,
     flat,
     host_only,
     jitable,
     kernel,
+    require_kernel,
     single,
 )
 from flowrt.kernels.language.twin import cuda, fmod
-from flowrt.kernels.launch import FILL_OP
+from flowrt.kernels.launch import FILL_OP, Application, Step, copy_step
+
+if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
 
 FLOATS: tuple[str, ...] = ("float32", "float64")
 NUMBERS, BOOLS = (*FLOATS, "int32", "int64"), ("bool",)
@@ -67,8 +74,8 @@ def fill_on_cuda(y: Any, value: float) -> None:
 elementwise("add", lambda x, y: x + y, usual=NUMBERS)
 elementwise("subtract", lambda x, y: x - y, usual=NUMBERS)
 elementwise("multiply", lambda x, y: x * y, usual=NUMBERS)
-elementwise("multiply_add", lambda x, y, z: x * y + z, on=("cpu",))  # for products of matrices in loops of scalars
-host_only("multiply_add")
+elementwise("multiply_add", lambda x, y, z: x * y + z, on=("cpu",))
+host_only("multiply_add", why="a step of products of matrices in a processor's loops of scalars")
 elementwise("divide", lambda x, y: x / y, entry=SLOW, usual=NUMBERS)
 elementwise("divide", lambda x, y: (x + 0.0) / (y + 0.0), dtypes=_integral)
 
@@ -246,4 +253,16 @@ elementwise("isnan", lambda x: x != x, usual=FLOATS)
 elementwise("isfinite", lambda x: x - x == 0, usual=FLOATS)
 elementwise("isfinite", lambda x: True, dtypes=_integral)
 elementwise("astype", lambda x: x)
-host_only("add_n")
+
+
+@kernel("add_n", "cuda", form=Form.PROGRAM)
+def add_n_on_cuda(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs, device: str) -> Application:
+    """One after another: the first two into the result, then each to it."""
+    found, spec = len(inputs), outputs[0]
+    terms = [(0, 1), *((found, n) for n in range(2, found))] if found > 1 else []
+    add = require_kernel("add", device, [spec.dtype] * 3)
+    views = Call((View.dense((spec.size,)),) * 3, units=spec.size)
+    steps = [Step(add, (*pair, found), (spec.dtype,) * 3, views, 2) for pair in terms]
+    if not steps:
+        steps = [copy_step(0, 1, spec.dtype, views.views[0], views.views[0], device)]
+    return Application(tuple(steps), ())

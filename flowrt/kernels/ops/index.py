@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec, normal_axes
-from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.language.table import Call, View, jitable, kernel
+from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.ops.slices import ABSENT, OUT_OF_RANGE, row_number
 from flowrt.kernels.tiles.rowmoves import (
     AHEAD,
@@ -140,6 +141,29 @@ def take(x: Any, indices: Any, y: Any, begin: int, end: int, run: Any) -> None:
                 target[k] = source[k]
 
 
+@jitable
+def row_of(index: Any, size: int) -> int:
+    """The row of an index, of which -1 is `ABSENT` and -2 out of range."""
+    at = row_number(index)
+    if at == ABSENT:
+        return -1
+    return -2 if at < -size or at >= size else at + size if at < 0 else at
+
+
+@kernel("take", "cuda", layout=_taking)
+def take_on_cuda(x: Any, indices: Any, y: Any, run: Any) -> None:
+    many, after = y.shape[1], y.shape[2]
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        k, j, i = entry % after, entry // after % many, entry // after // many
+        at = row_of(indices[j], x.shape[1])
+        if at == -2:
+            run[0] = OUT_OF_RANGE
+        elif at == -1:
+            y[i, j, k] = 0
+        else:
+            y[i, j, k] = x[i, at, k]
+
+
 def _numbers(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Spec, ...]:
     return (Spec("int64", (PIECE,)),)
 
@@ -181,6 +205,22 @@ def bag(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, begin: in
         if mean != 0:
             for k in range(columns):
                 out[k] /= many
+
+
+@kernel("bag", "cuda", layout=_bagging, local=_numbers)
+def bag_on_cuda(x: Any, indices: Any, y: Any, rows: Any, many: int, mean: int, run: Any) -> None:
+    """Every thread adds up one entry of the result at a time, in the order of the indices."""
+    columns = y.shape[1]
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        k, b = entry % columns, entry // columns
+        total = y.dtype.type(0)
+        for j in range(b * many, b * many + many):
+            at = row_of(indices[j], x.shape[0])
+            if at == -2:
+                run[0] = OUT_OF_RANGE
+            elif at >= 0:
+                total += x[at, k]
+        y[b, k] = total / many if mean != 0 else total
 
 
 def _scattering(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -225,6 +265,22 @@ def scatter_add(updates: Any, indices: Any, shape: Any, y: Any, units: int, begi
                 target[k] += source[k]
 
 
+@kernel("scatter_add", "cuda", layout=_scattering)
+def scatter_add_on_cuda(updates: Any, indices: Any, shape: Any, y: Any, units: int, run: Any) -> None:
+    """Every thread has a column, to which it adds in the order of the indices: so sums are the same every time."""
+    size, after = y.shape[1], y.shape[2]
+    for column in range(cuda.grid(1), y.shape[0] * after, cuda.gridsize(1)):
+        i, k = column // after, column % after
+        for at in range(size):
+            y[i, at, k] = 0
+        for j in range(indices.size):
+            at = row_of(indices[j], size)
+            if at == -2:
+                run[0] = OUT_OF_RANGE
+            elif at >= 0:
+                y[i, at, k] += updates[i, j, k]
+
+
 def _coding(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
     many = inputs[0].size
     return Call((View.dense((many,)), View.dense((many, attrs["depth"]))), units=many)
@@ -239,4 +295,8 @@ def one_hot(indices: Any, y: Any, begin: int, end: int) -> None:
             row[at] = 1
 
 
-host_only("take", "bag", "scatter_add", "one_hot")
+@kernel("one_hot", "cuda", layout=_coding)
+def one_hot_on_cuda(indices: Any, y: Any) -> None:
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        i, k = entry // y.shape[1], entry % y.shape[1]
+        y[i, k] = 1 if row_number(indices[i]) == k else 0

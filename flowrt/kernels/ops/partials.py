@@ -157,4 +157,4 @@ def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: F
     )
     kernel(at_once, layout=whole[1], local=whole[2])(whole[0])
     kernel(op, form=Form.PROGRAM)(apply)
-    host_only(at_once, in_parts)
+    host_only(at_once, in_parts, why="ways of a processor to go about a reduction, which has a twin")

@@ -256,4 +256,7 @@ def last_places(indices: Any, size: Any, places: Any, run: Any) -> None:
         places[at] = j
 
 
-host_only("route_rows", "part_of", "join_parts", "lay_part", "take_among", "take_parts", "group_part", "last_places")
+host_only(
+    *("route_rows", "part_of", "join_parts", "lay_part", "take_among", "take_parts", "group_part", "last_places"),
+    why="rows on their way to the servers that have them, through the network",
+)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.language.table import Call, View, jitable, kernel
+from flowrt.kernels.language.twin import cuda
 from flowrt.kernels.ops.slices import part
 from flowrt.kernels.tiles.rowmoves import add_rows_by_int32, add_rows_by_int64, claim, fetch, move_bytes
 
@@ -80,6 +81,25 @@ def add_rows(values: Any, groups: Any, settings: Any, table: Any, total: Any, un
             row[k] += factor * total[k]
 
 
+@jitable
+def sum_on_cuda(values: Any, groups: Any, group: int, k: int) -> Any:
+    """An entry of the sum of a group's values."""
+    count = (groups.size - 2) // 3
+    total = values[groups[2 * count + 2 + groups[1 + group]], k]
+    for j in range(groups[1 + group] + 1, groups[2 + group]):
+        total += values[groups[2 * count + 2 + j], k]
+    return total
+
+
+@kernel("add_rows", "cuda", layout=_moving, local=_total)
+def add_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int) -> None:
+    """Every thread moves one entry at a time: no row is in two groups."""
+    columns, count = table.shape[1], (groups.size - 2) // 3
+    for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
+        g, k = entry // columns, entry % columns
+        table[groups[count + 2 + g], k] += settings[0] * sum_on_cuda(values, groups, g, k)
+
+
 @kernel("assign_rows", layout=_moving, local=_total, moves=_moved_bytes)
 def assign_rows(
     values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int, begin: int, end: int
@@ -89,6 +109,14 @@ def assign_rows(
         ask_row(table, ask(values, groups, group, last))
         source = values[groups[2 * count + 1 + groups[2 + group]]]
         move_bytes(values, (source.ctypes.data, table[groups[count + 2 + group]].ctypes.data, nbytes))
+
+
+@kernel("assign_rows", "cuda", layout=_moving, local=_total)
+def assign_rows_on_cuda(values: Any, groups: Any, settings: Any, table: Any, total: Any, units: int) -> None:
+    columns, count = table.shape[1], (groups.size - 2) // 3
+    for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
+        g, k = entry // columns, entry % columns
+        table[groups[count + 2 + g], k] = values[groups[2 * count + 1 + groups[2 + g]], k]
 
 
 def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
@@ -107,6 +135,18 @@ def _with_one_slot(rule: Callable[..., Any]) -> Callable[..., None]:
             row, kept = table[number], slot[number]
             for k in range(row.size):
                 row[k], kept[k] = rule(total[k], row[k], kept[k], a, b, c, d)
+
+    return move
+
+
+def _with_one_slot_on_cuda(rule: Callable[..., Any]) -> Callable[..., None]:
+    def move(values: Any, groups: Any, settings: Any, table: Any, slot: Any, total: Any, units: int) -> None:
+        a, b, c, d = settings[0], settings[1], settings[2], settings[3]
+        columns, count = table.shape[1], (groups.size - 2) // 3
+        for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
+            group, k = entry // columns, entry % columns
+            at, found = groups[count + 2 + group], sum_on_cuda(values, groups, group, k)
+            table[at, k], slot[at, k] = rule(found, table[at, k], slot[at, k], a, b, c, d)
 
     return move
 
@@ -138,6 +178,22 @@ def _with_two_slots(rule: Callable[..., Any]) -> Callable[..., None]:
             row, one, two = table[number], first[number], second[number]
             for k in range(row.size):
                 row[k], one[k], two[k] = rule(total[k], row[k], one[k], two[k], a, b, c, d, e, f, g)
+
+    return move
+
+
+def _with_two_slots_on_cuda(rule: Callable[..., Any]) -> Callable[..., None]:
+    def move(
+        values: Any, groups: Any, settings: Any, table: Any, first: Any, second: Any, total: Any, units: int
+    ) -> None:
+        a, b, c, d = settings[0], settings[1], settings[2], settings[3]
+        e, f, g = settings[4], settings[5], settings[6]
+        columns, count = table.shape[1], (groups.size - 2) // 3
+        for entry in range(cuda.grid(1), groups[0] * columns, cuda.gridsize(1)):
+            group, k = entry // columns, entry % columns
+            at, found = groups[count + 2 + group], sum_on_cuda(values, groups, group, k)
+            moved = rule(found, table[at, k], first[at, k], second[at, k], a, b, c, d, e, f, g)
+            table[at, k], first[at, k], second[at, k] = moved
 
     return move
 
@@ -176,4 +232,7 @@ kernel("momentum_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_
 kernel("adagrad_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_one_slot(adagrad))
 kernel("rmsprop_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_two_slots(rmsprop))
 kernel("adam_rows", layout=_moving, local=_total, moves=_moved_bytes)(_with_two_slots(adam))
-host_only("add_rows", "assign_rows", "momentum_rows", "adagrad_rows", "rmsprop_rows", "adam_rows")
+for _op, _rule in (("momentum_rows", momentum), ("adagrad_rows", adagrad)):
+    kernel(_op, "cuda", layout=_moving, local=_total)(_with_one_slot_on_cuda(_rule))
+for _op, _rule in (("rmsprop_rows", rmsprop), ("adam_rows", adam)):
+    kernel(_op, "cuda", layout=_moving, local=_total)(_with_two_slots_on_cuda(_rule))

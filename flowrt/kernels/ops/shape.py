@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.spec import index_steps, normal_axes
-from flowrt.kernels.language.table import Attrs, Call, View, host_only, jitable, kernel, pieces
+from flowrt.kernels.language.table import Attrs, Call, View, jitable, kernel, pieces
+from flowrt.kernels.language.twin import cuda
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -94,7 +95,26 @@ def place_along(x: Any, start: Any, shape: Any, y: Any, begin: int, end: int, ru
         place += many
 
 
-host_only("slice_along", "place_along")
+@kernel("slice_along", "cuda", layout=_along)
+def slice_along_on_cuda(x: Any, start: Any, count: Any, y: Any, run: Any) -> None:
+    first, along, inner = start[()], y.shape[1], y.shape[2]
+    if first < 0 or first + along > x.shape[1]:
+        run[0] = 1
+    else:
+        for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+            i, k, o = entry % inner, entry // inner % along, entry // inner // along
+            y[o, k, i] = x[o, first + k, i]
+
+
+@kernel("place_along", "cuda", layout=_along)
+def place_along_on_cuda(x: Any, start: Any, shape: Any, y: Any, run: Any) -> None:
+    first, along, inner = start[()], y.shape[1], y.shape[2]
+    if first < 0 or first + x.shape[1] > along:
+        run[0] = 1
+    else:
+        for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+            i, k, o = entry % inner, entry // inner % along, entry // inner // along
+            y[o, k, i] = x[o, k - first, i] if k >= first and k < first + x.shape[1] else 0
 
 
 def _stack(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.language.table import Call, View, jitable, kernel
+from flowrt.kernels.language.twin import cuda
 
 OUT_OF_RANGE = 1  # of launch.FAILURES
 ABSENT = -(1 << 63)  # an index that is no row's
@@ -89,6 +90,7 @@ def lay_groups(groups: Any, cursor: Any, found: int) -> None:
     groups[1 + found] = total
 
 
+@jitable
 @kernel("group_rows", layout=_grouping, scratch=_table)
 def group_rows(
     indices: Any, values: Any, groups: Any, table: Any, member: Any, cursor: Any, size: int, bits: int, run: Any
@@ -110,6 +112,15 @@ def group_rows(
             if g >= 0:
                 groups[np.uint64(cursor[np.uint64(g)])] = value
                 cursor[np.uint64(g)] += 1
+
+
+@kernel("group_rows", "cuda", layout=_grouping, scratch=_table)
+def group_rows_on_cuda(
+    indices: Any, values: Any, groups: Any, table: Any, member: Any, cursor: Any, size: int, bits: int, run: Any
+) -> None:
+    """One thread does it: indices are few beside the rows that they move, and each looks for those before it."""
+    if cuda.grid(1) == 0:
+        group_rows(indices, values, groups, table, member, cursor, size, bits, run)
 
 
 @jitable
@@ -151,4 +162,15 @@ def sum_rows(values: Any, groups: Any, y: Any) -> None:
             y[g, k] = 0
 
 
-host_only("group_rows", "sum_rows")
+@kernel("sum_rows", "cuda", layout=_summing)
+def sum_rows_on_cuda(values: Any, groups: Any, y: Any) -> None:
+    count, columns = y.shape
+    found, order = groups[0], 2 * count + 2
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        g, k = entry // columns, entry % columns
+        total = y.dtype.type(0)
+        if g < found:
+            total = values[groups[order + groups[1 + g]], k]
+            for j in range(groups[1 + g] + 1, groups[2 + g]):
+                total += values[groups[order + j], k]
+        y[g, k] = total

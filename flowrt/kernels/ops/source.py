@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.spec import MAX_RANK
 from flowrt.kernels.language.table import Attrs, Call, View, flat, host_only, kernel
+from flowrt.kernels.language.twin import cuda
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
@@ -32,11 +33,23 @@ def full(shape: Any, value: Any, y: Any) -> None:
         y[i] = entry
 
 
+@kernel("full", "cuda", layout=flat)
+def full_on_cuda(shape: Any, value: Any, y: Any) -> None:
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        y[i] = value[0]
+
+
 @kernel("full_like", layout=flat)
 def full_like(x: Any, value: Any, y: Any) -> None:
     entry = value[0]
     for i in range(y.size):
         y[i] = entry
+
+
+@kernel("full_like", "cuda", layout=flat)
+def full_like_on_cuda(x: Any, value: Any, y: Any) -> None:
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        y[i] = value[0]
 
 
 @kernel("arange", layout=flat)
@@ -46,4 +59,10 @@ def arange(start: Any, stop: Any, step: Any, y: Any) -> None:
         y[i] = first + i * by
 
 
-host_only("shape_of", "full", "full_like", "arange")
+@kernel("arange", "cuda", layout=flat)
+def arange_on_cuda(start: Any, stop: Any, step: Any, y: Any) -> None:
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        y[i] = start[0] + i * step[0]
+
+
+host_only("shape_of", why="the host knows shapes, whichever device computes")

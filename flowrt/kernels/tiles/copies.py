@@ -251,4 +251,4 @@ for _dtype in (np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)):
     kernel(TURN_OP, layout=_planned, dtypes=_alone(_dtype))(turning(turned_width(_dtype.itemsize)))
 kernel(ROWS_OP, layout=_planned)(copy_rows)
 kernel(BOX_OP, layout=_planned)(copy_box)
-host_only(TURN_OP, ROWS_OP, BOX_OP)
+host_only(TURN_OP, ROWS_OP, BOX_OP, why="ways of a processor to copy, which has a twin")

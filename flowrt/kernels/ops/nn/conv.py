@@ -76,4 +76,80 @@ def conv2d_on_cuda(
         y[image, i, j, output] = total
 
 
-host_only("conv2d_input_grad", "conv2d_filter_grad", "conv2d_bias")
+def _plain_input_grad(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    return Call(dense((*inputs, *outputs)), steps_of(outputs[0], inputs[1], attrs))
+
+
+@kernel("conv2d_input_grad", "cuda", layout=_plain_input_grad)
+def conv2d_input_grad_on_cuda(
+    dy: Any,
+    filters: Any,
+    shape: Any,
+    dx: Any,
+    down: int,
+    across: int,
+    spread_down: int,
+    spread_across: int,
+    top: int,
+    left: int,
+    groups: int,
+) -> None:
+    """Every thread adds up what one entry of the images is due, from the windows that see it."""
+    rows, columns, depth, wide = filters.shape
+    per_group, height, width, channels = wide // groups, dx.shape[1], dx.shape[2], dx.shape[3]
+    for entry in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
+        channel, place = entry % channels, entry // channels
+        w, h, image = place % width, place // width % height, place // width // height
+        group, d = channel // depth, channel % depth
+        total = dx.dtype.type(0)
+        for r in range(rows):
+            i = h + top - r * spread_down
+            for c in range(columns):
+                j = w + left - c * spread_across
+                below, beside = i // down, j // across
+                met = i >= 0 and j >= 0 and below * down == i and beside * across == j
+                if met and below < dy.shape[1] and beside < dy.shape[2]:
+                    for o in range(group * per_group, (group + 1) * per_group):
+                        total += dy[image, below, beside, o] * filters[r, c, d, o]
+        dx[image, h, w, channel] = total
+
+
+def _plain_filter_grad(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
+    return Call(dense((*inputs, *outputs)), steps_of(inputs[0], outputs[0], attrs))
+
+
+@kernel("conv2d_filter_grad", "cuda", layout=_plain_filter_grad)
+def conv2d_filter_grad_on_cuda(
+    x: Any,
+    dy: Any,
+    shape: Any,
+    y: Any,
+    down: int,
+    across: int,
+    spread_down: int,
+    spread_across: int,
+    top: int,
+    left: int,
+    groups: int,
+) -> None:
+    """Every thread adds up one entry of a filter at a time, image by image; neighbours differ in the output channel."""
+    columns, depth, wide = y.shape[1], y.shape[2], y.shape[3]
+    per_group = wide // groups
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        o, tap = entry % wide, entry // wide
+        d, c, r = tap % depth, tap // depth % columns, tap // depth // columns
+        channel, total = o // per_group * depth + d, y.dtype.type(0)
+        for image in range(dy.shape[0]):
+            for i in range(dy.shape[1]):
+                h = i * down + r * spread_down - top
+                if h >= 0 and h < x.shape[1]:
+                    for j in range(dy.shape[2]):
+                        w = j * across + c * spread_across - left
+                        if w >= 0 and w < x.shape[2]:
+                            total += x[image, h, w, channel] * dy[image, i, j, o]
+        y[r, c, d, o] = total
+
+
+host_only(
+    "conv2d_bias", why="a convolution whose register tiles add the bias; others are a convolution and an addition"
+)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec, pair, sliding
-from flowrt.kernels.language.table import Call, View, host_only, jitable, kernel
+from flowrt.kernels.language.table import Call, View, jitable, kernel
+from flowrt.kernels.language.twin import cuda
 
 
 def _windows(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> Call:
@@ -385,4 +386,96 @@ def avg_pool2d_spread(
                                 out[k] += slopes[k] / count
 
 
-host_only("max_pool2d", "max_pool2d_spread", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_spread")
+# ── on CUDA: every thread has one window of a channel at a time, or one entry of the images ──────────────────────────
+
+
+@jitable
+def place_of(entry: int, shape: Any) -> Any:
+    """The indices of an entry of four axes."""
+    place = entry // shape[3]
+    return place // shape[2] // shape[1], place // shape[2] % shape[1], place % shape[2], entry % shape[3]
+
+
+@jitable
+def largest_on_cuda(x: Any, n: int, k: int, hs: Any, ws: Any) -> Any:
+    """The largest entry of a window, and its place: NaN, and the first, before all others."""
+    best, row, column = x[n, hs[0], ws[0], k], hs[0], ws[0]
+    for h in range(hs[0], hs[1]):
+        for w in range(ws[0], ws[1]):
+            if exceeds(x[n, h, w, k], best):
+                best, row, column = x[n, h, w, k], h, w
+    return best, row, column
+
+
+@kernel("max_pool2d", "cuda", layout=_windows)
+def max_pool2d_on_cuda(x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int) -> None:
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        n, i, j, k = place_of(entry, y.shape)
+        hs, ws = inside(i * down - top, rows, x.shape[1]), inside(j * across - left, columns, x.shape[2])
+        y[n, i, j, k] = largest_on_cuda(x, n, k, hs, ws)[0]
+
+
+@kernel("max_pool2d_pick", "cuda", layout=_windows)
+def max_pool2d_pick_on_cuda(
+    x: Any, values: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
+) -> None:
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        n, i, j, k = place_of(entry, y.shape)
+        hs, ws = inside(i * down - top, rows, x.shape[1]), inside(j * across - left, columns, x.shape[2])
+        _, row, column = largest_on_cuda(x, n, k, hs, ws)
+        y[n, i, j, k] = values[n, row, column, k]
+
+
+@jitable
+def windows_over(at: int, before: int, size: int, stride: int, count: int) -> Any:
+    """The first window that sees a place, and the end of those that do."""
+    first = (at + before - size) // stride + 1
+    return max(first, 0), min((at + before) // stride + 1, count)
+
+
+@kernel("max_pool2d_spread", "cuda", layout=_windows)
+def max_pool2d_spread_on_cuda(
+    x: Any, dy: Any, dx: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
+) -> None:
+    """An entry of the images adds up the slopes of the windows in which it is the largest, in their order."""
+    for entry in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
+        n, h, w, k = place_of(entry, dx.shape)
+        total = dx.dtype.type(0)
+        first_i, last_i = windows_over(h, top, rows, down, dy.shape[1])
+        first_j, last_j = windows_over(w, left, columns, across, dy.shape[2])
+        for i in range(first_i, last_i):
+            for j in range(first_j, last_j):
+                hs, ws = inside(i * down - top, rows, x.shape[1]), inside(j * across - left, columns, x.shape[2])
+                _, row, column = largest_on_cuda(x, n, k, hs, ws)
+                if row == h and column == w:
+                    total += dy[n, i, j, k]
+        dx[n, h, w, k] = total
+
+
+@kernel("avg_pool2d", "cuda", layout=_windows)
+def avg_pool2d_on_cuda(x: Any, y: Any, rows: int, columns: int, down: int, across: int, top: int, left: int) -> None:
+    for entry in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        n, i, j, k = place_of(entry, y.shape)
+        first_h, last_h = inside(i * down - top, rows, x.shape[1])
+        first_w, last_w = inside(j * across - left, columns, x.shape[2])
+        total = y.dtype.type(0)
+        for h in range(first_h, last_h):
+            for w in range(first_w, last_w):
+                total += x[n, h, w, k]
+        y[n, i, j, k] = total / ((last_h - first_h) * (last_w - first_w))
+
+
+@kernel("avg_pool2d_spread", "cuda", layout=_sharing)
+def avg_pool2d_spread_on_cuda(
+    dy: Any, shape: Any, dx: Any, rows: int, columns: int, down: int, across: int, top: int, left: int
+) -> None:
+    for entry in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
+        n, h, w, k = place_of(entry, dx.shape)
+        total = dx.dtype.type(0)
+        first_i, last_i = windows_over(h, top, rows, down, dy.shape[1])
+        first_j, last_j = windows_over(w, left, columns, across, dy.shape[2])
+        for i in range(first_i, last_i):
+            for j in range(first_j, last_j):
+                hs, ws = inside(i * down - top, rows, dx.shape[1]), inside(j * across - left, columns, dx.shape[2])
+                total += dy[n, i, j, k] / ((hs[1] - hs[0]) * (ws[1] - ws[0]))
+        dx[n, h, w, k] = total

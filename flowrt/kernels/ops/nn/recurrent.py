@@ -277,4 +277,6 @@ def apply_lstm_steps_grad(
     return operands.application([packed, first, loop, last])
 
 
-host_only("lstm_steps", "lstm_steps_grad")
+host_only(
+    "lstm_steps", "lstm_steps_grad", why="a layer whose threads meet at every step, in panels for a processor's tiles"
+)

@@ -1,0 +1,105 @@
+"""Run as a program: every CUDA twin that the examples launch, compiled to PTX, which takes NVVM and no GPU.
+
+Prints one JSON object: how many variants of each op were compiled, and what failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numba import cuda as numba_cuda
+from numba import types
+from numba.core import errors
+from numba.cuda import dispatcher
+from numba.np.numpy_support import from_dtype
+from op_examples import EXAMPLES, Example
+
+import flowrt.ops as fr
+from flowrt.base.errors import FlowrtError
+from flowrt.base.spec import Spec
+from flowrt.base.traits import is_alias
+from flowrt.graph import Graph
+from flowrt.kernels import cuda
+from flowrt.kernels.language.table import KERNELS, Form
+from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.session.eager import evaluate
+
+CAPABILITY = (8, 0)  # of the GPU that it is compiled for
+
+
+class World:
+    """What was compiled so far."""
+
+    def __init__(self) -> None:
+        self.compiled: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._seen: set[Any] = set()
+
+    def visit(self, example: Example) -> None:
+        with Graph() as graph:
+            inputs = [fr.placeholder(a.dtype, a.shape) for a in example.arrays]
+            example.run(*inputs)
+        values: dict[Any, Any] = dict(zip(inputs, example.arrays, strict=True))
+        for node in graph.nodes:
+            op = node.op.name
+            if (op, "cpu") not in KERNELS and not is_alias(op) and op != "constant":
+                continue
+            if node.outputs[:1] and node.outputs[0] not in values:
+                arrays = [values[t] for t in node.inputs]
+                found = evaluate(node.op, arrays, node.attrs, np.array([0, 3, 11, 0]))
+                values.update(zip(node.outputs, found, strict=True))
+                if (op, "cuda") in KERNELS:
+                    self._compile(op, *([Spec(a.dtype, a.shape) for a in some] for some in (arrays, found)), node.attrs)
+
+    def _compile(self, op: str, inputs: list[Spec], outputs: list[Spec], attrs: Any) -> None:
+        try:
+            application = apply_kernel(op, inputs, outputs, attrs, "cuda")
+        except FlowrtError:
+            return  # no twin for these dtypes
+        for step in application.steps:
+            assert isinstance(step, Step)
+            signature = _signature(step)
+            key = step.kernel.function, signature
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            entry = cuda.entry_of(step)
+            try:
+                ptx, _ = numba_cuda.compile(entry.py_func, signature, cc=CAPABILITY, device=False, abi="numba")
+                assert ".entry" in ptx or ".visible" in ptx
+                self.compiled[op] += 1
+            except Exception as error:
+                self.failures.append(f"{op} of {signature}: {type(error).__name__}: {str(error)[:400]}")
+
+
+def _signature(step: Step) -> Any:
+    """The types of what an entry is launched with."""
+    dtypes = [from_dtype(dtype) for dtype in step.dtypes]
+    if step.kernel.form is Form.SCALARS:
+        block = types.Array(types.int64, 1, "C")
+        return types.void(block, types.int64, *(types.Array(dtype, 1, "C") for dtype in dtypes))
+    ranks = [len(view.shape) for view in step.call.views]
+    arrays = [types.Array(dtype, rank, "C") for dtype, rank in zip(dtypes, ranks, strict=True)]
+    words = [types.float64 if isinstance(word, float) else types.int64 for word in step.call.words]
+    run = [types.Array(types.int64, 1, "C")] if step.kernel.takes_run else []
+    return types.void(*arrays, *words, *run)
+
+
+def main() -> None:
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=CAPABILITY)  # there is none to ask
+    world = World()
+    for example in EXAMPLES:
+        if max((a.size for a in example.arrays), default=0) <= 1000:
+            world.visit(example)
+    json.dump({"compiled": world.compiled, "failures": world.failures}, sys.stdout)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", errors.NumbaWarning)
+    main()
