@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import aclosing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ WORKERS = [f"/job:worker/task:{n}" for n in range(2)]
 
 @pytest.fixture(autouse=True)
 def example(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes find the example where this process does."""
+    """Nodes find the example where this process does, which places steps and so has to know the device, too."""
     monkeypatch.setattr(sys, "path", [EXAMPLES, *sys.path])
+    import_module("arena")
 
 
 def build(device: str) -> tuple[fr.Graph, Any]:
@@ -31,7 +33,7 @@ def build(device: str) -> tuple[fr.Graph, Any]:
         v = fr.Variable(fr.random.normal((8, 3), seed=2), name="v")
         return fr.mean(fr.nn.softmax_cross_entropy(fr.tanh(inputs["x"] @ w) @ v, inputs["y"]))
 
-    with fr.Graph(seed=1) as graph:
+    with fr.Graph(seed=1) as graph, fr.container(device):  # nodes keep variables, which each begins anew
         trainer = fr.train.Replicated(
             loss_fn,
             inputs={"x": fr.Spec("float32", (None, 5)), "y": fr.Spec("int32", (None,))},
@@ -78,11 +80,12 @@ async def test_towers_on_workers_devices_train_what_their_cores_do_with_variable
 
 @pytest.mark.timeout(120)
 async def test_a_device_that_no_node_has_is_told_with_those_there_are() -> None:
-    graph, trainer = build("/device:arena:0")
+    graph, _ = build("/device:arena:0")
     wanted = r"there is no device .*arena:0; there are /job:ps/task:0/device:cpu:0"
-    async with fr.LocalCluster(ps=1, worker=2, imports=["arena"]) as cluster, fr.Session(graph, cluster) as session:
+    async with fr.LocalCluster(ps=1, worker=2, imports=["arena"]) as cluster:
         with pytest.raises(fr.PlacementError, match=wanted):
-            await anext(aiter(trainer.steps(session, batches())))
+            async with fr.Session(graph, cluster):
+                pass
 
 
 def test_devices_are_for_tasks_of_the_cluster() -> None:

@@ -23,7 +23,7 @@ from flowrt.kernels.ops import (
     source,
     trigonometry,
 )
-from flowrt.kernels.ops.nn import conv, pooling, recurrent, softmax
+from flowrt.kernels.ops.nn import conv, pooling, recurrent, softmax, softmax_on_cuda
 from flowrt.kernels.ops.nn import entropy as nn
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "shape",
     "slices",
     "softmax",
+    "softmax_on_cuda",
     "source",
     "trigonometry",
 ]
