@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from places import ROOT
+from places import PYTHONPATH, ROOT
 
 import flowrt as fr
 from flowrt.base.errors import FlowrtError
@@ -21,28 +21,35 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KILLS = int(os.environ.get("FLOWRT_KILLS", "0"))  # more than the suite has time for
+SEED = os.environ.get("FLOWRT_SEED")  # of a run to repeat
 
 CLIENTS = """
-    import os, random, signal, sys, time
+    import asyncio, os, random, signal, sys, time
+    from contextlib import AsyncExitStack, nullcontext
     from pathlib import Path
     import numpy as np
     import flowrt as fr
     from flowrt.checkpoints.stores import LocalStore
-    from flowrt.checkpoints.whole import read_checkpoint
+    from checkpoint_world import read_checkpoint
 
-    root, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    root, kills, seed, servers = Path(sys.argv[1]), *map(int, sys.argv[2:])
     rng, store = random.Random(seed), LocalStore(Path(sys.argv[1]))
 
-    def train(acknowledge, saves):
+    async def train(acknowledge, saves):
         with fr.Graph() as graph:
-            made = [fr.Variable(np.zeros(size), name=f"v{size}") for size in (3, 40_000)]
+            made = []
+            for number, size in enumerate((3, 40_000)):
+                with fr.device(f"/job:ps/task:{number}") if servers else nullcontext():
+                    made.append(fr.Variable(np.zeros(size), name=f"v{size}"))
             bump = fr.group(*(v.assign_add(fr.ones(v.shape, "float64")) for v in made))
         checkpoints = fr.Checkpoints(root, every_steps=3, keep=2)
-        with fr.BlockingSession(graph, checkpoints=checkpoints) as session:
+        async with AsyncExitStack() as stack:
+            cluster = await stack.enter_async_context(fr.LocalCluster(ps=servers)) if servers else None
+            session = await stack.enter_async_context(fr.Session(graph, cluster=cluster, checkpoints=checkpoints))
             while saves:
-                session.run(bump)
+                await session.run(bump)
                 if checkpoints.step % 3 == 1:
-                    os.write(acknowledge, session.save().to_bytes(8, "little"))
+                    os.write(acknowledge, (await session.save()).to_bytes(8, "little"))
                     saves -= 1
 
     def newest():
@@ -58,7 +65,7 @@ CLIENTS = """
         child = os.fork()
         if child == 0:
             os.close(read)
-            train(write, saves)
+            asyncio.run(train(write, saves))
             os._exit(0)
         os.close(write)
         return child, read
@@ -83,13 +90,22 @@ CLIENTS = """
 """
 
 
-@pytest.mark.timeout(120 + KILLS)
-def test_a_client_killed_at_any_moment_of_its_saves_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
+def chosen() -> int:
+    seed = int(SEED) if SEED else random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
+    return seed
+
+
+@pytest.mark.timeout(120 + 4 * KILLS)
+@pytest.mark.parametrize(("servers", "kills"), [(0, 8), (2, 2)])
+def test_a_client_killed_at_any_moment_of_its_saves_loses_nothing_that_was_acknowledged(
+    servers: int, kills: int, tmp_path: Path
+) -> None:
+    """With servers these write, and go on for a while when their client is gone."""
     text = "\n".join(line[4:] for line in CLIENTS.splitlines())
-    command = [sys.executable, "-c", text, str(tmp_path), str(KILLS or 8), str(seed)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110 + KILLS)
+    command = [sys.executable, "-c", text, str(tmp_path), str(KILLS or kills), str(chosen()), str(servers)]
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110 + 4 * KILLS)
     assert done.stdout.startswith("well"), done.stderr
 
 
@@ -105,9 +121,7 @@ def model() -> Any:
 
 @pytest.mark.timeout(120 + 4 * KILLS)
 async def test_a_server_killed_at_any_moment_of_a_save_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = random.Random(chosen())
     graph, made, bump = model()
     acknowledged, failed = 0, 0
     async with (
