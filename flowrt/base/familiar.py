@@ -217,6 +217,7 @@ KEYWORDS = """
     epsilon: eps variance_epsilon
     scale: weight gamma
     offset: bias beta
+    bias: b biases
     rate: p prob dropout_prob
     value: fill_value constant_values mode constant
     repeats: reps multiples dims

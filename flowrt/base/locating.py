@@ -43,11 +43,32 @@ class located:
                 try:
                     return function(*args, **kwargs)
                 except TypeError as error:
-                    if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # it never began
+                    if _never_began(error):
                         raise misfit(self._what, as_called(signature(function)), args, kwargs) from None
                     raise
 
         return cast("F", inside)
+
+
+def fitting(function: F) -> F:
+    """Decorator of a public function: arguments that it does not take are told beside those that it does."""
+
+    @brief
+    @wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if _never_began(error):
+                raise misfit(function.__name__, as_called(signature(function)), args, kwargs) from None
+            raise
+
+    return cast("F", inside)
+
+
+def _never_began(error: TypeError) -> bool:
+    """Whether ``error`` says that a call, made where it was caught, has arguments that do not fit."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 
 def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SpecError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, SpecError
+from flowrt.base.locating import fitting
 from flowrt.base.spec import Spec
 from flowrt.base.traits import Arranged
 from flowrt.graph import as_node, control_dependencies, current_graph
@@ -55,6 +56,7 @@ def no_op(*, name: str | None = None) -> None:
     """Nothing; control dependencies give it a place."""
 
 
+@fitting
 def group(*values: Operand, name: str | None = None) -> Any:
     """An operation that is done once all ``values`` (operations, tensors, variables) are."""
     graph = as_node(values[0]).graph if values else current_graph("group")

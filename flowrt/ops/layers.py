@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import SpecError
-from flowrt.base.locating import located
+from flowrt.base.locating import fitting, located
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.graph import as_node, beside
 from flowrt.op import as_value
@@ -138,6 +138,7 @@ def embedding_lookup(shards: Operand, ids: Operand) -> TensorOrArray:
     return add_n([_rows(table, where(equal(owner, n), row, absent)) for n, table in enumerate(tables)])
 
 
+@fitting
 def embedding(ids: Operand, table: Operand) -> TensorOrArray:
     """`embedding_lookup` as PyTorch calls it: the rows ``ids`` of ``table``, or of its shards."""
     return embedding_lookup(table, ids)

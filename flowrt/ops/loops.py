@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import SpecError, user_site
-from flowrt.base.locating import located
+from flowrt.base.locating import fitting, located
 from flowrt.base.plain import common_dtype
 from flowrt.base.spec import Spec, as_shape, spec_of
 from flowrt.base.tracebacks import brief
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-@brief
+@fitting
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
     """What ``true_fn()`` answers where the bool scalar ``pred`` holds, else what ``false_fn()`` does.
 
@@ -95,7 +95,7 @@ def case(
     return cond(pred, function, lambda: case(rest, default, name=name), name=name)
 
 
-@brief
+@fitting
 def while_loop(
     cond_fn: Callable[..., Any],
     body_fn: Callable[..., Any],
@@ -138,7 +138,7 @@ def while_loop(
         )[0]
 
 
-@brief
+@fitting
 def scan(
     fn: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool = False, name: str | None = None
 ) -> tuple[Any, Any]:
@@ -172,7 +172,7 @@ def scan(
     return carry, ys
 
 
-@brief
+@fitting
 def map_fn(fn: Callable[[Any], Any], xs: Any, *, name: str | None = None) -> Any:
     """``fn(x)`` for each entry ``x`` along the first axis of ``xs``, stacked along a new first axis."""
     return scan(lambda carry, x: ((), fn(x)), (), xs, name=name or "map_fn")[1]

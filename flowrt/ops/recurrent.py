@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.locating import fitting
 from flowrt.base.spec import Spec
-from flowrt.base.tracebacks import brief
 from flowrt.graph import beside
 from flowrt.op import op
 from flowrt.ops.linalg import matmul
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GATES, KEPT = 4, 6  # i, f, g, o; then also the cell before the step and the tanh of the one after it
 
 
-@brief
+@fitting
 def lstm(
     x: Operand, h: Operand, c: Operand, w_x: Operand, w_h: Operand, bias: Operand, *, name: str | None = None
 ) -> tuple[TensorOrArray, TensorOrArray, TensorOrArray]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowrt.base.errors import SpecError
-from flowrt.base.locating import located
+from flowrt.base.locating import fitting, located
 from flowrt.base.spec import Shape, Spec, normal_axes
 from flowrt.base.traits import Arranged, Reduction
 from flowrt.op import no_gradient, op
@@ -200,11 +200,13 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOr
     return add(log(total), top if keepdims else sum(top, axis))  # of one entry each
 
 
+@fitting
 def var(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The mean square distance from the mean over ``axis``, as NumPy's: over the count, not one less."""
     return mean(square(subtract(x, mean(x, axis, True))), axis, keepdims)
 
 
+@fitting
 def std(x: Operand, axis: Axes = None, keepdims: bool = False) -> TensorOrArray:
     """The root of `var`. Its gradient is NaN where all entries are equal."""
     return sqrt(var(x, axis, keepdims))
@@ -302,6 +304,7 @@ def sum_to_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     return broadcast_to(dy, shape_of(node.inputs[0])), None
 
 
+@fitting
 def size(x: Operand, *, name: str | None = None) -> TensorOrArray:
     """The number of entries of ``x``, an int64 scalar."""
     return prod(shape_of(x), name=name)

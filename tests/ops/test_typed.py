@@ -1,0 +1,124 @@
+"""Ops are functions with names, types and defaults: to type checkers, to `help`, and where a keyword is wrong."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typed.wrong_keywords import CALLS
+
+import flowrt as fr
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(__file__).parent / "typed"
+
+
+def functions() -> Iterator[tuple[str, Any]]:
+    for space, module in (("fr", fr.ops), ("fr.nn", fr.nn), ("fr.random", fr.random)):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not inspect.isclass(value) and not inspect.ismodule(value):
+                yield f"{space}.{name}", value
+
+
+FUNCTIONS = dict(functions())
+
+
+@pytest.mark.timeout(240)
+def test_type_checkers_pass_programs_and_find_every_wrong_keyword(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    text = (PROGRAMS / "wrong_keywords.py").read_text()
+    wrong.write_text(re.sub(r" +# type: ignore.*", "", text))
+    programs = [*sorted((ROOT / "examples").glob("*.py")), *sorted(PROGRAMS.glob("*.py"))]
+    options = ["--strict", "--no-error-summary", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
+    command = [sys.executable, "-m", "mypy", *options, *map(str, [wrong, *programs])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={"MYPYPATH": str(ROOT)}, check=False)
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert not done.stderr
+    assert [line for line in errors if "Unexpected keyword argument" not in line or wrong.name not in line] == []
+    assert len(errors) == len(CALLS) >= 20
+
+
+@pytest.mark.parametrize(("right", "call"), CALLS)
+def test_a_wrong_keyword_is_answered_by_the_right_one(right: str, call: Any) -> None:
+    with pytest.raises(fr.SpecError, match=rf"wrong_keywords.py:\d+\): .*keyword argument '\w+'; .*\b{right}="):
+        call()
+
+
+@pytest.mark.parametrize("path", FUNCTIONS)
+def test_every_op_refuses_a_keyword_that_it_does_not_have(path: str) -> None:
+    name = path.rpartition(".")[2]
+    with pytest.raises(fr.SpecError, match=rf"^{name}\(.*test_typed.py:\d+\): .*'nonsense'"):
+        FUNCTIONS[path](nonsense=1)
+
+
+@pytest.mark.parametrize("path", FUNCTIONS)
+def test_help_shows_the_signature_of_every_op(path: str) -> None:
+    function = FUNCTIONS[path]
+    shown = pydoc.plain(pydoc.render_doc(function))
+    name = path.rpartition(".")[2]
+    assert f"{name}{inspect.signature(function)}" in shown
+    assert str(inspect.getdoc(function)).partition("\n")[0] in shown
+    unknown = [p.name for p in inspect.signature(function).parameters.values() if p.annotation in (p.empty, "")]
+    assert unknown == []
+
+
+def test_callers_see_operands_and_tensors_where_the_function_has_specs() -> None:
+    assert str(inspect.signature(fr.take)) == "(x: Operand, indices: Operand, axis: int = 0) -> TensorOrArray"
+    assert str(inspect.signature(fr.switch)).endswith("-> tuple[TensorOrArray, TensorOrArray]")
+
+    def told(x: fr.Spec, width: float = 1.0) -> fr.Spec:
+        return x
+
+    op = fr.op(name="typed_told")(told)
+    assert str(inspect.signature(op)) == "(x: Operand, width: float = 1.0) -> TensorOrArray"
+
+
+def test_an_op_takes_operands_however_they_are_annotated() -> None:
+    def by_value(x: fr.Operand, xs: Any, y: fr.Operand | None = None, *, name: str | None = None) -> fr.Result:
+        return fr.Spec(x.dtype, x.shape)
+
+    by_value.__annotations__ |= {"x": fr.Operand, "y": fr.Operand | None}
+    made = fr.op(name="typed_by_value")(by_value)
+    assert [(p.name, p.tensor, p.optional) for p in made.parameters] == [
+        ("x", True, False),
+        ("xs", False, False),
+        ("y", True, True),
+    ]
+    with fr.Graph():
+        assert made(np.ones(2), xs=3, name="mine").name == "mine:0"
+
+
+def test_an_op_in_a_class_stays_what_it_is() -> None:
+    class Model:
+        activation = fr.relu
+
+    assert Model().activation is fr.relu
+
+
+def test_the_surface_is_what_dir_shows() -> None:
+    assert dir(fr) == sorted(set(fr.__all__))
+    assert set(fr.ops.__all__) <= set(fr.__all__)
+    for module in (fr.nn, fr.random, fr.optim, fr.train, fr.data, fr.placement):
+        assert dir(module) == sorted(module.__all__)
+    assert {"exp", "Session", "LocalCluster", "nn"} <= set(dir(fr))
+    assert not {"np", "annotations", "base", "graph"} & set(dir(fr))
+
+
+def test_the_programs_that_type_checkers_pass_build_their_graphs() -> None:
+    program = """if True:
+        import flowrt as fr, own_ops, replicated, training
+        training.build()
+        with fr.Graph():
+            print(own_ops.use(fr.placeholder("float64", (None, 4))).name)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PROGRAMS, check=False)
+    assert (done.stdout, done.stderr) == ("both:0\n", "")
