@@ -34,6 +34,11 @@ import flowrt as fr  # noqa: E402
 REPLICAS, SERVERS, KEEP = 4, 2, 3
 TASKS = [*(f"/job:ps/task:{i}" for i in range(SERVERS)), *(f"/job:worker/task:{i}" for i in range(REPLICAS))]
 PACE = 0.005  # seconds that the client takes for a report: the machine is to have time for other things
+SAMPLES = {
+    "next step after healing, s": "next step after healing",
+    "counts again after, s": "counted again after",
+    "longest stall, s": "longest time without a step",
+}
 WITHIN = 5.0  # seconds after healing in which training is to go on
 
 
@@ -104,20 +109,18 @@ def main() -> int:
         rows.append(_row(who, options, found))
     records.show(rows)
     if options.json:
-        records.write(options.json / f"partitions-{options.seconds:g}.json", rows)
+        which = "-".join([*options.only, *options.ways]).replace(":", "")
+        records.write(options.json / f"partitions-{options.seconds:g}-{which}.json", rows)
     return 1 if any(row["violations"] for row in rows) else 0
 
 
 def _row(who: str, options: argparse.Namespace, found: Sequence[dict[str, Any]]) -> records.Row:
     name = {"w": f"worker {who[7:]}", "p": f"parameter server {who[3:]}", "c": "the client"}[who[0]]
     fault = f"{name} of {REPLICAS} workers, {SERVERS} servers and a client cut off for {options.seconds:g} s"
-    fault += f" ({', '.join(options.ways)})"
-    figure = f"next step at most {max(one['next step after healing, s'] for one in found):.1f} s after healing"
-    again = [one["counts again after, s"] for one in found if "counts again after, s" in one]
-    figure += f", it counted again after {max(again):.1f} s at most" if again else ""
-    stall = f"longest time without a step {max(one['longest stall, s'] for one in found):.1f} s"
+    samples = {name: [one[key] for one in found if key in one] for key, name in SAMPLES.items()}
     violations = [violation for one in found for violation in one["violations"]]
-    return records.row(5, fault, len(found), violations, f"{figure}; {stall}")
+    seen = {name: seconds for name, seconds in samples.items() if seconds}
+    return records.row(5, f"{fault}, both ways or one way", len(found), violations, samples=seen)
 
 
 if __name__ == "__main__":
