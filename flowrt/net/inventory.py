@@ -7,6 +7,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base import codec
+from flowrt.base.errors import NodeLost
 from flowrt.base.plan import spec_from_data
 from flowrt.net.frames import NoRoom
 
@@ -22,7 +23,8 @@ async def collect(
 ) -> dict[Name, Spec]:
     """The variables that tasks answer when they are asked, by (container, name).
 
-    Who is suspect is not waited for once the others have all that are ``wanted``; without these, all are.
+    Who is suspect is not waited for once the others have all that are ``wanted``; without these, all are. Who is lost
+    meanwhile has none.
     """
     found: dict[Name, Spec] = {}
     enough = None if wanted is None else frozenset(wanted)
@@ -31,7 +33,9 @@ async def collect(
         while asked and not (enough is not None and enough <= found.keys() and peers.suspects >= {*asked.values()}):
             await _wait_for_news(asked, peers)
             for answer in [answer for answer in asked if answer.done()]:
-                await _unpack(answer.result(), asked.pop(answer), found)
+                task = asked.pop(answer)
+                if not (isinstance(answer.exception(), NodeLost) and task in peers.lost):
+                    await _unpack(answer.result(), task, found)
     finally:
         for answer in asked:
             answer.cancel()

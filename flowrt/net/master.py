@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -242,15 +242,7 @@ class Master:
         Where the way to the task breaks, it is asked again: to be asked twice is to them as to be asked once.
         """
         packed = np.frombuffer(codec.pack(to_data(message)), np.uint8)
-        failed = 0
-        while True:
-            self._check_open()
-            try:
-                return await self._ask(task, Command(next(self._numbers), packed))
-            except LinkBroken:
-                failed += 1
-                if failed == TRIES:
-                    raise
+        return await self._ask_again(task, lambda: Command(next(self._numbers), packed))
 
     def post(self, task: str, message: Any) -> None:
         """Send a message to a task, of a kind that was registered for it; returns at once.
@@ -306,6 +298,18 @@ class Master:
             raise as_error(answer.error, f"on {peer.task}: {answer.text}")
         return answer.value
 
+    async def _ask_again(self, task: str, request: Callable[[], Ask | Command]) -> Any:
+        """Ask something that may be asked twice; do so where the way to the task breaks."""
+        failed = 0
+        while True:
+            self._check_open()
+            try:
+                return await self._ask(task, request())
+            except LinkBroken:
+                failed += 1
+                if failed == TRIES:
+                    raise
+
     async def _ask_each(self, messages: Mapping[str, Register | Ask]) -> dict[str, Any]:
         try:
             async with asyncio.TaskGroup() as group:
@@ -330,8 +334,12 @@ class Master:
     async def inventory(self, wanted: Collection[tuple[str, str]] | None = None) -> dict[tuple[str, str], Spec]:
         """The variables of all tasks that are not lost, by (container, name): see `inventory.collect`."""
         self._check_open()
-        asks = {task: Ask(next(self._numbers), "inventory", "") for task in self._peers.serving()}
-        return await collect({task: self._ask(task, ask) for task, ask in asks.items()}, self._peers, wanted)
+
+        def ask() -> Ask:
+            return Ask(next(self._numbers), "inventory", "")
+
+        asks = {task: self._ask_again(task, ask) for task in self._peers.serving()}
+        return await collect(asks, self._peers, wanted)
 
     async def reset(self, container: str | None = None) -> None:
         """Forget the variables and queues of a container, or of all."""

@@ -204,3 +204,15 @@ async def test_a_session_opens_without_waiting_for_a_node_that_is_stopped_and_ho
             process.send_signal(signal.SIGCONT)
         async with asyncio.timeout(20):
             assert await everything == await other == {}
+
+
+async def test_a_session_opens_though_a_node_dies_that_was_asked_what_it_holds() -> None:
+    async with LocalCluster(ps=1, worker=2) as cluster, driving(cluster) as master, asyncio.timeout(20):
+        process = cluster.processes[WORKERS[1]]
+        process.send_signal(signal.SIGSTOP)
+        everything = asyncio.ensure_future(master.inventory())
+        done, _ = await asyncio.wait([everything], timeout=0.2)
+        assert not done
+        process.kill()
+        assert await everything == {}
+        assert master.lost == {WORKERS[1]}
