@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pydoc
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import PYTHONPATH, ROOT, TESTS
 from typed.wrong_keywords import CALLS
 
 import flowrt as fr
 
-ROOT = Path(__file__).parent.parent
-PROGRAMS = Path(__file__).parent / "typed"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAMS = TESTS / "worlds" / "typed"
 
 
 def functions() -> Iterator[tuple[str, Any]]:
@@ -40,7 +43,8 @@ def test_type_checkers_pass_programs_and_find_every_wrong_keyword(tmp_path: Path
     programs = [*sorted((ROOT / "examples").glob("*.py")), *sorted(PROGRAMS.glob("*.py"))]
     options = ["--strict", "--no-error-summary", "--follow-imports=silent", f"--cache-dir={tmp_path}"]
     command = [sys.executable, "-m", "mypy", *options, *map(str, [wrong, *programs])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={"MYPYPATH": str(ROOT)}, check=False)
+    paths = {"MYPYPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=paths, check=False, timeout=230)
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert not done.stderr
     assert [line for line in errors if "Unexpected keyword argument" not in line or wrong.name not in line] == []
@@ -120,5 +124,6 @@ def test_the_programs_that_type_checkers_pass_build_their_graphs() -> None:
         with fr.Graph():
             print(own_ops.use(fr.placeholder("float64", (None, 4))).name)
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PROGRAMS, check=False)
+    command, paths = [sys.executable, "-c", program], {**os.environ, "PYTHONPATH": PYTHONPATH}
+    done = subprocess.run(command, capture_output=True, text=True, env=paths, check=False, timeout=50)
     assert (done.stdout, done.stderr) == ("both:0\n", "")
