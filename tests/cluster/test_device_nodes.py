@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from contextlib import aclosing
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import flowrt as fr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXAMPLES = str(Path(__file__).parent.parent / "examples")
+EXAMPLES = str(ROOT / "examples")
 WORKERS = [f"/job:worker/task:{n}" for n in range(2)]
 
 

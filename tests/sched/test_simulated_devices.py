@@ -1,0 +1,63 @@
+"""Sessions on GPUs, in Numba's simulator: one process trains on simulated ones and on the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from places import PYTHONPATH, file_of
+
+JOBS = ("mlp", "embedding", "cnn", "lstm", "second_order")
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def world() -> dict[str, Any]:
+    """What `device_world` found. It is a process of its own: the simulator is chosen before Numba is imported."""
+    done = subprocess.run(
+        [sys.executable, file_of("device_world")],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_is_trained_on_a_gpu_has_the_losses_of_the_host(world: dict[str, Any], job: str) -> None:
+    found = world["jobs"][job]
+    np.testing.assert_allclose(found["there"], found["here"], rtol=1e-4)
+    assert len(set(found["there"])) == 3, "variables are updated"
+    assert found["peaks"][0] > 1000
+    assert found["peaks"][1] == 0
+
+
+def test_a_graph_may_be_split_over_the_host_and_two_gpus(world: dict[str, Any]) -> None:
+    assert max(world["split"]) < 1e-5
+
+
+def test_memory_that_is_full_is_told_with_the_largest_tensors_there(world: dict[str, Any]) -> None:
+    text = world["out_of_memory"]
+    assert text.startswith("concat 'whole' (")
+    assert "no memory on cuda:1 for 640 bytes more, of float32[160]: 640 bytes are held, and it may hold 1000" in text
+    assert "Its largest tensors: exp 'exp' (" in text
+
+
+def test_a_kernel_that_fails_names_its_op_and_the_users_line(world: dict[str, Any]) -> None:
+    assert world["failing"].startswith("take 'take' (")
+    assert world["failing"].endswith("an index is out of range")
+
+
+def test_replicas_have_their_towers_on_a_gpu_and_their_variables_on_the_host(world: dict[str, Any]) -> None:
+    (*there, peak), (*here, none) = world["towers"]
+    np.testing.assert_allclose(there, here, rtol=1e-4)
+    assert peak > 0
+    assert none == 0

@@ -1,0 +1,187 @@
+"""Run as a program with the CUDA simulator on: whole training jobs in sessions whose devices are simulated GPUs.
+
+Prints one JSON object. The jobs are tiny: a simulated thread is one of Python's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+import flowrt as fr
+
+Job = tuple[Any, Any, Any, Callable[[Any], tuple[Any, Any]]]  # two placeholders, the loss, and what draws a batch
+STEPS = 3
+BOTH = fr.Options(devices=("cpu:0", "cuda"))
+
+
+def weights(*shape: int, seed: int) -> fr.Variable:
+    return fr.Variable(fr.random.normal(shape, stddev=0.5, seed=seed), name=f"w{seed}")
+
+
+def floats(rng: Any, *shape: int) -> Any:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def classes(rng: Any, count: int) -> Any:
+    return rng.integers(0, 3, count).astype(np.int32)
+
+
+def mlp() -> Job:
+    x, y = fr.placeholder("float32", (None, 5)), fr.placeholder("int32", (None,))
+    hidden = fr.nn.relu(x @ weights(5, 6, seed=1) + fr.Variable(np.zeros(6, np.float32), name="b"))
+    loss = fr.mean(fr.nn.softmax_cross_entropy(hidden @ weights(6, 3, seed=2), y))
+    return x, y, loss, lambda rng: (floats(rng, 4, 5), classes(rng, 4))
+
+
+def embedding() -> Job:
+    x, y = fr.placeholder("int64", (None, 2)), fr.placeholder("int32", (None,))
+    rows = fr.mean(fr.take(weights(7, 4, seed=1), x), axis=1)
+    loss = fr.mean(fr.nn.softmax_cross_entropy(rows @ weights(4, 3, seed=2), y))
+    return x, y, loss, lambda rng: (rng.integers(0, 7, (3, 2)), classes(rng, 3))
+
+
+def cnn() -> Job:
+    x, y = fr.placeholder("float32", (None, 6, 5, 2)), fr.placeholder("int32", (None,))
+    seen = fr.nn.conv2d(x, weights(3, 3, 2, 3, seed=1), strides=2, padding="SAME")
+    pooled = fr.nn.max_pool2d(fr.nn.relu(seen + fr.Variable(np.zeros(3, np.float32), name="b")), 2, 1)
+    loss = fr.mean(fr.nn.softmax_cross_entropy(fr.reshape(pooled, (-1, 12)) @ weights(12, 3, seed=2), y))
+    return x, y, loss, lambda rng: (floats(rng, 2, 6, 5, 2), classes(rng, 2))
+
+
+def lstm() -> Job:
+    x, y = fr.placeholder("float32", (None, 3, 4)), fr.placeholder("float32", (None, 2))
+    kernel, h, c = weights(6, 8, seed=1), fr.zeros((2, 2)), fr.zeros((2, 2))
+    for t in range(3):
+        gates = fr.concat([x[:, t], h], axis=1) @ kernel
+        i, j, f, o = (gates[:, 2 * n : 2 * n + 2] for n in range(4))
+        c = fr.sigmoid(f) * c + fr.sigmoid(i) * fr.tanh(j)
+        h = fr.sigmoid(o) * fr.tanh(c)
+    return x, y, fr.mean(fr.square(h - y)), lambda rng: (floats(rng, 2, 3, 4), floats(rng, 2, 2))
+
+
+def second_order() -> Job:
+    """A loss that is the size of another's gradient."""
+    x, y, loss, draw = mlp()
+    return x, y, fr.sum(fr.square(fr.gradients([loss], [x])[0])) + loss, draw
+
+
+async def trained(job: Callable[[], Job], device: str) -> tuple[list[float], int]:
+    """The losses of some steps, and the most bytes that the GPU held."""
+    with fr.Graph(seed=1) as graph, fr.device(device):
+        x, y, loss, draw = job()
+        update = fr.optim.Adam(0.1).minimize(loss)
+    rng, losses = np.random.default_rng(0), []
+    async with fr.Session(graph, options=BOTH) as session:
+        for _ in range(STEPS):
+            a, b = draw(rng)
+            losses.append(float((await session.run([loss, update], {x: a, y: b}))[0]))
+        return losses, fr.devices.memory(session)["cuda:0"].peak
+
+
+async def jobs() -> dict[str, Any]:
+    found = {}
+    for job in (mlp, embedding, cnn, lstm, second_order):
+        (there, peak), (here, none) = await trained(job, "cuda:0"), await trained(job, "cpu:0")
+        found[job.__name__] = {"there": there, "here": here, "peaks": (peak, none)}
+    return found
+
+
+async def split() -> list[float]:
+    """How far a graph over the host and two GPUs, with variables on two of the three, is from NumPy at most."""
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 4))
+        with fr.device("cuda:0"):
+            a = fr.exp(x)
+            kept = fr.Variable(np.ones((1, 4), np.float32), name="kept")
+        with fr.device("cuda:1"):
+            b = a @ fr.Variable(np.eye(4, dtype=np.float32), name="w") + x
+        with fr.device("cpu:0"):
+            c = b - x + kept
+        with fr.device("cuda:0"):
+            added = kept.assign_add(fr.sum(c, axis=0, keepdims=True))
+    given = floats(np.random.default_rng(1), 3, 4)
+    expected = np.exp(given)
+    async with fr.Session(graph, options=BOTH) as session:
+        found = await session.run([a, b, c, added], {x: given})
+        after = await session.run(kept)
+        mine = (*found[:3], after)
+    naive = expected, expected + given, expected + 1, 1 + (expected + 1).sum(axis=0, keepdims=True)
+    return [float(np.abs(one - other).max()) for one, other in zip(mine, naive, strict=True)]
+
+
+async def out_of_memory() -> str:
+    with fr.Graph() as graph, fr.device("cuda:1"):
+        x = fr.placeholder("float32", (None,), name="x")
+        y = fr.concat([fr.exp(x), fr.exp(-x)], name="whole")
+    options = fr.Options(devices=("cpu:0", "cuda:1"), device_memory_limit=1000)
+    async with fr.Session(graph, options=options) as session:
+        try:
+            await session.run(y, {x: np.zeros(80, np.float32)})
+        except fr.ResourceError as error:
+            assert len(await session.run(y, {x: np.zeros(8, np.float32)})) == 16
+            return str(error)
+    return ""
+
+
+async def failing() -> str:
+    with fr.Graph() as graph, fr.device("cuda:0"):
+        x = fr.placeholder("int64", (None,))
+        y = fr.take(fr.Variable(np.ones((3, 2), np.float32), name="rows"), x)
+    async with fr.Session(graph, options=BOTH) as session:
+        try:
+            await session.run(y, {x: [0, 9]})
+        except fr.FlowrtError as error:
+            return str(error)
+    return ""
+
+
+async def towers(device: str) -> list[float]:
+    """The losses of two replicas whose towers are on a device, their variables in the host's memory."""
+
+    def loss_fn(inputs: dict[str, Any]) -> Any:
+        logits = fr.tanh(inputs["x"] @ weights(5, 4, seed=1)) @ weights(4, 3, seed=2)
+        return fr.mean(fr.nn.softmax_cross_entropy(logits, inputs["y"]))
+
+    with fr.Graph(seed=1) as graph:
+        trainer = fr.train.Replicated(
+            loss_fn,
+            inputs={"x": fr.Spec("float32", (None, 5)), "y": fr.Spec("int32", (None,))},
+            optimizer=fr.optim.Momentum(0.1, 0.9),
+            replicas=2,
+            policy=fr.train.AllOf(),
+            server_device="cpu:0",
+            worker_device=device,
+        )
+    rng, losses = np.random.default_rng(2), []
+    batches = ({"x": floats(rng, 4, 5), "y": classes(rng, 4)} for _ in range(2 * STEPS + 4))
+    async with fr.Session(graph, options=BOTH) as session, aclosing(trainer.steps(session, batches)) as reports:
+        async for report in reports:
+            losses.append(report.loss)
+            if len(losses) == STEPS:
+                break
+        return [*losses, fr.devices.memory(session)["cuda:0"].peak]
+
+
+async def main() -> None:
+    found = {
+        "jobs": await jobs(),
+        "split": await split(),
+        "out_of_memory": await out_of_memory(),
+        "failing": await failing(),
+        "towers": [await towers("cuda:0"), await towers("cpu:0")],
+    }
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(1e-5)  # the simulator spins while its threads work
+    warnings.simplefilter("ignore")  # a device does not warn of inf and NaN, as NumPy does
+    asyncio.run(main())
