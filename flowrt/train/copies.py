@@ -4,6 +4,8 @@ Law: a task is *whole* while it is known to hold what it should: its own variabl
 that was lost is whole again only once it was given both, whatever it may still have. While it is not, the task after it
 stands in for it, if that is whole. Between two runs nothing moves, so that is when variables are copied, from node to
 node; and that copies are equal is proved by their versions and hashes, not believed, where nobody here made them.
+What one that is left out has made or not is decided once the others agree where to begin without it: should that run
+not begin, it is of the next one only if it is at just that version.
 """
 
 from __future__ import annotations
