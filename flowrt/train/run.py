@@ -101,6 +101,7 @@ class Run:
         """Have the nodes begin, at the version that all servers are at."""
         trainer, runner = self._trainer, self._runner
         self._hearing.enter_context(runner.listening(self))
+        self._watching.append(asyncio.ensure_future(tell_silent(trainer, runner)))
         program = self._program = await self._make_program()
         self.servers = program.servers
         self._check_servers("training cannot begin")
@@ -136,7 +137,6 @@ class Run:
         about = {"client": who(self._session), "policy": policy_to_data(self.policy_at(version))}
         for task, begin in zip(self._program.servers, self._program.begin_servers, strict=True):
             await self._command(task, begin(run=self._number, version=version, detached=self._terms, **about))
-        self._watching.append(asyncio.ensure_future(tell_silent(self._trainer, self._runner)))
         await together(self._begin_replica(replica) for replica in range(self._trainer.replicas))
 
     async def _make_program(self) -> Program:

@@ -189,6 +189,32 @@ async def test_a_run_begins_and_ends_without_a_node_that_is_stopped() -> None:
             await steps.aclose()
 
 
+async def test_a_run_that_begins_while_no_replica_answers_waits_for_them_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with fr.Graph() as graph:
+        trainer = fr.train.Replicated(loss_fn, INPUTS, fr.optim.SGD(1.0), replicas=2, policy=fr.train.FirstOf(1))
+    async with LocalCluster(ps=1, worker=2) as cluster, fr.Session(graph, cluster=cluster) as session:
+        processes = [cluster.processes[task] for task in WORKERS[:2]]
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        steps, runner = trainer.steps(session, batches()), session._open_here()
+        coming = asyncio.ensure_future(anext(steps))
+        try:
+            async with asyncio.timeout(20):  # they are lost after 30 s only
+                while not runner.suspects.issuperset(WORKERS[:2]):
+                    await runner.wait_changed(runner.lost, runner.suspects)
+                await asyncio.sleep(0)
+            assert not coming.done()
+            assert "replicated waits for /job:worker/task:0, /job:worker/task:1" in caplog.text
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(20):
+            assert (await coming).step == 1
+            await steps.aclose()
+
+
 async def test_a_session_opens_without_waiting_for_a_node_that_is_stopped_and_holds_nothing_that_it_wants() -> None:
     async with LocalCluster(ps=1, worker=2) as cluster, driving(cluster) as master:
         process = cluster.processes[WORKERS[1]]
