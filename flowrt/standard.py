@@ -18,13 +18,10 @@ from flowrt.base.device import Device
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec
 from flowrt.graph import Graph, Tensor
-from flowrt.kernels.composite.epilogue import EpilogueStep
-from flowrt.kernels.composite.many import ManyStep
-from flowrt.kernels.composite.nested import NestedStep
 from flowrt.kernels.fusion.fused import ordered_variants
 from flowrt.kernels.language.table import FACTS
 from flowrt.kernels.language.variants import Variant, symbol_of
-from flowrt.kernels.launch import Step, apply_kernel
+from flowrt.kernels.launch import apply_kernel
 from flowrt.kernels.ops.combining import summing
 from flowrt.kernels.tiles.convolution.lines import flattened
 from flowrt.kernels.tiles.micro import Tile, native, tile_part, tiles_of
@@ -39,7 +36,6 @@ from flowrt.session.initial import initial_waves
 from flowrt.session.runners import fusible, supports
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import AnyStep
     from flowrt.kernels.store.parts import Part
 
 F32, F64, I32, I64, BOOL = "float32", "float64", "int32", "int64", "bool"
@@ -83,7 +79,7 @@ def _of_elements() -> Iterator[Variant]:
         yield from _steps("matmul", [few, few], flags)
         yield from _steps("matmul_bias", [few, few, Spec(dtype, (2,))], {**flags, "activation": ""})
     for dtype in (F32, F64):
-        yield from (variant for step in summing(dtype, 1, 1, 1).steps for variant in _variants(step))
+        yield from (variant for step in summing(dtype, 1, 1, 1).steps for variant in step.variants())
     for source, target in CASTS:
         yield from _steps("astype", [Spec(source, (ROWS,))], {"dtype": np.dtype(target)})
 
@@ -94,19 +90,7 @@ def _steps(name: str, inputs: Sequence[Spec], attrs: dict[str, Any]) -> Iterator
         application = apply_kernel(name, inputs, outputs, attrs)
     except FlowrtError:
         return  # not for these dtypes
-    yield from (variant for step in application.steps for variant in _variants(step))
-
-
-def _variants(step: AnyStep) -> Iterator[Variant]:
-    if isinstance(step, EpilogueStep):
-        yield from (step.product.variant(), step.epilogue.variant())
-    elif isinstance(step, ManyStep):
-        yield from (member.variant() for member in step.members)
-    elif isinstance(step, NestedStep):
-        yield from (variant for span in step.spans for inner in span for variant in _variants(inner.step))
-    elif isinstance(step, Step):
-        yield step.variant()
-        yield from (called for called in step.call.tiles if isinstance(called, Variant))
+    yield from (variant for step in application.steps for variant in step.variants())
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +128,7 @@ def _of_step(graph: Graph, feeds: Sequence[Tensor], fetches: Sequence[Any], opti
         for unit in find_units(plan):
             if unit.region is not None:
                 recording = record(plan, unit.region, [_sized(specs[value]) for value in unit.region.inputs])
-                yield from (variant for launch in recording.launches for variant in _variants(launch.step))
+                yield from (variant for launch in recording.launches for variant in launch.step.variants())
                 yield from (variant for order in recording.orders for variant in ordered_variants(order.request))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -18,15 +18,11 @@ from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.own import raised_in
 from flowrt.kernels.language.table import KERNELS, Call, Form, Kernel, View, Word, require_kernel
-from flowrt.kernels.language.variants import Variant, entry_address
+from flowrt.kernels.language.variants import Variant, entry_address, is_compiled
 from flowrt.kernels.tiles.copies import COPY_OP as COPY_OP
 from flowrt.kernels.tiles.copies import Copy, merged, plan_box, plan_copy
 
 if TYPE_CHECKING:
-    from flowrt.kernels.composite.epilogue import EpilogueStep
-    from flowrt.kernels.composite.many import ManyStep
-    from flowrt.kernels.composite.nested import NestedStep
-    from flowrt.kernels.composite.scalar_loop import ScalarLoopStep
     from flowrt.kernels.store.background import Order
 
 ENTRY_TYPE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -65,12 +61,55 @@ class Operand:
     offset: int = 0
 
 
+class Launchable(Protocol):
+    """One entry to call: a kernel's (`Step`), or that of several such as one (`composite/`).
+
+    The first ``reads`` of its ``operands``, numbers into the application's, are only read, the others written.
+    """
+
+    @property
+    def operands(self) -> tuple[int, ...]: ...
+
+    @property
+    def reads(self) -> int: ...
+
+    @property
+    def units(self) -> int:
+        """How many independent pieces of work there are: ranges of them may run on several threads."""
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether it may leave what it writes half-written."""
+
+    def may_overwrite(self, output: int, operand: int) -> bool:
+        """Whether each element of ``output`` is written after ``operand`` was last read there, and nowhere else."""
+
+    def variants(self) -> Iterator[Variant]:
+        """The variants of kernels that it calls."""
+
+    def is_compiled(self) -> bool:
+        """Whether its entry, and those that it calls, are there, or in the folder."""
+
+    def address(self) -> int:
+        """The compiled entry; compiles it if need be."""
+
+    def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
+        """The entry's block for operands at ``places`` (all of the application's operands)."""
+
+
+class Composite:
+    """What is alike in what is made of several steps."""
+
+    may_fail: ClassVar[bool] = False
+
+    def may_overwrite(self: Launchable, output: int, operand: int) -> bool:
+        """Only what it does not look at."""
+        return operand not in self.operands
+
+
 @valueclass
 class Step:
-    """One entry to call: operand numbers into the application's operands, and everything the block needs but places.
-
-    The first ``reads`` of its operands are only read, the others written.
-    """
+    """A kernel on operands, and everything that its entry's block needs but places."""
 
     kernel: Kernel
     operands: tuple[int, ...]
@@ -80,12 +119,32 @@ class Step:
 
     @property
     def units(self) -> int:
-        """How many independent pieces of work there are: ranges of them may run on several threads."""
         if self.kernel.form is Form.ROWS or (self.kernel.expression is not None and self.kernel.expression.folds):
             return self.call.units
         if self.kernel.form is not Form.ARRAYS:
             return self.call.views[-1].size
         return self.call.units if self.kernel.takes_range else 1
+
+    @property
+    def may_fail(self) -> bool:
+        return self.kernel.may_fail
+
+    def may_overwrite(self, output: int, operand: int) -> bool:
+        views, form = self.call.views, self.kernel.form
+        places = [i for i, number in enumerate(self.operands) if number == operand]
+        if not places:
+            return True
+        if form is Form.FOLD:
+            return places == [0]  # it begins with the first input, and adds the others one after another
+        target = views[self.operands.index(output)]
+        return form in (Form.SCALARS, Form.ROWS) and all(views[i].same_elements(target) for i in places)
+
+    def variants(self) -> Iterator[Variant]:
+        yield self.variant()
+        yield from (called for called in self.call.tiles if isinstance(called, Variant))
+
+    def is_compiled(self) -> bool:
+        return is_compiled(self.variant())
 
     def variant(self) -> Variant:
         """What tells the compiled entry from the kernel's others."""
@@ -113,11 +172,9 @@ class Step:
         return (_row_odometer if self.kernel.form is Form.ROWS else _odometer)(self.call.views)
 
     def address(self) -> int:
-        """The compiled entry; compiles it if need be."""
         return entry_address(self.variant())
 
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
-        """The entry's block for operands at ``places`` (all of the application's operands)."""
         if self.kernel.form is Form.FOLD:
             *inputs, output = (places[number] for number in self.operands)
             words = [(place.slot, place.offset) for place in (output, *inputs)]
@@ -133,9 +190,6 @@ class Step:
         return np.array(head + self._odometer() + [_bits(w) for w in self.call.words], np.int64)
 
 
-AnyStep: TypeAlias = "Step | EpilogueStep | ManyStep | NestedStep | ScalarLoopStep"
-
-
 @valueclass
 class Application:
     """An op on concrete operands: the steps that compute it, and what they need beside inputs and outputs.
@@ -143,7 +197,7 @@ class Application:
     ``scratch`` is shared by all threads that work at it, ``local`` is each one's own.
     """
 
-    steps: tuple[AnyStep, ...]
+    steps: tuple[Launchable, ...]
     scratch: tuple[Spec, ...]
     local: tuple[Spec, ...] = ()
     slots: int = 0  # of the bases, that it sets itself; operands behind all others

@@ -125,7 +125,7 @@ def test_what_the_helper_could_not_do_is_compiled_here(missing: str, monkeypatch
 def test_a_loop_whose_launches_are_not_compiled_either_is_compiled_at_once(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalar_loop, "is_compiled", lambda variant: variant.kernel.op != "multiply")
+    monkeypatch.setattr("flowrt.kernels.launch.is_compiled", lambda variant: variant.kernel.op != "multiply")
     assert isinstance(application().steps[0], ScalarLoopStep)
 
 
@@ -174,8 +174,8 @@ def test_small_launches_in_one_are_taken_where_all_of_them_are_compiled(
     monkeypatch.setattr(scalar_loop, "is_there", lambda symbol: False)
     monkeypatch.setattr(background, "was_tried", lambda symbol: False)
     monkeypatch.setattr(fused, "is_compiled", lambda variant: True)
-    for name in ("is_compiled", "is_nested_compiled", "is_many_compiled"):
-        monkeypatch.setattr(scalar_loop, name, lambda _=None: there)
+    for name in ("launch.is_compiled", "composite.nested.is_nested_compiled", "composite.many.is_many_compiled"):
+        monkeypatch.setattr(f"flowrt.kernels.{name}", lambda _=None: there)
     specs, outputs = [t.spec for t in node.inputs], [t.spec for t in node.outputs]
     (step,) = apply_structured("loop", specs, outputs, node.attrs, "cpu:0", record).steps
     assert isinstance(step, NestedStep if there else ScalarLoopStep)

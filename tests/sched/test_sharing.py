@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from tape_world import Array, PlanMaker, interpret, whole_region
 import flowrt as fr
 from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec, spec_of
-from flowrt.kernels.language.table import Call, Form, View, kernel
-from flowrt.kernels.launch import RUN_WORDS
+from flowrt.kernels.language.table import kernel
+from flowrt.kernels.launch import RUN_WORDS, apply_kernel
 from flowrt.op import no_gradient, op
 from flowrt.sched.regions.lives import find_lives
 from flowrt.sched.regions.recorded import ARENA_SLOT, Recording
@@ -111,10 +110,8 @@ def test_one_input_that_dies_makes_room_for_one_output() -> None:
     both = make.node("sharing_test_both", squared)
     plan = make.plan(make.node("add", both, both + 1))
     lives = find_lives(plan, whole_region(plan), [Spec("float32", (4,))])
-    flat = View.dense((4,))
-    step = SimpleNamespace(kernel=SimpleNamespace(form=Form.SCALARS), operands=(0, 1, 2), call=Call((flat,) * 3))
-    applications: Any = {1: SimpleNamespace(steps=[step])}
-    assert share(lives, applications).over == {both: squared}
+    added = apply_kernel("add", [Spec("float32", (4,))] * 2, [Spec("float32", (4,))], {})
+    assert share(lives, {1: added}).over == {both: squared}
 
 
 def test_nothing_is_written_over_while_somebody_needs_it() -> None:

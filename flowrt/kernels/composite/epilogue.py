@@ -7,17 +7,18 @@ are what they are by themselves, so nothing is compiled for a pair of them, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.kernels.language.table import Call, Kernel, natural
+from flowrt.kernels.launch import Composite
 from flowrt.kernels.store.parts import epilogue_address
 
 if TYPE_CHECKING:
+    from flowrt.kernels.language.variants import Variant
     from flowrt.kernels.launch import Operand, Step
 
 PRODUCT, EPILOGUE, ROWS, HEAD = 0, 2, 4, 7  # words of a block; the two steps' own blocks lie behind them
@@ -25,7 +26,7 @@ ENTRY, AT = 0, 1  # of either step: its entry, and where in the block its own be
 
 
 @dataclass(frozen=True)
-class EpilogueStep:
+class EpilogueStep(Composite):
     """What a `Step` is to an op, for a step whose units make rows and another one on the entries of these."""
 
     product: Step
@@ -40,7 +41,7 @@ class EpilogueStep:
         taken = (n for step in (self.product, self.epilogue) for n in step.operands[: step.reads])
         return tuple(n for n in dict.fromkeys(taken) if n not in self._written)
 
-    @property
+    @cached_property
     def operands(self) -> tuple[int, ...]:
         return (*self._read, *self._written)
 
@@ -52,16 +53,12 @@ class EpilogueStep:
     def units(self) -> int:
         return self.product.units
 
-    @cached_property
-    def kernel(self) -> Kernel:
-        """A kernel in name, that overwrites nothing it reads."""
-        return Kernel("with_epilogue", "cpu", _units, natural)
+    def variants(self) -> Iterator[Variant]:
+        for step in (self.product, self.epilogue):
+            yield from step.variants()
 
-    @property
-    def call(self) -> Call:
-        steps = (self.epilogue, self.product)
-        views = {n: view for step in steps for n, view in zip(step.operands, step.call.views, strict=True)}
-        return Call(tuple(views[n] for n in self.operands))
+    def is_compiled(self) -> bool:
+        return self.product.is_compiled() and self.epilogue.is_compiled()
 
     def address(self) -> int:
         """The compiled entry; the two steps' own are compiled when the block is made."""
@@ -73,7 +70,3 @@ class EpilogueStep:
         assert self.product.call.rows is not None
         head = [self.product.address(), HEAD, self.epilogue.address(), HEAD + product.size, *self.product.call.rows]
         return np.concatenate([np.array(head, np.int64), product, epilogue])
-
-
-def _units() -> None:
-    """Stands for the function of products with epilogues, whose launches are inside."""

@@ -5,7 +5,7 @@ Law: pure. Each is what it is by itself, so nothing is compiled for any number o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowrt.kernels.language.table import Call, Kernel, natural
-from flowrt.kernels.store.parts import many_address
+from flowrt.kernels.launch import Composite
+from flowrt.kernels.store.parts import is_many_compiled, many_address
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from flowrt.kernels.language.variants import Variant
     from flowrt.kernels.launch import Operand, Step
 
 ENTRY, AT, UNITS, ROW = range(4)  # of each: its entry, where in the block its own begins, its units; words of a row
 
 
 @dataclass(frozen=True)
-class ManyStep:
+class ManyStep(Composite):
     """What a `Step` is to an op, for several steps; ``widths`` says of how many operands each one's own is made.
 
     The operands are all of the first step's, then all of the second's, and so on.
@@ -55,16 +56,12 @@ class ManyStep:
         """One for each step."""
         return len(self.members)
 
-    @cached_property
-    def kernel(self) -> Kernel:
-        """A kernel in name, that overwrites nothing it reads."""
-        return Kernel("many", "cpu", _members, natural)
+    def variants(self) -> Iterator[Variant]:
+        for member in self.members:
+            yield from member.variants()
 
-    @property
-    def call(self) -> Call:
-        """The views of the operands."""
-        read = [view for step in self.members for view in step.call.views[: step.reads]]
-        return Call((*read, *(view for step in self.members for view in step.call.views[step.reads :])))
+    def is_compiled(self) -> bool:
+        return is_many_compiled() and all(member.is_compiled() for member in self.members)
 
     def address(self) -> int:
         """The compiled entry; the steps' own are compiled when the block is made."""
@@ -77,7 +74,3 @@ class ManyStep:
         starts = accumulate((block.size for block in blocks), initial=ROW * len(blocks))
         rows = [(step.address(), at, step.units) for step, at in zip(self.members, starts, strict=False)]
         return np.concatenate([np.array(rows, np.int64).reshape(-1), *blocks])
-
-
-def _members() -> None:
-    """Stands for the function of steps in one, whose launches are inside."""

@@ -9,20 +9,21 @@ exchanging addresses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.language.table import Call, Kernel, View, natural
-from flowrt.kernels.store.parts import nested_address
+from flowrt.kernels.launch import Composite
+from flowrt.kernels.store.parts import is_nested_compiled, nested_address
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
-    from flowrt.kernels.launch import AnyStep, Operand
+    from flowrt.kernels.language.variants import Variant
+    from flowrt.kernels.launch import Launchable, Operand
 
 NONE = -1
 HEAD = 24
@@ -51,7 +52,7 @@ class Inner:
     """A launch inside: its step, its operands as places among the operands of the launch around it, the sizes of these
     in bytes, and the body's node that it is part of."""
 
-    step: AnyStep
+    step: Launchable
     places: tuple[Operand, ...]
     sizes: tuple[int, ...] = ()
     node: PlanNode | None = None
@@ -83,13 +84,12 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class NestedStep:
+class NestedStep(Composite):
     """What a `Step` is to an op, for a loop or branch. ``constants`` are private slots and what they point at."""
 
     kind: str
     operands: tuple[int, ...]
     reads: int
-    views: tuple[View, ...]
     local: tuple[int, ...]
     """The operands that each thread has for itself."""
     spans: tuple[tuple[Inner, ...], ...]
@@ -111,15 +111,14 @@ class NestedStep:
     counted from 1, in the first span below 0; of the turn in which it did."""
 
     units = 1
+    may_fail = True
 
-    @cached_property
-    def kernel(self) -> Kernel:
-        """A kernel in name, that overwrites nothing it reads."""
-        return Kernel(self.kind, "cpu", _nested, natural)
+    def variants(self) -> Iterator[Variant]:
+        for inner in chain(*self.spans):
+            yield from inner.step.variants()
 
-    @property
-    def call(self) -> Call:
-        return Call(self.views)
+    def is_compiled(self) -> bool:
+        return is_nested_compiled(self.kind) and all(inner.step.is_compiled() for inner in chain(*self.spans))
 
     def address(self) -> int:
         """The compiled entry; inner launches are compiled when the block is made."""
@@ -128,10 +127,6 @@ class NestedStep:
     def block(self, places: Sequence[Operand]) -> np.ndarray[Any, Any]:
         """The block, and in it those of the inner launches, for operands at ``places``."""
         return np.array(_Writer(self, places).words(), np.int64)
-
-
-def _nested(run: Any) -> None:
-    """Stands for the function of loops and branches, whose launches are inside."""
 
 
 class _Writer:

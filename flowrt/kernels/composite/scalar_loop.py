@@ -13,32 +13,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
-from flowrt.kernels.composite.epilogue import EpilogueStep
-from flowrt.kernels.composite.many import ManyStep
-from flowrt.kernels.composite.nested import NestedStep
 from flowrt.kernels.composite.turn import Turn, plain_turn, read_turn
-from flowrt.kernels.language.table import Call, Kernel, View, natural
-from flowrt.kernels.language.variants import is_compiled
+from flowrt.kernels.launch import Composite
 from flowrt.kernels.store import background
 from flowrt.kernels.store.background import Order
 from flowrt.kernels.store.fingerprint import fingerprint
 from flowrt.kernels.store.names import symbol_by_name
 from flowrt.kernels.store.objects import address_of, cache_folder, is_there
-from flowrt.kernels.store.parts import LOOP_MAKERS, is_many_compiled, is_nested_compiled, made_by, surroundings
+from flowrt.kernels.store.parts import LOOP_MAKERS, made_by, surroundings
 from flowrt.kernels.store.sources import sources
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
-    from flowrt.kernels.launch import AnyStep, Application, Operand
+    from flowrt.kernels.language.variants import Variant
+    from flowrt.kernels.launch import Application, Operand
 
 LOOP = "loop "
 """What an order of a scalar loop begins with, before the program's text."""
@@ -124,13 +121,12 @@ def scalar_loop_address(program: ScalarProgram) -> int:
 
 
 @dataclass(frozen=True)
-class ScalarLoopStep:
+class ScalarLoopStep(Composite):
     """What a `Step` is to an op, for a loop of scalars; places are operand numbers."""
 
     program: ScalarProgram
     operands: tuple[int, ...]
     reads: int
-    views: tuple[View, ...]
     first: tuple[int, ...]
     out: tuple[int, ...]
     scanned: tuple[int, ...]
@@ -151,15 +147,13 @@ class ScalarLoopStep:
     """Tables whose addresses are constants."""
 
     units = 1
+    may_fail = True
 
-    @cached_property
-    def kernel(self) -> Kernel:
-        """A kernel in name, that overwrites nothing it reads."""
-        return Kernel("scalar_loop", "cpu", _turn, natural)
+    def variants(self) -> Iterator[Variant]:
+        return iter(())
 
-    @property
-    def call(self) -> Call:
-        return Call(self.views)
+    def is_compiled(self) -> bool:
+        return is_there(scalar_loop_symbol(self.program))
 
     def address(self) -> int:
         """The compiled entry; compiles it if need be."""
@@ -191,22 +185,6 @@ def sooner(scalar: Application, nested: Callable[[], Application]) -> Applicatio
     if is_there(symbol) or background.was_tried(symbol) or background.is_waited_for():
         return scalar
     other = nested()
-    if step.program.is_of_single_scalars and not all(map(_is_compiled, other.steps)):
+    if step.program.is_of_single_scalars and not all(step.is_compiled() for step in other.steps):
         return scalar
     return replace(other, orders=(Order(symbol, LOOP + step.program.text()),))
-
-
-def _is_compiled(step: AnyStep) -> bool:
-    if isinstance(step, NestedStep):
-        return is_nested_compiled(step.kind) and all(_is_compiled(inner.step) for span in step.spans for inner in span)
-    if isinstance(step, EpilogueStep):
-        return _is_compiled(step.product) and _is_compiled(step.epilogue)
-    if isinstance(step, ManyStep):
-        return is_many_compiled() and all(map(_is_compiled, step.members))
-    if isinstance(step, ScalarLoopStep):
-        return is_there(scalar_loop_symbol(step.program))
-    return is_compiled(step.variant())
-
-
-def _turn(run: Any) -> None:
-    """Stands for the function of a scalar loop, which is composed of expressions."""

@@ -273,7 +273,7 @@ def _with_ends(variant: Variant) -> list[Variant]:
         value = expression.dtypes[n]
         result = value if value.kind == "f" and op not in ("any", "all") else held
         steps = _together(op, Spec(held, (1, 1)), Spec(result, (1,))).steps
-        found += [step.variant() for step in steps if isinstance(step, Step)]
+        found += [called for step in steps for called in step.variants()]
     return found
 
 

@@ -23,7 +23,7 @@ from flowrt.kernels.language.table import Form, View
 from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import AnyStep
+    from flowrt.kernels.launch import Launchable
 
 SMALL_FRAME = 8  # a frame is at most such a part of everything
 
@@ -172,7 +172,7 @@ def _placed(made: Application, windows: Mapping[int, View]) -> Application | Non
     return None if None in steps else replace(made, steps=tuple(step for step in steps if step is not None))
 
 
-def _written_in(step: AnyStep, windows: Mapping[int, View]) -> AnyStep | None:
+def _written_in(step: Launchable, windows: Mapping[int, View]) -> Launchable | None:
     if windows.keys().isdisjoint(step.operands):
         return step
     if not isinstance(step, Step) or step.kernel.form is not Form.SCALARS:

@@ -67,6 +67,12 @@ class View:
             expected *= n
         return True
 
+    def same_elements(self, other: View) -> bool:
+        """Whether two views run through the same elements in the same order."""
+        steps = zip(self.shape, self.strides, other.strides, strict=False)
+        alike = self.shape == other.shape and self.offset == other.offset
+        return alike and all(n == 1 or s == t for n, s, t in steps)
+
     def reshape(self, shape: Sequence[int]) -> View:
         """Another shape of a contiguous view."""
         if not self.contiguous or math.prod(shape) != self.size:

@@ -16,7 +16,6 @@ import numpy as np
 from flowrt.base.spec import Spec
 from flowrt.kernels.composite.nested import Carried, Inner, NestedStep, Rows
 from flowrt.kernels.composite.scalar_loop import sooner
-from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import COPY_OP, Application, Operand, apply_kernel
 from flowrt.sched.loops.scalar_loops import apply_scalar_loop
 from flowrt.sched.loops.structured import COND, longest_seconds
@@ -156,10 +155,9 @@ class _Nest:
     ) -> Application:
         operands = tuple(range(self._local))
         scratch = (Spec(BYTE, (self.arena_bytes,)), *self.scratch)
-        views = tuple(View.dense((spec.size,)) for spec in (*self.inputs, *self.outputs, *scratch))
         constants, trace = tuple(self.constants), self._slot()
         own, local = (self._local,), (Spec(BYTE, (self.local_bytes,)),)
-        step = NestedStep(kind, operands, len(self.inputs), views, own, spans, pred, constants, trace=trace, **facts)
+        step = NestedStep(kind, operands, len(self.inputs), own, spans, pred, constants, trace=trace, **facts)
         return Application((step,), scratch, local, self.used, self.orders, self.longest)
 
     # Bodies

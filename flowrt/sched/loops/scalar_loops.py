@@ -14,7 +14,6 @@ import numpy as np
 from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
 from flowrt.kernels.composite.scalar_loop import ScalarLoopStep, ScalarProgram
-from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application
 from flowrt.sched.loops.lookups import indexed_inputs, is_table
 from flowrt.sched.loops.making import Shared, Table, Unfit
@@ -48,7 +47,6 @@ def apply_scalar_loop(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Ma
         program,
         tuple(range(count)),
         len(inputs),
-        tuple(View.dense((spec.size,)) for spec in (*inputs, *outputs)),
         first=tuple(range(counted, counted + carried)),
         out=tuple(range(first, first + carried)),
         scanned=tuple(range(counted + carried, counted + carried + scanned)),

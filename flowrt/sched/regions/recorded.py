@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from flowrt.base.spec import Spec
-    from flowrt.kernels.launch import AnyStep, Operand
+    from flowrt.kernels.launch import Launchable, Operand
     from flowrt.kernels.store.background import Order
     from flowrt.sched.regions.regions import Name
 
@@ -45,7 +45,7 @@ class Launch:
     by writing straight to the variable.
     """
 
-    step: AnyStep
+    step: Launchable
     places: tuple[Operand, ...]
     node: int
     sizes: tuple[int, ...] = ()

@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowrt.base.traits import writes
-from flowrt.kernels.language.table import Form, View
 from flowrt.sched.regions.regions import READ, Name
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import AnyStep, Application
+    from flowrt.kernels.launch import Application
     from flowrt.sched.regions.lives import Lives
 
 ASSIGN = "assign"
@@ -159,28 +158,10 @@ def may_overwrite(application: Application, output: int, inputs: Sequence[int]) 
         return False
     if any(operand in step.operands for step in application.steps[written + 1 :] for operand in inputs):
         return False
-    return all(_one_by_one(application.steps[written], output, operand) for operand in inputs)
-
-
-def _one_by_one(step: AnyStep, output: int, operand: int) -> bool:
-    """Whether a step writes each element of ``output`` after it has last read ``operand`` there, and nowhere else."""
-    views = step.call.views
-    target = views[step.operands.index(output)]
-    places = [i for i, number in enumerate(step.operands) if number == operand]
-    if not places:
-        return True
-    if step.kernel.form is Form.FOLD:
-        return places == [0]  # it begins with the first input, and adds the others one after another
-    return step.kernel.form in (Form.SCALARS, Form.ROWS) and all(_same_elements(views[i], target) for i in places)
-
-
-def _same_elements(a: View, b: View) -> bool:
-    """Whether two views of one shape run through the same elements in the same order."""
-    steps = zip(a.shape, a.strides, b.strides, strict=True)
-    return a.shape == b.shape and a.offset == b.offset and all(n == 1 or s == t for n, s, t in steps)
+    return all(application.steps[written].may_overwrite(output, operand) for operand in inputs)
 
 
 def writes_once(application: Application, output: int) -> bool:
     """Whether one launch that cannot fail writes all of an operand."""
     writers = [step for step in application.steps if output in step.operands[step.reads :]]
-    return len(writers) == 1 and not any(step.kernel.may_fail for step in application.steps)
+    return len(writers) == 1 and not any(step.may_fail for step in application.steps)

@@ -19,7 +19,7 @@ from flowrt.kernels.language.table import Form
 from flowrt.kernels.launch import Step
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import AnyStep
+    from flowrt.kernels.launch import Launchable
 
 HELD = 256 << 10  # bytes: half of a small second cache
 SMALL = 16 << 10  # bytes that a launch touches, beyond which a launch's own cost is nothing beside its work
@@ -32,7 +32,7 @@ class Candidate(Protocol):
     """A launch whose operands' memory is known by identity."""
 
     @property
-    def step(self) -> AnyStep: ...
+    def step(self) -> Launchable: ...
     @property
     def storages(self) -> Sequence[Any]: ...
     @property
@@ -97,7 +97,7 @@ def gather(launches: Sequence[Candidate], ordered: Sequence[Iterable[int]]) -> G
     return groups
 
 
-def _may_wait(step: AnyStep) -> bool:
+def _may_wait(step: Launchable) -> bool:
     """Whether a launch is one of those that are put off: what is fused of elementwise ops, which cannot fail."""
     if not isinstance(step, Step) or step.kernel.form is not Form.SCALARS or step.kernel.expression is None:
         return False

@@ -46,7 +46,7 @@ from flowrt.sched.tape.schedule import control
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
-    from flowrt.kernels.launch import AnyStep
+    from flowrt.kernels.launch import Launchable
     from flowrt.kernels.store.background import Order
 
 NO_BYTES = Spec("uint8", (0,))
@@ -153,7 +153,7 @@ class _Storage:
 
 @dataclass(slots=True)
 class _Pending:
-    step: AnyStep
+    step: Launchable
     storages: list[_Storage]
     sizes: tuple[int, ...]
     node: int

@@ -149,14 +149,12 @@ class _Operands:
         places = tuple(map(Operand, turn.operands))
         inner = Inner(replace(turn, operands=tuple(range(len(places)))), places, sizes)
         operands = self.numbers(f"{reads} {writes} done")
-        views = tuple(View.dense((specs[n].size,)) for n in operands)
         done, crew, trace, number = self.numbers("done crew trace turn")
         local = self.numbers(OWN)
         return NestedStep(
             "loop",
             operands,
             len(reads.split()),
-            views,
             local,
             ((), (inner,)),
             (-1, 0),
