@@ -6,12 +6,17 @@ its kernels cost is stated where they are registered (`flowrt.kernels.language.t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
+from flowrt.base.spec import normal_axes
 from flowrt.base.valueclass import valueclass
+
+Sizes: TypeAlias = "tuple[Any, ...]"
 
 
 @valueclass
@@ -131,3 +136,79 @@ def writes_rows(op: str) -> bool:
 def is_alias(op: str) -> bool:
     """Whether the op's output is its first input under another shape, so that nothing is computed."""
     return traits_of(op).view is Arranged.RESHAPED
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Reductions along the last axes may be read again: what a value is beside the rows that they make one number each of.
+# Passes and kernels read rows by this alike; sizes that only a step knows are None.
+
+
+class RowForm(Enum):
+    """What a value is beside a row."""
+
+    ENTRY = "an entry for each element"
+    KEPT = "one for each row, with axes of size 1 in the row's place"
+    BARE = "one for each row, without such axes"
+    TOTAL = "reduced otherwise: nothing takes it"
+
+
+@valueclass
+class RowSpace:
+    """The shape of some elements, and how many of its last axes are a row: 0 while nothing reduced is read."""
+
+    dims: Sizes
+    along: int = 0
+
+    @property
+    def bare(self) -> Sizes:
+        return self.dims[: len(self.dims) - self.along]
+
+    @property
+    def kept(self) -> Sizes:
+        return (*self.bare, *[1] * self.along)
+
+    @property
+    def rows(self) -> int:
+        """How many there are, where all sizes are known."""
+        return math.prod(self.bare)
+
+    @property
+    def length(self) -> int:
+        """Of how many entries a row is."""
+        return math.prod(self.dims[len(self.bare) :])
+
+    def form_of(self, dims: Sizes | None) -> RowForm | None:
+        """What is of that shape, unless it is reduced."""
+        if dims == self.dims:
+            return RowForm.ENTRY
+        return {self.kept: RowForm.KEPT, self.bare: RowForm.BARE}.get(dims) if self.along and dims is not None else None
+
+    def form_reduced(self, axes: int, keepdims: bool) -> RowForm:
+        """What the reduction of an entry for each element is, over so many of the last axes; see `last_axes`."""
+        if axes != self.along or not axes:
+            return RowForm.TOTAL
+        return RowForm.KEPT if keepdims else RowForm.BARE
+
+    def links(self, op: str, attrs: Mapping[str, Any], found: RowForm | None, taken: RowForm | None) -> bool:
+        """Whether ``op``, a view, puts what is one for each row in another shape, or repeats it along the row."""
+        if taken not in (RowForm.KEPT, RowForm.BARE):
+            return False
+        if traits_of(op).view is not Arranged.REPEATED:
+            return found in (RowForm.KEPT, RowForm.BARE)
+        if "axis" not in attrs:  # to a shape, as NumPy broadcasts
+            return taken is RowForm.KEPT and found in (RowForm.ENTRY, RowForm.KEPT)
+        axes = normal_axes(attrs["axis"], len(self.dims))
+        whole = sorted(axes) == list(range(len(self.bare), len(self.dims)))
+        return found is RowForm.ENTRY and whole and taken is (RowForm.KEPT if attrs["keepdims"] else RowForm.BARE)
+
+
+def last_axes(op: str, rank: int, axis: Any) -> int:
+    """How many of the last axes ``op`` makes one number each of, that may be read again beside them; 0 if it is other.
+
+    All of them count, too.
+    """
+    reduction = reduction_of(op)
+    if reduction is None or not reduction.in_rows:
+        return 0
+    axes = normal_axes(axis, rank)
+    return len(axes) if axes and min(axes) == rank - len(axes) else 0

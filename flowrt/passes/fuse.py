@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.spec import NAMES
+from flowrt.base.traits import RowSpace
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup
 from flowrt.passes.additions import find_additions, put_back, spell_out
 from flowrt.passes.folds import is_fold, sums_over_axes
-from flowrt.passes.rows import Rows, common_rows, folded_axes, is_link
+from flowrt.passes.rows import common_rows, folded_axes, is_link, may_take
 from flowrt.passes.step import FED, NO_GUARDS, Ref, Step, StepNode, guards_of, in_order
 from flowrt.passes.views import find_views, join_parts
 
@@ -60,7 +61,7 @@ class _Group:
     """An open group: nodes of one side, in the order they joined."""
 
     side: Any
-    rows: Rows
+    rows: RowSpace
     members: list[int] = field(default_factory=list)
     inputs: set[Ref] = field(default_factory=set)
     folds: int = 0  # among its members
@@ -229,7 +230,7 @@ class _Grouping:
         found = [opened[source] for source in self._step.nodes[i].before if source in opened]
         return list({id(group): group for group in found}.values()) if len(found) > 1 else found
 
-    def _fits(self, i: int, groups: Sequence[_Group]) -> Rows | None:
+    def _fits(self, i: int, groups: Sequence[_Group]) -> RowSpace | None:
         """The rows of the group that node ``i`` makes of ``groups``, or opens by itself; None where it does neither."""
         key = self._keys.get(i)
         if key is None:
@@ -245,11 +246,11 @@ class _Grouping:
         few = inputs <= MAX_INPUTS or len(self._inputs(i, groups)) <= MAX_INPUTS
         return rows if few else None
 
-    def _rows(self, i: int, groups: Sequence[_Group], key: _Key) -> Rows | None:
+    def _rows(self, i: int, groups: Sequence[_Group], key: _Key) -> RowSpace | None:
         node = self._step.nodes[i]
         if not groups:
             opens = key.dims is not None and (i not in self._folds or folded_axes(self._step, node) > 0)
-            return Rows(key.dims) if opens and key.dims is not None else None
+            return RowSpace(key.dims) if opens and key.dims is not None else None
         other = [group for group in groups if group.rows.dims != key.dims or group.rows.along]
         if not other and not self._waits_for_fold(i):
             return groups[0].rows
@@ -257,7 +258,7 @@ class _Grouping:
         members = {member for group in groups for member in group.members}
         rows = common_rows(self._step, [self._step.nodes[n] for n in read], [group.rows for group in groups])
         whole = rows is not None and read <= {source for source, _ in node.inputs}
-        return rows if rows is not None and whole and rows.takes(self._step, node, members) else None
+        return rows if rows is not None and whole and may_take(rows, self._step, node, members) else None
 
     def _waits_for_fold(self, i: int) -> bool:
         """Whether a node waits for what an open group adds up."""
@@ -273,7 +274,7 @@ class _Grouping:
         key = self._keys.get(i)
         return key is not None and group.side == key.side and group.rows.dims == key.dims
 
-    def _join(self, i: int, groups: Sequence[_Group], rows: Rows) -> None:
+    def _join(self, i: int, groups: Sequence[_Group], rows: RowSpace) -> None:
         """Let node ``i`` open a group, or join those there are, which are one from now on."""
         inputs = self._inputs(i, groups)
         joined = groups[0] if groups else _Group(self._keys[i].side, rows)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.spec import Spec
-from flowrt.base.traits import reduction_of
+from flowrt.base.traits import RowForm, RowSpace, last_axes, reduction_of
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.fusion.program import Member, axes_of, is_fold, specs_of
-from flowrt.kernels.fusion.rowwise import Key, Kind, Reading, RowSpace, folds_read_again, row_space
+from flowrt.kernels.fusion.rowwise import Key, Reading, folds_read_again, row_space
 from flowrt.kernels.language.folds import reduces_rows
 from flowrt.kernels.language.table import View
 from flowrt.kernels.launch import Application, apply_kernel, copy_step
@@ -78,14 +78,10 @@ def by_coordinates(
 
 def _folded_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> RowSpace | None:
     """The space of the rows that results are folds of; None where that is not one."""
-    folds = [(specs[operands[0]], attrs) for op, operands, _, attrs in members if reduces_rows(op)]
-    spaces = {RowSpace(spec.concrete, len(axes_of(spec, attrs))) for spec, attrs in folds if _trails(spec, attrs)}
+    folds = [(specs[operands[0]].concrete, op, dict(attrs)) for op, operands, _, attrs in members if reduces_rows(op)]
+    last = [(shape, last_axes(op, len(shape), attrs["axis"])) for shape, op, attrs in folds]
+    spaces = {RowSpace(shape, axes) for shape, axes in last if axes}
     return spaces.pop() if len(spaces) == 1 and not folds_read_again(members, first) else None
-
-
-def _trails(spec: Spec, attrs: Sequence[tuple[str, Any]]) -> bool:
-    axes = axes_of(spec, attrs)
-    return bool(axes) and min(axes) == spec.rank - len(axes)
 
 
 def apply_coordinates(parts: Parts, thin: Coordinates, device: str) -> Application:
@@ -193,10 +189,10 @@ class _Writing:
     def _answer(self, operand: int, n: int) -> list[tuple[int, Place]] | None:
         """The numbers of a result, and where in the operand they belong; None where that is not known."""
         reading, space = self.reading, self.reading.space
-        if reading.kinds[n] is Kind.TOTAL:
+        if reading.kinds[n] is RowForm.TOTAL:
             return self._total(operand, n)
         numbers, dense = self.numbers[reading.key(n)], View.dense(space.bare)
-        if reading.kinds[n] is not Kind.ENTRY:
+        if reading.kinds[n] is not RowForm.ENTRY:
             return [(numbers[0], Place(operand, dense))]
         return [
             (number, Place(operand, _every(dense, space.length, at))) for at, number in enumerate(self._each(numbers))
@@ -206,7 +202,7 @@ class _Writing:
         """What is folded over other axes than the row's, or over more."""
         reading, space, op = self.reading, self.reading.space, self.reading.op(n)
         key, spec = reading.taken_by(n), reading.specs[n]
-        over = axes_of(Spec("bool", space.shape), reading.members[n - reading.first][3])
+        over = axes_of(Spec("bool", space.dims), reading.members[n - reading.first][3])
         outside = tuple(axis for axis in over if axis < len(space.bare))
         along = len(over) - len(outside)
         if along not in (0, space.along):

@@ -12,12 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 from flowrt.base.spec import Spec
-from flowrt.base.traits import Arranged, traits_of
-from flowrt.base.valueclass import valueclass
+from flowrt.base.traits import Arranged, RowForm, RowSpace, last_axes, traits_of
 from flowrt.kernels.fusion.program import (
     Member,
     Plain,
@@ -34,7 +32,6 @@ from flowrt.kernels.fusion.program import (
 from flowrt.kernels.fusion.row_plan import narrow_totals, plan_rows
 from flowrt.kernels.fusion.short_rows import are_too_short
 from flowrt.kernels.fusion.stretches import stretches
-from flowrt.kernels.language.folds import reduces_rows
 from flowrt.kernels.language.table import NARROW, Call, Kernel, View
 from flowrt.kernels.launch import Step
 from flowrt.kernels.tiles.copies import merged
@@ -50,58 +47,28 @@ NARROW_TOTALS = 1 << 15
 """Totals of columns that are added up in memory of a thread's own first, which must stay in a near cache."""
 
 
-class Kind(Enum):
-    """What a member's result is, beside a row."""
-
-    ENTRY = "an entry for each element"
-    KEPT = "one for each row, with axes of size 1 in the row's place"
-    BARE = "one for each row, without such axes"
-    TOTAL = "folded otherwise: nothing takes it"
-
-
 Key: TypeAlias = "tuple[int, bool]"
-"""A value as members take it: its number, and whether as a source that is to be one for each row, `Kind.BARE`."""
+"""A value as members take it: its number, and whether as a source that is to be one for each row, `RowForm.BARE`."""
 
 
-@valueclass
-class RowSpace:
-    """The shape of a program's elements, of whose axes the last ``along`` make up a row."""
+def suits(space: RowSpace) -> bool:
+    """Whether the rows are not too few for several threads."""
+    return space.rows >= ENOUGH_ROWS or space.rows * space.length <= FEW_ELEMENTS
 
-    shape: tuple[int, ...]
-    along: int
 
-    @property
-    def bare(self) -> tuple[int, ...]:
-        return self.shape[: len(self.shape) - self.along]
+def in_rows(space: RowSpace, view: View) -> View | None:
+    """A view of the space's shape as one of (…, row); None where its entries along a row do not lie evenly."""
+    cut = len(space.bare)
+    dims = merged([View(space.dims[cut:], view.strides[cut:])])
+    if len(dims) > 1 or (dims and dims[0][1][0] not in (0, 1)):
+        return None
+    stride = dims[0][1][0] if dims else 0
+    return View((*space.bare, space.length), (*view.strides[:cut], stride), view.offset)
 
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return (*self.bare, *[1] * self.along)
 
-    @property
-    def rows(self) -> int:
-        return math.prod(self.bare)
-
-    @property
-    def length(self) -> int:
-        return math.prod(self.shape[len(self.bare) :])
-
-    def suits(self) -> bool:
-        """Whether its rows are not too few for several threads."""
-        return self.rows >= ENOUGH_ROWS or self.rows * self.length <= FEW_ELEMENTS
-
-    def in_rows(self, view: View) -> View | None:
-        """A view of this shape as one of (…, row); None where its entries along a row do not lie evenly."""
-        cut = len(self.bare)
-        dims = merged([View(self.shape[cut:], view.strides[cut:])])
-        if len(dims) > 1 or (dims and dims[0][1][0] not in (0, 1)):
-            return None
-        stride = dims[0][1][0] if dims else 0
-        return View((*self.bare, self.length), (*view.strides[:cut], stride), view.offset)
-
-    def each_row(self, view: View) -> View:
-        """A view of the bare shape as one of (…, row)."""
-        return View((*self.bare, self.length), (*view.strides, 0), view.offset)
+def each_row(space: RowSpace, view: View) -> View:
+    """A view of the bare shape as one of (…, row)."""
+    return View((*space.bare, space.length), (*view.strides, 0), view.offset)
 
 
 def folds_read_again(members: Sequence[Member], first: int) -> list[int]:
@@ -116,10 +83,10 @@ def row_space(specs: Sequence[Spec], members: Sequence[Member], first: int) -> R
     for n in folds_read_again(members, first):
         op, operands, _, attrs = members[n - first]
         shape = specs[operands[0]].concrete
-        axes = axes_of(specs[operands[0]], attrs)
-        if not reduces_rows(op) or not axes or min(axes) != len(shape) - len(axes):
+        axes = last_axes(op, len(shape), dict(attrs)["axis"])
+        if not axes:
             return None
-        spaces.add(RowSpace(shape, len(axes)))
+        spaces.add(RowSpace(shape, axes))
     return spaces.pop() if len(spaces) == 1 else None
 
 
@@ -134,7 +101,7 @@ class Reading:
     specs: Sequence[Spec]
     members: Sequence[Member]
     first: int
-    kinds: dict[int, Kind] = field(default_factory=dict)
+    kinds: dict[int, RowForm] = field(default_factory=dict)
     same: dict[int, int] = field(default_factory=dict)  # a value under another shape → the value
     sources: dict[Key, View] = field(default_factory=dict)
     made: list[tuple[int, str, tuple[Key, ...], str]] = field(default_factory=list)  # (value, op, operands, dtype)
@@ -152,41 +119,32 @@ class Reading:
             return self._fold(n)
         if traits_of(op).view in (Arranged.REPEATED, Arranged.RESHAPED):
             return self._alias(n, before)
-        kind = self._kind_of(self.specs[n].concrete)
+        kind = self.space.form_of(self.specs[n].concrete)
         return kind is not None and self._make(n, op, operands, dtype, kind)
-
-    def _kind_of(self, shape: tuple[int, ...]) -> Kind | None:
-        space = self.space
-        return {space.bare: Kind.BARE, space.kept: Kind.KEPT, space.shape: Kind.ENTRY}.get(shape)
 
     def _fold(self, n: int) -> bool:
         op, operands, dtype, attrs = self.members[n - self.first]
-        taken = self.specs[operands[0]]
-        if taken.concrete != self.space.shape:
+        taken, facts = self.specs[operands[0]].concrete, dict(attrs)
+        if taken != self.space.dims:
             return False
-        axes = axes_of(taken, attrs)
-        if reduces_rows(op) and len(axes) == self.space.along and min(axes) == len(self.space.bare):
-            made = self._make(n, op, operands, dtype, Kind.ENTRY)
-            self.kinds[n] = Kind.KEPT if dict(attrs)["keepdims"] else Kind.BARE
-            return made
-        self.kinds[n] = Kind.TOTAL
-        return self._key(operands[0], Kind.ENTRY) is not None
+        form = self.space.form_reduced(last_axes(op, len(taken), facts["axis"]), facts["keepdims"])
+        if form is RowForm.TOTAL:
+            made = self._key(operands[0], RowForm.ENTRY) is not None
+        else:
+            made = self._make(n, op, operands, dtype, RowForm.ENTRY)
+        self.kinds[n] = form
+        return made
 
-    def _alias(self, n: int, before: Kind | None) -> bool:
+    def _alias(self, n: int, before: RowForm | None) -> bool:
         """One for each row, under another shape or repeated along the row."""
         op, operands, _, attrs = self.members[n - self.first]
-        shape, kind = self.specs[n].concrete, self._kind_of(self.specs[n].concrete)
-        if op == "spread":
-            left = kept_shape(shape, axes_of(self.specs[n], attrs))
-            evenly = left == self.space.kept and before is (Kind.KEPT if dict(attrs)["keepdims"] else Kind.BARE)
-        else:
-            evenly = before is Kind.KEPT or (before is Kind.BARE and kind is not Kind.ENTRY)
-        if kind is None or not evenly or (traits_of(op).view is not Arranged.REPEATED and kind is Kind.ENTRY):
+        form = self.space.form_of(self.specs[n].concrete)
+        if form is None or not self.space.links(op, dict(attrs), form, before):
             return False
-        self.kinds[n], self.same[n] = kind, self.same.get(operands[0], operands[0])
+        self.kinds[n], self.same[n] = form, self.same.get(operands[0], operands[0])
         return True
 
-    def _make(self, n: int, op: str, operands: Sequence[int], dtype: str, kind: Kind) -> bool:
+    def _make(self, n: int, op: str, operands: Sequence[int], dtype: str, kind: RowForm) -> bool:
         taken = [self._key(i, kind) for i in operands]
         if None in taken:
             return False
@@ -194,17 +152,17 @@ class Reading:
         self.made.append((n, op, tuple(key for key in taken if key is not None), dtype))
         return True
 
-    def _key(self, i: int, by: Kind) -> Key | None:
+    def _key(self, i: int, by: RowForm) -> Key | None:
         """Value ``i`` as a member of kind ``by`` takes it."""
         if i in self.kinds:
-            fits = self.kinds[i] is by or (by is Kind.ENTRY and self.kinds[i] is Kind.KEPT)
+            fits = self.kinds[i] is by or (by is RowForm.ENTRY and self.kinds[i] is RowForm.KEPT)
             return (self.same.get(i, i), False) if fits else None
         view = source_view(self.specs, self.members, self.first, i)
-        key = (i, by is Kind.BARE)
-        if by is Kind.BARE:
-            seen = self.space.each_row(view.broadcast_to(self.space.bare))
+        key = (i, by is RowForm.BARE)
+        if by is RowForm.BARE:
+            seen = each_row(self.space, view.broadcast_to(self.space.bare))
         else:
-            rows = self.space.in_rows(view.broadcast_to(self.space.shape))
+            rows = in_rows(self.space, view.broadcast_to(self.space.dims))
             if rows is None:
                 return None
             seen = rows
@@ -251,17 +209,17 @@ def whole_rows(
 ) -> Whole | None:
     """The program in one launch over its rows; None where it is none of rows, or they do not suit."""
     space = row_space(specs, members, first)
-    if space is None or not space.length or not space.suits():
+    if space is None or not space.length or not suits(space):
         return None
     if are_too_short(space.length, (member[0] for member in members)):
         return None
     reading = Reading(space, specs, members, first)
     if not reading.read() or any(n not in reading.kinds for n in results):
         return None
-    ends = tuple((at, n) for at, n in enumerate(results, first) if reading.kinds[n] is Kind.TOTAL)
-    dense = [(at, n) for at, n in enumerate(results, first) if reading.kinds[n] is not Kind.TOTAL]
-    left = [kept_shape(space.shape, axes_of(Spec("bool", space.shape), members[n - first][3])) for _, n in ends]
-    totals = [space.in_rows(View.dense(shape).broadcast_to(space.shape)) for shape in left]
+    ends = tuple((at, n) for at, n in enumerate(results, first) if reading.kinds[n] is RowForm.TOTAL)
+    dense = [(at, n) for at, n in enumerate(results, first) if reading.kinds[n] is not RowForm.TOTAL]
+    left = [kept_shape(space.dims, axes_of(Spec("bool", space.dims), members[n - first][3])) for _, n in ends]
+    totals = [in_rows(space, View.dense(shape).broadcast_to(space.dims)) for shape in left]
     if None in totals or len({n for _, n in ends}) < len(ends):
         return None
     made_kernel = _kernel(reading, [n for _, n in dense], [n for _, n in ends], device)
@@ -281,7 +239,7 @@ def whole_rows(
     local = tuple(Spec(made.dtypes[n], (space.length,)) for n in kept)
     local += tuple(Spec("float32", (math.prod(left[at]),)) for at in narrow)
     views += [*[row] * len(kept), *(views[len(views) - len(ends) + at] for at in narrow)]
-    units, words = stretches(space.shape, left, space.length) if ends else (space.rows, (1, space.rows))
+    units, words = stretches(space.dims, left, space.length) if ends else (space.rows, (1, space.rows))
     operands = (
         *(i if i < first else members[i - first][1][0] for i, _ in reading.sources),
         *(at for at, _ in dense),
@@ -295,7 +253,7 @@ def whole_rows(
 
 def _take_turns(space: RowSpace, kept: tuple[int, ...]) -> bool:
     """Whether rows one after another go to each of the totals in turn, so that none of these takes more than others."""
-    return any(kept == (1,) * first + space.shape[first:] for first in range(len(kept)))
+    return any(kept == (1,) * first + space.dims[first:] for first in range(len(kept)))
 
 
 def _kernel(reading: Reading, results: Sequence[int], ends: Sequence[int], device: str) -> Kernel:
@@ -312,9 +270,9 @@ def kept_entries(expression: Expression, pattern: Sequence[int]) -> tuple[int, .
     return plan_rows(expression, repeats[:sources], repeats[sources : sources + len(expression.results)]).kept
 
 
-def _result_view(space: RowSpace, kind: Kind) -> View:
+def _result_view(space: RowSpace, kind: RowForm) -> View:
     view = View.dense((*space.bare, space.length))
-    return view if kind is Kind.ENTRY else space.each_row(View.dense(space.bare))
+    return view if kind is RowForm.ENTRY else each_row(space, View.dense(space.bare))
 
 
 # ── where it is none ─────────────────────────────────────────────────────────────────────────────────────────────────
