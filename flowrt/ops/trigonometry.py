@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.spec import Spec
 from flowrt.op import op
-from flowrt.ops.elementwise import negative, rsqrt, square
+from flowrt.ops.comparison import equal
+from flowrt.ops.elementwise import negative, rsqrt, square, where
 from flowrt.ops.inference import as_float, broadcast
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "atan2",
     "cos",
     "cosh",
+    "hypot",
     "sin",
     "sinh",
     "tan",
@@ -106,6 +108,20 @@ def atan2_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
     y, x = node.inputs
     share = dy / (square(y) + square(x))
     return share * x, negative(share * y)
+
+
+@op(promote=True)
+def hypot(x: Operand, y: Operand, *, name: str | None = None) -> Result:
+    """The distance of the point (``x``, ``y``) from the origin, where the gradient is 0; infinite if either is."""
+    return as_float(Spec(x.dtype, broadcast(x, y)))
+
+
+@hypot.gradient
+def hypot_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
+    x, y = node.inputs
+    length = node.outputs[0]
+    share = where(equal(length, 0.0), 0.0, dy / length)
+    return share * x, share * y
 
 
 @op

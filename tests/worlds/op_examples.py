@@ -28,6 +28,7 @@ MANY_EDGES = np.tile(EDGES, 20)  # enough for the vectorised part of a loop
 PAIRS = np.meshgrid(MANY_EDGES, EDGES)
 INTS = np.array([0, 1, -1, 7, -7, 2**31 - 1, -(2**31)], np.int32)
 INT_PAIRS = np.meshgrid(INTS, INTS)
+FAR = np.array([0.0, 1.7e308, -1e200, 3.0, 4e-160, -6e-310, 5e-324])  # whose squares are no numbers of float64
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,6 +190,9 @@ ELEMENTWISE = [
     *_curve("atan", fr.atan, np.arctan),
     *_binary("atan2", fr.atan2, np.arctan2, _apart, _apart),
     Example("atan2", fr.atan2, (integers(4), integers(4, seed=1)), np.arctan2),
+    *_binary("hypot", fr.hypot, np.hypot, _apart, _apart),
+    Example("hypot", fr.hypot, (integers(4), integers(4, seed=1)), np.hypot),
+    Example("hypot", fr.hypot, tuple(np.meshgrid(FAR, FAR)), quiet(np.hypot), gradient=False, note="far"),
     *_curve("sinh", fr.sinh, np.sinh),
     *_curve("cosh", fr.cosh, np.cosh),
     *_curve("erf", fr.erf, _erf),

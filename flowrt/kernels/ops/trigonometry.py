@@ -24,7 +24,7 @@ import numpy as np
 
 from flowrt.kernels.elementary.exponential import WIDE_LOG2_E, WIDE_ROUNDER, ZERO, cosh64, signed_as, sinh64
 from flowrt.kernels.elementary.logarithm import exp2_wide
-from flowrt.kernels.language.table import COSTLY, Narrow, double, elementwise, floating, jitable, single
+from flowrt.kernels.language.table import COSTLY, SLOW, Narrow, double, elementwise, floating, jitable, single
 
 # 320 bits behind the point of 2/pi: enough for the largest exponent, 127 of them being whole turns
 TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E0
@@ -400,6 +400,31 @@ def acos64(x: Any) -> Any:
     return far_found if far else QUARTER - (found - HALF_PI_LOW)
 
 
+# ── distances ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+LARGE, SMALL = 2.0**500, 2.0**-500  # beyond which squares, or their sum, leave float64
+SHRINKS, GROWS = 2.0**-600, 2.0**600
+
+
+@jitable
+def hypot32(x: Any, y: Any) -> Any:
+    """In float64, which holds the square of every float32."""
+    a, b = np.float64(x), np.float64(y)
+    length = math.sqrt(a * a + b * b)
+    return math.inf if abs(a) == math.inf or abs(b) == math.inf else length
+
+
+@jitable
+def hypot64(x: Any, y: Any) -> Any:
+    """Of both times a power of two that keeps the squares in range."""
+    a, b = abs(np.float64(x)), abs(np.float64(y))
+    largest = a if a > b else b
+    factor = SHRINKS if largest > LARGE else GROWS if largest < SMALL else 1.0
+    a, b = a * factor, b * factor
+    length = math.sqrt(a * a + b * b) / factor
+    return math.inf if largest == math.inf or b == math.inf else length
+
+
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 elementwise("sin", lambda x: math.sin(x), entry=COSTLY, usual=("float32", "float64"))
@@ -421,6 +446,9 @@ elementwise("atan", lambda x: atan64(x), on=("cpu",), dtypes=double)
 elementwise("atan2", lambda y, x: math.atan2(y, x), entry=COSTLY)
 elementwise("atan2", lambda y, x: atan232(y, x), on=("cpu",), dtypes=single)
 elementwise("atan2", lambda y, x: atan264(y, x), on=("cpu",), dtypes=double)
+elementwise("hypot", lambda x, y: math.hypot(x, y), on=("cuda",), entry=SLOW)
+elementwise("hypot", lambda x, y: hypot64(x, y), on=("cpu",))
+elementwise("hypot", lambda x, y: hypot32(x, y), on=("cpu",), dtypes=single)
 elementwise("sinh", lambda x: math.sinh(x), entry=COSTLY)
 elementwise("sinh", lambda x: sinh64(x), on=("cpu",), dtypes=floating)
 elementwise("cosh", lambda x: math.cosh(x), entry=COSTLY)
