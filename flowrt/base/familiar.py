@@ -180,29 +180,27 @@ PAGES = {
 
 
 KEYWORDS = """
-    axis: dim dims axes dimension dimensions reduction_indices
-    axes: perm dims permutation dim
+    axis: dim dims axes dimension reduction_indices
+    axes: perm dims permutation
     keepdims: keepdim keep_dims
-    x: a input inputs tensor data value array arr image images self params condition_x
-    a: x x1 input left A
-    b: y x2 other right B
+    x: a input inputs tensor data value array image images
+    a: x x1 input left
+    b: y x2 other right
     values: tensors arrays inputs
     shape: size dims newshape new_shape output_shape
-    sizes: shape
     strides: stride step window_strides
-    dilations: dilation rate rhs_dilation atrous_rate
+    dilations: dilation rate rhs_dilation
     padding: pad pads
     paddings: pad padding pad_width pads
-    filters: filter kernel weight weights w
-    groups: feature_group_count group
+    filters: filter kernel weight weights
+    groups: feature_group_count
     window: kernel_size ksize pool_size window_shape size
-    transpose_a: adjoint_a transA trans_a
-    transpose_b: adjoint_b transB trans_b
-    logits: input x predictions y_pred
-    labels: target targets y_true y
+    transpose_a: adjoint_a trans_a
+    transpose_b: adjoint_b trans_b
+    logits: input predictions y_pred
+    labels: target targets y_true
     depth: num_classes classes n
     indices: index ids idx
-    indices: indices_or_sections
     ids: indices input index
     shards: table params weight embeddings
     segment_ids: ids index indices
@@ -210,7 +208,7 @@ KEYWORDS = """
     num_partitions: n
     min: clip_value_min a_min low
     max: clip_value_max a_max high
-    mean: loc mu
+    mean: loc
     stddev: std scale sigma
     low: minval min a
     high: maxval max b
@@ -219,27 +217,26 @@ KEYWORDS = """
     offset: bias beta
     bias: b biases
     rate: p prob dropout_prob
-    value: fill_value constant_values mode constant
-    repeats: reps multiples dims
+    value: fill_value constant_values
+    repeats: reps multiples
     condition: cond mask pred
     pred: condition cond predicate
-    true_fn: if_true then
-    false_fn: if_false else_
-    cond_fn: cond condition test
+    true_fn: if_true
+    false_fn: if_false
+    cond_fn: cond condition
     body_fn: body
-    loop_vars: init_val initial vars
+    loop_vars: init_val
     maximum_iterations: max_iterations
     fn: f func function
-    xs: elems x inputs
+    xs: elems inputs
     init: initializer initial
     equation: subscripts
     dtype: type out_type
-    rows: N n num_rows
-    columns: M m num_columns
+    rows: N num_rows
+    columns: M num_columns
     start: low
     stop: end limit high
     step: delta
-    name: label
 """
 """What arguments are called here, and what elsewhere."""
 

@@ -17,6 +17,7 @@ from places import PYTHONPATH, ROOT, TESTS
 from typed.wrong_keywords import CALLS
 
 import flowrt as fr
+from flowrt.base.familiar import KEYWORDS, keyword_hint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,16 @@ def test_type_checkers_pass_programs_and_find_every_wrong_keyword(tmp_path: Path
 def test_a_wrong_keyword_is_answered_by_the_right_one(right: str, call: Any) -> None:
     with pytest.raises(fr.SpecError, match=rf"wrong_keywords.py:\d+\): .*keyword argument '\w+'; .*\b{right}="):
         call()
+
+
+def test_what_keywords_are_answered_by_exists() -> None:
+    takes = {name for function in FUNCTIONS.values() for name in inspect.signature(function).parameters}
+    lines = [line.strip().partition(": ") for line in KEYWORDS.strip().splitlines()]
+    assert {here for here, _, _ in lines} <= takes
+    assert all(here not in names.split() for here, _, names in lines)
+    assert keyword_hint("stride", ["x", "strides"]) == "; write strides="
+    assert keyword_hint("epsilom", ["x", "epsilon"]) == "; did you mean epsilon=?"
+    assert keyword_hint("nonsense", ["x", "epsilon"]) == ""
 
 
 @pytest.mark.parametrize("path", FUNCTIONS)
