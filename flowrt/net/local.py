@@ -18,7 +18,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrt.net.handshake import name_told_as
 from flowrt.sched.host.segments import AVAILABLE, Segments
@@ -26,7 +26,6 @@ from flowrt.sched.host.segments import AVAILABLE, Segments
 if TYPE_CHECKING:
     import numpy as np
 
-    from flowrt.net.shared import Channel
     from flowrt.sched.host.memory import Memory
     from flowrt.sched.host.rendezvous import Array
 
@@ -67,6 +66,14 @@ def way_between(one: tuple[str, str], other: tuple[str, str]) -> str:
     return max(one[1], other[1], key=WAYS.index)
 
 
+class Sharing(Protocol):
+    """The other end of what is shared: `shared.Channel`."""
+
+    def segment_gone(self, number: int) -> None: ...
+
+    def part(self) -> None: ...
+
+
 class Local:
     """What a process has for others of its host: a Unix socket, once it listens, and memory that they may map.
 
@@ -89,7 +96,7 @@ class Local:
         self.told = ""  # what anybody may hear of the name of the Unix socket
         self._side: socket.socket | None = None
         self._unclaimed: dict[bytes, socket.socket] = {}
-        self._channels: set[Channel] = set()
+        self._channels: set[Sharing] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,12 +143,12 @@ class Local:
 
     # ── memory ──
 
-    def enter(self, channel: Channel) -> None:
+    def enter(self, channel: Sharing) -> None:
         """Have ``channel`` be told what becomes of segments, and what is made from now on lie in some."""
         self._memory.segments = self.segments
         self._channels.add(channel)
 
-    def leave(self, channel: Channel) -> None:
+    def leave(self, channel: Sharing) -> None:
         """Forget a channel that is closed."""
         self._channels.discard(channel)
 

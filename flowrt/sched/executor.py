@@ -219,7 +219,7 @@ class Executor:
             return None
         if tape.recording.orders or not tape.is_settled:
             return None  # one that waits for better kernels, or knows not its speed yet, is asked for anew every time
-        return direct_plan(self, unit, tape, feeds, wanted, numbers, seed)
+        return direct_plan(self.host, unit, tape, feeds, wanted, numbers, seed)
 
     def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool:
         """Whether a unit that need not wait is better carried out on the loop's own thread than in a lane."""

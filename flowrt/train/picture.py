@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,10 +11,9 @@ from flowrt.train.times import PARTS
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
-
-    from flowrt.train.statistics import Statistics
 
 SHOWN = 512  # newest steps of each replica that are drawn one by one
 COLORS = {  # by part: those of Okabe and Ito, which everybody can tell apart
@@ -27,7 +26,20 @@ COLORS = {  # by part: those of Okabe and Ito, which everybody can tell apart
 }
 
 
-def draw(statistics: Statistics, path: str | os.PathLike[str]) -> None:
+class Drawn(Protocol):
+    """What there is to draw: `statistics.Statistics`."""
+
+    @property
+    def replicas(self) -> Sequence[Any]: ...
+
+    @property
+    def slow(self) -> Sequence[Any]: ...
+
+    @property
+    def records(self) -> Mapping[str, np.ndarray[Any, Any]]: ...
+
+
+def draw(statistics: Drawn, path: str | os.PathLike[str]) -> None:
     """Draw what `Statistics.plot` says."""
     try:
         from matplotlib.figure import Figure
@@ -45,7 +57,7 @@ def draw(statistics: Statistics, path: str | os.PathLike[str]) -> None:
     figure.savefig(path)
 
 
-def _draw_bars(axes: Axes, statistics: Statistics) -> None:
+def _draw_bars(axes: Axes, statistics: Drawn) -> None:
     """The median of each part, a bar for each replica."""
     slow = {found.replica: found.cause for found in statistics.slow}
     names = [f"{r}: {slow[r]}" if r in slow else str(r) for r in range(len(statistics.replicas))]
@@ -60,7 +72,7 @@ def _draw_bars(axes: Axes, statistics: Statistics) -> None:
     axes.legend(ncols=3, fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
-def _draw_course(axes: Axes, statistics: Statistics) -> None:
+def _draw_course(axes: Axes, statistics: Drawn) -> None:
     """How long each of the newest steps took each replica, until its update was there; crosses were cut off."""
     records = statistics.records
     seconds = np.nan_to_num([records[part] for part in ("input", "pull", "compute", "push")]).sum(0)

@@ -16,7 +16,7 @@ from sim_loop import simulate
 import flowrt as fr
 from flowrt.sched.drivers.messages import Update
 from flowrt.sched.drivers.striking import Slowness, size_of
-from flowrt.sched.drivers.way import Tasks, sleep_until
+from flowrt.sched.drivers.tasks import Tasks, sleep_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,10 +26,9 @@ from flowrt.sched.devices.memory import DeviceArray
 from flowrt.sched.host.lanes import Lanes
 
 if TYPE_CHECKING:
-    from flowrt.sched.drivers.way import Tasks
+    from flowrt.sched.drivers.tasks import Tasks
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.variables import Name
-    from flowrt.sched.server.server import Server
 
 T = TypeVar("T")
 NOTHING: frozenset[Any] = frozenset()
@@ -124,6 +123,21 @@ class _Kept:
     writing: asyncio.Task[Any] | None = field(default=None)
 
 
+class Resting(Protocol):
+    """A parameter server, as far as it must rest at one version for its variables to be kept."""
+
+    @property
+    def rests(self) -> bool: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def role(self) -> Any: ...
+
+    async def wait_applied(self) -> None: ...
+
+
 class Keeping:
     """What ``host`` does for checkpoints; ``tasks`` are the host's own, which outlive who asks."""
 
@@ -132,7 +146,7 @@ class Keeping:
         self._tasks = tasks
         self._kept: dict[str, _Kept] = {}
 
-    async def answer(self, asked: Any, epoch: str, servers: Callable[[], Collection[Server]]) -> Any:
+    async def answer(self, asked: Any, epoch: str, servers: Callable[[], Collection[Resting]]) -> Any:
         """Do as the client of ``epoch`` asks; ``servers`` are those that go on here."""
         match asked:
             case Keep():
@@ -164,7 +178,7 @@ class Keeping:
         for save in list(self._kept):
             self._drop(save)
 
-    async def _keep(self, asked: Keep, epoch: str, servers: Callable[[], Collection[Server]]) -> tuple[Any, ...]:
+    async def _keep(self, asked: Keep, epoch: str, servers: Callable[[], Collection[Resting]]) -> tuple[Any, ...]:
         self._drop(asked.save)
         host, names = self._host, frozenset(asked.names)
         variables = host.variables

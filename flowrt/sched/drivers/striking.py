@@ -16,11 +16,11 @@ import numpy as np
 
 from flowrt.delays import Link
 from flowrt.sched.drivers.messages import Update
-from flowrt.sched.drivers.way import sleep_until
+from flowrt.sched.drivers.tasks import sleep_until
 
 if TYPE_CHECKING:
     from flowrt.delays import Delay
-    from flowrt.sched.drivers.way import Tasks
+    from flowrt.sched.drivers.tasks import Tasks
 
 HEAD = 64  # bytes of a message beside its arrays, about
 Then = Callable[[], None]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,12 +11,16 @@ import numpy as np
 
 from flowrt.base import codec
 from flowrt.base.errors import ResourceError, SpecError
+from flowrt.sched.drivers.tasks import sleep_until
 from flowrt.sched.host.host import RunContext
 
 if TYPE_CHECKING:
+    import asyncio
+
     from flowrt.base.plan import PlanFeed
     from flowrt.sched.drivers.closed import Closed
     from flowrt.sched.drivers.striking import Striking
+    from flowrt.sched.drivers.tasks import Tasks
     from flowrt.sched.host.host import Host
     from flowrt.sched.host.rendezvous import Array
 
@@ -27,7 +29,6 @@ Send: TypeAlias = Callable[[str, str, Any], None]
 Then: TypeAlias = "Callable[[list[Array]], None]"
 Failed: TypeAlias = Callable[[BaseException], None]
 MOST, BUNDLE = 256, "bundle"  # values that a message holds as they are; what stands for more
-_log = logging.getLogger(__name__)
 
 
 class Unread:
@@ -35,44 +36,6 @@ class Unread:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-
-class Tasks:
-    """Tasks that belong together. Whoever starts them here calls `aclose`, which cancels and awaits what is left."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Have ``work`` run as one of these tasks."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a run of a trainer failed", exc_info=error)
-
-    async def aclose(self) -> None:
-        """Cancel and await everything, even if cancelled meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
-        for task in self._tasks:
-            task.cancel()
-        while self._tasks:
-            try:
-                await asyncio.wait(self._tasks)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-
-
-async def sleep_until(due: float, clock: Callable[[], float]) -> None:
-    """Sleep until ``clock`` says ``due``: the timers of a loop count from when its turn began, and may be early."""
-    while (left := due - clock()) > 0.0:  # noqa: ASYNC110 -- time alone ends it
-        await asyncio.sleep(left)
 
 
 @dataclass(eq=False, slots=True)

@@ -19,14 +19,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from flowrt.base.errors import ResourceError
-
-if TYPE_CHECKING:
-    from flowrt.sched.host.memory import Memory
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -134,6 +131,22 @@ class _Taken(weakref.ref[Any]):
     nbytes: int
 
 
+class Counting(Protocol):
+    """Who counts spare memory: `memory.Memory`."""
+
+    limit: int | None
+
+    def enlist(self, keeper: Any) -> None: ...
+
+    def add_spare(self, nbytes: int) -> None: ...
+
+    def drop_spare(self, nbytes: int) -> None: ...
+
+    def use_spare(self, nbytes: int) -> None: ...
+
+    def spare(self, nbytes: int, *, kept: bool) -> None: ...
+
+
 class Segments:
     """A process's segments. ``gone`` is told the number of each that was let go, from whichever thread let it.
 
@@ -143,7 +156,7 @@ class Segments:
     with zeros first.
     """
 
-    def __init__(self, memory: Memory, *, shared: bool = True) -> None:
+    def __init__(self, memory: Counting, *, shared: bool = True) -> None:
         self.gone: Callable[[int], None] = lambda number: None
         self.grown: Callable[[], None] = lambda: None
         self._memory = memory

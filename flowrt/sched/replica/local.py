@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.sched.drivers.way import Way, checked, sleep_until
+from flowrt.sched.drivers.tasks import sleep_until
+from flowrt.sched.drivers.way import Way, checked
 
 if TYPE_CHECKING:
     from flowrt.sched.drivers.closed import Closed

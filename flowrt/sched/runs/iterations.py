@@ -47,7 +47,8 @@ from flowrt.sched.drivers.messages import (
     Version,
     Wants,
 )
-from flowrt.sched.drivers.way import Send, Tasks, Way
+from flowrt.sched.drivers.tasks import Tasks
+from flowrt.sched.drivers.way import Send, Way
 from flowrt.sched.replica.local import Rounds
 from flowrt.sched.replica.replica import Replica
 from flowrt.sched.server.server import Server

@@ -21,7 +21,7 @@ from flowrt.sched.host.memory import counted
 from flowrt.sched.tape.interrupts import note_plan
 
 if TYPE_CHECKING:
-    from flowrt.sched.executor import Executor
+    from flowrt.sched.host.host import Host
     from flowrt.sched.tape.tape import Tape
     from flowrt.sched.units import Unit
 
@@ -58,7 +58,7 @@ class Numbers:
 
 
 def direct_plan(
-    executor: Executor,
+    host: Host,
     unit: Unit,
     tape: Tape,
     inputs: Sequence[Array],
@@ -71,7 +71,7 @@ def direct_plan(
     ``inputs`` are the feeds, ``fetches`` outputs of the tape. The plan is kept with the tape for as long as the
     variables lie where they lay, and runs are numbered and drawn for as they were.
     """
-    variables, crew = executor.host.variables, executor.host.lanes.crew
+    variables, crew = host.variables, host.lanes.crew
     made = tape.direct
     if made is not None and made[:2] == (variables.changes, (numbers, seed)):
         return made[2]

@@ -15,7 +15,8 @@ import flowrt as fr
 from flowrt.base.errors import SpecError
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.ops.combining import BLOCK
-from flowrt.sched.drivers.way import Tasks, Way
+from flowrt.sched.drivers.tasks import Tasks
+from flowrt.sched.drivers.way import Way
 from flowrt.sched.host.host import Host
 from flowrt.sched.policies.policy import Close, Offer, Policy, WaitUntil
 from flowrt.sched.server import combining

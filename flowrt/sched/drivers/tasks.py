@@ -1,0 +1,48 @@
+"""What drivers do not wait for: tasks that belong together, and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Tasks that belong together. Whoever starts them here calls `aclose`, which cancels and awaits what is left."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Have ``work`` run as one of these tasks."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a run of a trainer failed", exc_info=error)
+
+    async def aclose(self) -> None:
+        """Cancel and await everything, even if cancelled meanwhile."""
+        cancelled: asyncio.CancelledError | None = None
+        for task in self._tasks:
+            task.cancel()
+        while self._tasks:
+            try:
+                await asyncio.wait(self._tasks)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+
+async def sleep_until(due: float, clock: Callable[[], float]) -> None:
+    """Sleep until ``clock`` says ``due``: the timers of a loop count from when its turn began, and may be early."""
+    while (left := due - clock()) > 0.0:  # noqa: ASYNC110 -- time alone ends it
+        await asyncio.sleep(left)
