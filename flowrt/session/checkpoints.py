@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowrt.checkpoints.shards import Written
-    from flowrt.session.session import Session
+    from flowrt.session.inside import Inside
 
 MIB = 1 << 20
 _log = logging.getLogger("flowrt.checkpoint")
@@ -97,7 +97,7 @@ class Checkpoints:
         self.partial = partial
         self.rename = checked_renames(rename)
         self.refused: list[str] = []
-        self._session: Session | None = None
+        self._session: Inside | None = None
         self._places: Places | None = None
         self._order: Order | None = None
         self._step = 0
@@ -146,7 +146,7 @@ class Checkpoints:
 
     # What a session asks for
 
-    async def open(self, session: Session) -> set[Name]:
+    async def open(self, session: Inside) -> set[Name]:
         """Serve ``session`` until `close`: restore the newest whole checkpoint; answers what that restored.
 
         Raises `CheckpointError` as `restore_newest` does, and where this session is to save on its own and must not.
@@ -172,7 +172,7 @@ class Checkpoints:
                 _log.warning("no checkpoint can be saved in %s: %s; every save tries again", self.url, error)
         return await self.restore_newest(session)
 
-    async def close(self, session: Session) -> None:
+    async def close(self, session: Inside) -> None:
         """Let ``session`` go, after a save that is under way, and others save. Twice is once."""
         if self._session is session:
             async with self._saving:
@@ -180,7 +180,7 @@ class Checkpoints:
                 if self._lock is not None:
                     await in_thread(self._lock.release)
 
-    async def after_step(self, session: Session) -> None:
+    async def after_step(self, session: Inside) -> None:
         """Count a training step, and begin to save if it is time: what is written is written beside others."""
         self._step += 1
         if not self._is_due():
@@ -208,7 +208,7 @@ class Checkpoints:
 
     # Saving
 
-    async def save(self, session: Session) -> int:
+    async def save(self, session: Inside) -> int:
         """Save now; answers the step. A failure leaves no file behind and the earlier checkpoints untouched.
 
         Raises `CheckpointError` also where another session saves into the folder, and it says which.
@@ -219,7 +219,7 @@ class Checkpoints:
             self._saved_step, self._saved_at = saving.step, self._clock()
             return saving.step
 
-    async def _keep(self, session: Session) -> Saving:
+    async def _keep(self, session: Inside) -> Saving:
         """Have all that is to be saved be kept as it is now."""
         if self._places is None:
             raise CheckpointError("the session was closed")
@@ -330,7 +330,7 @@ class Checkpoints:
 
     # Restoring
 
-    async def restore_newest(self, session: Session) -> set[Name]:
+    async def restore_newest(self, session: Inside) -> set[Name]:
         """Restore the newest whole checkpoint, if there are any; answers what it restored.
 
         Raises `CheckpointError` where it does not fit the graph, and where there are some, and none is whole: starting
@@ -356,7 +356,7 @@ class Checkpoints:
             _log.warning("there is no checkpoint in %s to restore, in part or renamed; variables start anew", self.url)
         return set()
 
-    async def go_back(self, session: Session) -> None:
+    async def go_back(self, session: Inside) -> None:
         """Restore the newest whole checkpoint; while there is none, what the session began with.
 
         Raises as `restore_newest`, and `CheckpointError` where there is none and the session began with what an
@@ -374,7 +374,7 @@ class Checkpoints:
         self._step = self._saved_step = 0
         self._saved_at = self._clock()
 
-    async def restore(self, session: Session, step: int | None = None) -> int:
+    async def restore(self, session: Inside, step: int | None = None) -> int:
         """Restore the newest checkpoint of ``step``, or the newest whole one of all; answers its step."""
         await self.wait_saved()
         saves = await in_thread(self.saves)
@@ -390,7 +390,7 @@ class Checkpoints:
         await self._restore(session, numbers[-1], step)
         return step
 
-    async def _restore(self, session: Session, number: int, step: int) -> set[Name]:
+    async def _restore(self, session: Inside, number: int, step: int) -> set[Name]:
         """Restore one checkpoint, once it was seen to be whole and to fit; answers the variables that have it now."""
         assert self._places is not None
         places, folder = self._places.find(), folder_of(number, step)
@@ -415,7 +415,7 @@ class Checkpoints:
         self._saved_at = self._clock()
         return {piece.held for piece in pieces_of(session.graph) if piece.whole in stored}
 
-    def _fit(self, session: Session, manifest: Manifest, step: int) -> Fit:
+    def _fit(self, session: Inside, manifest: Manifest, step: int) -> Fit:
         specs = {name: stored.spec for name, stored in manifest.variables.items()}
         rename = {old: new for old, new in self.rename.items() if manifest.renamed.get(old) != new}
         order = None if manifest.order is None else from_manifest(manifest.order)

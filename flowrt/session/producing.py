@@ -31,7 +31,7 @@ from flowrt.structure import LEAF
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from flowrt.session.session import Session
+    from flowrt.session.inside import Inside
 
 Name: TypeAlias = tuple[str, str]
 Failures: TypeAlias = MutableMapping[Name, Exception]
@@ -45,7 +45,7 @@ class Producing(AsyncOnly):
     WHAT = "session.producing(...)"
 
     def __init__(
-        self, session: Session, queue: Any, source: Iterable[Any] | AsyncIterable[Any], failures: Failures
+        self, session: Inside, queue: Any, source: Iterable[Any] | AsyncIterable[Any], failures: Failures
     ) -> None:
         self._site = user_site()
         if not hasattr(queue, "entrance"):

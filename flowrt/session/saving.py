@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flowrt.graph import Graph
     from flowrt.passes import StandIns
     from flowrt.progress import Activity
-    from flowrt.session.session import Session
+    from flowrt.session.inside import Inside
 
 T = TypeVar("T")
 FETCHED = 8 << 20  # bytes of a variable that come at once
@@ -77,7 +77,7 @@ def pieces_of(graph: Graph) -> list[Piece]:
 class Places:
     """On which tasks the variables of a session lie, as long as nodes stand in for the same ones."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Inside) -> None:
         self._session = session
         self._known: tuple[StandIns, tuple[Device, ...]] | None = None
         self._tasks: dict[Name, str] = {}
@@ -110,7 +110,7 @@ def _by_task(pieces: Iterable[Piece], places: Mapping[Name, str]) -> dict[str, l
 class Saving:
     """One save of a session's variables, which are kept as they are when it begins."""
 
-    def __init__(self, session: Session, places: Mapping[Name, str], step: int) -> None:
+    def __init__(self, session: Inside, places: Mapping[Name, str], step: int) -> None:
         self.step, self.run = step, session.next_number
         self.saved_at = time.time()
         self._runner = session._open_here()
@@ -208,7 +208,7 @@ class Saving:
 
 
 async def verify_on_tasks(
-    session: Session, tasks: Collection[str], manifest: Manifest, store: Store, folder: str
+    session: Inside, tasks: Collection[str], manifest: Manifest, store: Store, folder: str
 ) -> None:
     """Have tasks see that all files of a checkpoint are what its manifest says. Raises `CheckpointError`, `OSError`."""
     runner, shares = session._open_here(), {task: list[Any]() for task in sorted(tasks)}
@@ -228,7 +228,7 @@ async def verify_on_tasks(
 
 
 async def take_on_tasks(
-    session: Session,
+    session: Inside,
     places: Mapping[Name, str],
     stored: Mapping[Name, Stored],
     store: Store,
@@ -253,7 +253,7 @@ async def take_on_tasks(
         await keeper.copy_written(frozenset(piece.held for piece in wanted))
 
 
-async def _give(session: Session, piece: Piece, stored: Stored, store: Store, folder: str) -> None:
+async def _give(session: Inside, piece: Piece, stored: Stored, store: Store, folder: str) -> None:
     """Read a variable here, and have it start from that."""
     resource, made = session.graph.resources[piece.held], np.empty(_held_spec(piece).concrete, piece.spec.dtype)
 

@@ -30,7 +30,7 @@ from flowrt.structure import LEAF, Structure
 
 if TYPE_CHECKING:
     from flowrt.graph import Graph
-    from flowrt.session.session import Session
+    from flowrt.session.inside import Inside
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +43,7 @@ class Step:
     """One compiled step."""
 
     def __init__(
-        self, session: Session, graph: Graph, structure: Structure, wanted: Sequence[Any], feeds: Sequence[Tensor]
+        self, session: Inside, graph: Graph, structure: Structure, wanted: Sequence[Any], feeds: Sequence[Tensor]
     ) -> None:
         self._structure = structure
         self._wanted = tuple(wanted)
@@ -219,7 +219,7 @@ class Later:
 class CompiledStep:
     """A step made ready: ``await step(*values)`` with one value per feed, in order or by the feed's name."""
 
-    def __init__(self, session: Session, step: Step) -> None:
+    def __init__(self, session: Inside, step: Step) -> None:
         self._session = session
         self._step = step
         self._direct: Direct | None = None
