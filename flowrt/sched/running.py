@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from traceback import clear_frames
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -30,10 +30,11 @@ from flowrt.sched.tape.tape import CANCELLED
 from flowrt.sched.units import Action, Unit
 
 if TYPE_CHECKING:
-    from flowrt.base.plan import PlanNode
-    from flowrt.sched.demand import Goal
-    from flowrt.sched.executor import Executor
-    from flowrt.sched.host.host import RunContext
+    from flowrt.base.plan import Plan, PlanNode
+    from flowrt.sched.demand import Demands, Goal
+    from flowrt.sched.host.host import Host, RunContext
+    from flowrt.sched.single import Runners
+    from flowrt.sched.units import Wiring
 
 Outputs: TypeAlias = "Sequence[Array | Dead]"
 
@@ -41,12 +42,34 @@ INLINE_SECONDS = 200e-6  # a hop to a lane and back costs about as much on a vir
 YIELD_EVERY = 256  # inline units between two looks at the loop
 
 
+class Carrying(Protocol):
+    """A plan made ready, and who carries out its units: `executor.Executor`."""
+
+    plan: Plan
+    host: Host
+    units: tuple[Unit, ...]
+    runners: Runners
+    wiring: Wiring
+    demands: Demands | None
+    sizes: dict[int, int]
+
+    def lend(self, unit: Unit) -> list[Array] | None: ...
+
+    def is_short(self, unit: Unit, inputs: Sequence[Array]) -> bool: ...
+
+    def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]: ...
+
+    async def finish(
+        self, unit: Unit, inputs: Sequence[Any], words: Array, stop: Callable[[], None]
+    ) -> Sequence[Any]: ...
+
+
 class Run:
     """One run in progress."""
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Carrying,
         feeds: Sequence[Array],
         context: RunContext,
         news: Callable[[], None] | None = None,
