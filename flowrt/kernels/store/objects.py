@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
+from flowrt.base.collection import held_back
 from flowrt.kernels.store.bundle import Bundle, bundle_path, is_trusted, open_bundle, open_trusted
 from flowrt.kernels.store.compiling import compiled, note_missing, only_looks
 from flowrt.kernels.store.loading import load_object
@@ -100,7 +101,7 @@ def object_code(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
 def _made(symbol: str, compile_object: Callable[[], bytes]) -> bytes:
     check_wanted()
     _log.debug("compiling %s", symbol)
-    with compiled(symbol):
+    with compiled(symbol), held_back():  # compilers make objects by the million, and most live as long as they work
         return compile_object()
 
 
