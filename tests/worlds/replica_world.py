@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from policy_world import TellingApart
 
+from flowrt.base.collection import held_back
 from flowrt.base.errors import GraphError, InternalError
 from flowrt.sched.policies import AllOf, Close
 from flowrt.sched.versions.book import Book
@@ -486,6 +487,7 @@ class Search(NamedTuple):
     complete: int
 
 
+@held_back()  # states are many, and none is garbage
 def search(world: World) -> Search:
     """Visit every state; raise `Violation` for a forbidden one and for one that cannot reach the last version."""
     start = world.canonical(world.start)
