@@ -5,7 +5,11 @@ to its end, a node's to the line that says it is ready; and CPU seconds, which o
 medians with their spread. Caches are warm: the bundle of standard kernels is built first, if there is none, and Python
 may keep bytecode.
 
+With --cold, what compiling costs besides: the same first step, and reductions of three dtypes along three axes, each by
+a process that finds no kernel.
+
     python perf/startup.py
+    python perf/startup.py --cold --repeat 3
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import machine as this_machine
@@ -38,10 +43,27 @@ with fr.BlockingSession(graph) as session:
     images, labels = rng.standard_normal((128, 784)).astype(np.float32), rng.integers(0, 10, 128).astype(np.int32)
     first, _ = step(images, labels)
 assert 1 < first < 4, first
+"""
+NO_COMPILER = """
 assert not {"numba", "llvmlite"} & set(__import__("sys").modules)
 """
+REDUCTIONS = """
+import numpy as np
+import flowrt as fr
+for dtype in ("float32", "float64", "int64"):
+    x = np.arange(1, 61).reshape(3, 4, 5).astype(dtype)
+    for axis in range(3):
+        for reduce, judge in ((fr.sum, np.sum), (fr.max, np.max), (fr.argmax, np.argmax)):
+            assert (reduce(x, axis=axis) == judge(x, axis=axis)).all()
+"""
 NODE = ("-m", "flowrt.worker", "--job", "worker", "--task", "0", "--bind", "127.0.0.1:0", "--die-with-parent")
-PROGRAMS = {"python": "pass", "numpy": "import numpy", "flowrt": "import flowrt", "first step": FIRST_STEP}
+PROGRAMS = {
+    "python": "pass",
+    "numpy": "import numpy",
+    "flowrt": "import flowrt",
+    "first step": FIRST_STEP + NO_COMPILER,
+}
+COLD = {"first step, cold": FIRST_STEP, "reductions, cold": REDUCTIONS}
 
 
 def spent(program: str) -> tuple[float, float]:
@@ -49,6 +71,14 @@ def spent(program: str) -> tuple[float, float]:
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", program], env=environment())
     return ended(process, began, None)
+
+
+def spent_cold(program: str) -> tuple[float, float]:
+    """The same where no kernel is compiled yet, nor compiled beside it."""
+    with tempfile.TemporaryDirectory(prefix="flowrt-") as folder:
+        began = time.perf_counter()
+        cold = environment() | {"FLOWRT_CACHE": folder, "FLOWRT_BUILD": "never", "FLOWRT_QUIET": "1"}
+        return ended(subprocess.Popen([sys.executable, "-c", program], env=cold), began, None)
 
 
 def spent_by_node() -> tuple[float, float]:
@@ -87,6 +117,7 @@ def summary(seconds: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--cold", action="store_true", help="compile, too, in folders that are empty")
     parser.add_argument("--json", action="store_true", help="print one JSON line and nothing else")
     arguments = parser.parse_args()
     subprocess.run([sys.executable, "-m", "flowrt.kernels", "build"], check=True, stdout=subprocess.DEVNULL)
@@ -99,6 +130,8 @@ def main() -> None:
         for name, program in PROGRAMS.items():
             runs[name].append(spent(program))
         runs["node ready"].append(spent_by_node())
+        for name, program in COLD.items() if arguments.cold else ():
+            runs.setdefault(name, []).append(spent_cold(program))
     results = {
         name: {"wall": summary([wall for wall, _ in pairs]), "CPU": summary([cpu for _, cpu in pairs])}
         for name, pairs in runs.items()
@@ -110,7 +143,7 @@ def main() -> None:
     print("from the start of a process to its end, or to being ready, seconds: median (least to most)")
     for name, row in results.items():
         shown = [f"{what} {r['median']:.3f} ({r['least']:.3f} to {r['most']:.3f})" for what, r in row.items()]
-        print(f"{name:11} {'   '.join(shown)}")
+        print(f"{name:16} {'   '.join(shown)}")
 
 
 if __name__ == "__main__":
