@@ -10,6 +10,7 @@ import pytest
 from pass_world import compiled, named, names
 from step_world import CLIENT, CLUSTER, DEAD, LOCAL, RandomGraph, evaluate, everywhere, meaning, run_plans
 
+import flowrt as fr
 from flowrt.base.errors import FeedError, GraphError, PlacementError, SpecError
 from flowrt.base.plan import plan_from_data, plan_to_data
 from flowrt.base.spec import Spec
@@ -304,3 +305,28 @@ def test_a_long_chain_compiles_without_recursion() -> None:
     plan = compiled([y], [write], feeds=[x]).plans["/job:local/task:0"]
     assert len(plan.nodes) == 5002
     assert len(plan.nodes[-1].control) == 5000 - 1 + 1
+
+
+@pytest.mark.parametrize(
+    ("write", "turns"),
+    [
+        (lambda v: v.assign_add(np.ones((2, 1), np.float32)), 1),
+        (lambda v: v.scatter_add([0], np.ones((1, 1), np.float32)), 1),
+        (lambda v: v.scatter_update([0], np.ones((1, 1), np.float32)), 1),
+        (None, 10),
+    ],
+)
+def test_turns_of_a_loop_that_writes_a_variable_or_rows_of_it_follow_one_another(write: Any, turns: int) -> None:
+    with fr.Graph():
+        v, queue = fr.Variable(np.zeros((2, 1), np.float32)), fr.FIFOQueue(4, "float32", ())
+
+        def body(i: Any, total: Any) -> Any:
+            if write is None:
+                return i + 1, total + queue.dequeue()
+            with fr.control_dependencies([write(v)]):
+                return i + 1, total + v.read()[0, 0]
+
+        _, total = fr.while_loop(lambda i, total: i < 3, body, (0, np.float32(0)))
+        made = compiled([total])
+    nodes = [node for plan in made.plans.values() for node in plan.nodes if node.op == "enter"]
+    assert {node.attrs["parallel_iterations"] for node in nodes} == {turns}
