@@ -11,6 +11,7 @@ A `Kind` finds and opens them, a `Driver` is one: its memory, its copies and its
 
 from collections.abc import Mapping
 
+from flowrt.kernels.language.twin import cuda
 from flowrt.sched.devices.driver import Driver, Kernel, Kind
 from flowrt.sched.devices.kinds import register
 from flowrt.sched.devices.on_host import HostKernel, computes_on_host
@@ -18,7 +19,17 @@ from flowrt.sched.host.memory import MemoryStatistics
 from flowrt.session.blocking import BlockingSession
 from flowrt.session.session import Session
 
-__all__ = ["Driver", "HostKernel", "Kernel", "Kind", "MemoryStatistics", "computes_on_host", "memory", "register"]
+__all__ = [
+    "Driver",
+    "HostKernel",
+    "Kernel",
+    "Kind",
+    "MemoryStatistics",
+    "computes_on_host",
+    "cuda",
+    "memory",
+    "register",
+]
 
 
 def memory(session: Session | BlockingSession) -> Mapping[str, MemoryStatistics]:

@@ -11,6 +11,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, TypeAlias
 
+from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.composite.many import ManyStep
@@ -21,7 +22,7 @@ from flowrt.sched.host.segments import LARGE
 from flowrt.sched.loops.scalar_loops import why_launches
 from flowrt.sched.loops.structured import LOOP, STRUCTURED
 from flowrt.sched.tape.recording import record
-from flowrt.sched.units import breaks_tape, find_units
+from flowrt.sched.units import BRING, Action, breaks_tape, find_units
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -66,6 +67,7 @@ class TaskReport:
     left_out: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     places: int  # of nodes in the largest region
+    issued: tuple[str, ...] = ()  # what devices other than the host are told, and what crosses to and from them
 
 
 @valueclass
@@ -186,7 +188,7 @@ def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, predict: 
     recording = partial(record, plan)
     found = _footprint(plan, units, feeds, predict)
     regions = [unit.region for unit in units if unit.region is not None]
-    broken = [node for node in plan.nodes if breaks_tape(node)]
+    broken = [node for node in plan.nodes if breaks_tape(node) and node.op != BRING and not is_apart(node.device)]
     missing = [] if tapes else ["no tapes, by this session's options: the machine runs every node"]
     return TaskReport(
         plan.task,
@@ -200,7 +202,20 @@ def _report(plan: Plan, feeds: Sequence[Spec], tapes: bool, held: int, predict: 
         found.left_out,
         tuple(survey(plan, units, feeds, record=recording)[:MAX_ROWS]),
         max((len(region.nodes) for region in regions), default=0),
+        tuple(_issued(plan, units)),
     )
+
+
+def _issued(plan: Plan, units: Sequence[Unit]) -> Iterator[str]:
+    """What is done on devices whose memory is not the host's, and what crosses to and from them."""
+    for unit in units:
+        nodes = [plan.nodes[n] for n in unit.nodes]
+        if unit.action is Action.ISSUE:
+            ops = ", ".join(f"{op} x{count}" for op, count in Counter(node.op for node in nodes).most_common(5))
+            yield f"{len(nodes)} nodes issued on {nodes[0].device} ({ops}), {len(unit.inputs)} inputs"
+    for node in plan.nodes:
+        if node.op == BRING:
+            yield f"{node.name}: {node.outputs[0]}, brought to {node.device}"
 
 
 def _footprint(
@@ -275,7 +290,7 @@ def _memory(made: Recording) -> str:
 
 def _lines(task: TaskReport) -> list[str]:
     lines = [task.size]
-    for rows in (task.tapes, task.broken):
+    for rows in (task.tapes, task.issued, task.broken):
         lines += [str(row) for row in rows[:MAX_ROWS]]
         if len(rows) > MAX_ROWS:
             lines.append(f"and {len(rows) - MAX_ROWS} more")

@@ -92,7 +92,28 @@ async def test_a_graph_may_be_split_over_the_host_and_two_devices(opened: Any) -
     for mine, theirs in zip(found, naive, strict=False):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
     np.testing.assert_allclose(after, 1 + naive[2][None], rtol=1e-5)
-    assert "arena:1" in text
+    assert "issued on arena:1" in text
+    assert "brought to cpu:0" in text
+    assert "broken by" not in text
+
+
+async def test_an_update_is_computed_beside_its_variable(opened: Any) -> None:
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 4), name="x")
+        with fr.device("cpu:0"):
+            w = fr.Variable(np.ones((4, 2), np.float32), name="w")
+        with fr.device("arena:0"):
+            v = fr.Variable(np.ones((2, 2), np.float32), name="v")
+            loss = fr.sum(fr.square(x @ w @ v))
+        update = fr.optim.Adam(0.1).minimize(loss)
+    async with fr.Session(graph, options=MIXED) as session:
+        lines = (await session.explain([loss, update])).placement
+        await session.run([loss, update], {x: values(3, 4)})
+    there, here = (next(line for line in lines if device in line) for device in ("arena:0", "cpu:0"))
+    assert "w/steps/assign" in here
+    assert "v/steps/assign" in there
+    assert " w/" not in there
+    assert " v/" not in here
 
 
 async def test_a_step_that_does_not_fit_names_the_devices_largest_tensors_and_the_next_runs(opened: Any) -> None:

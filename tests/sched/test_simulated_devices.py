@@ -56,6 +56,10 @@ def test_a_kernel_that_fails_names_its_op_and_the_users_line(world: dict[str, An
     assert world["failing"].endswith("an index is out of range")
 
 
+def test_an_op_of_ones_own_runs_where_it_has_a_kernel(world: dict[str, Any]) -> None:
+    assert world["own_op"] < 1e-6
+
+
 def test_replicas_have_their_towers_on_a_gpu_and_their_variables_on_the_host(world: dict[str, Any]) -> None:
     (*there, peak), (*here, none) = world["towers"]
     np.testing.assert_allclose(there, here, rtol=1e-4)

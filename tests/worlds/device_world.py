@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import flowrt as fr
+from flowrt.devices import cuda
 
 Job = tuple[Any, Any, Any, Callable[[Any], tuple[Any, Any]]]  # two placeholders, the loss, and what draws a batch
 STEPS = 3
@@ -143,6 +144,30 @@ async def failing() -> str:
     return ""
 
 
+@fr.op
+def half_step(x: fr.Spec, width: float = 1.0) -> fr.Spec:
+    """x / (width + |x|), entry by entry."""
+    return x
+
+
+@fr.kernel("half_step", on="cuda")
+def half_step_on_cuda(x: Any, out: Any, width: float) -> None:
+    xs, outs = x.reshape(-1), out.reshape(-1)
+    for i in range(cuda.grid(1), xs.size, cuda.gridsize(1)):
+        outs[i] = xs[i] / (width + abs(xs[i]))
+
+
+async def own_op() -> float:
+    """How far an op of one's own, which has a kernel for GPUs alone, is from NumPy at most."""
+    given = floats(np.random.default_rng(4), 5, 9)
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (None, 9))
+        y = half_step(x, 0.5)
+    async with fr.Session(graph, options=BOTH) as session:
+        found = await session.run(y, {x: given})
+    return float(np.abs(found - given / (0.5 + np.abs(given))).max())
+
+
 async def towers(device: str) -> list[float]:
     """The losses of two replicas whose towers are on a device, their variables in the host's memory."""
 
@@ -176,6 +201,7 @@ async def main() -> None:
         "split": await split(),
         "out_of_memory": await out_of_memory(),
         "failing": await failing(),
+        "own_op": await own_op(),
         "towers": [await towers("cuda:0"), await towers("cpu:0")],
     }
     json.dump(found, sys.stdout)
