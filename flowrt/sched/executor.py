@@ -22,7 +22,6 @@ from flowrt.base.traits import writes
 from flowrt.kernels.launch import STATUS
 from flowrt.kernels.store.locking import while_wanted
 from flowrt.sched.demand import find_demands
-from flowrt.sched.devices.issuing import Issuers
 from flowrt.sched.footprint import Footprint, predict_peak, survey
 from flowrt.sched.host.memory import amount
 from flowrt.sched.regions.regions import READ, resource_of, resources_of, variable_spec
@@ -35,6 +34,7 @@ from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
+    from flowrt.sched.devices.issuing import Issuer
     from flowrt.sched.host.host import Host, RunContext
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
@@ -60,7 +60,7 @@ class Executor:
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
         self.runners = Runners(plan, host.memory)
-        self._issuers = Issuers(plan, host)
+        self._issuers: dict[str, Issuer] = {}  # by device, made when first asked for
         self._in_place: dict[tuple[int, ...], frozenset[int]] = {}  # by the nodes of a region
         self.wiring = connect(plan, self.units)
         self.demands = find_demands(plan, self.units, self.wiring.topology)
@@ -259,7 +259,10 @@ class Executor:
             case Action.BRING:
                 return (await device.take(inputs[0], self.plan.nodes[unit.nodes[0]].where()),)
             case Action.ISSUE:
-                return await device.run(self._issuers[device.name].carry_out, unit, inputs, words, stop=stop)
+                issuer = self._issuers.get(device.name)
+                if issuer is None:
+                    issuer = self._issuers[device.name] = device.issuer(self.plan, self.host.variables)
+                return await device.run(issuer.carry_out, unit, inputs, words, stop=stop)
         return await device.run(self.carry_out_timed, unit, inputs, words, stop=stop)
 
     def carry_out(self, unit: Unit, inputs: Sequence[Array], words: Array) -> Sequence[Array]:

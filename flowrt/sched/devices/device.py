@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from flowrt.base.spec import Spec
-from flowrt.sched.devices.kinds import open_drivers
-from flowrt.sched.devices.memory import Arena, DeviceArray
+from flowrt.base.errors import InternalError
 from flowrt.sched.devices.names import HOST
-from flowrt.sched.host.lanes import Lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from flowrt.sched.devices.driver import Array, Driver
+    from flowrt.base.plan import Plan
+    from flowrt.sched.devices.driver import Array
+    from flowrt.sched.devices.issuing import Issuer
+    from flowrt.sched.host.lanes import Lanes
     from flowrt.sched.host.memory import Memory, MemoryStatistics
+    from flowrt.sched.host.variables import Variables
 
 T = TypeVar("T")
 
@@ -44,6 +45,9 @@ class Device(Protocol):
     async def give(self, value: Any) -> Array:
         """A value of this device's in the host's memory."""
 
+    def issuer(self, plan: Plan, variables: Variables) -> Issuer:
+        """What carries out those units of a plan that are issued on the device, in its lane."""
+
     async def aclose(self) -> None:
         """Wait for its lane, and let everything go."""
 
@@ -63,64 +67,17 @@ class HostDevice:
         return await self._lanes.run(function, *args, stop=stop)
 
     async def take(self, value: Any, where: str) -> Any:
-        return await value.device.give(value) if isinstance(value, DeviceArray) else value
+        return value if isinstance(value, np.ndarray) else await value.device.give(value)
 
     async def give(self, value: Any) -> Array:
         array: Array = value
         return array
 
+    def issuer(self, plan: Plan, variables: Variables) -> Issuer:
+        raise InternalError(f"{HOST} runs tapes and nodes, and is issued nothing")
+
     async def aclose(self) -> None:
         self._lanes.close()
-
-
-class DriverDevice:
-    """A device that somebody has written a `Driver` for; ``driver`` and ``arena`` are for its lane alone.
-
-    What is read from it is counted in the ``host``'s memory; ``limit`` bounds its own, in bytes.
-    """
-
-    def __init__(self, name: str, driver: Driver, host: Memory, limit: int | None = None) -> None:
-        self.name = name
-        self.driver = driver
-        self.arena = Arena(self, limit)
-        self._lanes, self._host = Lanes(1, name), host
-
-    def statistics(self) -> MemoryStatistics:
-        return self.arena.statistics()
-
-    async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
-        return await self._lanes.run(function, *args, stop=stop)
-
-    async def take(self, value: Any, where: str) -> Any:
-        if isinstance(value, DeviceArray):
-            if value.device is self:
-                return value
-            value = await value.device.give(value)
-        return await self.run(self.put, value, where)
-
-    async def give(self, value: Any) -> Array:
-        return await self.run(self._read, value)
-
-    def put(self, array: Array, where: str) -> DeviceArray:
-        """A copy of an array of the host's; in the lane."""
-        made = self.arena.empty(Spec(array.dtype, array.shape), where)
-        self.driver.write(made.storage.memory, np.ascontiguousarray(array))
-        return made
-
-    def _read(self, value: DeviceArray) -> Array:
-        array = self._host.output(value.shape, value.dtype)
-        self.driver.read(value.storage.memory, array)
-        return array
-
-    async def aclose(self) -> None:
-        try:
-            await self.run(self._let_go)
-        finally:
-            self._lanes.close()
-
-    def _let_go(self) -> None:
-        self.arena.settle()
-        self.driver.close()
 
 
 def open_devices(
@@ -131,8 +88,12 @@ def open_devices(
     What cannot be found or opened is left out, and the log says so.
     """
     own = HostDevice(lanes, memory)
-    drivers = {} if asked is None else open_drivers(asked)
-    found: dict[str, Device] = {
-        name: own if driver is None else DriverDevice(name, driver, memory, limit) for name, driver in drivers.items()
+    if asked is None:
+        return {own.name: own}
+    from flowrt.sched.devices.driven import DriverDevice  # which most programs do without
+    from flowrt.sched.devices.kinds import open_drivers
+
+    return {
+        name: own if driver is None else DriverDevice(name, driver, memory, limit)
+        for name, driver in open_drivers(asked).items()
     }
-    return found or {own.name: own}

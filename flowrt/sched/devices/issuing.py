@@ -19,7 +19,6 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, failure
 from flowrt.op import lookup
-from flowrt.sched.devices.device import DriverDevice
 from flowrt.sched.devices.memory import DeviceArray
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from flowrt.base.plan import Plan, PlanNode
+    from flowrt.sched.devices.driven import DriverDevice
     from flowrt.sched.devices.driver import Array, Kernel
-    from flowrt.sched.host.host import Host
     from flowrt.sched.host.variables import Variables
     from flowrt.sched.units import Unit
 
@@ -225,15 +224,3 @@ def _by_position(last: Mapping[int, int], kept: Iterable[int]) -> dict[int, list
         if value not in kept:
             found.setdefault(position, []).append(value)
     return found
-
-
-class Issuers(dict[str, Issuer]):
-    """What carries out the parts of a plan on devices with drivers, by their names; made when first asked for."""
-
-    def __init__(self, plan: Plan, host: Host) -> None:
-        self._plan, self._host = plan, host
-
-    def __missing__(self, name: str) -> Issuer:
-        device = self._host.devices[name]
-        assert isinstance(device, DriverDevice)
-        return self.setdefault(name, Issuer(self._plan, device, self._host.variables))

@@ -17,7 +17,7 @@ from flowrt.base.spec import Spec
 from flowrt.sched.host.memory import MemoryStatistics, amount
 
 if TYPE_CHECKING:
-    from flowrt.sched.devices.device import DriverDevice
+    from flowrt.sched.devices.driven import DriverDevice
 
 LARGEST = 8  # tensors that a refusal names
 

@@ -22,7 +22,6 @@ from flowrt.base.valueclass import valueclass
 from flowrt.checkpoints.manifest import File, Range
 from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, step_aside, write_shard
 from flowrt.checkpoints.stores import store_at
-from flowrt.sched.devices.memory import DeviceArray
 from flowrt.sched.host.lanes import Lanes
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ class Keeping:
         """What a variable that is held holds now, whatever is written to it later."""
         variables = self._host.variables
         value: Any = variables.value(name, spec)
-        return await self._host.fetch(value) if isinstance(value, DeviceArray) else variables.lend(name, spec)
+        return variables.lend(name, spec) if isinstance(value, np.ndarray) else await self._host.fetch(value)
 
     def _drop(self, save: str) -> asyncio.Task[Any] | None:
         """Let what is kept go, and stop what writes it, if that has not ended: answers it."""
