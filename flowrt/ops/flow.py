@@ -57,7 +57,7 @@ def no_op(*, name: str | None = None) -> None:
 
 
 @fitting
-def group(*values: Operand, name: str | None = None) -> Any:
+def group(*values: Any, name: str | None = None) -> Node:
     """An operation that is done once all ``values`` (operations, tensors, variables) are."""
     graph = as_node(values[0]).graph if values else current_graph("group")
     with building(graph), control_dependencies(values):

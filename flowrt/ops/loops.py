@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from flowrt.structure import LEAF, Structure, flatten
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape
+    from flowrt.typed import Operand, TensorOrArray
 
 __all__ = [
     "case",
@@ -38,8 +39,18 @@ __all__ = [
 ]
 
 
+@overload
+def cond(
+    pred: Operand, true_fn: Callable[[], Tensor], false_fn: Callable[[], Tensor], *, name: str | None = None
+) -> TensorOrArray: ...
+
+
+@overload
+def cond(pred: Operand, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any: ...
+
+
 @fitting
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
+def cond(pred: Operand, true_fn: Callable[[], Any], false_fn: Callable[[], Any], *, name: str | None = None) -> Any:
     """What ``true_fn()`` answers where the bool scalar ``pred`` holds, else what ``false_fn()`` does.
 
     Only the one that is chosen runs. Both answer the same nesting of tensors, of equal dtypes; what they use of the
@@ -170,6 +181,14 @@ def scan(
             reverse=reverse,
         )
     return carry, ys
+
+
+@overload
+def map_fn(fn: Callable[[Any], Tensor], xs: Operand, *, name: str | None = None) -> TensorOrArray: ...
+
+
+@overload
+def map_fn(fn: Callable[[Any], Any], xs: Any, *, name: str | None = None) -> Any: ...
 
 
 @fitting
