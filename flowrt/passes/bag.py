@@ -71,11 +71,12 @@ def _joined(step: Step, pairs: Mapping[int, int]) -> Step:
 
 
 def _bag(step: Step, rows: StepNode, total: StepNode) -> StepNode:
+    reduction = total.op.traits.reduction
     return replace(
         total,
         op=lookup("bag"),
         inputs=rows.inputs,
-        attrs={"axes": bag_axes(step, rows, total), "mean": total.op.name == "mean"},
+        attrs={"axes": bag_axes(step, rows, total), "mean": reduction is not None and reduction.mean},
         control=tuple(n for n in dict.fromkeys((*rows.control, *total.control)) if n != rows.id),
         after=tuple(n for n in dict.fromkeys((*rows.after, *total.after)) if n != rows.id),
     )

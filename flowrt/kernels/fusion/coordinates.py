@@ -125,7 +125,10 @@ class _Writing:
         reading = self.reading
         for key, view in reading.sources.items():
             self._take(key, view)
-        for dtype in dict.fromkeys(dtype for op, _, dtype, _ in reading.members if op == "mean"):
+        reductions = ((reduction_of(op), dtype) for op, _, dtype, _ in reading.members)
+        for dtype in dict.fromkeys(
+            dtype for reduction, dtype in reductions if reduction is not None and reduction.mean
+        ):
             self.divisors[dtype] = len(self.inputs)
             self.sources.append(float(reading.space.length))
             self.inputs.append(Spec(dtype, ()))
