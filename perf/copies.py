@@ -4,7 +4,7 @@ Kills: a server is killed with SIGKILL at a random moment of a step, most of whi
 must be reported once, in order, and the variables must have been moved once by each; a stall is the longest that the
 client waits for a report until all servers take part again. Cost: steps with one copy and with two, in turns.
 
-    python perf/copies.py kills --kills 100 --servers 2
+    python perf/copies.py kills --kills 100 --servers 2 [--json docs/reliability]
     python perf/copies.py cost
 """
 
@@ -21,14 +21,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "perf"), str(ROOT / "perf" / "chaos")]
 
-import numpy as np
+import numpy as np  # noqa: E402
+import records  # noqa: E402
+from machine import describe  # noqa: E402
 
-import flowrt as fr
-from perf.machine import describe
+import flowrt as fr  # noqa: E402
 
 VARIABLES = 4
+STALL = 1.0  # seconds that a server's death may cost
 INPUTS = {"x": fr.Spec("float32", (None, 1))}
 
 
@@ -93,7 +96,8 @@ class Killing:
         await self.check()
 
 
-async def kills(count: int, seconds: float, servers: int, size: int, policy: fr.train.Policy, seed: int) -> None:
+async def kills(count: int, seconds: float, servers: int, size: int, policy: fr.train.Policy, seed: int) -> records.Row:
+    """Kill servers in turn, and print what came of it."""
     rng, end = random.Random(seed), time.monotonic() + seconds
     graph, trainer = build(size, servers, 2, policy, 2)
     async with (
@@ -113,6 +117,10 @@ async def kills(count: int, seconds: float, servers: int, size: int, policy: fr.
     )
     for wrong in killing.wrong:
         print("  ", wrong)
+    fault = f"SIGKILL of one of {servers} parameter servers in the middle of a step, {VARIABLES * size * 4 >> 20} MiB"
+    late = [f"training stopped for {stall:.2f} s" for stall in stalls if stall > STALL]
+    counts = {"steps": killing.last}
+    return records.row(34, fault, len(stalls), [*killing.wrong, *late], samples={"stall": stalls}, counts=counts)
 
 
 async def cost(size: int, steps: int, turns: int) -> None:
@@ -156,12 +164,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="a folder to write what was seen to, for docs/reliability.md")
     options = parser.parse_args()
     logging.getLogger("flowrt").setLevel(logging.ERROR)
     print(describe())
     policy = fr.train.FirstOf(1) if options.policy == "first" else fr.train.AllOf()
     if options.what == "kills":
-        asyncio.run(kills(options.kills, options.seconds, options.servers, options.size, policy, options.seed))
+        how = (options.kills, options.seconds, options.servers, options.size, policy, options.seed)
+        row = asyncio.run(kills(*how))
+        if options.json:
+            records.write(options.json / f"servers-{options.servers}-{options.size}-{options.seed}.json", [row])
     else:
         for size in (64, options.size):
             asyncio.run(cost(size, options.steps, options.turns))

@@ -390,6 +390,7 @@ FOUND = {  # schedules that once failed
     "a replica began again after all batches were counted, and nobody counted its own": (replicas_come_and_go, 400267),
     "each replica in turn answered nothing as a run began, and was given up": (nodes_freeze, 400209),
     "a server was lost as another was left out, and taken for whole when it was back": (servers_freeze, 500927),
+    "a server was lost as a run began that was to leave out another": (servers_freeze, 700814),
     "a server that was left out made a version that others had agreed was not made": (servers_freeze, 721687),
 }
 
