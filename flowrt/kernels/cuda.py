@@ -14,7 +14,7 @@ from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numba import cuda
+from numba import config, cuda
 
 from flowrt.base.errors import FlowrtError, GraphError
 from flowrt.base.spec import Spec
@@ -25,6 +25,8 @@ from flowrt.kernels.simulator import mend_simulator
 
 if SIMULATED:
     mend_simulator()
+else:
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small tensors have few threads, and that is no one's fault
 
 BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop over what is left
 

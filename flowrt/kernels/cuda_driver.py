@@ -32,50 +32,43 @@ class CudaDriver:
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._stream: Any = None
+        self._stream: Any = None  # CuPy's, and the same as Numba's
         self._failing: list[tuple[Any, Array]] = []  # the words of kernels that may fail, there and here
 
     def allocate(self, nbytes: int) -> Any:
-        if SIMULATED:
-            return np.empty(nbytes, np.uint8)
-        cupy = self._entered()
-        try:
-            return cupy.empty(nbytes, np.uint8)
-        except cupy.cuda.memory.OutOfMemoryError:
-            cupy.get_default_memory_pool().free_all_blocks()
-            return cupy.empty(nbytes, np.uint8)
+        self._enter()
+        return np.empty(nbytes, np.uint8) if SIMULATED else _allocated(nbytes)
 
     def free(self, memory: Any) -> None:
         """Nothing to do: its last reference goes, and the pool gives it to what is issued later on the same stream."""
 
     def write(self, memory: Any, array: Array) -> None:
+        self._enter()
         data = array.reshape(-1).view(np.uint8)
         if SIMULATED:
             memory[: data.size] = data
         elif data.size:
-            self._entered()
             memory[: data.size].set(data)
 
     def read(self, memory: Any, array: Array) -> None:
+        self._enter()
         data = array.reshape(-1).view(np.uint8)
         if SIMULATED:
             data[:] = memory[: data.size]
         elif data.size:
-            self._entered()
             memory[: data.size].get(out=data)
 
     def copy(self, source: Any, target: Any, nbytes: int) -> None:
-        if not SIMULATED:
-            self._entered()
+        self._enter()
         target[:nbytes] = source[:nbytes]
 
     def prepare(self, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> CudaKernel:
+        self._enter()
         return CudaKernel(self, PreparedSteps(op, inputs, outputs, attrs))
 
     def launch(self, prepared: PreparedSteps, operands: Sequence[Any], words: Array) -> None:
         """Issue an application's steps."""
-        if not SIMULATED:
-            self._entered()
+        self._enter()
         run = to_device(words) if prepared.takes_run else None
         with _simulator if SIMULATED else nullcontext():
             prepared.launch(operands, run, self._stream)
@@ -83,8 +76,8 @@ class CudaDriver:
             self._failing.append((run, words))
 
     def finish(self) -> None:
-        if not SIMULATED and self._stream is not None:
-            self._entered()
+        self._enter()
+        if self._stream is not None:
             self._stream[0].synchronize()
         for there, words in self._failing:
             words[STATUS] = from_device(there)[STATUS]
@@ -94,18 +87,28 @@ class CudaDriver:
         self._failing.clear()
         self._stream = None
 
-    def _entered(self) -> Any:
-        """CuPy, with this GPU and its stream the calling thread's own."""
+    def _enter(self) -> None:
+        """Make this GPU and its stream the calling thread's own, which is always the same one."""
+        if SIMULATED or self._stream is not None:
+            return
         import cupy
         from numba import cuda
 
-        if self._stream is None:
-            cupy.cuda.Device(self._index).use()
-            cuda.select_device(self._index)
-            stream = cupy.cuda.Stream(non_blocking=True)
-            stream.use()
-            self._stream = stream, cuda.external_stream(stream.ptr)
-        return cupy
+        cupy.cuda.Device(self._index).use()
+        cuda.select_device(self._index)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        stream.use()
+        self._stream = stream, cuda.external_stream(stream.ptr)
+
+
+def _allocated(nbytes: int) -> Any:
+    import cupy
+
+    try:
+        return cupy.empty(nbytes, np.uint8)
+    except cupy.cuda.memory.OutOfMemoryError:
+        cupy.get_default_memory_pool().free_all_blocks()
+        return cupy.empty(nbytes, np.uint8)
 
 
 class CudaKernel:

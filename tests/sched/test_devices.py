@@ -48,6 +48,10 @@ async def test_a_third_partys_device_trains_digits_within_its_memory(arena: Any)
     assert 0 < memory.held < memory.peak <= memory.limit == 4 << 20
 
 
+def test_a_device_takes_less_than_200_lines() -> None:
+    assert len((ROOT / "examples" / "arena.py").read_text().splitlines()) < 200
+
+
 async def losses(device: str, options: fr.Options) -> list[float]:
     with fr.Graph(seed=1) as graph, fr.device(device):
         x, y = fr.placeholder("float32", (None, 5)), fr.placeholder("int32", (None,))
