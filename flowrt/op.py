@@ -267,7 +267,7 @@ class Op:
         bound = {**self._defaults, **given, **kwargs}
         if bound.keys() == self._roles[1].keys() and len(given) == len(args) and given.keys().isdisjoint(kwargs):
             return bound
-        raise misfit(self.name, self.__signature__, args, kwargs)
+        raise misfit(self.name, self.signature, args, kwargs)
 
     def _sort(self, arguments: Mapping[str, Any]) -> tuple[list[Any], list[bool], dict[str, Attr]]:
         """The tensors among ``arguments``, whether each is promoted, and the attributes."""

@@ -49,9 +49,6 @@ if TYPE_CHECKING:
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
             """The outputs: see `Op`."""
 
-    Made: TypeAlias = TypedOp[P, TensorOrArray]
-    MadeMany: TypeAlias = TypedOp[P, tuple[TensorOrArray, ...]]
-
     One: TypeAlias = Callable[P, Spec]
     Many: TypeAlias = Callable[P, Sequence[Spec]]
     Makes: TypeAlias = TypedOp[P, TensorOrArray]

@@ -44,7 +44,7 @@ class located:
                     return function(*args, **kwargs)
                 except TypeError as error:
                     if _never_began(error):
-                        raise misfit(self._what, as_called(signature(function)), args, kwargs) from None
+                        raise misfit(self._what, signature(function), args, kwargs) from None
                     raise
 
         return cast("F", inside)
@@ -60,7 +60,7 @@ def fitting(function: F) -> F:
             return function(*args, **kwargs)
         except TypeError as error:
             if _never_began(error):
-                raise misfit(function.__name__, as_called(signature(function)), args, kwargs) from None
+                raise misfit(function.__name__, signature(function), args, kwargs) from None
             raise
 
     return cast("F", inside)
@@ -72,7 +72,7 @@ def _never_began(error: TypeError) -> bool:
 
 
 def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SpecError:
-    """The error for arguments that ``what``, of that signature, cannot be called with."""
+    """The error for arguments that ``what``, whose function has that signature, cannot be called with."""
     wrong = next((name for name in kwargs if name not in takes.parameters), None)
     if wrong is None:
         try:
@@ -83,7 +83,7 @@ def misfit(what: str, takes: Signature, args: Sequence[Any], kwargs: Mapping[str
     else:
         fix = keyword_hint(wrong, [name for name in takes.parameters if name not in kwargs])
         reason = f"got an unexpected keyword argument {wrong!r}{fix}"
-    return located_error(f"{what}{takes}", SpecError(reason))
+    return located_error(f"{what}{as_called(takes)}", SpecError(reason))
 
 
 DEPTHS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, MemoryError)

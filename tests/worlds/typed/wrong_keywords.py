@@ -27,6 +27,7 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("stddev", lambda: fr.random.normal((3,), std=2.0)),  # type: ignore[call-arg]
     ("low", lambda: fr.random.uniform((3,), minval=0.5)),  # type: ignore[call-arg]
     ("value", lambda: fr.pad(X, 1, constant_values=1.0)),  # type: ignore[call-arg]
+    ("value", lambda: fr.pad(X, 1, name="padded", vale=1.0)),  # type: ignore[call-arg]
     ("shape", lambda: fr.reshape(X, newshape=(3, 2))),  # type: ignore[call-arg]
     ("axes", lambda: fr.transpose(X, perm=(1, 0))),  # type: ignore[call-arg]
     ("values", lambda: fr.concat(tensors=[X, X])),  # type: ignore[call-arg]
