@@ -32,7 +32,7 @@ def kernels() -> Iterator[None]:
 
     with own_tables():
         kernel("turned_whole", layout=layout)(whole)
-        host_only("turned_whole")
+        host_only("turned_whole", why="of a test")
         yield
 
 

@@ -40,8 +40,6 @@ def own_tables() -> Iterator[None]:
     finally:
         KERNELS.clear()
         KERNELS.update(kernels)
-        HOST_ONLY.clear()
-        HOST_ONLY.update(host_only)
-        for stated, before in ((FACTS, facts), (TRAITS, traits)):
+        for stated, before in ((HOST_ONLY, host_only), (FACTS, facts), (TRAITS, traits)):
             stated.clear()
             stated.update(before)
