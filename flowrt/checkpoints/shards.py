@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -29,7 +26,6 @@ Written: TypeAlias = tuple[str, int, str]
 
 PIECE = 4 << 20  # bytes read, written and hashed at once
 ALIGNMENT = 64  # of the first tensor
-ASIDE = 10  # niceness: more, and who is put off in the middle of Python holds up all of the process for long
 _LETTERS = {"bool": "BOOL", "float32": "F32", "float64": "F64"}
 _LETTERS |= {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
@@ -129,10 +125,3 @@ def read_into(target: memoryview, opened: BinaryIO, offset: int, going: Callable
             raise OSError(f"the file ends {len(target) - at} bytes too early")
         target[at : at + len(piece)] = piece
         at += len(piece)
-
-
-def step_aside() -> None:
-    """Have the calling thread run only when others leave a core idle, where the system can say so of a thread."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, ASIDE)

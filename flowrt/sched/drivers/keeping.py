@@ -19,8 +19,9 @@ from flowrt.base import codec
 from flowrt.base.errors import CheckpointError, FlowrtError, GraphError, InternalError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
+from flowrt.checkpoints.aside import Aside
 from flowrt.checkpoints.manifest import File, Range
-from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, step_aside, write_shard
+from flowrt.checkpoints.shards import Written, bytes_of, check, read_into, write_shard
 from flowrt.checkpoints.stores import store_at
 from flowrt.sched.host.lanes import Lanes
 
@@ -295,7 +296,7 @@ def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: C
     store = store_at(asked.url)
     if not store.has(asked.draft):
         return None
-    step_aside()
+    aside = Aside()
     names = {key: (container, name) for container, name, key in asked.pieces}
     layouts = [(array.dtype, array.shape) for array in (kept.arrays[names[key]] for _, _, key in asked.pieces)]
     done: list[Name] = []
@@ -306,9 +307,13 @@ def _write(asked: Write, going: Callable[[], bool], *, kept: _Kept, let_write: C
         done[:] = [name]
         return kept.arrays.pop(name)
 
+    def go_on() -> bool:
+        aside()
+        return kept.going and going()
+
     tensors = [(key, partial(take, names[key])) for _, _, key in asked.pieces]
     with store.create(asked.draft, asked.file) as file:
-        shard, written = write_shard(file, asked.file, tensors, layouts, lambda: kept.going and going())
+        shard, written = write_shard(file, asked.file, tensors, layouts, go_on)
     return np.frombuffer(codec.pack((shard.nbytes, shard.header, shard.digest, written)), np.uint8)
 
 
