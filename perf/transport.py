@@ -7,7 +7,8 @@ each array anew.
 
     python perf/transport.py --sizes 1 64 256 --repeat 15
 
-With ``--tls``, the same over TLS, in turns with both: what it keeps of the throughput without.
+With ``--tls``, the same over TLS, in turns with both: what it keeps of the throughput without, for blocking sockets of
+Python's and for flowrt.
 
 With ``--steps``, a value through steps of a session instead of the link alone: from a server to a worker of which the
 client fetches two entries (pass), or to the client (fetch), and a scalar through both and back (steps); beside bare
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +85,15 @@ def receive_exactly(stream: socket.socket, room: memoryview) -> bool:
     return True
 
 
-def floor_server(pipe: Pipe, largest: int, buffers: int | None) -> None:
+def floor_server(pipe: Pipe, largest: int, buffers: int | None, keys: str | None = None) -> None:
     """Answer each (8 bytes of length, bytes) with as many bytes if it is small, and with 8 if not."""
     room = memoryview(np.ones(largest, "uint8")).cast("B")
     head = memoryview(bytearray(8))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(listener.getsockname()[1])
         stream = prepare(listener.accept()[0], buffers)
+    if keys is not None:
+        stream = Keys(keys).contexts().node.wrap_socket(stream, server_side=True)
     with stream:
         while receive_exactly(stream, head):
             length = int.from_bytes(head, "little")
@@ -151,7 +154,7 @@ def reuse() -> Callable[[Any, tuple[int, ...]], Any]:
 
 
 async def measure(
-    options: argparse.Namespace, ports: list[int], stream: socket.socket, token: str, keys: str | None
+    options: argparse.Namespace, ports: list[int], streams: list[socket.socket], token: str, keys: str | None
 ) -> list[dict[str, Any]]:
     """``ports`` are those of a node, and of one that speaks TLS, if that is measured."""
     cases = [("1 KiB", SMALL, options.trips, 20)]
@@ -167,22 +170,24 @@ async def measure(
                 tls=None if tls is None else Keys(tls),
             )
             ways.append(await stack.enter_async_context(connection))
-        return [await compare(*case, stream, ways) for case in cases]
+        return [await compare(*case, streams, ways) for case in cases]
 
 
 async def compare(
-    name: str, length: int, trips: int, repeat: int, stream: socket.socket, ways: list[Connection]
+    name: str, length: int, trips: int, repeat: int, streams: list[socket.socket], ways: list[Connection]
 ) -> dict[str, Any]:
     """Median seconds of one transfer by each way, taken in turns."""
     array = np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8)
     answer = memoryview(bytearray(length if length <= SMALL else 8))
-    floor: list[float] = []
+    floors: list[list[float]] = [[] for _ in streams]
     taken: list[list[float]] = [[] for _ in ways]
     for turn in range(repeat + 2):
-        start = time.perf_counter()
-        for _ in range(trips):
-            floor_send(stream, array.data, answer)
-        times = [time.perf_counter() - start]
+        times = []
+        for stream in streams:
+            start = time.perf_counter()
+            for _ in range(trips):
+                floor_send(stream, array.data, answer)
+            times.append(time.perf_counter() - start)
         for way in ways:
             start = time.perf_counter()
             for _ in range(trips):
@@ -190,10 +195,10 @@ async def compare(
                 await way.receive()
             times.append(time.perf_counter() - start)
         if turn >= 2:  # the first two warm memory and socket buffers up
-            for kept, seconds in zip([floor, *taken], times, strict=True):
+            for kept, seconds in zip([*floors, *taken], times, strict=True):
                 kept.append(seconds / trips)
-    ours = taken[0]
-    row = {
+    ours, floor = taken[0], floors[0]
+    row: dict[str, Any] = {
         "case": name,
         "bytes": length,
         "floor_s": statistics.median(floor),
@@ -203,9 +208,11 @@ async def compare(
         "spread_s": [min(ours), max(ours)],
         "floor_spread_s": [min(floor), max(floor)],
     }
-    for tls in taken[1:]:
+    for tls, secured in zip(taken[1:], floors[1:], strict=True):
         row |= {"tls_s": statistics.median(tls), "tls_spread_s": [min(tls), max(tls)]}
+        row |= {"tls_floor_s": statistics.median(secured), "tls_floor_spread_s": [min(secured), max(secured)]}
         row["tls_keeps"] = statistics.median(ours) / statistics.median(tls)
+        row["tls_floor_keeps"] = statistics.median(floor) / statistics.median(secured)
     return row
 
 
@@ -215,15 +222,19 @@ async def compare(
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     token = new_token()
-    floor_end, floor_pipe = context.Pipe()
     folder = tempfile.TemporaryDirectory() if options.tls else None
     keys = None if folder is None else folder.name
     if keys is not None:
         make_keys(keys, ["127.0.0.1"])
-    pipes = [(which, context.Pipe()) for which in ([None] if keys is None else [None, keys])]
+    both = [None] if keys is None else [None, keys]
+    pipes, floors = ([(which, context.Pipe()) for which in both] for _ in range(2))
     settings = options.loop, token, options.buffers, options.fresh
+    largest = max(options.sizes) << 20
     children = [
-        context.Process(target=floor_server, args=(floor_pipe, max(options.sizes) << 20, options.buffers), daemon=True),
+        *(
+            context.Process(target=floor_server, args=(pipe, largest, options.buffers, which), daemon=True)
+            for which, (_, pipe) in floors
+        ),
         *(
             context.Process(target=flowrt_server, args=(pipe, *settings, which), daemon=True)
             for which, (_, pipe) in pipes
@@ -232,9 +243,15 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     for child in children:
         child.start()
     try:
-        with prepare(socket.create_connection(("127.0.0.1", floor_end.recv())), options.buffers) as stream:
+        with ExitStack() as stack:
+            streams = []
+            for which, (end, _) in floors:
+                stream = prepare(socket.create_connection(("127.0.0.1", end.recv())), options.buffers)
+                if which is not None:
+                    stream = Keys(which).contexts().client.wrap_socket(stream)
+                streams.append(stack.enter_context(stream))
             ports = [end.recv() for _, (end, _) in pipes]
-            rows: list[dict[str, Any]] = run_on(options.loop, measure(options, ports, stream, token, keys))
+            rows: list[dict[str, Any]] = run_on(options.loop, measure(options, ports, streams, token, keys))
         for child in children:
             child.join(timeout=10)
     finally:
@@ -253,6 +270,7 @@ def show(row: dict[str, Any]) -> str:
         low_tls, high_tls = row["tls_spread_s"]
         rate += f"  TLS {row['tls_s'] * 1e3:.3f} ms ({low_tls * 1e3:.3f} to {high_tls * 1e3:.3f})"
         rate += f" keeps {row['tls_keeps']:.0%}"
+        rate += f"  floor over TLS {row['tls_floor_s'] * 1e3:.3f} ms keeps {row['tls_floor_keeps']:.0%}"
     return (
         f"{row['case']:>8}  floor {row['floor_s'] * 1e3:9.3f} ms  flowrt {row['flowrt_s'] * 1e3:9.3f} ms "
         f"({low * 1e3:.3f} to {high * 1e3:.3f})  share {row['share']:.2f} (of the best {row['best_share']:.2f}){rate}"
