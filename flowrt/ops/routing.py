@@ -12,6 +12,7 @@ dealt out: see `flowrt.passes.parts`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,13 +74,20 @@ def _room(count: int | None, ends: int | None) -> int | None:
 @op
 def part_of(x: Operand, starts: Operand, part: int) -> Result:
     """What of ``x`` is one part's, as `route_rows` tells where each begins: a stretch along the first axis."""
-    if starts.dtype != np.int64 or (starts.dims is not None and starts.rank != 1):
-        raise SpecError(f"the starts of parts are a vector of int64, got {starts}")
+    _check_part(starts, part)
     if x.dims is not None and x.rank < 1:
         raise SpecError(f"a scalar has no parts, got {x}")
     begin, end = starts.value[part : part + 2] if isinstance(starts.value, tuple) else (None, None)
     count = end - begin if isinstance(begin, int) and isinstance(end, int) else None
     return Spec(x.dtype, None if x.dims is None else (count, *x.shape[1:]))
+
+
+def _check_part(starts: Spec, part: int) -> None:
+    if starts.dtype != np.int64 or (starts.dims is not None and starts.rank != 1):
+        raise SpecError(f"the starts of parts are a vector of int64, got {starts}")
+    parts = None if starts.dims is None or starts.shape[0] is None else starts.shape[0] - 1
+    if part < 0 or (parts is not None and part >= parts):
+        raise SpecError(f"part {part} is not one of {'those from 0 up' if parts is None else parts}")
 
 
 @part_of.gradient
@@ -92,9 +100,14 @@ def part_of_grad(node: Node, dy: Tensor) -> tuple[Any, ...]:
 def join_parts(parts: Sequence[Operand], starts: Operand, order: Operand) -> Result:
     """The rows of all ``parts`` one after another, then zeros: as many as `route_rows` answered in ``order``."""
     ranked = [part for part in parts if part.dims is not None]
+    if not parts or any(part.rank < 1 for part in ranked):
+        raise SpecError(f"parts are rows of one or more tensors, got {' and '.join(map(str, parts)) or 'none'}")
     if any(part.shape[1:] != ranked[0].shape[1:] for part in ranked):
         raise SpecError(f"rows of parts are alike, got {' and '.join(map(str, parts))}")
     count = None if order.dims is None else order.shape[0]
+    rows = sum(part.shape[0] or 0 for part in ranked)
+    if count is not None and rows > count:
+        raise SpecError(f"{rows} rows of parts are more than the {count} that were dealt out")
     return Spec(parts[0].dtype, (count, *ranked[0].shape[1:]) if ranked else None)
 
 
@@ -113,6 +126,14 @@ def take_parts(tables: Sequence[Operand], indices: Operand, bounds: Any) -> Resu
     """
     if indices.dtype.kind not in "iu" or indices.dims is None or indices.rank != 1:
         raise SpecError(f"indices into parts are a vector of integers, got {indices}")
+    if any(table.dims is None or table.rank < 1 or not table.known for table in tables):
+        raise SpecError(f"the parts of a table have rows of known sizes, got {' and '.join(map(str, tables))}")
+    given = list(bounds) if isinstance(bounds, (tuple, list)) else bounds
+    wanted = list(itertools.accumulate((table.concrete[0] for table in tables), initial=0))
+    if given != wanted or not tables:
+        raise SpecError(f"{len(tables)} parts of a table have their rows between bounds {wanted}, got {bounds!r}")
+    if any((table.dtype, table.shape[1:]) != (tables[0].dtype, tables[0].shape[1:]) for table in tables):
+        raise SpecError(f"rows of parts are alike, got {' and '.join(map(str, tables))}")
     return Spec(tables[0].dtype, (indices.shape[0], *tables[0].shape[1:]))
 
 
@@ -123,6 +144,7 @@ def group_part(starts: Operand, found: Operand, order: Operand, back: Operand, p
 
     There are as many values as there are indices of all parts, and in their order. A pass makes it, as `take_parts`.
     """
+    _check_part(starts, part)
     for spec in (starts, found, order, back):
         if spec.dtype != np.int64:
             raise SpecError(f"parts are grouped by int64 vectors, got {spec}")
@@ -217,7 +239,7 @@ def looked_up(
 ) -> Any:
     """`take` of the rows ``ids`` of the table that ``tables`` are together: Part, Gather on each, Stitch.
 
-    Table i has the rows from ``bounds[i]`` up to the next; ``beside(table)`` is the scope in which its rows are taken.
+    Table i has the rows from ``bounds[i]`` up to the next; ``beside(value)`` is the scope of what is done there.
     Nothing travels but the rows that occur, as often as they do, and some more (`padded_rows`). Gradients are rows of
     each table in the order of ``ids``, so that what occurs several times is added up as in the whole table.
     """
@@ -229,7 +251,8 @@ def looked_up(
     starts, found, order, back = route_rows(_flat_ids(ids, spec), np.array(bounds, np.int64), padded=True)
     rows = []
     for part, table in enumerate(tables):
-        mine = part_of(found, starts, part)
+        with beside(found):  # so that no more than the part's travels
+            mine = part_of(found, starts, part)
         with beside(table):
             rows.append(take(table, mine))
     flat = spec.rank == 1

@@ -223,6 +223,9 @@ def group_part(
 ) -> None:
     """As `group_rows`, of a stretch: an occurrence is told by its index's place before all were dealt out."""
     begin, end, bits = starts[part], starts[part + 1], 1
+    if begin < 0 or end < begin or end > min(found.size, order.size):
+        run[0] = OUT_OF_RANGE
+        return
     while 1 << bits < 2 * (end - begin):
         bits += 1
     slots = table[: 1 << bits]
