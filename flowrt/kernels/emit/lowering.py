@@ -153,6 +153,13 @@ class Lowered(CPUDispatcher):  # type: ignore[misc]
         super().__init__(function, targetoptions=dict(INLINED if inlined else OPTIONS) | {"nopython": True})
         self.typingctx, self.targetctx = _contexts()
 
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """The function as called with arguments of these types: of an integer that the caller knows, its type counts.
+
+        Numba would lower it anew for each such integer, and again where a loop comes to others. LLVM knows them still.
+        """
+        return super().get_call_template(list(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
+
     def compile(self, sig: Any) -> Any:
         """What the function is known by to its callers, for arguments of these types."""
         with global_compiler_lock, self._compiling_counter:
@@ -172,6 +179,10 @@ class Lowered(CPUDispatcher):  # type: ignore[misc]
         name = object()
         self.targetctx.insert_user_function(name, made.fndesc, [library])
         return made._replace(entry_point=name)
+
+
+def _plain(kind: Any) -> Any:
+    return kind.literal_type if isinstance(kind, types.IntegerLiteral) else kind
 
 
 _bound: dict[Callable[..., Any], Any] = {}
