@@ -156,6 +156,7 @@ INDEX = [
         (normal(4, 2, 3), normal(1, 2, 3, seed=1), np.int64([4, 0, -1, 3, slices.ABSENT, -5])),
         lambda x, y, i: np.concatenate([x, y, 0 * y])[[4, 0, 4, 3, 5, 0]],
         gradient=False,
+        open_sizes=False,  # parts are of a variable, whose sizes are known
     ),
     Example(
         "group_part",
