@@ -159,7 +159,7 @@ def _each(recent: View, past: View, noise: View, named: Collection[int | None]) 
     for replica in candidates:
         others = np.arange(replicas) != replica
         usual = _median(known[others], 0) if replicas > 1 else past.parts[replica]
-        rounds = np.nansum(usual)
+        rounds = float(np.nansum(usual)) + _number(recent.server)
         more_now = now[replica] - (usual if replicas > 1 else np.nan)
         later = changed[replica] - (np.nan_to_num(_median(changed[others], 0)) if replicas > 1 else 0.0)
         excess = np.fmax(more_now, np.where(np.isnan(now[replica]), np.nan, later))

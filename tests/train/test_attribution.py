@@ -101,6 +101,14 @@ def test_a_server_that_is_slow_from_the_beginning_is_named() -> None:
     assert (slow.replica, slow.cause) == (None, "server")
 
 
+def test_what_holds_one_replica_up_is_nothing_beside_a_server_that_holds_all_up_for_far_longer() -> None:
+    training = Training()
+    training.server = 0.2
+    quick = Step(compute=0.0005)
+    found = training.go(5.0, lambda replica: replace(quick, pull=0.006) if replica == 0 else quick)
+    assert named(found) == {(None, "server")}
+
+
 def test_a_source_that_holds_the_client_is_input_that_is_slow_for_all() -> None:
     training = Training()
     training.go(5.0)
