@@ -1,0 +1,38 @@
+"""CUDA twins as a GPU's compiler sees them: one process compiles all that the examples launch, which takes no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from places import PYTHONPATH, file_of
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="NVIDIA's compiler is made for Linux alone"),
+]
+VARIANTS = 190  # and more: as many as the examples of all ops launch
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    """What `ptx_world` compiled: a process of its own, as Numba's simulator compiles nothing."""
+    done = subprocess.run(
+        [sys.executable, file_of("ptx_world")],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "0", "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_variant_of_every_twin_compiles_to_ptx(compiled: dict[str, Any]) -> None:
+    assert compiled["failures"] == []
+    assert sum(compiled["compiled"].values()) >= VARIANTS
