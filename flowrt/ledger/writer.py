@@ -117,11 +117,11 @@ class Writer:
         receipts = []
         for place, (replica, group, code, _, staleness) in enumerate(report.receipts):
             first = (group - 1) * self._setup.local_steps + 1
-            if report.identities:
+            count = len(report.identities[place]) if report.identities else self._setup.local_steps
+            found = self._handed(replica, range(first, first + count))
+            if report.identities and found != report.identities[place]:  # else a client was killed as it wrote it down
                 found = report.identities[place]
                 self.hand(replica, first, found)  # which server 0 did
-            else:
-                found = self._handed(replica, range(first, first + self._setup.local_steps))
             receipts.append((replica, code, staleness, found))
         self._append(Made(report.version, tuple(receipts)))
 

@@ -101,6 +101,39 @@ def test_who_goes_on_after_a_kill_takes_in_what_nobody_had_of_the_run_before(tmp
     assert (states(ledger), ledger.unused, ledger.violations) == (["kept", "unused", "unused"], [1, 2], ())
 
 
+def test_a_client_of_a_detached_run_may_be_killed_at_any_byte_and_the_next_one_writes_what_is_left(
+    tmp_path: Path,
+) -> None:
+    reports: list[Any] = [
+        SimpleNamespace(**{**vars(report(version, *receipts)), "identities": identities})
+        for version, receipts, identities in (
+            (0, [(0, 1, KEPT), (1, 1, LATE), (2, 1, KEPT)], ((0, 3), (1, 4), (2, 5))),
+            (1, [(2, 2, KEPT), (1, 2, LOST)], ((8, 9), ())),
+            (2, [(1, 3, REFUSED), (0, 2, KEPT)], ((6,), (7, 10))),
+        )
+    ]
+
+    def attach(path: Path, seen: int) -> Writer:
+        """A client writes all reports but those that clients before it are known to have had."""
+        writer = Writer(path, setup(local_steps=2))
+        writer.attach(1, seen)
+        for each in reports[seen:]:
+            writer.made(each)
+        return writer
+
+    whole, cut = tmp_path / "whole.ledger", tmp_path / "cut.ledger"
+    attach(whole, 0).close()
+    expected, data = fr.Ledger(whole), whole.read_bytes()
+    assert expected.violations == ()
+    for length in range(len(data) + 1):
+        cut.write_bytes(data[:length])
+        for seen in range(len(fr.Ledger(cut).versions) + 1):
+            cut.write_bytes(data[:length])
+            attach(cut, seen).close()
+            again = fr.Ledger(cut)
+            assert (again.violations, states(again), len(again.versions)) == ((), states(expected), 3)
+
+
 def test_versions_of_which_nothing_is_known_cost_what_may_have_been_used_in_them(tmp_path: Path) -> None:
     killed = Writer(tmp_path / "some.ledger", setup())
     killed.begin(1, 0)

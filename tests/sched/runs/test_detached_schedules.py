@@ -6,10 +6,11 @@ What nobody may see: a version twice or not at all, a batch counted twice, or on
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,9 +21,11 @@ from schedule_world import Violation, World
 from sim_loop import simulate
 from test_schedules import LONG, Length, drawn
 
+from flowrt.base.errors import LedgerError
 from flowrt.base.valueclass import valueclass
 from flowrt.data.order import Order
 from flowrt.data.sources import Source
+from flowrt.ledger.writer import Writer
 from flowrt.sched.replica import reading
 from flowrt.sched.server import detached
 from flowrt.session.resting import Rests
@@ -173,8 +176,29 @@ async def clients_come_and_go(rng: random.Random, length: Length, deaths: int = 
             seen.check()
 
 
+@contextmanager
+def killed_as_it_writes(world: World, epoch: str, records: int) -> Iterator[None]:
+    """A client is killed as it is about to write a record to its ledger, after so many."""
+    written, append = itertools.count(), Writer._append
+
+    def write(writer: Writer, record: Any) -> None:
+        if writer is world.clients[epoch]._ledger and next(written) == records:
+            world.kill_client(epoch)
+        append(writer, record)
+
+    Writer._append = write  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Writer._append = append  # type: ignore[method-assign]
+
+
 async def one_client(seen: Seen, rng: random.Random, length: Length, epoch: str) -> None:
     world, how = seen.world, rng.choice(["killed", "killed", "cancelled", "leaves"])
+    if how == "killed" and world.ledger is not None and rng.random() < 0.5:
+        with killed_as_it_writes(world, epoch, rng.randrange(length.some(40))), suppress(LedgerError):
+            await seen.client(epoch, None)
+        return
     if not seen.batches and how == "cancelled":
         how = "leaves"  # who is cancelled while the run begins ends it
     body = asyncio.ensure_future(seen.client(epoch, rng.randint(1, length.some(12))))
