@@ -55,6 +55,9 @@ class Arena:
             gaps.append((start, size))
         self._gaps = gaps
 
+    def part(self, memory: Piece, start: int, nbytes: int) -> Piece:
+        return memory[0] + start, nbytes
+
     # copies
 
     def write(self, memory: Piece, array: Array) -> None:
@@ -96,11 +99,9 @@ class Arena:
 class ArenaKernel:
     """An op, ready to be launched in an arena."""
 
-    may_fail = True
-
     def __init__(self, arena: Arena, kernel: fr.devices.HostKernel) -> None:
         self._arena, self._kernel = arena, kernel
-        self.scratch = kernel.scratch
+        self.scratch, self.may_fail, self.may_overwrite = kernel.scratch, kernel.may_fail, kernel.may_overwrite
 
     def launch(self, operands: Sequence[Piece], words: Array) -> None:
         self._arena.launch(self._kernel, operands, words)

@@ -27,6 +27,7 @@ if SIMULATED:
     mend_simulator()
 else:
     config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small tensors have few threads, and that is no one's fault
+    config.CUDA_ARRAY_INTERFACE_SYNC = 0  # all is on one stream; or every launch would wait for those before it
 
 BLOCKS = 2 if SIMULATED else 4096  # at most; twins and the scalar entries loop over what is left
 
@@ -125,6 +126,14 @@ class PreparedSteps:
         self.may_fail = any(step.kernel.may_fail for step in steps)
         places = [Operand(number) for number in range(len(self._specs))]
         self._steps = [(step, *_prepared(step, places)) for step in steps]
+
+    def may_overwrite(self, output: int, operand: int) -> bool:
+        """Whether an output may lie where an input does: one launch writes each entry when it has read the input's."""
+        writers = [step for step, _, _ in self._steps if output in step.operands]
+        readers = [step for step, _, _ in self._steps if operand in step.operands]
+        if not readers:
+            return False  # copied first, or not read at all
+        return len(writers) == 1 and readers == writers and writers[0].may_overwrite(output, operand)
 
     def launch(self, memory: Sequence[Any], run: Any, stream: Any = None) -> None:
         """Issue them; ``memory`` are device arrays of bytes, ``run`` the run's words in device memory, if taken."""

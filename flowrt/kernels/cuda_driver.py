@@ -7,18 +7,27 @@ state, so one computes at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from flowrt.kernels.cuda import PreparedSteps, from_device, to_device
+from flowrt.kernels.cuda_copies import Copies, fetch, pinned, send
 from flowrt.kernels.language.twin import SIMULATED
-from flowrt.kernels.launch import STATUS
+from flowrt.kernels.launch import RUN_WORDS, STATUS
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from flowrt.base.spec import Spec
+
+    class Kernel(Protocol):
+        """What can be launched: of this driver's, or of the scheduler's."""
+
+        def launch(self, operands: Sequence[Any], words: Array) -> None: ...
+
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -33,30 +42,25 @@ class CudaDriver:
     def __init__(self, index: int) -> None:
         self._index = index
         self._stream: Any = None  # CuPy's, and the same as Numba's
+        self._copies: Copies | None = None
         self._failing: list[tuple[Any, Array]] = []  # the words of kernels that may fail, there and here
+        self._row: Any = None  # the words in the GPU's memory of what is recorded now
 
     def allocate(self, nbytes: int) -> Any:
         self._enter()
         return np.empty(nbytes, np.uint8) if SIMULATED else _allocated(nbytes)
 
+    def part(self, memory: Any, start: int, nbytes: int) -> Any:
+        return memory[start : start + nbytes]
+
     def free(self, memory: Any) -> None:
         """Nothing to do: its last reference goes, and the pool gives it to what is issued later on the same stream."""
 
     def write(self, memory: Any, array: Array) -> None:
-        self._enter()
-        data = array.reshape(-1).view(np.uint8)
-        if SIMULATED:
-            memory[: data.size] = data
-        elif data.size:
-            memory[: data.size].set(data)
+        self._enter().write(memory, array.reshape(-1).view(np.uint8))
 
     def read(self, memory: Any, array: Array) -> None:
-        self._enter()
-        data = array.reshape(-1).view(np.uint8)
-        if SIMULATED:
-            data[:] = memory[: data.size]
-        elif data.size:
-            memory[: data.size].get(out=data)
+        self._enter().read(memory, array.reshape(-1).view(np.uint8))
 
     def copy(self, source: Any, target: Any, nbytes: int) -> None:
         self._enter()
@@ -69,11 +73,30 @@ class CudaDriver:
     def launch(self, prepared: PreparedSteps, operands: Sequence[Any], words: Array) -> None:
         """Issue an application's steps."""
         self._enter()
-        run = to_device(words) if prepared.takes_run else None
+        recorded = self._row is not None
+        run = self._row if recorded else to_device(words) if prepared.takes_run else None
         with _simulator if SIMULATED else nullcontext():
             prepared.launch(operands, run, self._stream)
-        if prepared.may_fail:
+        if prepared.may_fail and not recorded:
             self._failing.append((run, words))
+
+    def record(self, launches: Sequence[tuple[Kernel, Sequence[Any]]]) -> CudaRecording:
+        self._enter()
+        return CudaRecording(self, launches)
+
+    @contextmanager
+    def telling(self, row: Any) -> Iterator[None]:
+        """Kernels that are launched inside find their run's words in that memory of the GPU's."""
+        self._row = row
+        try:
+            yield
+        finally:
+            self._row = None
+
+    @property
+    def stream(self) -> Any:
+        """CuPy's stream that all is issued on; None in the simulator."""
+        return None if self._stream is None else self._stream[0]
 
     def finish(self) -> None:
         self._enter()
@@ -85,20 +108,62 @@ class CudaDriver:
 
     def close(self) -> None:
         self._failing.clear()
-        self._stream = None
+        self._stream = self._copies = None
 
-    def _enter(self) -> None:
+    def _enter(self) -> Copies:
         """Make this GPU and its stream the calling thread's own, which is always the same one."""
-        if SIMULATED or self._stream is not None:
-            return
-        import cupy
-        from numba import cuda
+        if self._copies is None:
+            if not SIMULATED:
+                self._stream = _own_stream(self._index)
+            self._copies = Copies(self.stream)
+        return self._copies
 
-        cupy.cuda.Device(self._index).use()
-        cuda.select_device(self._index)
-        stream = cupy.cuda.Stream(non_blocking=True)
-        stream.use()
-        self._stream = stream, cuda.external_stream(stream.ptr)
+
+def _own_stream(index: int) -> tuple[Any, Any]:
+    import cupy
+    from numba import cuda
+
+    cupy.cuda.Device(index).use()
+    cuda.select_device(index)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.use()
+    return stream, cuda.external_stream(stream.ptr)
+
+
+class CudaRecording:
+    """Launches as a CUDA graph: one call issues them all, and the copies of their words there and back.
+
+    The graph holds addresses, so the memory that it is for stays while this does. In the simulator, which has no
+    graphs, they are issued one by one, on the same memory.
+    """
+
+    def __init__(self, driver: CudaDriver, launches: Sequence[tuple[Kernel, Sequence[Any]]]) -> None:
+        self._driver, self._launches = driver, launches
+        self._bytes = pinned(8 * RUN_WORDS * len(launches))
+        self.words = self._bytes.view(np.int64).reshape(len(launches), RUN_WORDS)
+        self._table = driver.allocate(self._bytes.size)
+        self._graph: Any = None
+        if not SIMULATED:
+            driver.stream.begin_capture()
+            try:
+                self._issue()
+            finally:
+                self._graph = driver.stream.end_capture()
+
+    def replay(self) -> None:
+        """Issue all of it."""
+        if self._graph is None:
+            self._issue()
+        else:
+            self._graph.launch(self._driver.stream)
+
+    def _issue(self) -> None:
+        size, stream = 8 * RUN_WORDS, self._driver.stream
+        send(self._bytes, self._table, stream)
+        for number, ((kernel, operands), words) in enumerate(zip(self._launches, self.words, strict=True)):
+            with self._driver.telling(self._table[number * size : (number + 1) * size].view(np.int64)):
+                kernel.launch(operands, words)
+        fetch(self._table, self._bytes, stream)
 
 
 def _allocated(nbytes: int) -> Any:
@@ -117,6 +182,7 @@ class CudaKernel:
     def __init__(self, driver: CudaDriver, prepared: PreparedSteps) -> None:
         self._driver, self._prepared = driver, prepared
         self.scratch, self.may_fail = prepared.scratch, prepared.may_fail
+        self.may_overwrite = prepared.may_overwrite
 
     def launch(self, operands: Sequence[Any], words: Array) -> None:
         self._driver.launch(self._prepared, operands, words)

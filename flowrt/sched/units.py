@@ -58,6 +58,7 @@ class Unit:
     writes: frozenset[Name] = NOTHING
     begins: frozenset[Name] = NOTHING  # variables that it assigns before it looks at them: they need no value yet
     region: Region | None = None  # that is a tape
+    issued: Region | None = None  # that another device is issued
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +119,8 @@ def find_units(plan: Plan, *, tapes: bool = True) -> tuple[Unit, ...]:
         apart = is_apart(r.device)
         if apart or not _reads_large(plan, r):
             inside.update(r.nodes)
-            how, region = (Action.ISSUE, None) if apart else (Action.TAPE, r)
-            units.append(_unit(plan, how, r.nodes, r.inputs, r.outputs, r.control, region))
+            how = Action.ISSUE if apart else Action.TAPE
+            units.append(_unit(plan, how, r.nodes, r.inputs, r.outputs, r.control, r))
     for n, node in enumerate(plan.nodes):
         if n not in inside:
             action = Action.BRING if id(node) in out else _single_action(node)
@@ -178,7 +179,8 @@ def _unit(
         _names(node for node in touching if node.op == READ),
         _names(node for node in touching if writes(node.op)),
         frozenset(name for name, op in first.items() if op == "assign"),
-        region,
+        region if action is Action.TAPE else None,
+        region if action is Action.ISSUE else None,
     )
 
 

@@ -61,6 +61,10 @@ class DriverDevice:
         self.driver.read(value.storage.memory, array)
         return array
 
+    def finish(self) -> None:
+        """Wait until all that was issued is done; in the lane."""
+        self.driver.finish()
+
     def issuer(self, plan: Plan, variables: Variables) -> Issuer:
         return Issuer(plan, self, variables)
 

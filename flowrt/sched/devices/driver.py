@@ -18,7 +18,11 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class Kernel(Protocol):
-    """An op made ready for operands of certain specs, to be launched any number of times."""
+    """An op made ready for operands of certain specs, to be launched any number of times.
+
+    One method more may be there: ``may_overwrite(output, input)``, numbers of operands both, says whether that output
+    may lie where that input does, as each of its entries is written when the input's was read last.
+    """
 
     @property
     def scratch(self) -> Sequence[Spec]:
@@ -31,14 +35,32 @@ class Kernel(Protocol):
     def launch(self, operands: Sequence[Any], words: Array) -> None:
         """Issue it on memory: of the inputs, the outputs, which it fills, and the scratch.
 
-        No output shares memory with an input but that of a variable which rows are written to. ``words`` are the run's
+        No output shares memory with an input but where that may be, and that of a variable which rows are written to.
+        ``words`` are the run's
         own, four int64 in the host's memory: status, step, seed, and one unused. Once `Driver.finish` has returned, the
         first is what the kernel has left there; until then they stay where they are.
         """
 
 
+class Recorded(Protocol):
+    """Launches that a device does again by itself, told once."""
+
+    @property
+    def words(self) -> Array:
+        """The words of each launch, a row of four for each, in the host's memory: see `Kernel.launch`."""
+
+    def replay(self) -> None:
+        """Issue all of them again, on the same memory, with what is in `words` now."""
+
+
 class Driver(Protocol):
-    """One open device. What it calls memory is its own affair: the scheduler hands it back, and looks at nothing."""
+    """One open device. What it calls memory is its own affair: the scheduler hands it back, and looks at nothing.
+
+    Two methods more may be there, and have more done in one call. ``part(memory, start, nbytes)`` answers some of a
+    piece of memory as memory, from a multiple of 64 on: with it, all that a step computes there lies in one piece.
+    ``record(launches)`` answers a `Recorded` of pairs of a kernel and the operands that its ``launch`` would be given:
+    with both, a step that runs again is one call.
+    """
 
     @property
     def limit(self) -> int | None:

@@ -1,8 +1,9 @@
 """What carries out the part of a plan that is on a device with a driver: its nodes are issued one by one, in its lane.
 
-Law: a value on a device never changes while somebody refers to it. A variable is read by referring to what it holds;
-who writes it has it hold something new, or writes where nobody else looks. Before that, what may fail is waited for, as
-tapes wait: a step that fails has written nothing that came after.
+Law: a value on a device never changes while somebody refers to it. Before a variable is written, what may fail is
+waited for, as tapes wait: a step that fails has written nothing that came after. What can be laid out beforehand is
+carried out as one (`replaying`): here is what is left, where sizes are values of the step, or where memory is so short
+that every tensor is better asked for by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, failure
 from flowrt.op import lookup
+from flowrt.sched.devices.holding import Holding
+from flowrt.sched.devices.laying import located
 from flowrt.sched.devices.memory import DeviceArray
+from flowrt.sched.devices.replaying import WholeRegions
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
 
 if TYPE_CHECKING:
@@ -47,7 +51,9 @@ class Issuer:
     """Carries out units of one plan on one device. `carry_out` is called in its lane."""
 
     def __init__(self, plan: Plan, device: DriverDevice, variables: Variables) -> None:
-        self._plan, self._device, self._variables = plan, device, variables
+        self._plan, self._device = plan, device
+        self._holding = Holding(device, variables)
+        self._regions = WholeRegions(plan, device, self._holding)
         self._starts = plan.value_starts()
         self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
         self._constants: dict[int, DeviceArray] = {}
@@ -59,6 +65,9 @@ class Issuer:
         Raises `StepCancelled` where the run was stopped, `ResourceError` where memory is short, and `FlowrtError` with
         the kernel's reason where one fails.
         """
+        found = self._regions.carry_out(unit, inputs, words)
+        if found is not None:
+            return found
         values: dict[int, Value] = dict(zip(unit.inputs, inputs, strict=True))
         last, run = self._last_uses(unit), _Run(words, [])
         for position in unit.nodes:
@@ -90,7 +99,7 @@ class Issuer:
             return (self._here(inputs[0], node),)
         if node.op == READ:
             spec = variable_spec(node)
-            return (self._held(resource_of(node), spec).seen_as(spec),)
+            return (self._holding.held(resource_of(node), spec).seen_as(spec),)
         if writes(node.op):
             self._write(position, node, inputs, run)
             return ()
@@ -144,7 +153,7 @@ class Issuer:
             try:
                 known[key] = self._device.driver.prepare(op, inputs, made, node.attrs), made
             except GraphError as error:
-                raise type(error)(f"{node.where()}: {error}") from error
+                raise located(node, error) from error
             if len(known) > PREPARED_PER_NODE:
                 known.popitem(last=False)
         return known[key]
@@ -158,7 +167,7 @@ class Issuer:
 
     def _finish(self, run: _Run) -> None:
         """Wait for what was issued, and look what became of it."""
-        self._device.driver.finish()
+        self._device.finish()
         for node, words in run.failing:
             if words[STATUS]:
                 raise FlowrtError(f"{node.where()}: {failure(node.op, int(words[STATUS]))}")
@@ -179,39 +188,20 @@ class Issuer:
         if not spec.accepts(value.dtype, value.shape):
             raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {value.spec}")
         if update.whole is not None:
-            old = self._held(name, spec)
+            old = self._holding.held(name, spec)
             updated = self._device.arena.empty(spec, f"variable {name[1]!r}")
             kernel, _ = self._kernel(position, spec.dims, update.whole, [spec, spec], lambda: [spec])
             self._launch(kernel, node, [old, value, updated], run)
             value = updated
-        self._variables.begin(name, value.seen_as(spec))
+        self._holding.begin(name, value.seen_as(spec))
 
     def _write_rows(self, position: int, node: PlanNode, inputs: Sequence[Value], run: _Run) -> None:
         spec, names, specs = variable_spec(node), resources_of(node), [_spec(value) for value in inputs]
         self._infer(node, inputs)
-        tables = [self._own(name, spec) for name in names]
+        tables = [self._holding.own(name, spec) for name in names]
         key = tuple(each.dims for each in specs)
         kernel, _ = self._kernel(position, key, node.op, specs, lambda: [spec] * len(tables))
         self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *tables], run)
-
-    def _held(self, name: tuple[str, str], spec: Spec) -> DeviceArray:
-        """What a variable holds; one that began in the host's memory is moved here."""
-        value: Any = self._variables.value(name, spec)
-        if not isinstance(value, DeviceArray):
-            value = self._device.put(value, f"variable {name[1]!r}")
-            self._variables.begin(name, value)
-        held: DeviceArray = value
-        return held
-
-    def _own(self, name: tuple[str, str], spec: Spec) -> DeviceArray:
-        """What a variable holds, where nobody else looks."""
-        held = self._held(name, spec)
-        if held.is_alone:
-            return held
-        copied = self._device.arena.empty(spec, f"variable {name[1]!r}")
-        self._device.driver.copy(held.storage.memory, copied.storage.memory, held.nbytes)
-        self._variables.begin(name, copied)
-        return copied
 
 
 def _spec(value: Value) -> Spec:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrt.base.errors import ResourceError
 from flowrt.base.spec import Spec
@@ -22,17 +23,24 @@ if TYPE_CHECKING:
 LARGEST = 8  # tensors that a refusal names
 
 
-class Storage:
-    """Memory of a device's, taken back once nobody refers to it."""
+class Keeper(Protocol):
+    """Who keeps memory of a device's for later that it could let go."""
 
-    __slots__ = ("_number", "arena", "arrays", "memory", "nbytes")
+    def let_go(self) -> None:
+        """Drop what is idle now; in the lane."""
+
+
+class Storage:
+    """Memory of a device's, taken back once nobody refers to it. Its ``number`` is no other's, ever."""
+
+    __slots__ = ("arena", "arrays", "memory", "nbytes", "number")
 
     def __init__(self, arena: Arena, number: int, memory: Any, nbytes: int) -> None:
-        self.arena, self._number, self.memory, self.nbytes = arena, number, memory, nbytes
+        self.arena, self.number, self.memory, self.nbytes = arena, number, memory, nbytes
         self.arrays: set[int] = set()  # those that are seen in it
 
     def __del__(self) -> None:
-        self.arena.take_back(self._number, self.memory, self.nbytes)
+        self.arena.take_back(self.number, self.memory, self.nbytes)
 
 
 class DeviceArray:
@@ -73,6 +81,7 @@ class Arena:
     def __init__(self, device: DriverDevice, limit: int | None = None) -> None:
         self.device, self._driver = device, device.driver
         self.limit = min((bound for bound in (self._driver.limit, limit) if bound is not None), default=None)
+        self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self._held = self._peak = 0
         self._numbers = itertools.count()
         self._alive: dict[int, tuple[Spec, str]] = {}  # what each storage was made for, and by whom
@@ -85,17 +94,30 @@ class Arena:
     def empty(self, spec: Spec, where: str) -> DeviceArray:
         """A new array for what ``where`` names. Raises `ResourceError` where it does not fit."""
         self.settle()
-        if self.limit is not None and self._held + spec.nbytes > self.limit:
-            raise ResourceError(self._shortage(spec, where, ""))
         try:
-            memory = self._driver.allocate(max(1, spec.nbytes))
-        except MemoryError as error:
-            raise ResourceError(self._shortage(spec, where, f" ({error})" if str(error) else "")) from error
+            memory = self._allocate(spec)
+        except MemoryError:
+            self._reclaim()
+            try:
+                memory = self._allocate(spec)
+            except MemoryError as error:
+                raise ResourceError(self._shortage(spec, where, f" ({error})" if str(error) else "")) from error
         number = next(self._numbers)
         self._alive[number] = spec, where
         self._held += spec.nbytes
         self._peak = max(self._peak, self._held)
         return DeviceArray(Storage(self, number, memory, spec.nbytes), spec)
+
+    def _allocate(self, spec: Spec) -> Any:
+        if self.limit is not None and self._held + spec.nbytes > self.limit:
+            raise MemoryError
+        return self._driver.allocate(max(1, spec.nbytes))
+
+    def _reclaim(self) -> None:
+        """Have who keeps idle memory let it go."""
+        for keeper in tuple(self.keepers):
+            keeper.let_go()
+        self.settle()
 
     def take_back(self, number: int, memory: Any, nbytes: int) -> None:
         """Hear that nobody refers to a storage any more. From any thread, in the midst of anything."""

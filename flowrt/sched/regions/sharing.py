@@ -17,16 +17,38 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from flowrt.base.traits import writes
 from flowrt.sched.regions.regions import READ, Name
 
 if TYPE_CHECKING:
-    from flowrt.kernels.launch import Application
     from flowrt.sched.regions.lives import Lives
 
 ASSIGN = "assign"
+
+
+class Step(Protocol):
+    """One launch: the first ``reads`` of its ``operands`` are only read, the others written."""
+
+    @property
+    def operands(self) -> Sequence[int]: ...
+
+    @property
+    def reads(self) -> int: ...
+
+    @property
+    def may_fail(self) -> bool: ...
+
+    def may_overwrite(self, output: int, operand: int) -> bool:
+        """Whether each element of ``output`` is written after ``operand`` was last read there, and nowhere else."""
+
+
+class Application(Protocol):
+    """What computes a node: its launches, one after another."""
+
+    @property
+    def steps(self) -> Sequence[Step]: ...
 
 
 @dataclass(slots=True, eq=False)

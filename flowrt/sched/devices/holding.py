@@ -1,0 +1,72 @@
+"""The variables of a device, as those see them who are issued there and hold them.
+
+Law: a variable is read by referring to what it holds; who writes it has it hold something new, or writes where nobody
+else looks. One that began in the host's memory moves to the device when it is first needed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowrt.base.spec import Spec
+    from flowrt.sched.devices.driven import DriverDevice
+    from flowrt.sched.devices.memory import DeviceArray
+    from flowrt.sched.host.variables import Name, Variables
+
+
+class Holding:
+    """The variables of a task that lie on one device. All is called in its lane."""
+
+    def __init__(self, device: DriverDevice, variables: Variables) -> None:
+        self._device, self._variables = device, variables
+        self._begun: dict[Name, DeviceArray] = {}
+
+    def held(self, name: Name, spec: Spec) -> DeviceArray:
+        """What a variable holds."""
+        value: Any = self._variables.value(name, spec)
+        return self._moved(name, value)
+
+    def own(self, name: Name, spec: Spec) -> DeviceArray:
+        """What a variable holds, where nobody else looks."""
+        held = self.held(name, spec)
+        if held.is_alone:
+            return held
+        copied = self._device.arena.empty(spec, f"variable {name[1]!r}")
+        self._device.driver.copy(held.storage.memory, copied.storage.memory, held.nbytes)
+        self._variables.begin(name, copied)
+        return copied
+
+    def beginning(self, name: Name, spec: Spec) -> DeviceArray:
+        """Memory of a variable that is given a value before it is read: its own, or what it has once that is done."""
+        value: Any = self._variables.find(name, spec)
+        if value is not None:
+            return self.own(name, spec)
+        made = self._begun[name] = self._device.arena.empty(spec, f"variable {name[1]!r}")
+        return made
+
+    def begin(self, name: Name, value: DeviceArray) -> None:
+        """Have a variable hold something new."""
+        self._variables.begin(name, value)
+
+    @contextmanager
+    def changing(self, names: Iterable[Name]) -> Iterator[None]:
+        """Those that get their first value inside have it once all is done, and none where that fails."""
+        try:
+            yield
+            for name in names:
+                if name in self._begun:
+                    self._variables.begin(name, self._begun[name])
+        finally:
+            self._begun.clear()
+
+    def _moved(self, name: Name, value: Any) -> DeviceArray:
+        from flowrt.sched.devices.memory import DeviceArray
+
+        if not isinstance(value, DeviceArray):
+            value = self._device.put(value, f"variable {name[1]!r}")
+            self._variables.begin(name, value)
+        held: DeviceArray = value
+        return held

@@ -1,0 +1,297 @@
+"""Regions of a plan carried out on a device as one: laid out once for inputs of the same shapes, then issued whole.
+
+Law: everything here is called in the device's lane. What a region needs is taken before anything of it is issued; where
+that does not fit in one piece, it is left to who issues node by node. A region that runs again is recorded where the
+device can: then its memory, its outputs' and its variables' stay where they are, so it is run that way only while
+nobody else looks at any of these. What is recorded is idle memory between runs, and goes where memory is short.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCancelled
+from flowrt.base.plan import Plan
+from flowrt.base.spec import Spec, spec_of
+from flowrt.kernels.launch import STATUS, failure
+from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay, located
+from flowrt.sched.devices.memory import DeviceArray
+from flowrt.sched.regions.lives import DataDependent
+
+if TYPE_CHECKING:
+    from flowrt.base.plan import PlanNode
+    from flowrt.sched.devices.driven import DriverDevice
+    from flowrt.sched.devices.driver import Array, Kernel, Recorded
+    from flowrt.sched.devices.holding import Holding
+    from flowrt.sched.regions.regions import Region
+    from flowrt.sched.units import Unit
+
+Value: TypeAlias = "DeviceArray | Array"
+LAID_OUT = 64  # layouts of a plan on one device that are kept
+RECORDED = 8  # of them that keep memory
+RENEWED = 16  # times that one is recorded anew, as its variables lie elsewhere, before that is given up
+
+
+class _Copying:
+    """Copies within a device, as a kernel."""
+
+    scratch: Sequence[Spec] = ()
+    may_fail = False
+
+    def __init__(self, device: DriverDevice, nbytes: int) -> None:
+        self._driver, self._nbytes = device.driver, nbytes
+
+    def launch(self, operands: Sequence[Any], words: Array) -> None:
+        self._driver.copy(operands[0], operands[1], self._nbytes)
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """Where a run of a layout computes: a piece for what stays, an array for each value that leaves, the variables'."""
+
+    within: DeviceArray
+    outputs: list[DeviceArray]
+    variables: list[DeviceArray]
+    constants: list[DeviceArray]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Which memory the variables lie in."""
+        return tuple(array.storage.number for array in self.variables)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody looks at what left the last time."""
+        return all(array.is_alone for array in self.outputs)
+
+
+@dataclass(slots=True, eq=False)
+class _Again:
+    """What is recorded of a layout: with the memory that it is for, and a recording of each stretch."""
+
+    memory: _Memory
+    places: tuple[int, ...]
+    stretches: list[Recorded]
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    layout: RegionLayout
+    constants: list[DeviceArray] | None = None
+    again: _Again | None = None
+    runs: int = 0
+    renewed: int = field(default=0)
+
+
+class WholeRegions:
+    """Carries out regions of one plan on one device, whose variables are held."""
+
+    def __init__(self, plan: Plan, device: DriverDevice, holding: Holding) -> None:
+        self._plan, self._device, self._holding = plan, device, holding
+        self._known: OrderedDict[Any, _Known | None] = OrderedDict()
+        self._copies: dict[int, Kernel] = {}
+        self._part = getattr(device.driver, "part", None)
+        self._record = getattr(device.driver, "record", None)
+        device.arena.keepers.add(self)
+
+    def carry_out(self, unit: Unit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
+        """The outputs of a region, once all of it is done; None where it is to be issued node by node."""
+        region = unit.issued
+        known = None if region is None or self._part is None else self._find(region, inputs)
+        if known is None:
+            return None
+        with self._holding.changing(known.layout.changed):
+            return self._run(known, unit, inputs, words)
+
+    def let_go(self) -> None:
+        """Have nothing recorded any more, as memory is short."""
+        for known in self._known.values():
+            if known is not None:
+                known.again = None
+
+    # ── layouts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _find(self, region: Region, inputs: Sequence[Value]) -> _Known | None:
+        sizes = set(region.shape_inputs)
+        specs = [
+            spec_of(array) if value in sizes and isinstance(array, np.ndarray) else Spec(array.dtype, array.shape)
+            for value, array in zip(region.inputs, inputs, strict=True)
+        ]
+        key = region, *specs
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        known = self._known[key] = self._lay(region, specs)
+        if len(self._known) > LAID_OUT:
+            self._known.popitem(last=False)
+        return known
+
+    def _lay(self, region: Region, specs: Sequence[Spec]) -> _Known | None:
+        if any(has_bodies(self._plan.nodes[position]) for position in region.nodes):
+            return None
+        try:
+            return _Known(lay(self._plan, region, specs, self._prepare, self._copying))
+        except DataDependent:
+            return None
+
+    def _prepare(
+        self, node: PlanNode, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
+    ) -> Kernel:
+        try:
+            return self._device.driver.prepare(op, inputs, outputs, attrs)
+        except GraphError as error:
+            raise located(node, error) from error
+
+    def _copying(self, nbytes: int) -> Kernel:
+        return self._copies.setdefault(nbytes, _Copying(self._device, nbytes))
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, known: _Known, unit: Unit) -> _Memory | None:
+        """Memory for a run; None where there is none in such pieces."""
+        layout, arena, first = known.layout, self._device.arena, self._plan.nodes[unit.nodes[0]]
+        try:
+            if known.constants is None:
+                known.constants = [
+                    self._device.put(array, f"constant of {first.where()}") for array in layout.constants
+                ]
+            within = arena.empty(Spec("uint8", (layout.nbytes,)), f"{layout.launches} launches from {first.where()} on")
+            made: dict[int, DeviceArray] = {}
+            for leaving in layout.outputs:
+                if leaving.home.memory is In.OUTPUT and leaving.home.place not in made:
+                    made[leaving.home.place] = arena.empty(leaving.spec, self._plan.nodes[leaving.node].where())
+        except ResourceError:
+            return None
+        outputs = [made[number] for number in range(len(made))]
+        return _Memory(within, outputs, self._variables(layout, unit), known.constants)
+
+    def _variables(self, layout: RegionLayout, unit: Unit) -> list[DeviceArray]:
+        hold = self._holding
+        return [
+            hold.beginning(name, spec)
+            if name in unit.begins
+            else hold.own(name, spec)
+            if name in layout.changed
+            else hold.held(name, spec)
+            for name, spec in zip(layout.variables, layout.specs, strict=True)
+        ]
+
+    def _at(self, home: Home, memory: _Memory) -> Any:
+        match home.memory:
+            case In.REGION:
+                assert self._part is not None
+                return self._part(memory.within.storage.memory, home.place, max(1, home.spec.nbytes))
+            case In.OUTPUT:
+                return memory.outputs[home.place].storage.memory
+            case In.VARIABLE:
+                return memory.variables[home.place].storage.memory
+            case _:
+                return memory.constants[home.place].storage.memory
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, known: _Known, unit: Unit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
+        layout, again = known.layout, known.again
+        known.runs += 1
+        if again is not None and again.memory.is_alone:
+            memory: _Memory | None = again.memory
+            again.memory.variables = self._variables(layout, unit)
+            if again.memory.places == again.places:
+                self._write(layout, inputs, again.memory)
+                self._replay(layout, again, words)
+                return self._outputs(layout, again.memory, inputs)
+            known.again, known.renewed = None, known.renewed + 1
+        memory = self._take(known, unit)
+        if memory is None:
+            return None
+        self._write(layout, inputs, memory)
+        if self._record is not None and known.again is None and known.runs > 1 and known.renewed < RENEWED:
+            known.again = again = self._recorded(layout, memory)
+            self._replay(layout, again, words)
+            return self._outputs(layout, memory, inputs)
+        self._issue(layout, memory, words)
+        return self._outputs(layout, memory, inputs)
+
+    def _write(self, layout: RegionLayout, inputs: Sequence[Value], memory: _Memory) -> None:
+        """Bring the inputs to where they are taken from."""
+        driver = self._device.driver
+        for number, home in layout.written:
+            value, place = inputs[number], self._at(home, memory)
+            if isinstance(value, DeviceArray):
+                driver.copy(value.storage.memory, place, value.nbytes)
+            elif value.nbytes:
+                driver.write(place, np.ascontiguousarray(value))
+
+    def _issue(self, layout: RegionLayout, memory: _Memory, words: Array) -> None:
+        """PlacedKernel one after another."""
+        for stretch in layout.stretches:
+            left = np.tile(words, (len(stretch), 1))
+            for launch, own in zip(stretch, left, strict=True):
+                if words[STATUS]:
+                    raise StepCancelled(f"{self._plan.nodes[launch.node].where()} was not begun")
+                launch.kernel.launch([self._at(home, memory) for home in launch.operands], own)
+            self._device.finish()
+            self._look(stretch, left)
+
+    def _recorded(self, layout: RegionLayout, memory: _Memory) -> _Again:
+        assert self._record is not None
+        kept = [known for known in self._known.values() if known is not None and known.again is not None]
+        for known in kept[: max(0, len(kept) - RECORDED + 1)]:
+            known.again = None
+        told = [
+            [(launch.kernel, [self._at(home, memory) for home in launch.operands]) for launch in stretch]
+            for stretch in layout.stretches
+        ]
+        return _Again(memory, memory.places, [self._record(stretch) for stretch in told])
+
+    def _replay(self, layout: RegionLayout, again: _Again, words: Array) -> None:
+        """Have it done again; a stretch is waited for that may fail, and the last."""
+        for stretch, recorded in zip(layout.stretches, again.stretches, strict=True):
+            if words[STATUS]:
+                raise StepCancelled(f"{self._plan.nodes[stretch[0].node].where()} was not begun")
+            recorded.words[:] = words
+            recorded.replay()
+            self._device.finish()
+            self._look(stretch, recorded.words)
+
+    def _look(self, stretch: Sequence[PlacedKernel], words: Array) -> None:
+        """What became of the launches that may fail."""
+        for launch, own in zip(stretch, words, strict=True):
+            if launch.kernel.may_fail and own[STATUS]:
+                node = self._plan.nodes[launch.node]
+                raise FlowrtError(f"{node.where()}: {failure(node.op, int(own[STATUS]))}")
+
+    def _outputs(self, layout: RegionLayout, memory: _Memory, inputs: Sequence[Value]) -> list[Value]:
+        """What leaves, as views, by which can be told whether somebody still looks at what is kept for the next run."""
+        found: list[Value] = []
+        for leaving in layout.outputs:
+            home, spec = leaving.home, leaving.spec
+            match home.memory:
+                case In.INPUT:
+                    value = inputs[home.place]
+                    seen = value.seen_as(spec) if isinstance(value, DeviceArray) else value.reshape(spec.concrete)
+                    found.append(seen)
+                case In.OUTPUT:
+                    found.append(memory.outputs[home.place].seen_as(spec))
+                case In.VARIABLE:
+                    found.append(memory.variables[home.place].seen_as(spec))
+                case _ if may_size(layout.constants[home.place]):  # which those who infer shapes must see
+                    found.append(layout.constants[home.place].reshape(spec.concrete))
+                case _:
+                    found.append(memory.constants[home.place].seen_as(spec))
+        return found
+
+
+def has_bodies(node: PlanNode) -> bool:
+    """Whether a node is a loop or a branch."""
+    return any(isinstance(value, Plan) for value in node.attrs.values())
+
+
+def may_size(array: Array) -> bool:
+    """Whether a constant may decide the size of something."""
+    return array.dtype.kind in "iu" and array.ndim <= 1
