@@ -392,6 +392,7 @@ FOUND = {  # schedules that once failed
     "a server was lost as another was left out, and taken for whole when it was back": (servers_freeze, 500927),
     "a server was lost as a run began that was to leave out another": (servers_freeze, 700814),
     "a server that was left out made a version that others had agreed was not made": (servers_freeze, 721687),
+    "the last batches all went to one replica while the other one left": (replicas_come_and_go, 2000306),
 }
 
 
