@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import os
 
     from flowrt.session.session import Session
-    from flowrt.train.replicated import Replicated
+    from flowrt.train.built import Built
 
 
-def open_ledger(trainer: Replicated, session: Session, path: str | os.PathLike[str] | None) -> Writer | None:
+def open_ledger(trainer: Built, session: Session, path: str | os.PathLike[str] | None) -> Writer | None:
     """The ledger at ``path``, or else the one in the folder of the session's checkpoints; None without either.
 
     Raises `LedgerError`: see `Writer`.
@@ -32,7 +32,7 @@ def open_ledger(trainer: Replicated, session: Session, path: str | os.PathLike[s
     return writer
 
 
-def setup_of(trainer: Replicated, session: Session) -> Setup:
+def setup_of(trainer: Built, session: Session) -> Setup:
     """What a ledger says of a trainer."""
     return Setup(
         trainer.name,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from flowrt.base.spec import Spec
     from flowrt.sched.versions.opening import Left
     from flowrt.session.session import Session
+    from flowrt.train.built import Built
     from flowrt.train.program import Holders, Name
-    from flowrt.train.replicated import Replicated
 
 REST_SECONDS = 1.0  # for which a run waits for a server that was left out to end the one before
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class Copies:
     """The variables of ``trainer`` on the nodes of ``session``, which ``holders`` hold: a `Keeper`."""
 
-    def __init__(self, session: Session, trainer: Replicated, holders: Holders) -> None:
+    def __init__(self, session: Session, trainer: Built, holders: Holders) -> None:
         self.trainer, self.tasks = trainer, holders.tasks
         self._session, self._holders = session, holders
         self._runner = session._open_here()
@@ -300,7 +300,7 @@ def _copying(variables: Mapping[Name, tuple[Spec, str]], task: str, other: str) 
     return {task: Plan(task, tuple(sends)), other: Plan(other, tuple(takes))}
 
 
-def copies_known(session: Session, trainer: Replicated) -> Copies | None:
+def copies_known(session: Session, trainer: Built) -> Copies | None:
     """What is known of the variables of ``trainer`` on the nodes of ``session``."""
     known = (keeper for keeper in session._open_here().keepers if isinstance(keeper, Copies))
     return next((copies for copies in known if copies.trainer is trainer), None)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flowrt.sched.versions.opening import Go
     from flowrt.session.session import Session
     from flowrt.train.batches import Supply
-    from flowrt.train.replicated import Replicated
+    from flowrt.train.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class DetachedRun(Run):
 
     def __init__(
         self,
-        trainer: Replicated,
+        trainer: Trainer,
         session: Session,
         supply: Supply,
         missed: Callable[[Sequence[Report]], None],
@@ -175,7 +175,7 @@ class DetachedRun(Run):
         self._hearing.close()
 
 
-def name_of_detached(trainer: Replicated, session: Session, batches: Any, site: Site) -> str:
+def name_of_detached(trainer: Trainer, session: Session, batches: Any, site: Site) -> str:
     """The name by which later sessions attach to what ``session`` begins. Raises `GraphError` where none can."""
     if not isinstance(batches, Source):
         raise GraphError(
@@ -194,7 +194,7 @@ def name_of_detached(trainer: Replicated, session: Session, batches: Any, site: 
     return session._name
 
 
-async def stop(trainer: Replicated, session: Session) -> bool:
+async def stop(trainer: Trainer, session: Session) -> bool:
     """End a detached run of ``trainer``, whoever's; answers whether there was one. What was ordered, all apply."""
     runner = session._open_here()
     program = await trainer.program(session)

@@ -12,13 +12,13 @@ from flowrt.train.program import where_lost
 
 if TYPE_CHECKING:
     from flowrt.session.runners import Runner
-    from flowrt.train.replicated import Replicated
+    from flowrt.train.built import Built
 
 NAMED = 4  # nodes that are awaited and told by name
 _log = logging.getLogger(__name__)
 
 
-async def wait_for_replicas(trainer: Replicated, runner: Runner, changed: Callable[[], Awaitable[None]]) -> None:
+async def wait_for_replicas(trainer: Built, runner: Runner, changed: Callable[[], Awaitable[None]]) -> None:
     """Wait until as many replicas are there as train, where they come and go; ``changed`` awaits other nodes.
 
     Raises `NodeLost` where too few are left and none come, and what ``changed`` does.
@@ -37,7 +37,7 @@ async def wait_for_replicas(trainer: Replicated, runner: Runner, changed: Callab
             await changed()
 
 
-async def tell_silent(trainer: Replicated, runner: Runner) -> None:
+async def tell_silent(trainer: Built, runner: Runner) -> None:
     """Tell people, until cancelled, whom training waits for as too few replicas answer that are there."""
     told: list[str] = []
     while True:
@@ -51,7 +51,7 @@ async def tell_silent(trainer: Replicated, runner: Runner) -> None:
         await runner.wait_changed(lost, suspects)
 
 
-def _missing(trainer: Replicated, runner: Runner) -> str:
+def _missing(trainer: Built, runner: Runner) -> str:
     """How many replicas are there, and who is awaited; empty where as many are there as train."""
     gone = where_lost(trainer.nodes, runner.lost | runner.leaving if trainer.floor else runner.lost)
     there = trainer.replicas - len(gone)
@@ -66,7 +66,7 @@ def _named(tasks: Sequence[str]) -> str:
     return ", ".join(tasks[:NAMED]) + more
 
 
-def too_few(trainer: Replicated, gone: Sequence[int]) -> str:
+def too_few(trainer: Built, gone: Sequence[int]) -> str:
     """That a trainer's policy cannot be met without the replicas that are ``gone``."""
     names = ", ".join(trainer.nodes[replica] or f"replica {replica}" for replica in gone)
     return f"{trainer.policy} needs {trainer.least} of {trainer.replicas} replicas, and {len(gone)} were lost: {names}"

@@ -11,8 +11,8 @@ from flowrt.train.program import Parts, away
 
 if TYPE_CHECKING:
     from flowrt.session.session import Session
+    from flowrt.train.built import Built
     from flowrt.train.program import Holders, Program
-    from flowrt.train.replicated import Replicated
 
 
 class Maker:
@@ -21,7 +21,7 @@ class Maker:
     It must not know the session, by which it is kept.
     """
 
-    def __init__(self, session: Session, trainer: Replicated) -> None:
+    def __init__(self, session: Session, trainer: Built) -> None:
         runner, options = session._open_here(), session.options
         self._runner, self._trainer = runner, trainer
         compiler = partial(compile_for, runner, trainer.graph, optimize=options.optimize, placement=session._placement)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from flowrt.base.spec import Spec
     from flowrt.graph import Tensor
     from flowrt.session.runners import Runner
+    from flowrt.train.built import Built, Tower
     from flowrt.train.local import LocalTower
-    from flowrt.train.replicated import Replicated, Tower
 
 Name: TypeAlias = tuple[str, str]
 Compile: TypeAlias = Callable[..., Compiled]
@@ -94,7 +94,7 @@ class _Tower:
 class Parts:
     """All that programs of ``trainer`` are put together of, on the nodes of ``runner``."""
 
-    def __init__(self, trainer: Replicated, runner: Runner, compiler: Compile, seed: int, optimize: bool) -> None:
+    def __init__(self, trainer: Built, runner: Runner, compiler: Compile, seed: int, optimize: bool) -> None:
         self._trainer = trainer
         self._runner = runner
         self._compile = compiler
@@ -469,7 +469,7 @@ def _name(variable: Any) -> Name:
     return variable.resource.container, variable.resource.name
 
 
-def away(runner: Runner, trainer: Replicated) -> frozenset[str]:
+def away(runner: Runner, trainer: Built) -> frozenset[str]:
     """The tasks that are lost, and, where enough replicas are left without them, those that are suspect."""
     lost, suspects = runner.lost, runner.suspects
     left = trainer.replicas - len(where_lost(trainer.nodes, lost | suspects))

@@ -11,17 +11,17 @@ from flowrt.train.batches import check_names
 if TYPE_CHECKING:
     from flowrt.base.errors import Site
     from flowrt.base.spec import Spec
-    from flowrt.train.replicated import Replicated
+    from flowrt.train.built import Built
 
 
-def what_replicas_read(trainer: Replicated, source: Source) -> dict[str, Any]:
+def what_replicas_read(trainer: Built, source: Source) -> dict[str, Any]:
     """The fields of `BeginReplica` that say what replicas read. See `check_source` for errors."""
     inputs = trainer.towers[0].inputs
     placed = tuple((name, tensor.spec.dtype.name, tensor.spec.dims) for name, tensor in inputs.items())
     return {"source": source_to_data(source), "inputs": placed}
 
 
-def check_source(trainer: Replicated, source: Source, site: Site) -> None:
+def check_source(trainer: Built, source: Source, site: Site) -> None:
     """Raise `FeedError` where ``source`` is known to give what is not fed to ``trainer``."""
     specs = source.specs
     if not specs:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowrt.ledger.writer import Writer
     from flowrt.session.runners import Runner
     from flowrt.session.session import Session
-    from flowrt.train.replicated import Replicated
+    from flowrt.train.trainer import Trainer
 
 SETS_BYTES = 1 << 17  # of the sets that a run is told of: a message has room for twice that
 
@@ -47,7 +47,7 @@ class Retold(Supply):
 class Replay(Steps):
     """An iteration over the steps that a ledger tells of."""
 
-    def __init__(self, trainer: Replicated, session: Session, ledger: Ledger) -> None:
+    def __init__(self, trainer: Trainer, session: Session, ledger: Ledger) -> None:
         super().__init__(trainer, session, 0)
         self._retold = ledger
         _check(trainer, session, ledger)
@@ -76,7 +76,7 @@ class Replay(Steps):
         raise error
 
 
-def _check(trainer: Replicated, session: Session, ledger: Ledger) -> None:
+def _check(trainer: Trainer, session: Session, ledger: Ledger) -> None:
     """Raise `LedgerError` where this is not what the ledger is of, or cannot be trained again."""
     here = setup_of(trainer, session)
     if trainer.policy.staleness:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flowrt.sched.versions.opening import Going
     from flowrt.session.session import Session
     from flowrt.train.batches import Supply, Values
-    from flowrt.train.replicated import Replicated
+    from flowrt.train.trainer import Trainer
 
 AGAIN = 0.2  # seconds between two tries to begin a replica again
 AT_ONCE_SECONDS = 1.0  # how long another run waits for the end of one that has lost a server
@@ -52,7 +52,7 @@ class Run:
 
     def __init__(
         self,
-        trainer: Replicated,
+        trainer: Trainer,
         session: Session,
         supply: Supply,
         missed: Callable[[Sequence[Report]], None] = lambda reports: None,

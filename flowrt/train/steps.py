@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from flowrt.session.runners import Runner
     from flowrt.session.session import Session
     from flowrt.train.diagnosis import Slow
-    from flowrt.train.replicated import Replicated
+    from flowrt.train.trainer import Trainer
 
 BEYOND = 2  # batches of a replica, beside those in use and for steps ahead: one that waits, one on its way
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Steps:
 
     def __init__(
         self,
-        trainer: Replicated,
+        trainer: Trainer,
         session: Session,
         ahead: int,
         ledger: str | os.PathLike[str] | None = None,

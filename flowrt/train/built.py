@@ -1,0 +1,271 @@
+"""Builds replicated training into a graph: the towers, and what each server does with updates.
+
+One tower per replica computes the loss and its gradients on the replica's device. For each parameter server there is
+what says whether its part of an update is finite, and what moves its variables by the mean of as many updates as the
+policy takes. `flowrt.train.program` makes plans of these, which the nodes run by themselves: `flowrt.sched.runs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowrt.base.device import Device
+from flowrt.base.errors import GraphError, SpecError, user_site
+from flowrt.base.spec import Spec
+from flowrt.base.tracebacks import brief
+from flowrt.base.valueclass import valueclass
+from flowrt.graph import Graph, Node, Tensor, control_dependencies, current_graph, current_scope, device, name_scope
+from flowrt.op import as_value
+from flowrt.ops.flow import group as group_ops
+from flowrt.ops.source import placeholder
+from flowrt.ops.state import Variable, variables_from
+from flowrt.optim import by_parts, counted_together, mirror
+from flowrt.sched.policies import AllOf, LocalSteps, Policy, fewest, fixed_size, policy_to_data
+from flowrt.train.local import Copies as LocalCopies
+from flowrt.train.local import LocalTower, apply_differences, build_local, outer_of
+from flowrt.train.sharing import FirstCopy, LaterCopy, Servers, Shared
+from flowrt.train.statistics import Tally
+from flowrt.train.updates import Gradient, all_finite, fed_like, mean_of, of_rows, parts_of
+
+if TYPE_CHECKING:
+    from flowrt.optim import Optimizer
+
+Array = np.ndarray[Any, Any]
+LossFn = Callable[[dict[str, Tensor]], Any]
+
+
+@valueclass
+class Tower:
+    """What one replica computes from ``inputs`` and variables. ``gradients`` are of those that the loss depends on.
+
+    For each server, ``finite`` says whether all numbers of its part of the update are; None where it has none. With
+    ``local`` steps the gradients are what these come to, and the loss is that of each.
+    """
+
+    replica: int
+    node: str  # the task it was asked to be on; empty if it may be anywhere
+    inputs: dict[str, Tensor]
+    loss: Tensor
+    metrics: dict[str, Tensor]
+    gradients: list[tuple[Gradient, Variable]]
+    finite: list[Tensor | None]
+    local: LocalTower | None = None
+
+
+@valueclass
+class Shard:
+    """What one server does with updates.
+
+    ``parts[i]`` are placeholders for its parts of the i-th update of a set; ``apply`` moves its variables by the mean
+    over the set, and ``step`` to ``version``. Where there is but one update, made of a set of any size, ``combined``
+    says which of its parts are of rows.
+    """
+
+    variables: list[Variable]
+    parts: list[list[Tensor]]
+    combined: list[bool]
+    step: Variable
+    apply: Node
+
+
+class Built:
+    """What a trainer builds, and what it is asked to be; see `Replicated` for the arguments."""
+
+    @brief
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        inputs: Mapping[str, Spec],
+        optimizer: Optimizer,
+        replicas: int | tuple[int, int],
+        policy: Policy | None = None,
+        *,
+        servers: int = 1,
+        copies: int = 1,
+        name: str = "replicated",
+        server_device: str | Sequence[str] = "/job:ps/task:{}",
+        worker_device: str | Sequence[str] = "/job:worker/task:{}",
+        late: str = "drop",
+        split_above: int | None = 1 << 28,
+    ) -> None:
+        self.graph: Graph = current_graph("replicated training")
+        self.policy: Policy = AllOf() if policy is None else policy
+        local = self.policy if isinstance(self.policy, LocalSteps) else None
+        self.local_steps: int = 1 if local is None else local.k  # batches that a replica makes an update of
+        self.outer: Optimizer | None = None if local is None else outer_of(local)
+        self.inputs = dict(inputs)
+        self.late = late
+        least, self.replicas = _range(replicas)
+        self._check(servers, optimizer)
+        self.copies = _checked_copies(copies, servers)
+        self.floor: int = fewest(self.policy, least, self.replicas) if least else 0  # 0 where none come and go
+        self.least: int = self.floor or self.policy.least(self.replicas)  # fewer do not train
+        self._workers = _devices(worker_device, self.replicas)
+        self._servers = _devices(server_device, servers)
+        self.nodes = tuple(Device.parse(worker).host for worker in self._workers)
+        self.servers = tuple(Device.parse(server).host for server in self._servers)
+        self._outside = current_scope()
+        self.name = self.graph.claim_name(name, "replicated")
+        self.container = self._outside.container
+        self._where = Servers(self._servers, split_above)
+        self.tally = Tally(self.replicas)
+        with name_scope(self.name.removeprefix(self._outside.prefix)):
+            self._build(loss_fn, optimizer)
+
+    def _check(self, servers: int, optimizer: Any) -> None:
+        if not hasattr(optimizer, "compute_gradients"):
+            raise GraphError(f"{user_site()}: optimizer is an instance, such as fr.optim.SGD(0.1), not {optimizer!r}")
+        if not isinstance(servers, Integral) or servers < 1:
+            raise GraphError(f"{user_site()}: expected at least 1 server, got servers={servers!r}")
+        for name, spec in self.inputs.items():
+            if not isinstance(spec, Spec):
+                raise GraphError(f"{user_site()}: inputs maps names to fr.Spec(dtype, shape), but {name!r} to {spec!r}")
+        policy_to_data(self.policy)
+        if self.late not in ("drop", "requeue"):
+            raise GraphError(f"{user_site()}: late is 'drop' or 'requeue', not {self.late!r}")
+
+    def _build(self, loss_fn: LossFn, optimizer: Optimizer) -> None:
+        first = FirstCopy(self._where, self._outside, f"{current_scope().prefix}replica_0/")
+        self._shared: list[Shared] = first.found
+        self.towers = [
+            self._build_tower(replica, first if replica == 0 else None, loss_fn, optimizer)
+            for replica in range(self.replicas)
+        ]
+        self._check_alike()
+        self.version: Tensor = placeholder("int64", (), name="version")
+        with counted_together(self.held):
+            self.shards = [self._build_shard(server, where, optimizer) for server, where in enumerate(self._servers)]
+        self.step: Variable = self.shards[0].step
+        mirror([shard.step for shard in self.shards], self.step.name)
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The variables that ``loss_fn`` created, in order."""
+        return [shared.variable for shared in self._shared]
+
+    @property
+    def held(self) -> list[Variable]:
+        """The variables that servers hold: those, and of one that is split its parts."""
+        return [part for variable in self.variables for part in variable.parts]
+
+    # ── towers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _build_tower(self, replica: int, first: FirstCopy | None, loss_fn: LossFn, optimizer: Optimizer) -> Tower:
+        who = f"replica {replica} of {self.name!r}"
+        with name_scope(f"replica_{replica}"), device(self._workers[replica]):
+            source = first or LaterCopy(self._shared, who, current_scope().prefix)
+            inputs: dict[str, Tensor] = {
+                name: placeholder(s.dtype, s.dims, name=name) for name, s in self.inputs.items()
+            }
+            copies = LocalCopies(source) if self.outer is not None else None
+            with variables_from(copies or source):
+                loss, metrics = _loss_and_metrics(loss_fn(dict(inputs)), who)
+            if isinstance(source, LaterCopy):
+                source.check_all_given()
+            local, trainable = None, self._trainable(who)
+            if copies is None:
+                pairs = by_parts(optimizer.compute_gradients(loss, trainable))
+            else:
+                local, pairs = build_local(optimizer, loss, trainable, copies, who)
+            parts = [self._of_server(pairs, server) for server in range(len(self._servers))]
+            finite = [all_finite(part) if part else None for part in parts]
+        return Tower(replica, self.nodes[replica], inputs, loss, metrics, pairs, finite, local)
+
+    def _trainable(self, who: str) -> list[Variable]:
+        found = [variable for variable in self.variables if variable.trainable]
+        if not found:
+            raise GraphError(f"{user_site()}: loss_fn created no trainable variable for {who}; create them inside it")
+        return found
+
+    def _check_alike(self) -> None:
+        """Raise where replicas differentiate with respect to different variables."""
+        expected = _moved(self.towers[0])
+        for tower in self.towers[1:]:
+            if _moved(tower) != expected:
+                raise GraphError(
+                    f"the loss of replica {tower.replica} depends on {_moved(tower)}, that of replica 0 on {expected}; "
+                    "every copy must build the same model"
+                )
+
+    # ── servers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def gradients_of(self, tower: Tower, server: int) -> list[tuple[Gradient, Variable]]:
+        """The gradients of ``tower`` that move variables of ``server``, with these."""
+        return self._of_server(tower.gradients, server)
+
+    def _of_server(self, pairs: Sequence[tuple[Gradient, Variable]], server: int) -> list[tuple[Gradient, Variable]]:
+        home = {
+            part.name: server
+            for shared in self._shared
+            for part, server in zip(shared.variable.parts, shared.servers, strict=True)
+        }
+        return [(gradient, v) for gradient, v in pairs if home[v.name] == server]
+
+    def _build_shard(self, server: int, where: str, optimizer: Optimizer) -> Shard:
+        pairs = self.gradients_of(self.towers[0], server)
+        variables = [variable for _, variable in pairs]
+        size = fixed_size(self.policy, self.replicas, self.floor)
+        with name_scope(f"server_{server}"), device(where):
+            fed = [fed_like([gradient for gradient, _ in pairs], any_rows=not size) for _ in range(size or 1)]
+            means = [mean_of(member) for member in zip(*fed, strict=True)]
+            moved = self._moves(optimizer, list(zip(means, variables, strict=True))) if pairs else []
+        with device(where), variables_from(None):
+            step = Variable(np.zeros((), np.int64), name=f"step_{server}" if server else "step", trainable=False)
+        with name_scope(f"server_{server}"), device(where), control_dependencies(moved):
+            apply: Node = group_ops(step.assign(self.version), *moved)
+        combined = [] if size else of_rows(gradient for gradient, _ in pairs)
+        return Shard(variables, [parts_of(member) for member in fed], combined, step, apply)
+
+    def _moves(self, optimizer: Optimizer, pairs: list[tuple[Gradient, Variable]]) -> list[Node]:
+        """What moves variables by the mean of updates."""
+        return [optimizer.apply_gradients(pairs)] if self.outer is None else apply_differences(self.outer, pairs)
+
+
+def _range(replicas: Any) -> tuple[int, int]:
+    """The fewest, 0 where none come and go, and the most. Raises `GraphError` for what is no such numbers."""
+    least, most = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (0, replicas)
+    counts = all(isinstance(count, Integral) and not isinstance(count, bool) for count in (least, most))
+    if not counts or most < 1 or (isinstance(replicas, tuple) and not 1 <= least <= most):
+        raise GraphError(
+            f"{user_site()}: replicas={replicas!r}: expected how many copies train, 1 or more such as replicas=4, or "
+            "the fewest and the most, such as replicas=(2, 32)"
+        )
+    return int(least), int(most)
+
+
+def _checked_copies(copies: Any, servers: int) -> int:
+    if isinstance(copies, bool) or copies not in (1, 2):
+        raise GraphError(f"{user_site()}: copies={copies!r}: expected 1, or 2 for variables that are held twice")
+    if copies > 1 and servers < 2:
+        raise GraphError(
+            f"{user_site()}: copies={copies} with servers={servers}: a copy is another server's; give it servers=2 or "
+            "more, and two tasks to put them on"
+        )
+    return int(copies)
+
+
+def _devices(given: str | Sequence[str], count: int) -> tuple[str, ...]:
+    names = tuple(given.format(i) for i in range(count)) if isinstance(given, str) else tuple(given)
+    if len(names) != count:
+        raise GraphError(f"{user_site()}: {count} devices are needed, {len(names)} are given: {', '.join(names)}")
+    return names
+
+
+def _loss_and_metrics(answer: Any, who: str) -> tuple[Tensor, dict[str, Tensor]]:
+    loss, metrics = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
+    found = as_value(loss)
+    if not isinstance(found, Tensor) or found.dtype.kind != "f" or found.spec.dims != ():
+        got = found.spec if isinstance(found, Tensor) else repr(answer)[:80]
+        raise SpecError(
+            f"{user_site()}: loss_fn of {who} answered {got}; the loss must be a float scalar, as fr.mean(...) makes, "
+            "alone or as (loss, {name: metric})"
+        )
+    return found, {name: as_value(metric) for name, metric in dict(metrics).items()}
+
+
+def _moved(tower: Tower) -> list[str]:
+    return [variable.name for _, variable in tower.gradients]
