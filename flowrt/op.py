@@ -369,6 +369,11 @@ def no_gradient(op: AnOp) -> AnOp:
     return op
 
 
+def is_effect(name: str) -> bool:
+    """Whether the op of that name waits, as its signature says."""
+    return name in REGISTRY and REGISTRY[name].effect
+
+
 def lookup(name: str) -> Op:
     """The op of that name; raises `GraphError` where the registry has none."""
     try:

@@ -17,7 +17,6 @@ import numpy as np
 from flowrt.base.errors import BrokenStream, FeedError, GraphError, InternalError, QueueClosedError, ResourceError
 from flowrt.base.plan import PlanNode
 from flowrt.base.spec import Spec
-from flowrt.op import REGISTRY
 from flowrt.sched.host.host import Host, RunContext
 from flowrt.sched.host.rendezvous import Announced, Dead, Pushed, Waiter
 
@@ -43,11 +42,6 @@ AtOnce: TypeAlias = "Callable[[Host, RunContext, PlanNode, Sequence[Any], Then],
 
 EFFECTS: dict[str, Handler] = {}
 AT_ONCE: dict[str, AtOnce] = {}
-
-
-def is_effect(op: str) -> bool:
-    """Whether ``op`` waits, as its signature says."""
-    return op in REGISTRY and REGISTRY[op].effect
 
 
 def handler_of(node: PlanNode) -> Handler:

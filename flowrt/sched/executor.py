@@ -34,7 +34,7 @@ from flowrt.sched.units import APART, NOTHING, Action, Unit, connect, find_units
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan
-    from flowrt.sched.devices.issuing import Issuer
+    from flowrt.sched.devices.device import Issuing
     from flowrt.sched.host.host import Host, RunContext
     from flowrt.sched.host.rendezvous import Array
     from flowrt.sched.host.variables import Name
@@ -60,7 +60,7 @@ class Executor:
         regions = sum(unit.region is not None for unit in self.units)
         self.tapes = Tapes(plan, regions=regions, memory=self.memory)
         self.runners = Runners(plan, host.memory)
-        self._issuers: dict[str, Issuer] = {}  # by device, made when first asked for
+        self._issuers: dict[str, Issuing] = {}  # by device, made when first asked for
         self._in_place: dict[tuple[int, ...], frozenset[int]] = {}  # by the nodes of a region
         self.wiring = connect(plan, self.units)
         self.demands = find_demands(plan, self.units, self.wiring.topology)

@@ -14,7 +14,7 @@ from flowrt.base.device import is_apart
 from flowrt.base.errors import GraphError, how_to_bring
 from flowrt.base.traits import is_alias, writes
 from flowrt.kernels.language.table import KERNELS
-from flowrt.sched.effects import is_effect
+from flowrt.op import is_effect
 from flowrt.sched.loops.structured import STACKING, STRUCTURED, grows
 from flowrt.sched.machine import Enter, Kind, Topology
 from flowrt.sched.parting import PARTING

@@ -1,4 +1,4 @@
-"""The devices of a host, opened: the host's own, and those that have memory of their own.
+"""What the scheduler asks of a device.
 
 Law: a device has one lane. Whatever touches its memory is called there, so values on it need no lock, and one that was
 answered is whole.
@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy as np
-
-from flowrt.base.errors import InternalError
-from flowrt.sched.devices.names import HOST
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from flowrt.base.plan import Plan
     from flowrt.sched.devices.driver import Array
-    from flowrt.sched.devices.issuing import Issuer
-    from flowrt.sched.host.lanes import Lanes
-    from flowrt.sched.host.memory import Memory, MemoryStatistics
+    from flowrt.sched.host.memory import MemoryStatistics
     from flowrt.sched.host.variables import Variables
+    from flowrt.sched.units import Unit
 
 T = TypeVar("T")
+
+
+class Issuing(Protocol):
+    """Carries out units of one plan on one device."""
+
+    def carry_out(self, unit: Unit, inputs: Sequence[Any], words: Array) -> list[Any]:
+        """The outputs of a unit whose variables are held, once all of it is done; called in the device's lane."""
 
 
 class Device(Protocol):
@@ -45,55 +46,8 @@ class Device(Protocol):
     async def give(self, value: Any) -> Array:
         """A value of this device's in the host's memory."""
 
-    def issuer(self, plan: Plan, variables: Variables) -> Issuer:
+    def issuer(self, plan: Plan, variables: Variables) -> Issuing:
         """What carries out those units of a plan that are issued on the device, in its lane."""
 
     async def aclose(self) -> None:
         """Wait for its lane, and let everything go."""
-
-
-class HostDevice:
-    """The host's cores and memory, which tapes, feeds and other tasks use as they are."""
-
-    name = HOST
-
-    def __init__(self, lanes: Lanes, memory: Memory) -> None:
-        self._lanes, self._memory = lanes, memory
-
-    def statistics(self) -> MemoryStatistics:
-        return self._memory.statistics()
-
-    async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
-        return await self._lanes.run(function, *args, stop=stop)
-
-    async def take(self, value: Any, where: str) -> Any:
-        return value if isinstance(value, np.ndarray) else await value.device.give(value)
-
-    async def give(self, value: Any) -> Array:
-        array: Array = value
-        return array
-
-    def issuer(self, plan: Plan, variables: Variables) -> Issuer:
-        raise InternalError(f"{HOST} runs tapes and nodes, and is issued nothing")
-
-    async def aclose(self) -> None:
-        self._lanes.close()
-
-
-def open_devices(
-    asked: Iterable[str] | None, lanes: Lanes, memory: Memory, limit: int | None = None
-) -> dict[str, Device]:
-    """The devices of a host, by name: those ``asked`` for that are here, by default its own alone.
-
-    What cannot be found or opened is left out, and the log says so.
-    """
-    own = HostDevice(lanes, memory)
-    if asked is None:
-        return {own.name: own}
-    from flowrt.sched.devices.driven import DriverDevice  # which most programs do without
-    from flowrt.sched.devices.kinds import open_drivers
-
-    return {
-        name: own if driver is None else DriverDevice(name, driver, memory, limit)
-        for name, driver in open_drivers(asked).items()
-    }

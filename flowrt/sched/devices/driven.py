@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from flowrt.base.spec import Spec
 from flowrt.sched.devices.issuing import Issuer
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.host.lanes import Lanes
@@ -23,19 +20,19 @@ T = TypeVar("T")
 
 
 class DriverDevice:
-    """A device that somebody has written a `Driver` for; ``driver`` and ``arena`` are for its lane alone.
+    """A device that somebody has written a `Driver` for, which its lane alone calls.
 
     What is read from it is counted in the ``host``'s memory; ``limit`` bounds its own, in bytes.
     """
 
     def __init__(self, name: str, driver: Driver, host: Memory, limit: int | None = None) -> None:
         self.name = name
-        self.driver = driver
-        self.arena = Arena(self, limit)
+        self._driver = driver
+        self._arena = Arena(self, driver, limit)
         self._lanes, self._host = Lanes(1, name), host
 
     def statistics(self) -> MemoryStatistics:
-        return self.arena.statistics()
+        return self._arena.statistics()
 
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
         return await self._lanes.run(function, *args, stop=stop)
@@ -45,28 +42,18 @@ class DriverDevice:
             if value.device is self:
                 return value
             value = await value.device.give(value)
-        return await self.run(self.put, value, where)
+        return await self.run(self._arena.hold, value, where)
 
     async def give(self, value: Any) -> Array:
         return await self.run(self._read, value)
 
-    def put(self, array: Array, where: str) -> DeviceArray:
-        """A copy of an array of the host's; in the lane."""
-        made = self.arena.empty(Spec(array.dtype, array.shape), where)
-        self.driver.write(made.storage.memory, np.ascontiguousarray(array))
-        return made
-
     def _read(self, value: DeviceArray) -> Array:
         array = self._host.output(value.shape, value.dtype)
-        self.driver.read(value.storage.memory, array)
+        self._driver.read(value.storage.memory, array)
         return array
 
-    def finish(self) -> None:
-        """Wait until all that was issued is done; in the lane."""
-        self.driver.finish()
-
     def issuer(self, plan: Plan, variables: Variables) -> Issuer:
-        return Issuer(plan, self, variables)
+        return Issuer(plan, self._arena, variables)
 
     async def aclose(self) -> None:
         try:
@@ -75,5 +62,5 @@ class DriverDevice:
             self._lanes.close()
 
     def _let_go(self) -> None:
-        self.arena.settle()
-        self.driver.close()
+        self._arena.settle()
+        self._driver.close()

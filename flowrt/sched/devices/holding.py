@@ -10,18 +10,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from flowrt.sched.devices.memory import DeviceArray
+
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
-    from flowrt.sched.devices.driven import DriverDevice
-    from flowrt.sched.devices.memory import DeviceArray
+    from flowrt.sched.devices.memory import Arena
     from flowrt.sched.host.variables import Name, Variables
 
 
 class Holding:
     """The variables of a task that lie on one device. All is called in its lane."""
 
-    def __init__(self, device: DriverDevice, variables: Variables) -> None:
-        self._device, self._variables = device, variables
+    def __init__(self, arena: Arena, variables: Variables) -> None:
+        self._arena, self._variables = arena, variables
         self._begun: dict[Name, DeviceArray] = {}
 
     def held(self, name: Name, spec: Spec) -> DeviceArray:
@@ -34,8 +35,8 @@ class Holding:
         held = self.held(name, spec)
         if held.is_alone:
             return held
-        copied = self._device.arena.empty(spec, f"variable {name[1]!r}")
-        self._device.driver.copy(held.storage.memory, copied.storage.memory, held.nbytes)
+        copied = self._arena.empty(spec, f"variable {name[1]!r}")
+        self._arena.driver.copy(held.storage.memory, copied.storage.memory, held.nbytes)
         self._variables.begin(name, copied)
         return copied
 
@@ -44,7 +45,7 @@ class Holding:
         value: Any = self._variables.find(name, spec)
         if value is not None:
             return self.own(name, spec)
-        made = self._begun[name] = self._device.arena.empty(spec, f"variable {name[1]!r}")
+        made = self._begun[name] = self._arena.empty(spec, f"variable {name[1]!r}")
         return made
 
     def begin(self, name: Name, value: DeviceArray) -> None:
@@ -63,10 +64,8 @@ class Holding:
             self._begun.clear()
 
     def _moved(self, name: Name, value: Any) -> DeviceArray:
-        from flowrt.sched.devices.memory import DeviceArray
-
         if not isinstance(value, DeviceArray):
-            value = self._device.put(value, f"variable {name[1]!r}")
+            value = self._arena.hold(value, f"variable {name[1]!r}")
             self._variables.begin(name, value)
         held: DeviceArray = value
         return held

@@ -22,7 +22,7 @@ from flowrt.kernels.launch import STATUS, failure
 from flowrt.op import lookup
 from flowrt.sched.devices.holding import Holding
 from flowrt.sched.devices.laying import located
-from flowrt.sched.devices.memory import DeviceArray
+from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from flowrt.base.plan import Plan, PlanNode
-    from flowrt.sched.devices.driven import DriverDevice
     from flowrt.sched.devices.driver import Array, Kernel
     from flowrt.sched.host.variables import Variables
     from flowrt.sched.units import Unit
@@ -50,10 +49,10 @@ class _Run:
 class Issuer:
     """Carries out units of one plan on one device. `carry_out` is called in its lane."""
 
-    def __init__(self, plan: Plan, device: DriverDevice, variables: Variables) -> None:
-        self._plan, self._device = plan, device
-        self._holding = Holding(device, variables)
-        self._regions = WholeRegions(plan, device, self._holding)
+    def __init__(self, plan: Plan, arena: Arena, variables: Variables) -> None:
+        self._plan, self._arena = plan, arena
+        self._holding = Holding(arena, variables)
+        self._regions = WholeRegions(plan, arena, self._holding)
         self._starts = plan.value_starts()
         self._kernels: dict[int, OrderedDict[Any, tuple[Kernel, Sequence[Spec]]]] = {}
         self._constants: dict[int, DeviceArray] = {}
@@ -115,12 +114,12 @@ class Issuer:
     def _constant(self, position: int, node: PlanNode) -> DeviceArray:
         found = self._constants.get(position)
         if found is None:
-            found = self._constants[position] = self._device.put(np.asarray(node.attrs["value"]), node.where())
+            found = self._constants[position] = self._arena.hold(np.asarray(node.attrs["value"]), node.where())
         return found
 
     def _here(self, value: Value, node: PlanNode) -> DeviceArray:
         """A value in the device's memory: what decides sizes comes from the host's."""
-        return value if isinstance(value, DeviceArray) else self._device.put(value, node.where())
+        return value if isinstance(value, DeviceArray) else self._arena.hold(value, node.where())
 
     def _infer(self, node: PlanNode, inputs: Sequence[Value]) -> tuple[Spec, ...]:
         specs = [value.spec if isinstance(value, DeviceArray) else spec_of(value) for value in inputs]
@@ -139,7 +138,7 @@ class Issuer:
         key = tuple(v.shape if isinstance(v, DeviceArray) else (v.shape, v.tobytes()) for v in inputs)
         specs = [_spec(value) for value in inputs]
         kernel, outputs = self._kernel(position, key, node.op, specs, lambda: self._infer(node, inputs))
-        made = [self._device.arena.empty(spec, node.where()) for spec in outputs]
+        made = [self._arena.empty(spec, node.where()) for spec in outputs]
         self._launch(kernel, node, [*(self._here(v, node) for v in inputs), *made], run)
         return made
 
@@ -151,7 +150,7 @@ class Issuer:
         if key not in known:
             node, made = self._plan.nodes[position], outputs()
             try:
-                known[key] = self._device.driver.prepare(op, inputs, made, node.attrs), made
+                known[key] = self._arena.driver.prepare(op, inputs, made, node.attrs), made
             except GraphError as error:
                 raise located(node, error) from error
             if len(known) > PREPARED_PER_NODE:
@@ -159,7 +158,7 @@ class Issuer:
         return known[key]
 
     def _launch(self, kernel: Kernel, node: PlanNode, operands: Sequence[DeviceArray], run: _Run) -> None:
-        scratch = [self._device.arena.empty(spec, f"{node.where()}, scratch") for spec in kernel.scratch]
+        scratch = [self._arena.empty(spec, f"{node.where()}, scratch") for spec in kernel.scratch]
         words = run.words.copy()
         kernel.launch([array.storage.memory for array in (*operands, *scratch)], words)
         if kernel.may_fail:
@@ -167,7 +166,7 @@ class Issuer:
 
     def _finish(self, run: _Run) -> None:
         """Wait for what was issued, and look what became of it."""
-        self._device.finish()
+        self._arena.driver.finish()
         for node, words in run.failing:
             if words[STATUS]:
                 raise FlowrtError(f"{node.where()}: {failure(node.op, int(words[STATUS]))}")
@@ -189,7 +188,7 @@ class Issuer:
             raise SpecError(f"{node.where()}: the variable holds {spec}, the step gives {value.spec}")
         if update.whole is not None:
             old = self._holding.held(name, spec)
-            updated = self._device.arena.empty(spec, f"variable {name[1]!r}")
+            updated = self._arena.empty(spec, f"variable {name[1]!r}")
             kernel, _ = self._kernel(position, spec.dims, update.whole, [spec, spec], lambda: [spec])
             self._launch(kernel, node, [old, value, updated], run)
             value = updated

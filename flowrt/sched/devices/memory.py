@@ -13,12 +13,15 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from flowrt.base.errors import ResourceError
 from flowrt.base.spec import Spec
 from flowrt.sched.host.memory import MemoryStatistics, amount
 
 if TYPE_CHECKING:
-    from flowrt.sched.devices.driven import DriverDevice
+    from flowrt.sched.devices.device import Device
+    from flowrt.sched.devices.driver import Array, Driver
 
 LARGEST = 8  # tensors that a refusal names
 
@@ -61,7 +64,7 @@ class DeviceArray:
         return Spec(self.dtype, self.shape)
 
     @property
-    def device(self) -> DriverDevice:
+    def device(self) -> Device:
         """The device that has it."""
         return self.storage.arena.device
 
@@ -76,11 +79,11 @@ class DeviceArray:
 
 
 class Arena:
-    """The memory of one device. All but `statistics` and `take_back` are for its lane."""
+    """The memory of one device, behind its ``driver``. All but `statistics` and `take_back` are for its lane."""
 
-    def __init__(self, device: DriverDevice, limit: int | None = None) -> None:
-        self.device, self._driver = device, device.driver
-        self.limit = min((bound for bound in (self._driver.limit, limit) if bound is not None), default=None)
+    def __init__(self, device: Device, driver: Driver, limit: int | None = None) -> None:
+        self.device, self.driver = device, driver
+        self.limit = min((bound for bound in (self.driver.limit, limit) if bound is not None), default=None)
         self.keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self._held = self._peak = 0
         self._numbers = itertools.count()
@@ -108,10 +111,16 @@ class Arena:
         self._peak = max(self._peak, self._held)
         return DeviceArray(Storage(self, number, memory, spec.nbytes), spec)
 
+    def hold(self, array: Array, where: str) -> DeviceArray:
+        """A copy of an array of the host's, for what ``where`` names. Raises as `empty`."""
+        made = self.empty(Spec(array.dtype, array.shape), where)
+        self.driver.write(made.storage.memory, np.ascontiguousarray(array))
+        return made
+
     def _allocate(self, spec: Spec) -> Any:
         if self.limit is not None and self._held + spec.nbytes > self.limit:
             raise MemoryError
-        return self._driver.allocate(max(1, spec.nbytes))
+        return self.driver.allocate(max(1, spec.nbytes))
 
     def _reclaim(self) -> None:
         """Have who keeps idle memory let it go."""
@@ -127,7 +136,7 @@ class Arena:
         """Give the driver back what is gone."""
         while self._gone:
             number, memory, nbytes = self._gone.popleft()
-            self._driver.free(memory)
+            self.driver.free(memory)
             self._held -= nbytes
             del self._alive[number]
 

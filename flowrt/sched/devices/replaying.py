@@ -20,13 +20,12 @@ from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.launch import STATUS, failure
 from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay, located
-from flowrt.sched.devices.memory import DeviceArray
+from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.regions.lives import DataDependent
 
 if TYPE_CHECKING:
     from flowrt.base.plan import PlanNode
-    from flowrt.sched.devices.driven import DriverDevice
-    from flowrt.sched.devices.driver import Array, Kernel, Recorded
+    from flowrt.sched.devices.driver import Array, Driver, Kernel, Recorded
     from flowrt.sched.devices.holding import Holding
     from flowrt.sched.regions.regions import Region
     from flowrt.sched.units import Unit
@@ -43,8 +42,8 @@ class _Copying:
     scratch: Sequence[Spec] = ()
     may_fail = False
 
-    def __init__(self, device: DriverDevice, nbytes: int) -> None:
-        self._driver, self._nbytes = device.driver, nbytes
+    def __init__(self, driver: Driver, nbytes: int) -> None:
+        self._driver, self._nbytes = driver, nbytes
 
     def launch(self, operands: Sequence[Any], words: Array) -> None:
         self._driver.copy(operands[0], operands[1], self._nbytes)
@@ -91,13 +90,13 @@ class _Known:
 class WholeRegions:
     """Carries out regions of one plan on one device, whose variables are held."""
 
-    def __init__(self, plan: Plan, device: DriverDevice, holding: Holding) -> None:
-        self._plan, self._device, self._holding = plan, device, holding
+    def __init__(self, plan: Plan, arena: Arena, holding: Holding) -> None:
+        self._plan, self._arena, self._holding = plan, arena, holding
         self._known: OrderedDict[Any, _Known | None] = OrderedDict()
         self._copies: dict[int, Kernel] = {}
-        self._part = getattr(device.driver, "part", None)
-        self._record = getattr(device.driver, "record", None)
-        device.arena.keepers.add(self)
+        self._part = getattr(arena.driver, "part", None)
+        self._record = getattr(arena.driver, "record", None)
+        arena.keepers.add(self)
 
     def carry_out(self, unit: Unit, inputs: Sequence[Value], words: Array) -> list[Value] | None:
         """The outputs of a region, once all of it is done; None where it is to be issued node by node."""
@@ -143,22 +142,22 @@ class WholeRegions:
         self, node: PlanNode, op: str, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]
     ) -> Kernel:
         try:
-            return self._device.driver.prepare(op, inputs, outputs, attrs)
+            return self._arena.driver.prepare(op, inputs, outputs, attrs)
         except GraphError as error:
             raise located(node, error) from error
 
     def _copying(self, nbytes: int) -> Kernel:
-        return self._copies.setdefault(nbytes, _Copying(self._device, nbytes))
+        return self._copies.setdefault(nbytes, _Copying(self._arena.driver, nbytes))
 
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take(self, known: _Known, unit: Unit) -> _Memory | None:
         """Memory for a run; None where there is none in such pieces."""
-        layout, arena, first = known.layout, self._device.arena, self._plan.nodes[unit.nodes[0]]
+        layout, arena, first = known.layout, self._arena, self._plan.nodes[unit.nodes[0]]
         try:
             if known.constants is None:
                 known.constants = [
-                    self._device.put(array, f"constant of {first.where()}") for array in layout.constants
+                    self._arena.hold(array, f"constant of {first.where()}") for array in layout.constants
                 ]
             within = arena.empty(Spec("uint8", (layout.nbytes,)), f"{layout.launches} launches from {first.where()} on")
             made: dict[int, DeviceArray] = {}
@@ -219,7 +218,7 @@ class WholeRegions:
 
     def _write(self, layout: RegionLayout, inputs: Sequence[Value], memory: _Memory) -> None:
         """Bring the inputs to where they are taken from."""
-        driver = self._device.driver
+        driver = self._arena.driver
         for number, home in layout.written:
             value, place = inputs[number], self._at(home, memory)
             if isinstance(value, DeviceArray):
@@ -235,7 +234,7 @@ class WholeRegions:
                 if words[STATUS]:
                     raise StepCancelled(f"{self._plan.nodes[launch.node].where()} was not begun")
                 launch.kernel.launch([self._at(home, memory) for home in launch.operands], own)
-            self._device.finish()
+            self._arena.driver.finish()
             self._look(stretch, left)
 
     def _recorded(self, layout: RegionLayout, memory: _Memory) -> _Again:
@@ -256,7 +255,7 @@ class WholeRegions:
                 raise StepCancelled(f"{self._plan.nodes[stretch[0].node].where()} was not begun")
             recorded.words[:] = words
             recorded.replay()
-            self._device.finish()
+            self._arena.driver.finish()
             self._look(stretch, recorded.words)
 
     def _look(self, stretch: Sequence[PlacedKernel], words: Array) -> None:

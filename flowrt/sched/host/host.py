@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import ClosedError, GraphError
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.run import pools
-from flowrt.sched.devices.device import open_devices
 from flowrt.sched.devices.names import HOST
+from flowrt.sched.devices.opening import open_devices
 from flowrt.sched.host.credit import Credit
 from flowrt.sched.host.lanes import Lanes
 from flowrt.sched.host.memory import Memory
