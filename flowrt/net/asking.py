@@ -12,6 +12,7 @@ from flowrt.base.errors import BrokenStream, NodeLost
 from flowrt.base.valueclass import valueclass
 from flowrt.net import heads
 from flowrt.net.local import door_of
+from flowrt.net.secured import secured_to
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,15 +33,10 @@ async def ask_at(
 
     ``keyed`` says whether this end shows a certificate where it is asked for one.
     """
-    loop = asyncio.get_running_loop()
-    named = None if tls is None else host
     failure: OSError | None = None
     for address in await _addresses(host, port):
         try:
-            return await _answered(
-                _Asking(head, where, keyed),
-                partial(loop.create_connection, host=address, port=port, ssl=tls, server_hostname=named),
-            )
+            return await _answered(_Asking(head, where, keyed), partial(_connect, address, port, tls, host))
         except ssl.SSLError:
             raise
         except OSError as error:
@@ -59,6 +55,18 @@ async def ask_socket(name: str, head: bytes, where: str) -> Answer | None:
     except BaseException:
         door.close()
         raise
+
+
+async def _connect(
+    address: str, port: int, tls: ssl.SSLContext | None, host: str, asking: Callable[[], _Asking]
+) -> tuple[asyncio.Transport, _Asking]:
+    if tls is None:
+        return await asyncio.get_running_loop().create_connection(asking, address, port)
+    transport, protocol = await secured_to(address, port, tls, host), asking()
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+    transport.resume_reading()
+    return transport, protocol
 
 
 async def _addresses(host: str, port: int) -> list[str]:
@@ -81,7 +89,7 @@ async def _answered(
         raise
 
 
-class _Asking(asyncio.Protocol):
+class _Asking(asyncio.BufferedProtocol):
     """Sends the head of a request and reads that of the answer; nothing follows it before we have spoken."""
 
     def __init__(self, head: bytes, where: str, keyed: bool = True) -> None:
@@ -90,13 +98,17 @@ class _Asking(asyncio.Protocol):
         self._where = where
         self._keyed = keyed
         self._read = b""
+        self._room = memoryview(bytearray(heads.MOST + 1))
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         transport.write(self._head)
 
-    def data_received(self, data: bytes) -> None:
-        self._read += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._read += self._room[:nbytes]
         if self.answer.done():
             return
         if self._read.endswith(heads.END):

@@ -15,7 +15,6 @@ class Bounds:
     inbox_bytes: int = 16 << 20
     outbox_messages: int = 1 << 14  # posted to a peer that does not read; then it is cut off
     slice_bytes: int = 4 << 20  # written at once; less, and a large array waits for this side too
-    secured_slice_bytes: int = 256 << 10  # the same over TLS, which copies what it encrypts: more leaves the cache
     socket_bytes: int | None = None  # the kernel's buffers, each way; None lets it tune them
     silence: float = 5.0  # the peer's kernel answers nothing: then it is lost
     unacknowledged: float = 30.0  # the peer's kernel has no room: then it is lost

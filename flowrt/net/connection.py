@@ -77,9 +77,7 @@ class _Stream(asyncio.BufferedProtocol):
         """Become the transport's protocol. Reading is off meanwhile, so that no byte reaches the one before."""
         self.transport.pause_reading()
         self.transport.set_protocol(self)
-        secured = self.transport.get_extra_info("ssl_object") is not None
-        self.transport.set_write_buffer_limits(high=int(secured), low=0)  # TLS would say of nothing that it is too much
-        self.slice = self.bounds.secured_slice_bytes if secured else self.bounds.slice_bytes
+        self.transport.set_write_buffer_limits(high=0, low=0)
         self.socket = self.transport.get_extra_info("socket")
         if self.socket is None:
             raise InternalError("a connection needs a socket")
@@ -197,7 +195,7 @@ class _Stream(asyncio.BufferedProtocol):
         channel = self.channel
         if channel is not None:
             pieces = placed(pieces, lambda data: channel.lend(data, changing=changing))
-        for piece in writes(pieces, self.slice):
+        for piece in writes(pieces, self.bounds.slice_bytes):
             if self.local is not None:
                 self.local.socket_bytes += len(piece)
             yield piece

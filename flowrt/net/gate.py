@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from flowrt.net.handshake import Terms
 
-TLS = b"\x16"  # what that begins with
-
 
 @valueclass
 class Reply:
@@ -40,10 +38,7 @@ class Door(Protocol):
     """Who serves behind gates."""
 
     def enter(self, gate: Gate, transport: asyncio.Transport) -> None:
-        """A stranger is here, and may `Gate.talk_over` this transport, if it need not be secured."""
-
-    def secure(self, gate: Gate, transport: asyncio.Transport, first: bytes) -> None:
-        """Agree upon TLS with a stranger, who began with these bytes; then it may `Gate.talk_over` that."""
+        """A stranger is here, and may `Gate.talk_over` this transport once it is as secure as it must be."""
 
     def leave(self, gate: Gate) -> None:
         """It is a stranger no more, or gone."""
@@ -68,9 +63,8 @@ class Gate(asyncio.BufferedProtocol):
         self._read = 0  # bytes in it
         self._reply: Reply | None = None
         self._over = False
-        self._securing = False  # TLS is being agreed upon
         self._accepted: asyncio.Transport | None = None
-        self._transport: asyncio.Transport | None = None  # that, or TLS over it
+        self._transport: asyncio.Transport | None = None  # the same, once anything may be said
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,9 +74,7 @@ class Gate(asyncio.BufferedProtocol):
 
     def talk_over(self, transport: asyncio.Transport) -> None:
         """Go on, over ``transport``."""
-        self._transport, self._securing = transport, False
-        if self._read:
-            self._look()
+        self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(bytearray(256)) if self._over else self._room[self._read :]
@@ -111,25 +103,19 @@ class Gate(asyncio.BufferedProtocol):
         transport.close()
 
     def _look(self) -> None:
-        if self._over or self._securing:
+        if self._over:
             return
         if self._transport is None:
-            self._look_at_first(bytes(self._room[: self._read]))
+            self._refuse_plain_text()
         elif self._reply is None:
             self._look_at_head(bytes(self._room[: self._read]), self._transport)
         elif self._read == PROOF:
             self._look_at_proof(self._reply, self._transport)
 
-    def _look_at_first(self, first: bytes) -> None:
-        assert self._accepted is not None
-        self._read = 0
-        if first[:1] == TLS:
-            self._securing = True
-            self._accepted.pause_reading()
-            self._door.secure(self, self._accepted, first)
-        else:
-            self._transport = self._accepted
-            self.refuse("426 Upgrade Required", {"Upgrade": "TLS/1.3"})
+    def _refuse_plain_text(self) -> None:
+        """Say that TLS is asked for here, to who began with something else."""
+        self._transport = self._accepted
+        self.refuse("426 Upgrade Required", {"Upgrade": "TLS/1.3"})
 
     def _look_at_head(self, head: bytes, transport: asyncio.Transport) -> None:
         end = head.find(heads.END)

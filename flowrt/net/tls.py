@@ -12,7 +12,6 @@ believe that: the token vouches for it, as both ends prove by it that they saw t
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import ipaddress
 import logging
@@ -30,6 +29,7 @@ from flowrt.net.addresses import is_any, is_loopback
 from flowrt.net.certificates import key_pem_of, new_key, pem_of, signed
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Mapping
 
 CA, CERT, KEY = "ca.pem", "cert.pem", "key.pem"
@@ -185,31 +185,6 @@ def keys_at(host: str, keys: Keys | None) -> Keys | Vouched | None:
 
 
 # ── of a connection ──
-
-
-async def secured_over(
-    transport: asyncio.Transport, gate: asyncio.BufferedProtocol, first: bytes, context: Context, seconds: float
-) -> asyncio.Transport:
-    """TLS for ``gate`` over what was accepted; ``first`` has come from there, and reading is paused.
-
-    Raises `OSError` where that comes to nothing, which may be an `ssl.SSLError`.
-    """
-    agreeing = asyncio.ensure_future(
-        asyncio.get_running_loop().start_tls(transport, gate, context, server_side=True, ssl_handshake_timeout=seconds)
-    )
-    try:
-        for _ in range(2):  # it takes the transport over in the first turn, and begins in the second
-            await asyncio.sleep(0)
-        reader = cast("asyncio.BufferedProtocol", transport.get_protocol())
-        if reader is not gate:
-            memoryview(reader.get_buffer(len(first)))[: len(first)] = first
-            reader.buffer_updated(len(first))
-        secured = await agreeing
-    finally:
-        agreeing.cancel()
-    if secured is None:
-        raise ConnectionResetError("it was closed while TLS was agreed upon")
-    return secured
 
 
 def channel_of(transport: asyncio.BaseTransport, *, node: bool) -> bytes:

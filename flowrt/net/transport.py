@@ -42,7 +42,8 @@ from flowrt.net.gate import Gate, Reply
 from flowrt.net.handshake import NONCE, Opening, Terms, is_same
 from flowrt.net.local import is_unix, peer_of
 from flowrt.net.protocol import HOST, PATH, PEER, PROTOCOL, PROVES, SIDE, UNIX, Hello, connection_over, introduce
-from flowrt.net.tls import channel_of, keys_at, secured_over
+from flowrt.net.secured import Secured, Taking
+from flowrt.net.tls import channel_of, keys_at
 from flowrt.net.tokens import checked
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from flowrt.base.codec import Allocate
     from flowrt.net.heads import Head
     from flowrt.net.local import Local
-    from flowrt.net.tls import Context, Keys, Vouched
+    from flowrt.net.tls import Keys, Vouched
 
 __all__ = ["PROTOCOL", "Bounds", "Connection", "Server", "connect", "serve"]
 
@@ -173,7 +174,9 @@ class Server:
     async def _open(self, port: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(self._gate, self.host, port, backlog=self._max_strangers)
+            self._listener = await loop.create_server(
+                self._gate if self._tls is None else self._secured_gate, self.host, port, backlog=self._max_strangers
+            )
         except (OSError, OverflowError) as error:
             raise ResourceError(
                 f"cannot listen on {self.host}:{port}: {reason(error)}; port 0 takes any free one"
@@ -185,6 +188,20 @@ class Server:
 
     def _gate(self) -> Gate:
         return Gate(self, self._handshake)
+
+    def _secured_gate(self) -> Taking:
+        """A gate that nobody talks at before TLS is agreed upon."""
+
+        def accept(connection: socket.socket) -> None:
+            gate, transport = self._gate(), Secured(connection)
+            transport.set_protocol(gate)
+            gate.connection_made(transport)
+            if not transport.is_closing():
+                task = self._tasks.create_task(self._secure(gate, transport))
+                self._securing.add(task)
+                task.add_done_callback(self._securing.discard)
+
+        return Taking(accept)
 
     async def _aclose(self) -> None:
         if self._listener is None:
@@ -206,21 +223,14 @@ class Server:
     # ── strangers, at their gates ──
 
     def enter(self, gate: Gate, transport: asyncio.Transport) -> None:
-        """Listen to a stranger, over TLS where it is at a port that speaks that."""
+        """Listen to a stranger: at a port that speaks TLS, once that is agreed upon."""
         if self._is_shunned(transport):
             gate.leave()
             return
         self._make_way()
         self._strangers[gate] = None
-        if self._tls is None or is_unix(transport):
+        if not isinstance(transport, Secured):
             gate.talk_over(transport)
-
-    def secure(self, gate: Gate, transport: asyncio.Transport, first: bytes) -> None:
-        """Agree upon TLS with a stranger."""
-        assert self._tls is not None
-        task = self._tasks.create_task(self._secure(gate, transport, first, self._tls.contexts().node))
-        self._securing.add(task)
-        task.add_done_callback(self._securing.discard)
 
     def leave(self, gate: Gate) -> None:
         """A stranger is none any more."""
@@ -300,14 +310,20 @@ class Server:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _secure(self, gate: Gate, transport: asyncio.Transport, first: bytes, context: Context) -> None:
+    async def _secure(self, gate: Gate, transport: Secured) -> None:
+        """Agree upon TLS with a stranger; one that begins with anything else is heard, and told that."""
+        assert self._tls is not None
+        begun = False
         try:
-            secured = await secured_over(transport, gate, first, context, self._handshake)
+            begun = await transport.begins_tls()
+            if begun:
+                await transport.agree(self._tls.contexts().node)
+                gate.talk_over(transport)
+            transport.resume_reading()
         except OSError as error:
-            self.failed(transport, str(error))
+            if begun:
+                self.failed(transport, str(error))
             gate.leave()
-        else:
-            gate.talk_over(secured)
 
     def _refusal(self, head: Head, transport: asyncio.Transport) -> str | None:
         """The HTTP status to refuse a request with. What a browser could be tricked into is refused first."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wire_world import MIB, on_both_loops, outcome, pair
+from wire_world import MIB, on_both_loops_and_ways, outcome, pair
 
 from flowrt.base.device import CLIENT
 from flowrt.base.errors import BrokenStream, ClosedError, SpecError
@@ -38,7 +38,7 @@ register_kinds(Note)
 # ── on a connection ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_what_is_posted_and_what_is_sent_arrives_in_one_order() -> None:
     rng = np.random.default_rng(3)
     sizes = [int(size) for size in rng.choice([0, 10, 3000, MIB, 9 * MIB], 60)]
@@ -56,7 +56,7 @@ async def test_what_is_posted_and_what_is_sent_arrives_in_one_order() -> None:
             assert (got["x"] == number).all()
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_what_a_stopped_peer_is_posted_waits_uncopied_up_to_a_bound() -> None:
     bounds = Bounds(outbox_messages=10, socket_bytes=1 << 14, grace=0.1)
     async with pair(bounds) as (client, server):
@@ -76,7 +76,7 @@ async def test_what_a_stopped_peer_is_posted_waits_uncopied_up_to_a_bound() -> N
         assert client.closed
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_what_was_posted_is_written_before_the_connection_closes() -> None:
     async with pair(Bounds(grace=20.0)) as (client, server):
         for number in range(4):
@@ -89,7 +89,7 @@ async def test_what_was_posted_is_written_before_the_connection_closes() -> None
             client.post(1)
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_who_listens_is_told_of_messages_as_they_come_and_then_of_the_end() -> None:
     async with pair() as (client, server):
         heard: list[Any] = []
@@ -106,7 +106,7 @@ async def test_who_listens_is_told_of_messages_as_they_come_and_then_of_the_end(
         assert isinstance(await listening, (ClosedError, BrokenStream)) or len(heard) == 3002
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_what_a_listener_raises_ends_its_listening() -> None:
     async with pair() as (client, server):
 

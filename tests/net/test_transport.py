@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import uvloop
 from wire_messages import same
-from wire_world import MIB, QUICK, TOKEN, echo, on_both_loops, outcome, pair, stranger, wire
+from wire_world import MIB, QUICK, TOKEN, echo, on_both_loops, on_both_loops_and_ways, outcome, pair, stranger, wire
 
 from flowrt.base import codec
 from flowrt.base.errors import (
@@ -67,7 +67,7 @@ async def test_each_end_learns_what_the_other_says_of_itself() -> None:
     assert met == [({"task": "ps/0"}, {"task": "master", "epoch": 3})]
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_frames_of_concurrent_senders_never_interleave() -> None:
     async with pair() as (client, server), asyncio.TaskGroup() as tasks:
         for sender in range(12):
@@ -81,7 +81,7 @@ async def test_frames_of_concurrent_senders_never_interleave() -> None:
         assert sorted(seen) == [(sender, size) for sender in range(12) for size in (10, 70_000, MIB)]
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_arrays_may_change_once_they_are_sent() -> None:
     async with pair() as (client, server), asyncio.TaskGroup() as tasks:
         array = np.zeros(4 * MIB, "uint8")
@@ -109,7 +109,7 @@ async def test_arrays_are_received_into_the_memory_that_the_receiver_gives() -> 
     assert room.all()
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_an_illegal_message_is_refused_and_the_stream_lives() -> None:
     async with pair() as (client, server):
         with pytest.raises(SpecError):
@@ -121,7 +121,7 @@ async def test_an_illegal_message_is_refused_and_the_stream_lives() -> None:
 # ── how it ends ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_goodbye_ends_iteration_in_peace_on_both_sides() -> None:
     async with pair() as (client, server):
         await client.send(1)
@@ -138,7 +138,7 @@ async def test_a_goodbye_ends_iteration_in_peace_on_both_sides() -> None:
         assert server.closed
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_closing_wakes_who_receives() -> None:
     async with pair() as (client, _), asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(outcome(client.receive()))
@@ -147,7 +147,7 @@ async def test_closing_wakes_who_receives() -> None:
         assert isinstance(await waiting, ClosedError)
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_second_receiver_is_refused_and_the_first_goes_on() -> None:
     async with pair() as (client, server), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(client.receive())
@@ -158,7 +158,7 @@ async def test_a_second_receiver_is_refused_and_the_first_goes_on() -> None:
         assert await first == "for the first"
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_cancelled_receiver_loses_nothing() -> None:
     async with pair() as (client, server), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(client.receive())
@@ -168,14 +168,14 @@ async def test_a_cancelled_receiver_loses_nothing() -> None:
         assert await client.receive() == "kept"
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_both_sides_may_close_at_once() -> None:
     async with pair(Bounds(grace=20.0)) as (client, server), asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(client.aclose())
         tasks.create_task(server.aclose())
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_connection_closes_although_its_inbox_is_full() -> None:
     async with pair(Bounds(grace=20.0, inbox_messages=1)) as (client, server), asyncio.timeout(10):
         for number in range(5):
@@ -184,7 +184,7 @@ async def test_a_connection_closes_although_its_inbox_is_full() -> None:
         await server.aclose()
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_peer_that_vanishes_is_a_lost_node_after_what_it_sent() -> None:
     async with pair() as (client, server):
         await client.send("last words")
@@ -199,7 +199,7 @@ async def test_a_peer_that_vanishes_is_a_lost_node_after_what_it_sent() -> None:
         await server.wait_closed()
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_peer_that_a_write_finds_gone_is_lost_also_where_the_stream_is_closed_at_once() -> None:
     async with pair() as (client, server):
         reset = client._stream.socket
@@ -213,7 +213,7 @@ async def test_a_peer_that_a_write_finds_gone_is_lost_also_where_the_stream_is_c
         assert isinstance(server.failure, NodeLost)
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_stream_that_ended_while_it_was_written_to_can_be_cut_and_closed() -> None:
     async with pair(Bounds(inbox_messages=1, inbox_bytes=1)) as (client, server):
         await server.send("first")
@@ -227,7 +227,7 @@ async def test_a_stream_that_ended_while_it_was_written_to_can_be_cut_and_closed
         await server.aclose()
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_peer_that_breaks_in_the_middle_of_a_frame_is_lost_once() -> None:
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -355,7 +355,7 @@ async def blocked_sender(bounds: Bounds) -> AsyncIterator[tuple[Connection, Conn
             yield client, server, blocked
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_slow_reader_bounds_what_the_sender_gets_ahead() -> None:
     bounds = Bounds(inbox_messages=2, slice_bytes=1 << 16, socket_bytes=1 << 16)
     sent = 0
@@ -377,7 +377,7 @@ async def test_a_slow_reader_bounds_what_the_sender_gets_ahead() -> None:
             assert (await server.receive())["number"] == number
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_small_message_flood_waits_outside_a_full_inbox() -> None:
     bounds = Bounds(inbox_messages=4, socket_bytes=1 << 14)
     async with blocked_sender(bounds) as (client, server, blocked), asyncio.TaskGroup() as tasks:
@@ -398,7 +398,7 @@ async def send_many(connection: Connection, count: int) -> None:
         await connection.send(number)
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_cancelled_send_finishes_the_frame_it_began() -> None:
     array = np.random.default_rng(0).integers(0, 256, 32 * MIB, dtype=np.uint8)
     async with blocked_sender(Bounds(grace=20.0)) as (client, server, blocked), asyncio.TaskGroup() as tasks:
@@ -413,7 +413,7 @@ async def test_a_cancelled_send_finishes_the_frame_it_began() -> None:
         assert await server.receive() == "next"
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_cancelled_send_ends_at_once_and_its_frame_when_the_peer_reads() -> None:
     array = np.random.default_rng(0).integers(0, 256, 32 * MIB, dtype=np.uint8)
     async with blocked_sender(Bounds(grace=0.0)) as (client, server, blocked), asyncio.TaskGroup() as tasks:
@@ -431,7 +431,7 @@ async def test_a_cancelled_send_ends_at_once_and_its_frame_when_the_peer_reads()
         assert [await server.receive(), await server.receive()] == [0, 2]
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_the_array_of_a_cancelled_send_is_let_go_once_it_is_sent() -> None:
     async with blocked_sender(Bounds()) as (client, server, blocked), asyncio.TaskGroup() as tasks:
         array = np.zeros(32 * MIB, "uint8")
@@ -449,7 +449,7 @@ async def test_the_array_of_a_cancelled_send_is_let_go_once_it_is_sent() -> None
         assert alive() is None
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_sender_says_whether_its_message_had_begun() -> None:
     begun: list[str] = []
     async with blocked_sender(Bounds()) as (client, server, blocked), asyncio.TaskGroup() as tasks:
@@ -466,7 +466,7 @@ async def test_a_sender_says_whether_its_message_had_begun() -> None:
         assert await server.receive() == "small"
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_received_array_is_kept_by_its_readers_alone() -> None:
     async with pair() as (client, server), asyncio.TaskGroup() as tasks:
         for size in (2000, 5 * MIB):
@@ -477,7 +477,7 @@ async def test_a_received_array_is_kept_by_its_readers_alone() -> None:
             assert alive() is None, size
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_flood_of_headers_is_decoded_in_turns_with_everything_else() -> None:
     """Else 64 KiB of maps would hold the loop for 30 ms, and again with every read."""
     decoded: list[int] = []
@@ -504,7 +504,7 @@ async def test_a_flood_of_headers_is_decoded_in_turns_with_everything_else() -> 
     assert turns >= 200 / most / 2
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_message_that_there_is_no_memory_to_decode_waits_for_some() -> None:
     missing, assemble = 3, codec.assemble
 
@@ -552,7 +552,7 @@ async def test_an_array_beyond_memory_is_its_own_messages_trouble() -> None:
         assert await ends.get() == "next"
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_a_send_cancelled_before_its_turn_sends_nothing() -> None:
     async with blocked_sender(Bounds(grace=20.0)) as (client, server, blocked), asyncio.TaskGroup() as tasks:
         tasks.create_task(client.send(np.zeros(32 * MIB, "uint8")))
@@ -567,7 +567,7 @@ async def test_a_send_cancelled_before_its_turn_sends_nothing() -> None:
         assert await server.receive() == "last"
 
 
-@on_both_loops
+@on_both_loops_and_ways
 async def test_closing_does_not_wait_for_a_peer_that_does_not_read() -> None:
     async with blocked_sender(Bounds(grace=0.1)) as (client, _, blocked), asyncio.TaskGroup() as tasks:
         sending = tasks.create_task(outcome(client.send(np.zeros(32 * MIB, "uint8"))))

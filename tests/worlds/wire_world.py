@@ -8,10 +8,14 @@ import os
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextvars import ContextVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
+from key_world import good
 
 from flowrt.base.errors import (
     FlowrtError,
@@ -20,6 +24,9 @@ from flowrt.net import heads
 from flowrt.net.frames import frame
 from flowrt.net.handshake import NONCE, Opening, Terms
 from flowrt.net.transport import Bounds, Connection, Server, connect, serve
+
+if TYPE_CHECKING:
+    from flowrt.net.tls import Keys
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 TOKEN = "secret-of-the-tests"
@@ -33,6 +40,7 @@ HEAD = "\r\n".join(
         *(f"{name}: {value}" for name, value in OPENING.headers().items()),
     )
 )
+keys: ContextVar[Keys | None] = ContextVar("keys", default=None)  # that both ends of a `pair` have
 QUICK = Bounds(grace=0.2, stall=0.2)
 MIB = 1 << 20
 
@@ -46,7 +54,7 @@ def sockets() -> int:
     return found
 
 
-def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]], ways: tuple[str, ...] = ("plain",)) -> Any:
     """Run an async test on each loop, and fail it if a task or a descriptor outlives it."""
 
     async def bounded() -> None:
@@ -60,13 +68,26 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert sockets() <= before  # fewer where what an earlier test lent was given back meanwhile
 
+    @pytest.mark.parametrize("way", ways)
     @pytest.mark.parametrize("loop", LOOPS)
-    def run(loop: str) -> None:
-        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-            runner.run(bounded())
+    def run(loop: str, way: str) -> None:
+        with TemporaryDirectory() as folder:
+            keys.set(good(Path(folder)) if way == "tls" else None)
+            with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+                runner.run(bounded())
 
     run.__doc__ = test.__doc__
     return run
+
+
+def on_both_loops_and_ways(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    """`on_both_loops`, with each `pair` in plain text and over TLS."""
+    return on_both_loops(test, ("plain", "tls"))
+
+
+def only_over_tls(test: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    """`on_both_loops`, with ``keys`` to use."""
+    return on_both_loops(test, ("tls",))
 
 
 async def echo(connection: Connection) -> None:
@@ -84,8 +105,8 @@ async def pair(bounds: Bounds | None = None) -> AsyncIterator[tuple[Connection, 
         await asyncio.Event().wait()  # until the server is left
 
     async with (
-        serve("127.0.0.1", 0, TOKEN, hand_out, bounds=bounds) as server,
-        await connect("127.0.0.1", server.port, TOKEN, bounds=bounds) as client,
+        serve("127.0.0.1", 0, TOKEN, hand_out, bounds=bounds, tls=keys.get()) as server,
+        await connect("127.0.0.1", server.port, TOKEN, bounds=bounds, tls=keys.get()) as client,
     ):
         yield client, await ends.get()
 
