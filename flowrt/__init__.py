@@ -25,6 +25,7 @@ if _sys.platform == "win32":
 from flowrt.base.collection import passed_over as _passed_over
 
 with _passed_over():  # modules hold much and drop nothing: the collector would take a tenth of the time
+    import flowrt.serialize  # noqa: F401  (graphs as bytes)
     from flowrt import optim, placement
     from flowrt.base.errors import (
         AuthenticationError,
@@ -57,14 +58,14 @@ with _passed_over():  # modules hold much and drop nothing: the collector would 
     from flowrt.graph import Graph, Tensor, colocate_with, container, control_dependencies, device, name_scope
     from flowrt.graph import Node as Operation
     from flowrt.kernels.language.table import kernel
-    from flowrt.op import no_gradient, op
+    from flowrt.op import no_gradient
     from flowrt.ops import *
     from flowrt.ops import __all__  # type: ignore[attr-defined]  # checkers take what is public there for it
     from flowrt.session import eager as _eager  # noqa: F401  (ops on plain arrays)
     from flowrt.session.blocking import BlockingSession
     from flowrt.session.options import Options
     from flowrt.session.session import Session
-    from flowrt.typed import Operand, Result
+    from flowrt.typed import Operand, Result, op
 
 if _typing.TYPE_CHECKING:
     from flowrt import data, delays, devices, launch, train

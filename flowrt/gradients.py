@@ -21,7 +21,7 @@ from flowrt.base.errors import GraphError, user_site
 from flowrt.base.plain import default_array
 from flowrt.base.plan import Plan, resources_in
 from flowrt.base.tracebacks import brief
-from flowrt.graph import Graph, Node, Subgraph, Tensor, beside, name_scope
+from flowrt.graph import Graph, Node, Tensor, beside, name_scope
 from flowrt.op import active_builder, as_value, building, set_gradients
 from flowrt.ops.elementwise import add_n
 from flowrt.ops.reduce import sum_to
@@ -29,6 +29,7 @@ from flowrt.ops.routing import SplitGradient
 from flowrt.ops.shape import joined
 from flowrt.ops.slices import IndexedSlices, sum_slices
 from flowrt.ops.source import constant, ones_like, shape_of, zeros_like
+from flowrt.subgraph import Subgraph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,11 +7,11 @@ that build side by side do not see each other's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -80,8 +80,14 @@ class Node:
         return f"<{self.op.name} {self.name!r} ({self.site})>"
 
 
+if TYPE_CHECKING:
+    TensorOperators: TypeAlias = "Operators[TensorOrArray]"
+else:
+    TensorOperators = Operators
+
+
 @brief
-class Tensor(Operators):
+class Tensor(TensorOperators):
     """A value that a step will compute: one output of a node.
 
     Python's operators, slicing and ``len`` work as on arrays; ``==`` and ``!=``, too, compare entry by entry. Tensors
@@ -163,6 +169,22 @@ class Tensor(Operators):
 
         def __array__(self, *args: object, **kwargs: object) -> Any:
             raise GraphError(f"{user_site()}: the tensor {self.name!r} is not an array; fetch it with session.run")
+
+
+if TYPE_CHECKING:
+
+    class TensorOrArray(Tensor, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
+        """What an op answers: a `Tensor` in a graph, an array outside. A checker allows what either does.
+
+        No type of the arguments tells which of the two: ``fr.zeros((3,))`` has none that could.
+        """
+
+        @property  # type: ignore[misc]
+        def shape(self) -> tuple[Any, ...]:
+            """The sizes; of a tensor, None where only a step will know."""
+
+        def __iter__(self) -> Iterator[TensorOrArray]:
+            """Along the first axis."""
 
 
 @valueclass
@@ -337,67 +359,21 @@ class Graph:
     @brief
     def to_bytes(self) -> bytes:
         """The graph as validated, self-contained data; no code inside."""
-        from flowrt.serialize import graph_to_bytes
-
-        return graph_to_bytes(self)
+        return _as_bytes[0][0](self)
 
     @staticmethod
     @brief
     def from_bytes(data: bytes) -> Graph:
         """The graph that `to_bytes` wrote; raises `BrokenStream` or `GraphError` for anything else."""
-        from flowrt.serialize import graph_from_bytes
-
-        return graph_from_bytes(data)
+        return _as_bytes[0][1](data)
 
 
-class Subgraph(Graph):
-    """The graph of a body: a part of ``outer`` that an op of it holds. What it uses of the graphs around it becomes
-    one of its inputs: ``captured`` holds them, by the tensor of ``outer``. ``awaited`` are nodes of ``outer`` that
-    something inside waits for. ``turn`` is the input that says which turn it is, where it is that of a loop. It holds
-    no variables or queues of its own.
-    """
+_as_bytes: list[tuple[Callable[[Graph], bytes], Callable[[bytes], Graph]]] = []
 
-    def __init__(self, outer: Graph) -> None:
-        super().__init__(outer.seed)
-        self.outer = outer
-        self.device = current_scope().device
-        self.captured: dict[Tensor, Tensor] = {}
-        self.awaited: dict[Node, None] = {}
-        self.turn: Tensor | None = None
 
-    def lies_in(self, other: Any) -> bool:
-        """Whether ``other`` is a graph around this one."""
-        return other is self.outer or self.outer.lies_in(other)
-
-    def adopt(self, value: Any) -> Any:
-        """``value`` as an input of this graph, if it is a tensor of a graph around it."""
-        if not isinstance(value, Tensor) or value.graph is self or not self.lies_in(value.graph):
-            return value
-        outside = self.outer.adopt(value)
-        if outside not in self.captured:
-            self.captured[outside] = self.input(outside.spec, outside.op.name)
-        return self.captured[outside]
-
-    def turns(self) -> list[Tensor]:
-        """As `Graph.turns`; those of loops around this graph are captured."""
-        around = [self.adopt(turn) for turn in self.outer.turns()]
-        return around if self.turn is None else [*around, self.turn]
-
-    def input(self, spec: Spec, name: str = "input") -> Tensor:
-        """A new input. Unlike a placeholder it may come with a known value."""
-        with scoped(replace(_scope.get(), control=())):
-            attrs = {"dtype": spec.dtype.name, "shape": spec.dims}
-            made: Tensor = self.apply(REGISTRY["placeholder"], (), attrs, name)[0]
-        made.op.outputs = (Tensor(made.op, 0, spec),)
-        return made.op.outputs[0]
-
-    def add_resource(self, resource: Resource) -> None:
-        """Raises: state lives in the graph around the body."""
-        raise GraphError(f"{resource.site}: create the {resource.kind} {resource.name!r} outside the loop or branch")
-
-    def _waits_for(self, control: Sequence[Node]) -> tuple[Node, ...]:
-        self.awaited.update((n, None) for n in control if self.lies_in(n.graph))
-        return super()._waits_for(control)
+def set_bytes(write: Callable[[Graph], bytes], read: Callable[[bytes], Graph]) -> None:
+    """Have ``write`` and ``read`` make bytes of graphs, and graphs of bytes."""
+    _as_bytes[:] = [(write, read)]
 
 
 def _numbered(taken: dict[str, int], name: str) -> str:

@@ -26,7 +26,6 @@ from flowrt.base.traits import TRAITS, Stated, Traits
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr
-    from flowrt.typed import Registering
 
 DType: TypeAlias = "str | np.dtype[Any] | type"  # an attribute of this type holds the name of what it is given
 Rule = TypeVar("Rule", bound=Callable[..., Sequence[Any]])
@@ -329,7 +328,7 @@ def is_tensor(value: Any, builder: Builder) -> bool:
     return getattr(value, "builder", None) is builder
 
 
-def _op(
+def register(
     infer: Callable[..., Any] | None = None,
     *,
     promote: bool | tuple[str, ...] = False,
@@ -340,7 +339,7 @@ def _op(
     widens: bool = False,
     **stated: Unpack[Stated],
 ) -> Any:
-    """Decorator: make ``infer`` an op of the registry.
+    """What the decorator `flowrt.op` does: make ``infer`` an op of the registry.
 
     ``promote`` casts the inputs (or those it names) to their common dtype; ``stateful`` ops read or write more than
     their inputs; an ``effect`` waits on the event loop and has no kernel. ``name`` is for an op behind a function that
@@ -349,18 +348,14 @@ def _op(
     where the result is of another. What else is ``stated`` are its `Traits`, which passes and the scheduler ask for.
     """
 
-    def register(fn: Callable[..., Any]) -> Op:
+    def enter(fn: Callable[..., Any]) -> Op:
         made = Op(fn, promote=promote, stateful=stateful, effect=effect, name=name, core=core, widens=widens, **stated)
         if made.name in REGISTRY and REGISTRY[made.name].__module__ != made.__module__:
             raise GraphError(f"an op named {made.name!r} exists already, in {REGISTRY[made.name].__module__}")
         REGISTRY[made.name], TRAITS[made.name] = made, made.traits
         return made
 
-    return register if infer is None else register(infer)
-
-
-_op.__name__ = "op"  # as `help` is to show it
-op: Registering = _op
+    return enter if infer is None else enter(infer)
 
 
 def no_gradient(op: AnOp) -> AnOp:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from numbers import Number
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -17,15 +17,13 @@ from flowrt.base.tracebacks import brief
 from flowrt.op import REGISTRY, as_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from flowrt.base.attributes import Attr
     from flowrt.base.spec import Axes
     from flowrt.op import DType
-    from flowrt.typed import TensorOrArray
 
 
-_OPS = cast("Mapping[str, Callable[..., TensorOrArray]]", REGISTRY)
+Answer = TypeVar("Answer")  # what ops answer: for checkers what stands for a tensor, or an array
+
 _WITH_ENTRIES = (Number, list, tuple)
 _SYMBOLS = {  # NumPy's functions that operators of arrays call
     "add": "add",
@@ -56,7 +54,7 @@ def _no_function(name: str, method: str) -> str:
 
 
 @brief
-class Operators:
+class Operators(Generic[Answer]):
     """Python's operators, slicing and an array's usual methods, for what stands for a tensor.
 
     ``==`` and ``!=`` compare entry by entry, so code that looks for a tensor among others asks with ``is``, or in a
@@ -85,61 +83,63 @@ class Operators:
             kind = type(self).__name__
             raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint('a tensor', name, dir(type(self)))}")
 
-    def __getitem__(self, key: Any) -> TensorOrArray:
-        return _OPS["getitem"](self, as_key(key))
+    def __getitem__(self, key: Any) -> Answer:
+        return self._with("getitem", as_key(key))
 
-    def _with(self, name: str, other: Any) -> TensorOrArray:
-        return _OPS[name](self, other)
+    def _with(self, name: str, *others: Any) -> Answer:
+        made: Answer = REGISTRY[name](self, *others)
+        return made
 
-    def _from(self, name: str, other: Any) -> TensorOrArray:
-        return _OPS[name](other, self)
+    def _from(self, name: str, other: Any) -> Answer:
+        made: Answer = REGISTRY[name](other, self)
+        return made
 
-    def __add__(self, other: Any) -> TensorOrArray:
+    def __add__(self, other: Any) -> Answer:
         return self._with("add", other)
 
-    def __radd__(self, other: Any) -> TensorOrArray:
+    def __radd__(self, other: Any) -> Answer:
         return self._from("add", other)
 
-    def __sub__(self, other: Any) -> TensorOrArray:
+    def __sub__(self, other: Any) -> Answer:
         return self._with("subtract", other)
 
-    def __rsub__(self, other: Any) -> TensorOrArray:
+    def __rsub__(self, other: Any) -> Answer:
         return self._from("subtract", other)
 
-    def __mul__(self, other: Any) -> TensorOrArray:
+    def __mul__(self, other: Any) -> Answer:
         return self._with("multiply", other)
 
-    def __rmul__(self, other: Any) -> TensorOrArray:
+    def __rmul__(self, other: Any) -> Answer:
         return self._from("multiply", other)
 
-    def __truediv__(self, other: Any) -> TensorOrArray:
+    def __truediv__(self, other: Any) -> Answer:
         return self._with("divide", other)
 
-    def __rtruediv__(self, other: Any) -> TensorOrArray:
+    def __rtruediv__(self, other: Any) -> Answer:
         return self._from("divide", other)
 
-    def __floordiv__(self, other: Any) -> TensorOrArray:
+    def __floordiv__(self, other: Any) -> Answer:
         return self._with("floor_divide", other)
 
-    def __rfloordiv__(self, other: Any) -> TensorOrArray:
+    def __rfloordiv__(self, other: Any) -> Answer:
         return self._from("floor_divide", other)
 
-    def __mod__(self, other: Any) -> TensorOrArray:
+    def __mod__(self, other: Any) -> Answer:
         return self._with("remainder", other)
 
-    def __rmod__(self, other: Any) -> TensorOrArray:
+    def __rmod__(self, other: Any) -> Answer:
         return self._from("remainder", other)
 
-    def __pow__(self, other: Any) -> TensorOrArray:
+    def __pow__(self, other: Any) -> Answer:
         return self._with("pow", other)
 
-    def __rpow__(self, other: Any) -> TensorOrArray:
+    def __rpow__(self, other: Any) -> Answer:
         return self._from("pow", other)
 
-    def __matmul__(self, other: Any) -> TensorOrArray:
+    def __matmul__(self, other: Any) -> Answer:
         return self._with("matmul", other)
 
-    def __rmatmul__(self, other: Any) -> TensorOrArray:
+    def __rmatmul__(self, other: Any) -> Answer:
         return self._from("matmul", other)
 
     def __eq__(self, other: object) -> Any:
@@ -150,28 +150,28 @@ class Operators:
 
     __hash__ = object.__hash__  # by identity: tensors are keys of feeds
 
-    def __lt__(self, other: Any) -> TensorOrArray:
+    def __lt__(self, other: Any) -> Answer:
         return self._with("less", other)
 
-    def __le__(self, other: Any) -> TensorOrArray:
+    def __le__(self, other: Any) -> Answer:
         return self._with("less_equal", other)
 
-    def __gt__(self, other: Any) -> TensorOrArray:
+    def __gt__(self, other: Any) -> Answer:
         return self._with("greater", other)
 
-    def __ge__(self, other: Any) -> TensorOrArray:
+    def __ge__(self, other: Any) -> Answer:
         return self._with("greater_equal", other)
 
-    def __and__(self, other: Any) -> TensorOrArray:
+    def __and__(self, other: Any) -> Answer:
         return self._bits("and", other)
 
-    def __or__(self, other: Any) -> TensorOrArray:
+    def __or__(self, other: Any) -> Answer:
         return self._bits("or", other)
 
-    def __xor__(self, other: Any) -> TensorOrArray:
+    def __xor__(self, other: Any) -> Answer:
         return self._bits("xor", other)
 
-    def _bits(self, name: str, other: Any) -> TensorOrArray:
+    def _bits(self, name: str, other: Any) -> Answer:
         dtype = as_value(self).dtype
         if dtype.kind == "b":
             return self._with(f"logical_{name}", other)
@@ -179,31 +179,34 @@ class Operators:
             raise GraphError(f"{user_site()}: &, | and ^ combine bools, not {dtype}; compare first, as in (x > 0)")
         return self._with(f"bitwise_{name}", other)
 
-    def __rand__(self, other: Any) -> TensorOrArray:
+    def __rand__(self, other: Any) -> Answer:
         return self._bits("and", other)
 
-    def __ror__(self, other: Any) -> TensorOrArray:
+    def __ror__(self, other: Any) -> Answer:
         return self._bits("or", other)
 
-    def __rxor__(self, other: Any) -> TensorOrArray:
+    def __rxor__(self, other: Any) -> Answer:
         return self._bits("xor", other)
 
-    def __invert__(self) -> TensorOrArray:
+    def __invert__(self) -> Answer:
         dtype = as_value(self).dtype
         if dtype.kind == "f":
             raise GraphError(f"{user_site()}: ~ flips bools and the bits of integers, not {dtype}")
-        return _OPS["logical_not"](self) if dtype.kind == "b" else -self - 1
+        if dtype.kind == "b":
+            return self._with("logical_not")
+        made: Answer = REGISTRY["subtract"](-self, 1)
+        return made
 
-    def __neg__(self) -> TensorOrArray:
-        return _OPS["negative"](self)
+    def __neg__(self) -> Answer:
+        return self._with("negative")
 
-    def __abs__(self) -> TensorOrArray:
-        return _OPS["abs"](self)
+    def __abs__(self) -> Answer:
+        return self._with("abs")
 
     @property
-    def T(self) -> TensorOrArray:
+    def T(self) -> Answer:
         """With its axes reversed."""
-        return _OPS["transpose"](self)
+        return self._with("transpose")
 
     @property
     @brief
@@ -217,41 +220,38 @@ class Operators:
         spec = as_value(self).spec
         return spec.size if spec.known else REGISTRY["prod"](REGISTRY["shape_of"](self))
 
-    def astype(self, dtype: DType) -> TensorOrArray:
+    def astype(self, dtype: DType) -> Answer:
         """Its entries as another dtype."""
-        return _OPS["astype"](self, dtype)
+        return self._with("astype", dtype)
 
-    def reshape(self, *shape: Any) -> TensorOrArray:
+    def reshape(self, *shape: Any) -> Answer:
         """Its entries in another shape, given as one argument or size by size; one size may be -1."""
         whole = len(shape) == 1 and (isinstance(shape[0], (list, tuple)) or np.ndim(as_value(shape[0])) == 1)
-        return _OPS["reshape"](self, shape[0] if whole else shape)
+        return self._with("reshape", shape[0] if whole else shape)
 
-    def sum(
-        self, axis: Axes = None, dtype: DType | None = None, out: None = None, keepdims: bool = False
-    ) -> TensorOrArray:
+    def sum(self, axis: Axes = None, dtype: DType | None = None, out: None = None, keepdims: bool = False) -> Answer:
         """The sum over ``axis``, of the entries as ``dtype`` if one is given."""
-        return _folded("sum", self, axis, dtype, out, keepdims)
+        return self._reduced("sum", axis, dtype, out, keepdims)
 
-    def mean(
-        self, axis: Axes = None, dtype: DType | None = None, out: None = None, keepdims: bool = False
-    ) -> TensorOrArray:
+    def mean(self, axis: Axes = None, dtype: DType | None = None, out: None = None, keepdims: bool = False) -> Answer:
         """The mean over ``axis``, of the entries as ``dtype`` if one is given."""
-        return _folded("mean", self, axis, dtype, out, keepdims)
+        return self._reduced("mean", axis, dtype, out, keepdims)
 
-    def max(self, axis: Axes = None, out: None = None, keepdims: bool = False) -> TensorOrArray:
+    def max(self, axis: Axes = None, out: None = None, keepdims: bool = False) -> Answer:
         """The largest entry over ``axis``."""
-        return _folded("max", self, axis, None, out, keepdims)
+        return self._reduced("max", axis, None, out, keepdims)
 
-    def min(self, axis: Axes = None, out: None = None, keepdims: bool = False) -> TensorOrArray:
+    def min(self, axis: Axes = None, out: None = None, keepdims: bool = False) -> Answer:
         """The smallest entry over ``axis``."""
-        return _folded("min", self, axis, None, out, keepdims)
+        return self._reduced("min", axis, None, out, keepdims)
 
-
-def _folded(name: str, x: Any, axis: Any, dtype: Any, out: None, keepdims: bool) -> TensorOrArray:
-    """Arguments as NumPy's methods have them, so that `np.sum` of a tensor is one, too."""
-    if out is not None:
-        raise GraphError(f"{user_site()}: {name} of a tensor makes another one and cannot write to out={out!r}")
-    return _OPS[name](x if dtype is None else REGISTRY["astype"](x, dtype), axis, keepdims)
+    def _reduced(self, name: str, axis: Any, dtype: Any, out: None, keepdims: bool) -> Answer:
+        """Arguments as NumPy's methods have them, so that `np.sum` of a tensor is one, too."""
+        if out is not None:
+            raise GraphError(f"{user_site()}: {name} of a tensor makes another one and cannot write to out={out!r}")
+        x = self if dtype is None else self.astype(dtype)
+        made: Answer = REGISTRY[name](x, axis, keepdims)
+        return made
 
 
 def _is_comparable(other: object) -> bool:

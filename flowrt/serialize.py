@@ -18,7 +18,7 @@ from flowrt.base.errors import BrokenStream, FlowrtError, GraphError, Site
 from flowrt.base.partitioning import Partition, row_bounds
 from flowrt.base.plan import attrs_to_data, plan_from_data, spec_from_data, spec_to_data
 from flowrt.base.spec import Spec, as_dtype
-from flowrt.graph import Graph, Node, Resource, Tensor
+from flowrt.graph import Graph, Node, Resource, Tensor, set_bytes
 from flowrt.op import Op, lookup
 from flowrt.ops.starting import check_start
 from flowrt.ops.state import Variable
@@ -322,3 +322,6 @@ def _item(data: Any, key: str, kind: type[T]) -> T:
     if type(value) is not kind:
         raise BrokenStream(f"not a graph: {key!r} is {value!r:.80}, not of type {kind.__name__}")
     return value
+
+
+set_bytes(graph_to_bytes, graph_from_bytes)

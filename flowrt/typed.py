@@ -1,4 +1,4 @@
-"""What type checkers see of an op: a function with its parameters' names, types and defaults.
+"""The decorator `op`, and what type checkers see of an op: a function with its parameters' names, types and defaults.
 
 Law: an op has one signature, that of its function in ``ops/``. There a tensor's parameter is an `Operand` and each
 output a `Result`: the body knows `Spec`s, callers pass whatever stands for a tensor, and get a `TensorOrArray`. An op
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.spec import Spec
+from flowrt.op import register
 
 Operand: TypeAlias = Spec | Any
 """A tensor of an op: to the op's function a `Spec`.
@@ -18,30 +19,15 @@ To callers it is a tensor, a variable, an array, a number or a list of these, fo
 """
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-    import numpy as np
-
     from flowrt.base.traits import Stated
-    from flowrt.graph import Node, Tensor
+    from flowrt.graph import Node, TensorOrArray
     from flowrt.op import Op
 
     P = ParamSpec("P")
     R = TypeVar("R", covariant=True)
-
-    class TensorOrArray(Tensor, np.ndarray[Any, np.dtype[Any]]):  # type: ignore[misc]
-        """What an op answers: a `Tensor` in a graph, an array outside. A checker allows what either does.
-
-        No type of the arguments tells which of the two: ``fr.zeros((3,))`` has none that could.
-        """
-
-        @property  # type: ignore[misc]
-        def shape(self) -> tuple[Any, ...]:
-            """The sizes; of a tensor, None where only a step will know."""
-
-        def __iter__(self) -> Iterator[TensorOrArray]:
-            """Along the first axis."""
 
     class TypedOp(Op, Generic[P, R]):
         """An op whose parameters a checker knows."""
@@ -104,3 +90,6 @@ if TYPE_CHECKING:
     Result: TypeAlias = Spec | TensorOrArray
 else:
     Result = Spec
+
+register.__name__ = "op"  # as `help` is to show it
+op: Registering = register

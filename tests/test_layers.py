@@ -62,15 +62,16 @@ FAMILIES += [
     "loops",
 ]
 # each may import those to its left
-MEANING = [*FLOOR, "op", "typed", "operators", "graph", "ops", "gradients", "passes"]
+MEANING = [*FLOOR, "op", "operators", "graph", "typed", "subgraph", "ops", "gradients", "passes"]
 MAY_IMPORT = {
-    "op": [*FLOOR, "typed"],  # of which nothing is there at run time but what it takes from the floor
+    "op": FLOOR,
+    "operators": [*FLOOR, "op"],
+    "graph": [*FLOOR, "op", "operators"],
     "typed": [*FLOOR, "op", "graph"],
-    "operators": [*FLOOR, "op", "typed"],
-    "graph": [*FLOOR, "op", "operators", "serialize"],  # to_bytes and from_bytes are methods of a graph
-    "ops": [*FLOOR, "op", "typed", "operators", "graph", "ops", "structure"],
-    "gradients": [*FLOOR, "op", "graph", "ops"],
-    "passes": [*FLOOR, "op", "graph", "ops", "gradients", "passes"],
+    "subgraph": [*FLOOR, "op", "graph"],
+    "ops": [*FLOOR, "op", "operators", "graph", "typed", "subgraph", "ops", "structure"],
+    "gradients": [*FLOOR, "op", "graph", "subgraph", "ops"],
+    "passes": [*FLOOR, "op", "graph", "subgraph", "ops", "gradients", "passes"],
     "progress": FLOOR,
     "delays": [*FLOOR, "delays"],
     "data": [*FLOOR, "data"],

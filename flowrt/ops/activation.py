@@ -6,14 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.locating import located
-from flowrt.op import op
 from flowrt.ops.comparison import greater
 from flowrt.ops.elementwise import add, clip, exp, expm1, maximum, minimum, multiply, sigmoid, square, where
 from flowrt.ops.inference import as_float
+from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.graph import Node, Tensor, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "elu",

@@ -17,9 +17,10 @@ from flowrt.base.plain import as_dtype_of, default_array, takes
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
-from flowrt.graph import Node, Subgraph, Tensor, current_scope, scoped
+from flowrt.graph import Node, Tensor, current_scope, scoped
 from flowrt.op import as_value, building, lookup
 from flowrt.structure import Structure, flatten
+from flowrt.subgraph import Subgraph
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr

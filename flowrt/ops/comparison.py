@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowrt.base.spec import Spec
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.ops.inference import broadcast
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.typed import Operand, Result

@@ -26,7 +26,8 @@ from flowrt.ops.shape import expand_dims, reshape, squeeze, stack, transpose
 from flowrt.ops.source import eye, shape_of
 
 if TYPE_CHECKING:
-    from flowrt.typed import Operand, TensorOrArray
+    from flowrt.graph import TensorOrArray
+    from flowrt.typed import Operand
 
 __all__ = [
     "dot",

@@ -17,12 +17,14 @@ import numpy as np
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.plan import Plan
 from flowrt.base.spec import MAX_RANK, Spec
-from flowrt.graph import Graph, Node, Subgraph, Tensor, current_scope, scoped
-from flowrt.op import active_builder, as_value, building, gradients_inside, op
+from flowrt.graph import Graph, Node, Tensor, current_scope, scoped
+from flowrt.op import active_builder, as_value, building, gradients_inside
 from flowrt.ops.ahead import Behind
 from flowrt.ops.body import answers_of, as_body, replay
 from flowrt.ops.elementwise import add
 from flowrt.ops.source import zeros_like
+from flowrt.subgraph import Subgraph
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.typed import Operand, Result

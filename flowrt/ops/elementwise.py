@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.ops.comparison import equal, greater, greater_equal, less_equal
 from flowrt.ops.inference import as_float, broadcast, carry, carry_each, merged
+from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
+    from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "abs",

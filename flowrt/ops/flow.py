@@ -10,8 +10,9 @@ from flowrt.base.locating import fitting
 from flowrt.base.spec import Spec
 from flowrt.base.traits import Arranged
 from flowrt.graph import as_node, control_dependencies, current_graph
-from flowrt.op import building, no_gradient, op
+from flowrt.op import building, no_gradient
 from flowrt.ops.comparison import equal
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import NAMES
-from flowrt.op import lookup, no_gradient, op
+from flowrt.op import lookup, no_gradient
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr

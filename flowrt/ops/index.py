@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec, normal_axes
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.ops.elementwise import astype
 from flowrt.ops.inference import described, filled
 from flowrt.ops.reduce import max as max_
 from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import shape_of
+from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
+    from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "one_hot",

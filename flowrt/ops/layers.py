@@ -37,7 +37,8 @@ from flowrt.ops.source import shape_of, zeros_like
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Axes
-    from flowrt.typed import Operand, TensorOrArray
+    from flowrt.graph import TensorOrArray
+    from flowrt.typed import Operand
 
 
 @located("bias_add")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Shape, Spec
 from flowrt.base.traits import Contraction
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.ops.inference import broadcast
 from flowrt.ops.shape import expand_dims, reshape, squeeze
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

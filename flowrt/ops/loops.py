@@ -28,7 +28,8 @@ from flowrt.structure import LEAF, Structure, flatten
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Shape
-    from flowrt.typed import Operand, TensorOrArray
+    from flowrt.graph import TensorOrArray
+    from flowrt.typed import Operand
 
 __all__ = [
     "case",

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec, normal_axes
-from flowrt.op import op
 from flowrt.ops.elementwise import negative, subtract
 from flowrt.ops.inference import as_float, broadcast, merged
 from flowrt.ops.reduce import count_each, onto, reduced, spread
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import shape_of
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Axes

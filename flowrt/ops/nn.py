@@ -13,7 +13,7 @@ from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.base.spec import Shape, Spec, normal_axes, pair, sliding
 from flowrt.base.traits import Contraction
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.ops.activation import elu, gelu, leaky_relu, silu, softplus
 from flowrt.ops.elementwise import astype, exp, negative, relu, sigmoid, tanh
 from flowrt.ops.inference import as_float, broadcast, described, filled, merged
@@ -24,11 +24,12 @@ from flowrt.ops.recurrent import lstm
 from flowrt.ops.reduce import sum
 from flowrt.ops.shape import expand_dims
 from flowrt.ops.source import ones_like, shape_of
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Padding, Pair
-    from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.graph import Node, Tensor, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "avg_pool2d",

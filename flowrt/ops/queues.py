@@ -14,9 +14,10 @@ from flowrt.base.locating import located
 from flowrt.base.spec import Spec, as_dtype, as_shape
 from flowrt.base.tracebacks import brief
 from flowrt.graph import Graph, Resource, container, current_graph, current_scope, device
-from flowrt.op import building, no_gradient, op
+from flowrt.op import building, no_gradient
 from flowrt.ops.source import placeholder
 from flowrt.ops.state import of_dtype
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.attributes import Attr

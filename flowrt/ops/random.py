@@ -20,14 +20,16 @@ from flowrt.base.errors import SpecError
 from flowrt.base.familiar import answering
 from flowrt.base.locating import located
 from flowrt.graph import Graph
-from flowrt.op import as_value, builder_for, no_gradient, op
+from flowrt.op import as_value, builder_for, no_gradient
 from flowrt.ops.inference import filled
 from flowrt.ops.shape import expand_dims, stack
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
+    from flowrt.graph import TensorOrArray
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = ["normal", "uniform"]
 

@@ -8,15 +8,15 @@ from flowrt.base.errors import GraphError, SpecError, user_site
 from flowrt.base.locating import fitting
 from flowrt.base.spec import Spec
 from flowrt.graph import beside
-from flowrt.op import op
 from flowrt.ops.linalg import matmul
 from flowrt.ops.reduce import sum as sum_
 from flowrt.ops.shape import reshape, stack
 from flowrt.ops.source import shape_of
+from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.graph import Node, Tensor, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 GATES, KEPT = 4, 6  # i, f, g, o; then also the cell before the step and the tanh of the one after it
 

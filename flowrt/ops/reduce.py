@@ -17,17 +17,18 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import fitting, located
 from flowrt.base.spec import Shape, Spec, normal_axes
 from flowrt.base.traits import Arranged, Reduction
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.ops.comparison import equal, isfinite
 from flowrt.ops.elementwise import add, astype, divide, exp, log, sqrt, square, subtract, where
 from flowrt.ops.flow import stop_gradient
 from flowrt.ops.inference import as_float, carry, described, filled
 from flowrt.ops.source import shape_of
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Axes
-    from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.graph import Node, Tensor, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "all",

@@ -23,8 +23,8 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.partitioning import padded_room
 from flowrt.base.spec import Spec
-from flowrt.op import no_gradient, op
-from flowrt.operators import Operators
+from flowrt.graph import TensorOperators
+from flowrt.op import no_gradient
 from flowrt.ops.elementwise import astype
 from flowrt.ops.index import take
 from flowrt.ops.inference import described
@@ -32,11 +32,12 @@ from flowrt.ops.reduce import max as max_
 from flowrt.ops.shape import concat, getitem, place_along, reshape, slice_along
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import shape_of, zeros
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.partitioning import Partition
-    from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.graph import Node, Tensor, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "dynamic_partition",
@@ -268,7 +269,7 @@ def _flat_ids(ids: Any, spec: Spec) -> Any:
     return reshape(ids, (math.prod(spec.concrete) if spec.known else -1,)) if spec.rank != 1 else ids
 
 
-class SplitGradient(Operators):
+class SplitGradient(TensorOperators):
     """The gradient of a variable that is split by rows: one for each part, a tensor, an `IndexedSlices` or None.
 
     Used as a tensor it is the whole, dense; optimisers, and clipping, take the parts as they are.

@@ -16,12 +16,13 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.spec import Spec, normal_axes
 from flowrt.base.traits import VariableUpdate
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.ops.elementwise import astype
 from flowrt.ops.reduce import spread
 from flowrt.ops.shape import concat, reshape, stack
 from flowrt.ops.slices import IndexedSlices, check_groups, group_rows
 from flowrt.ops.source import shape_of
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

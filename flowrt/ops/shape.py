@@ -19,15 +19,16 @@ from flowrt.base.locating import located
 from flowrt.base.plain import as_dtype_of
 from flowrt.base.spec import MAX_RANK, MAX_VALUE_SIZE, Shape, Spec, index_steps, normal_axes
 from flowrt.base.traits import Arranged
-from flowrt.op import as_value, op
+from flowrt.op import as_value
 from flowrt.ops.inference import carry, described, filled, target
 from flowrt.ops.reduce import broadcast_to, sum
 from flowrt.ops.source import shape_of
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Axes, Paddings
-    from flowrt.graph import Node, Tensor
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.graph import Node, Tensor, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "concat",

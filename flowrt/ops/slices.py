@@ -15,9 +15,10 @@ import numpy as np
 from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.spec import Spec, as_shape
-from flowrt.op import REGISTRY, as_value, no_gradient, op
-from flowrt.operators import Operators
+from flowrt.graph import TensorOperators
+from flowrt.op import REGISTRY, as_value, no_gradient
 from flowrt.ops.inference import described
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ ABSENT = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
-class IndexedSlices(Operators):
+class IndexedSlices(TensorOperators):
     """A sum of slices along the first axis: zeros of ``shape`` to whose rows ``indices`` the ``values`` are added.
 
     ``values`` is [n, *shape[1:]], ``indices`` are n integers (or any shape in place of n, in both), and a row may occur

@@ -14,13 +14,14 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.plain import as_dtype_of, default_array, takes
 from flowrt.base.spec import MAX_VALUE_SIZE, Spec, as_dtype, spec_of
-from flowrt.op import as_value, lookup, op
+from flowrt.op import as_value, lookup
 from flowrt.ops.inference import carry, described, filled
+from flowrt.typed import op
 
 if TYPE_CHECKING:
-    from flowrt.graph import Node, Tensor
+    from flowrt.graph import Node, Tensor, TensorOrArray
     from flowrt.op import DType
-    from flowrt.typed import Operand, Result, TensorOrArray
+    from flowrt.typed import Operand, Result
 
 __all__ = [
     "arange",

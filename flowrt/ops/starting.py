@@ -14,10 +14,11 @@ import numpy as np
 
 from flowrt.base.errors import GraphError, SpecError
 from flowrt.base.plan import Plan, resources_in
-from flowrt.graph import Node, Subgraph, Tensor
+from flowrt.graph import Node, Tensor
 from flowrt.op import lookup
 from flowrt.ops.shape import getitem
 from flowrt.ops.source import constant, full
+from flowrt.subgraph import Subgraph
 
 if TYPE_CHECKING:
     from flowrt.base.errors import Site

@@ -22,18 +22,8 @@ from flowrt.base.plain import as_dtype_of, default_array, fitting_array
 from flowrt.base.spec import NAMES, Spec, as_dtype
 from flowrt.base.tracebacks import brief
 from flowrt.base.traits import VariableUpdate
-from flowrt.graph import (
-    Graph,
-    Resource,
-    Subgraph,
-    as_node,
-    beside,
-    current_graph,
-    current_scope,
-    scoped,
-)
-from flowrt.op import active_builder, as_value, building, no_gradient, op
-from flowrt.operators import Operators
+from flowrt.graph import Graph, Resource, TensorOperators, as_node, beside, current_graph, current_scope, scoped
+from flowrt.op import active_builder, as_value, building, no_gradient
 from flowrt.ops.elementwise import astype
 from flowrt.ops.flow import group
 from flowrt.ops.routing import looked_up, split_slices
@@ -42,6 +32,8 @@ from flowrt.ops.shape import concat
 from flowrt.ops.slices import IndexedSlices
 from flowrt.ops.source import constant
 from flowrt.ops.starting import check_start, rows_of
+from flowrt.subgraph import Subgraph
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.device import Device
@@ -116,7 +108,7 @@ def variables_from(source: VariableSource | None) -> Iterator[None]:
 
 
 @brief
-class Variable(Operators):
+class Variable(TensorOperators):
     """A tensor that outlives the step: it is read, and written by `assign`, `assign_add`, `assign_sub`, and row by row.
 
     ``initial`` (a number, an array or a tensor of fully known shape, also one computed from other variables, or a

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowrt.base.spec import Spec
-from flowrt.op import op
 from flowrt.ops.comparison import equal
 from flowrt.ops.elementwise import negative, rsqrt, square, where
 from flowrt.ops.inference import as_float, broadcast
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.graph import Node, Tensor

@@ -22,11 +22,12 @@ from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, kernel
 from flowrt.kernels.launch import FAILURES, STATUS
 from flowrt.kernels.run import board as at
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.sched.host.lanes import Crew
 from flowrt.sched.tape import schedule
 from flowrt.sched.tape.pace import Pace
 from flowrt.sched.tape.tape import CANCELLED, Tapes
+from flowrt.typed import op
 
 
 @no_gradient

@@ -12,13 +12,14 @@ from flowrt.base.errors import FlowrtError
 from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.language.table import kernel
 from flowrt.kernels.launch import RUN_WORDS, apply_kernel
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.sched.regions.lives import find_lives
 from flowrt.sched.regions.recorded import ARENA_SLOT, Recording
 from flowrt.sched.regions.regions import find_regions
 from flowrt.sched.regions.sharing import share
 from flowrt.sched.tape.recording import record
 from flowrt.sched.tape.tape import Tape
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan

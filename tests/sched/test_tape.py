@@ -13,8 +13,9 @@ from flowrt.base.errors import FlowrtError, SpecError, StepCancelled
 from flowrt.base.spec import Spec
 from flowrt.kernels.language.table import Call, View, elementwise, kernel
 from flowrt.kernels.launch import FAILURES, STATUS, run_kernel
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.sched.tape.tape import CANCELLED, Tape, Tapes
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan

@@ -13,8 +13,9 @@ from places import ROOT
 from session_world import lanes, world_slow
 
 import flowrt as fr
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
 from flowrt.session.blocking import LoopThread
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec

@@ -16,8 +16,9 @@ from op_examples import EXAMPLES, Example
 import flowrt as fr
 from flowrt.base.alike import Recall
 from flowrt.kernels.run import direct
-from flowrt.op import lookup, no_gradient, op
+from flowrt.op import lookup, no_gradient
 from flowrt.session.eager import _prepared
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec

@@ -11,7 +11,8 @@ import pytest
 
 import flowrt as fr
 from flowrt.kernels.run.direct import BLOCKED, HOLDERS
-from flowrt.op import no_gradient, op
+from flowrt.op import no_gradient
+from flowrt.typed import op
 
 if TYPE_CHECKING:
     from flowrt.base.spec import Spec
