@@ -105,6 +105,30 @@ async def test_who_steps_back_from_a_place_lets_the_next_one_through() -> None:
         await queue.enqueue_made(1, lambda: [element(1)], "b")
 
 
+async def test_a_place_for_more_than_a_queue_holds_is_told_at_once_and_given_up() -> None:
+    queue, told = Queue("q", 2), list[str]()
+    queue.line_up("large", 3, lambda: told.append("large"))  # to hear of the error
+    assert told == ["large"]
+    queue.line_up("grown", 1, lambda: told.append("grown"))
+    queue.line_up("next", 1, lambda: told.append("next"))
+    for holder in ("large", "grown"):
+        with pytest.raises(GraphError, match="3 elements never fit into a capacity of 2"):
+            await queue.enqueue_made(3, list, holder)
+    assert told == ["large", "grown", "next"]
+    assert queue.statistics().waiting_enqueues == 1
+
+
+async def test_who_waits_in_line_hears_that_a_queue_was_closed() -> None:
+    queue, told = Queue("q", 1), list[str]()
+    await queue.enqueue([element(1)])
+    queue.line_up("a", 1, lambda: told.append("a"))
+    assert told == []
+    queue.close(cancel_pending_enqueues=True)
+    assert told == ["a"]
+    with pytest.raises(QueueClosedError):
+        await queue.enqueue_made(1, list, "a")
+
+
 async def test_elements_are_made_when_there_is_room_and_an_error_of_that_is_the_enqueues() -> None:
     queue, made = Queue("q", 1), list[int]()
     await queue.enqueue([element(1)])
