@@ -273,7 +273,7 @@ def apply_kernel(
             scratch.append(Spec(inputs[i].dtype, dense.shape))
             numbers[i] = len(inputs) + len(outputs) + len(scratch) - 1
             steps.append(copy_step(i, numbers[i], inputs[i].dtype, views[i], dense, device))
-            views[i] = dense if call.copied is None else dense.reshape(call.copied)
+            views[i] = dense.reshape(call.copied[i]) if call.copied else dense
     first = len(inputs) + len(outputs) + len(scratch)
     numbers += range(first, first + len(local))
     steps.append(Step(kernel, tuple(numbers), dtypes, replace(call, views=tuple(views)), len(inputs)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flowrt.ops as fr
-from flowrt.base.errors import FlowrtError, GraphError, SpecError
+from flowrt.base.errors import FlowrtError, SpecError
 from flowrt.gradients import gradients
 from flowrt.graph import Graph, Tensor, device
 from flowrt.ops import nn
@@ -123,9 +123,24 @@ def test_what_does_not_fit_says_so_with_the_users_line(build: Callable[[], Any],
     assert "test_nn.py:" in str(caught.value)
 
 
-def test_batches_that_broadcast_in_turns_are_refused_by_name() -> None:
-    with pytest.raises(GraphError, match="broadcast_to one of them first"):
-        fr.matmul(np.ones((2, 1, 3, 2, 2)), np.ones((1, 4, 1, 2, 2)))
+TURNS = [
+    ((2, 1, 3), (1, 4, 1)),
+    ((2, 1, 3, 1, 2, 1), (1, 4, 1, 2, 1, 3)),
+    ((2, 3, 2), (1, 3, 1)),
+    ((3, 1, 0), (1, 2, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize(("left", "right"), TURNS)
+@pytest.mark.parametrize(("m", "k", "n"), [(3, 4, 5), (2, 3, 1), (1, 1, 1), (40, 33, 20), (2, 0, 3)])
+def test_batches_broadcast_in_turns(
+    left: tuple[int, ...], right: tuple[int, ...], m: int, k: int, n: int, dtype: str
+) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-9, 9, size=shape).astype(dtype) for shape in ((*left, m, k), (*right, k, n)))
+    np.testing.assert_array_equal(fr.matmul(a, b), a @ b)
+    np.testing.assert_array_equal(fr.matmul(a.swapaxes(-1, -2), b.swapaxes(-1, -2), True, True), a @ b)
 
 
 @pytest.mark.parametrize("indices", [[2], [-3], [0, 1, 99]])
@@ -196,6 +211,18 @@ def test_rows_of_shards_are_read_where_the_shards_are() -> None:
 def test_an_id_beyond_its_shard_fails_the_step() -> None:
     with pytest.raises(FlowrtError, match="an index is out of range"):
         fr.nn.embedding_lookup([X, X], [4])
+
+
+async def test_gelu_has_slopes_far_out() -> None:
+    with Graph() as graph:
+        x = fr.placeholder("float32", (4,))
+        made = []
+        for approximate in (False, True):
+            (slope,) = gradients(fr.gelu(x, approximate), [x])
+            made += [slope, gradients(slope, [x])[0]]
+    async with Session(graph) as session:
+        found = await session.run(made, {x: np.array([-np.inf, -1e30, 1e30, np.inf], "float32")})
+    np.testing.assert_array_equal(found, [[0, 0, 1, 1], [0, 0, 0, 0]] * 2)
 
 
 def test_a_loss_of_huge_logits_is_exact() -> None:

@@ -112,7 +112,7 @@ class Call:
     Where each unit makes whole rows of the first output, ``rows`` says which: (m, n, so many at most) if the output is
     seen as [any, m, n] and the units go through its matrices one by one. ``tiles`` are integers, and addresses that
     code has where the launch runs. ``order`` are the operands that the function is given, if not each in its turn.
-    An input that is to be contiguous and is not is copied into the shape ``copied``, if not its view's own.
+    An input that is to be contiguous and is not is copied into its shape of ``copied``, if not its view's own.
     """
 
     views: tuple[View, ...]
@@ -121,7 +121,7 @@ class Call:
     rows: tuple[int, int, int] | None = None
     tiles: tuple[int | Addressed, ...] = ()
     order: tuple[int, ...] = ()
-    copied: tuple[int, ...] | None = None
+    copied: tuple[tuple[int, ...], ...] = ()
 
 
 Layout: TypeAlias = Callable[[Sequence[Spec], Sequence[Spec], Attrs], Call]

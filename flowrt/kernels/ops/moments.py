@@ -63,7 +63,8 @@ class Cut:
         """For so many operands of all entries, then so many of one for each result, and what is held of both."""
         entries, results = self.form.seen(self.sizes), View.dense((self.groups, self.wide // self.together))
         found = View.dense((self.groups, self.parts, FOUND, self.wide)), View.dense((3, min(self.wide, COLUMNS)))
-        return Call((*[entries] * given, *[results] * columns, *found), (int(self.last),), units, copied=self.sizes)
+        views = (*[entries] * given, *[results] * columns, *found)
+        return Call(views, (int(self.last),), units, copied=(self.sizes,) * given)
 
 
 def _cut(form: Folded) -> Cut:
@@ -101,7 +102,8 @@ class Laid:
         form = self._form(inputs, attrs)
         sizes, last = form.sizes, form.last
         results = View.dense((sizes[0], sizes[2], 1 if last else sizes[4]))
-        return Call((*[form.seen(sizes)] * self._given, *[results] * self._columns), (int(last),), copied=sizes)
+        views = (*[form.seen(sizes)] * self._given, *[results] * self._columns)
+        return Call(views, (int(last),), copied=(sizes,) * self._given)
 
 
 @jitable

@@ -134,7 +134,7 @@ def register_parted(op: str, whole: tuple[Callable[..., Any], Any, Any], form: F
         count = count_parts(found.sizes, found.last)
         memory = ((outer, kept), (outer, count, kept), (2, min(kept, COLUMNS)))
         views = (found.seen((outer, rows, columns)), *map(View.dense, memory))
-        return Call(views, (int(found.last),), outer * count, copied=(outer, rows, columns))
+        return Call(views, (int(found.last),), outer * count, copied=((outer, rows, columns),))
 
     def ending(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Attrs) -> Call:
         call = layout(inputs, outputs, attrs)

@@ -96,7 +96,7 @@ def _call(form: Folded, ignored: Sequence[Spec]) -> Call:
     results = (outer, middle, 1 if last else tail)
     views = (form.seen(sizes), *(View.dense(s.concrete) for s in ignored), View.dense(results))
     memory = View.dense((2, _columns(sizes, last))), View.dense(_lines(sizes, last))
-    return Call((*views, *memory), (int(last),), math.prod(results), copied=sizes)
+    return Call((*views, *memory), (int(last),), math.prod(results), copied=(sizes,))
 
 
 def form_of(inputs: Sequence[Spec], attrs: Attrs) -> Folded:

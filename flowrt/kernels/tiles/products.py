@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.base.errors import GraphError
 from flowrt.base.spec import Spec
 from flowrt.base.valueclass import valueclass
 from flowrt.kernels.language.table import Call, View
@@ -56,11 +55,30 @@ def matrices(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str
         left, right = (m, left[-1]), right[-2:]
     batches = _batches(left[:-2], right[:-2])
     shapes = ((m, n) if i == 2 else (left, right)[i][-2:] for i in range(3))
-    return Call(tuple(View.dense((*batch, *shape)) for batch, shape in zip(batches, shapes, strict=True)), flags)
+    views = [View.dense((*batch, *shape)) for batch, shape in zip(batches, shapes, strict=True)]
+    return Call(tuple(views), flags) if len(batches[0]) == 2 else _repeated(views, flags)
+
+
+def _repeated(views: Sequence[View], flags: tuple[int, int]) -> Call:
+    """Where operands broadcast in turns, more than twice: what lacks some of all batches but the last is copied."""
+    *outer, last, m, n = views[2].shape
+    seen = [view.broadcast_to((*outer, *view.shape[-3:])) for view in views[:2]]
+    copied = tuple((math.prod(outer), *view.shape[-3:]) for view in seen)
+    seen = [View.dense(shape) if view.contiguous else view for view, shape in zip(seen, copied, strict=True)]
+    return Call((*seen, View.dense((math.prod(outer), last, m, n))), flags, copied=copied)
+
+
+def _as_copied(call: Call) -> Call:
+    """The same product of operands that were copied."""
+    dense = [View.dense(shape) for shape in call.copied]
+    return Call((*dense, call.views[2]), call.words) if dense else call
 
 
 def _batches(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[int]]:
-    """The batch sizes of both operands and the result, neighbours that broadcast alike made one: two of each."""
+    """The batch sizes of both operands and the result, neighbours that broadcast alike made one: at least two of each.
+
+    More are rare: operands that broadcast in turns.
+    """
     rank = max(len(left), len(right))
     merged: list[list[int]] = []
     alike: list[tuple[bool, bool]] = []
@@ -74,8 +92,6 @@ def _batches(left: tuple[int, ...], right: tuple[int, ...]) -> list[list[int]]:
         else:
             merged.append([m, n, size])
             alike.append(kind)
-    if len(merged) > 2:
-        raise GraphError(f"matmul cannot broadcast batches {left} and {right}: broadcast_to one of them first")
     merged = [[1, 1, 1]] * (2 - len(merged)) + merged
     return [[group[i] for group in merged] for i in range(3)]
 
@@ -196,13 +212,22 @@ class Tiled:
         *blocks, _ = astuple(self._blocks(call, swapped, outputs))
         biased, floor, first = len(inputs) > 2, int(attrs.get("activation") == "relu"), len(inputs)
         extra = *self.scratch(inputs, outputs, attrs), *self.local(inputs, outputs, attrs)
-        views = (*call.views[:2], *(View.dense(s.concrete) for s in inputs[2:]), call.views[2])
+        pairs = zip(matrices(inputs[:2], outputs, attrs).views, call.views[:2], strict=False)
+        seen = [view if old.contiguous else old for old, view in pairs]  # the others are copied into that shape
+        views = (*seen, *(View.dense(s.concrete) for s in inputs[2:]), call.views[2])
         views = (*views, *(View.dense(s.concrete) for s in extra))
         words = floor, int(biased), *call.words, *(int(n) for n in blocks)
         factors = (1, 0) if swapped else (0, 1)
         packed, local = first + 1, range(first + 2, first + 1 + len(extra))
         order = *factors, 2 if biased else local[EDGE], packed, first, *local
-        return Call(views, words, units, tiles=self.tiles(outputs[0].dtype), order=order)
+        return Call(
+            views,
+            words,
+            units,
+            tiles=self.tiles(outputs[0].dtype),
+            order=order,
+            copied=tuple(view.shape for view in call.views[:2]),
+        )
 
     def tiles(self, dtype: Any) -> tuple[int | Tile, ...]:
         """What products call: `micro.Tiles` and `multiplying.Tools`."""
@@ -232,7 +257,7 @@ class Tiled:
 
     def _product(self, inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Call, bool]:
         """The matrices, and whether a column is computed as a row: a bias goes along rows."""
-        call = matrices(inputs[:2], outputs, attrs)
+        call = _as_copied(matrices(inputs[:2], outputs, attrs))
         swapped = call.views[2].shape[3] == 1 and len(inputs) == 2
         return (_column_as_row(call) if swapped else call), swapped
 
