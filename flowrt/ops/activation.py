@@ -77,7 +77,8 @@ def gelu(x: Operand, approximate: bool = False) -> TensorOrArray:
     """
     if not approximate:
         return gelu_op(x)
-    twice = multiply(multiply(x, 2 * math.sqrt(2 / math.pi)), add(multiply(square(x), 0.044715), 1.0))
+    near = clip(x, -FAR, FAR)  # beyond, neither the sigmoid nor its slope changes, but the cube would overflow
+    twice = multiply(multiply(near, 2 * math.sqrt(2 / math.pi)), add(multiply(square(near), 0.044715), 1.0))
     return multiply(maximum(x, FARTHEST), sigmoid(twice))  # half of tanh and 1, whose sum would cancel below 0
 
 
