@@ -17,7 +17,7 @@ import numpy as np
 from flowrt.base.alike import RECALL, in_order, likeness, met, roles_of
 from flowrt.base.attributes import as_attr
 from flowrt.base.errors import GraphError, ResourceError, SpecError, how_to_bring, user_site
-from flowrt.base.locating import DEPTHS, from_the_depths, located_error, misfit
+from flowrt.base.locating import located, misfit
 from flowrt.base.parameters import as_called, parameters_of
 from flowrt.base.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.base.spec import NAMES, Spec, as_dtype
@@ -160,6 +160,8 @@ class Op:
         self._placed = [p.name for p in self.parameters if p.placed]
         self._defaults = {p.name: p.default for p in self.parameters if p.default is not inspect.Parameter.empty}
         self._roles = roles_of(self.parameters, self.promote)
+        alone = all(p.tensor and not p.many for p in self.parameters)
+        self._tensors_alone = len(self.parameters) if alone else 0  # how many it takes, if nothing else
 
     __signature__ = _AsCalled()
 
@@ -237,28 +239,42 @@ class Op:
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None, key: Hashable | None) -> Any:
         """The outputs; what is learnt of calls like this one is kept under ``key``, unless that is None."""
+        here = _active.get()
+        if here is not None and not kwargs and self._are_sorted(args, here):
+            return self.applied(here, args, {}, name)
         bound = self._bound(args, kwargs)
         first = bound.get(self.tensors[0]) if self.tensors else None
         composed = getattr(type(first), "composed", None)  # a tensor itself would look for what was meant: 0.5 ms
         if composed is not None and (made := composed(first, self, bound, name)) is not None:
             return made  # by other ops, on the parts of a variable
-        try:
+        with located(f"{self.name} {name!r}" if name else self.name):
             values, promoted, attrs = self._sort(bound)
             builder = builder_for(values)
             inputs = self.as_inputs(builder, [builder.adopt(value) for value in values], promoted)
-            outputs = builder.apply(self, inputs, attrs, name)
-        except SpecError as error:
-            raise located_error(f"{self.name} {name!r}" if name else self.name, error) from None
-        except DEPTHS as error:
-            told = from_the_depths(self.name, error)
-            if told is None:
-                raise
-            raise told from error
+        outputs = self.applied(builder, inputs, attrs, name)
         if key is not None:
             known = _eager[0][1](self, args, kwargs, values, promoted, inputs, attrs)
             if known is not None:
                 RECALL.keep(key, known)
+        return outputs
+
+    def applied(self, builder: Builder, inputs: Sequence[Any], attrs: Mapping[str, Attr], name: str | None) -> Any:
+        """The outputs, where nothing is left to sort out: ``inputs`` are the builder's own, ``attrs`` plain and all."""
+        with located(f"{self.name} {name!r}" if name else self.name):
+            outputs = builder.apply(self, inputs, attrs, name)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _are_sorted(self, args: Sequence[Any], builder: Builder) -> bool:
+        """Whether ``args`` are one tensor of ``builder`` for each parameter, and none is to be cast.
+
+        So are most calls of a large graph, for which sorting out would take as long as all else.
+        """
+        if not args or len(args) != self._tensors_alone:
+            return False
+        for value in args:
+            if getattr(value, "__tensor__", value) is not None or value.builder is not builder:
+                return False
+        return not self.promote or len(args) == 1 or len({builder.spec(value).dtype for value in args}) == 1
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """All parameters with what they are given, or their defaults: a third of what `inspect` takes for it."""

@@ -209,6 +209,10 @@ def _choose(step: Step, mine: Mapping[int, _Family], tied: Mapping[Home, _Family
         if family.device is None and family.stateful:
             where = next((spread[home] for home in family.homes if home in spread), None)
             family.device = chooser.pick(family, () if where is None else (where,))
+    if chooser.has_no_choice:
+        for family in mine.values():
+            family.device = family.device or chooser.pick(family, ())
+        return
     order = list(step.nodes.values())
     consumers = _consumers(step)
 
@@ -275,6 +279,11 @@ class _Chooser:
         for device in devices:
             self._task[device] = tasks.setdefault(device.host, [])
             self._task[device].append(device)
+
+    @property
+    def has_no_choice(self) -> bool:
+        """Whether there is one device alone."""
+        return len(self._devices) == 1
 
     def pick(self, family: _Family, preferred: Sequence[Device]) -> Device:
         """The family's device: a preferred one or its task, the default or its task, else the first that can."""
