@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from flowrt.base.spec import Spec
-from flowrt.kernels.elementary.exponential import fading32
-from flowrt.kernels.elementary.logarithm import log32
+from flowrt.kernels.elementary.exponential import exp64, fading32
+from flowrt.kernels.elementary.logarithm import log32, log64
 from flowrt.kernels.language.folds import add_loosely, larger_loosely
 from flowrt.kernels.language.table import Call, View, jitable, kernel, single
 from flowrt.kernels.ops.index import around, within
@@ -377,7 +377,7 @@ def cross_entropy_by(exp: Any, log: Any) -> Callable[..., Any]:
     return cross_entropy
 
 
-for _dtypes, _exp, _log in ((None, math.exp, math.log), (single, fading32, log32)):
+for _dtypes, _exp, _log in ((None, exp64, log64), (single, fading32, log32)):
     kernel("softmax", layout=_along, local=_memory, dtypes=_dtypes)(softmax_by(_exp))
     kernel("log_softmax", layout=_along, local=_memory, dtypes=_dtypes)(log_softmax_by(_exp, _log))
     for _op, _function in (
