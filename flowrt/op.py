@@ -8,7 +8,7 @@ it, the eager builder evaluates it. This file knows neither; it knows only that 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, Unpack, cast
 
@@ -18,7 +18,7 @@ from flowrt.base.alike import RECALL, in_order, likeness, met, roles_of
 from flowrt.base.attributes import as_attr
 from flowrt.base.errors import GraphError, ResourceError, SpecError, how_to_bring, user_site
 from flowrt.base.locating import located, misfit
-from flowrt.base.parameters import as_called, parameters_of
+from flowrt.base.parameters import SIZES, as_called, parameters_of, size_positions
 from flowrt.base.plain import as_dtype_of, common_dtype, default_array, widened
 from flowrt.base.spec import NAMES, Spec, as_dtype
 from flowrt.base.tracebacks import shorten
@@ -391,3 +391,27 @@ def lookup(name: str) -> Op:
         return REGISTRY[name]
     except KeyError:
         raise GraphError(f"no op named {name!r} is known here; {how_to_bring('it')}") from None
+
+
+def sizing(op: str, attrs: Mapping[str, Any], inputs: int) -> Iterator[int]:
+    """Positions of those of an op's ``inputs`` whose values decide its outputs' sizes, also inside programs."""
+    if op == "fused":
+        yield from sorted(_shapes_in(attrs["members"], inputs))
+        return
+    if op == "with_epilogue":
+        (product, count, pairs), (epilogue, others), taken = attrs["product"], attrs["epilogue"], attrs["taken"]
+        yield from sizing(product, dict(pairs), count)
+        yield from (taken[n] for n in sizing(epilogue, dict(others), len(taken)) if taken[n] >= 0)
+        return
+    if not SIZES.isdisjoint(lookup(op).tensors):
+        yield from size_positions(lookup(op).parameters, attrs)
+
+
+def _shapes_in(members: Sequence[Any], inputs: int) -> set[int]:
+    """The inputs of a program whose values are the shapes that others are repeated to."""
+    found: set[int] = set()
+    for op, operands, _, _ in members:
+        names = lookup(op).tensors
+        if not SIZES.isdisjoint(names):
+            found.update(n for name, n in zip(names, operands, strict=False) if name in SIZES and n < inputs)
+    return found

@@ -61,7 +61,7 @@ def _helper(function: Callable[..., Any]) -> Any:
 
 
 @cuda.jit(device=True)
-def _place(block: Any, index: Any, operand: Any, operands: Any, size: Any) -> Any:
+def place_of(block: Any, index: Any, operand: Any, operands: Any, size: Any) -> Any:
     """Where the ``index``-th element of a step lies in an operand whose entries have ``size`` bytes."""
     head = 2 * operands
     inner = block[head]
@@ -76,7 +76,7 @@ def _place(block: Any, index: Any, operand: Any, operands: Any, size: Any) -> An
 @cache
 def scalar_entry(function: Callable[..., Any], inputs: int) -> Any:
     """A launcher of a scalar expression of that many inputs along any strides."""
-    scalar, place = cuda.jit(device=True)(bound(function)), _place
+    scalar, place = cuda.jit(device=True)(bound(function)), place_of
 
     def of_one(block: Any, count: int, x: Any, y: Any) -> None:
         for i in range(cuda.grid(1), count, cuda.gridsize(1)):
@@ -145,15 +145,26 @@ class PreparedSteps:
                 continue
             if block is not None:
                 grid = min(BLOCKS, -(-work // THREADS)), THREADS, *on
-                entry_of(step)[grid](block, work, *operands)
+                given = operands if step.kernel.expression is None else _in_tuples(operands, step.reads)
+                entry_of(step)[grid](block, work, *given)
                 continue
             seen = [_viewed(flat, view) for flat, view in zip(operands, step.call.views, strict=True)]
             words = [*step.call.words, *([run] if step.kernel.takes_run else [])]
             entry_of(step)[min(BLOCKS, work), THREADS, *on](*seen, *words)
 
 
+def _in_tuples(operands: Sequence[Any], inputs: int) -> tuple[Any, Any]:
+    """The inputs and the results, as Numba takes tuples: of its own arrays alone."""
+    arrays = operands if SIMULATED else [cuda.as_cuda_array(array, sync=False) for array in operands]
+    return tuple(arrays[:inputs]), tuple(arrays[inputs:])
+
+
 def entry_of(step: Step) -> Any:
     """What a step launches."""
+    if step.kernel.expression is not None:
+        from flowrt.kernels.cuda_fused import fused_entry
+
+        return fused_entry(step.kernel.expression)
     if step.kernel.form is Form.SCALARS:
         return scalar_entry(step.kernel.function, len(step.operands) - 1)
     return array_entry(step.kernel.function)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowrt.base.parameters import size_positions
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
 from flowrt.base.valueclass import valueclass
-from flowrt.op import lookup
+from flowrt.op import lookup, sizing
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class _Cut:
 
     def _bring_apart(self, node: StepNode, device: Device) -> tuple[Ref, ...]:
         """The inputs of a node on ``device``, those in the host's memory whose values decide sizes."""
-        sizes = size_positions(node.op.parameters, node.attrs)
+        sizes = set(sizing(node.op.name, node.attrs, len(node.inputs)))
         where = [device.on_host if place in sizes else device for place in range(len(node.inputs))]
         return tuple(self._bring(ref, there, node.id) for ref, there in zip(node.inputs, where, strict=True))
 

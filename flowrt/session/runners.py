@@ -60,7 +60,7 @@ def fusible(op: str, dtypes: Sequence[Any], kind: str) -> bool:
     """Whether a device of ``kind`` computes ``op`` entry by entry, with functions that the helper process has too."""
     from flowrt.kernels.language.expression import is_scalar_function
 
-    return kind == "cpu" and is_scalar_function(op, dtypes)
+    return kind in ("cpu", "cuda") and is_scalar_function(op, dtypes, kind)
 
 
 class Keeper(Protocol):

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from fused_examples import programs
 from op_examples import EXAMPLES, Example
 
 import flowrt.ops as fr
@@ -63,6 +64,15 @@ class World:
         except Exception as error:
             self.differences.append(f"{example}: {type(error).__name__}: {error}")
         self.compared[node.op.name] += 1
+
+    def compare_fused(self) -> None:
+        """What passes make of several ops, which no example asks for by itself."""
+        for op, arrays, specs, attrs in programs():
+            there, here = (run(op, arrays, specs, attrs) for run in (cuda.run_kernel, run_kernel))
+            for mine, host in zip(there, here, strict=True):
+                if not np.allclose(mine, host, rtol=1e-5, atol=1e-6):
+                    self.differences.append(f"{op} {attrs}: {mine} is not {host}")
+            self.compared[op] += 1
 
 
 def differ(op: str, inputs: list[Any], spec: Spec, attrs: dict[str, Any]) -> float:
@@ -118,6 +128,7 @@ def main() -> None:
     for example in EXAMPLES:
         if max((a.size for a in example.arrays), default=0) <= 1000:  # the simulator runs Python
             world.visit(example)
+    world.compare_fused()
     found = {"compared": world.compared, "differences": world.differences, "long": long(), "refused": refused()}
     found["moved"] = moved()
     json.dump(found, sys.stdout)

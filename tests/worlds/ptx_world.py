@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from fused_examples import programs
 from numba import cuda as numba_cuda
 from numba import types
 from numba.core import errors
@@ -55,9 +56,9 @@ class World:
                 found = evaluate(node.op, arrays, node.attrs, np.array([0, 3, 11, 0]))
                 values.update(zip(node.outputs, found, strict=True))
                 if (op, "cuda") in KERNELS:
-                    self._compile(op, *([Spec(a.dtype, a.shape) for a in some] for some in (arrays, found)), node.attrs)
+                    self.compile(op, *([Spec(a.dtype, a.shape) for a in some] for some in (arrays, found)), node.attrs)
 
-    def _compile(self, op: str, inputs: list[Spec], outputs: list[Spec], attrs: Any) -> None:
+    def compile(self, op: str, inputs: list[Spec], outputs: list[Spec], attrs: Any) -> None:
         try:
             application = apply_kernel(op, inputs, outputs, attrs, "cuda")
         except FlowrtError:
@@ -65,7 +66,7 @@ class World:
         for step in application.steps:
             assert isinstance(step, Step)
             signature = _signature(step)
-            key = step.kernel.function, signature
+            key = step.kernel.expression or step.kernel.function, signature
             if key in self._seen:
                 continue
             self._seen.add(key)
@@ -83,6 +84,9 @@ def _signature(step: Step) -> Any:
     dtypes = [from_dtype(dtype) for dtype in step.dtypes]
     if step.kernel.form is Form.SCALARS:
         block = types.Array(types.int64, 1, "C")
+        if step.kernel.expression is not None:
+            arrays = [types.Array(dtype, 1, "C") for dtype in dtypes]
+            return types.void(block, types.int64, types.Tuple(arrays[: step.reads]), types.Tuple(arrays[step.reads :]))
         return types.void(block, types.int64, *(types.Array(dtype, 1, "C") for dtype in dtypes))
     ranks = [len(view.shape) for view in step.call.views]
     arrays = [types.Array(dtype, rank, "C") for dtype, rank in zip(dtypes, ranks, strict=True)]
@@ -97,6 +101,8 @@ def main() -> None:
     for example in EXAMPLES:
         if max((a.size for a in example.arrays), default=0) <= 1000:
             world.visit(example)
+    for op, arrays, outputs, attrs in programs():
+        world.compile(op, [Spec(a.dtype, a.shape) for a in arrays], outputs, attrs)
     json.dump({"compiled": world.compiled, "failures": world.failures}, sys.stdout)
 
 

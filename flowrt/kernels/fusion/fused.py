@@ -29,6 +29,7 @@ from flowrt.kernels.fusion.coordinates import apply_coordinates, by_coordinates
 from flowrt.kernels.fusion.padded import apply_padded, padded
 from flowrt.kernels.fusion.pieces import Parts, apart
 from flowrt.kernels.fusion.program import (
+    PAD,
     Member,
     Plain,
     Whole,
@@ -43,7 +44,7 @@ from flowrt.kernels.fusion.program import (
 from flowrt.kernels.fusion.rowwise import folds_read_again, in_stages, kept_entries, whole_rows
 from flowrt.kernels.fusion.short_rows import are_costly, needs_copy, needs_launch
 from flowrt.kernels.fusion.stretches import in_stretches, side_by_side, totals_for_each
-from flowrt.kernels.language.table import Call, Form, View, host_only, kernel, product_flops
+from flowrt.kernels.language.table import Call, Form, View, kernel, product_flops
 from flowrt.kernels.language.variants import Variant, is_compiled, symbol_of
 from flowrt.kernels.launch import Application, Step, apply_kernel, copy_step
 from flowrt.kernels.store import background
@@ -81,6 +82,39 @@ def apply_fused(inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[
     if saved < WORTH_BYTES:
         return replace(members_apart, wishes=tuple((order, saved) for order in orders))
     return replace(members_apart, orders=orders)
+
+
+@kernel("fused", "cuda", form=Form.PROGRAM)
+def apply_fused_on_cuda(
+    inputs: Sequence[Spec], outputs: Sequence[Spec], attrs: Mapping[str, Any], device: str
+) -> Application:
+    """The same program where every thread has registers of its own: what is of one shape between folds is a launch."""
+    members, results = attrs["members"], attrs["results"]
+    specs, first = specs_of(inputs, members), len(inputs)
+    parts = Parts(first, len(outputs))
+    ops = [op for op, *_ in members]
+    whole = None if any(map(is_fold, ops)) or PAD in ops else _whole(first, specs, members, results, device)
+    if whole is not None:
+        return _in_one(parts, whole, specs, members, device)
+    pieces = [] if PAD in ops else _between_folds(first, specs, members, results)
+    alone = [[n] for n in range(first, len(specs))]
+    return apart(parts, specs, members, results, pieces if len(pieces) > 1 else alone, device)
+
+
+def _between_folds(
+    first: int, specs: Sequence[Spec], members: Sequence[Member], results: Sequence[int]
+) -> list[list[int]]:
+    """The members, by number, in pieces one after another: stages without their folds, then each of these."""
+    found: list[list[int]] = []
+    for piece in in_stages(specs, members, results, first):
+        folds = [n for n in piece if is_fold(members[n - first][0])]
+        taken = {members[n - first][1][0] for n in folds}
+        rest = [n for n in piece if n not in folds]
+        if any(not is_view(members[n - first][0]) for n in rest):
+            found.append(rest)
+        found += [[n] for n in rest if n in taken and is_view(members[n - first][0])]
+        found += [[n] for n in folds]
+    return found
 
 
 def _saved_bytes(inputs: int, specs: Sequence[Spec], members: Sequence[Member]) -> int:
@@ -147,7 +181,7 @@ def _in_order(seen: Sequence[_Source], free: int, costly: bool, device: str) -> 
     """The sources, those that would cut rows short as copies, in operands from ``free`` on; and what copies them."""
     found, copies = list(seen), list[Step]()
     for at, source in enumerate(seen):
-        if needs_copy(source.view, source.dtype.itemsize, costly):
+        if device == "cpu" and needs_copy(source.view, source.dtype.itemsize, costly):
             dense = View.dense(source.view.shape)
             found[at] = _Source(free + len(copies), source.dtype, dense)
             copies.append(copy_step(source.operand, found[at].operand, source.dtype, source.view, dense, device))
@@ -290,7 +324,8 @@ def apply_with_epilogue(
     made = Spec(inputs[0].dtype, outputs[0].concrete)
     product = apply_kernel(name, inputs[:count], [made], dict(how), device)
     rest = apply_kernel(other, [inputs[n] if n >= 0 else made for n in taken], outputs[kept:], dict(how_other), device)
-    near = _goes_over_entries(rest, [i for i, n in enumerate(taken) if n < 0], len(taken))
+    products = [i for i, n in enumerate(taken) if n < 0]
+    near = device == "cpu" and _goes_over_entries(rest, products, len(taken))
     parts = Parts(len(inputs), len(outputs))
     between = len(inputs) if kept else _place(parts, made, outputs, near)
     parts.add(product, [*range(count), between])
@@ -324,6 +359,4 @@ def _joined(application: Application) -> Application:
     return replace(application, steps=(*steps, EpilogueStep(product, epilogue)))
 
 
-host_only(
-    "fused", "with_epilogue", why="made of their members for a processor's vectors; others compute these one by one"
-)
+kernel("with_epilogue", "cuda", form=Form.PROGRAM)(apply_with_epilogue)

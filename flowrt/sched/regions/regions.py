@@ -19,15 +19,14 @@ for it. It has nothing behind it, so taking that set keeps every edge's sets gro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from flowrt.base.parameters import SIZES, size_positions
 from flowrt.base.spec import Spec, value_known
 from flowrt.base.traits import writes
-from flowrt.op import lookup
+from flowrt.op import sizing
 
 if TYPE_CHECKING:
     from flowrt.base.plan import Plan, PlanNode
@@ -103,30 +102,7 @@ def find_regions(plan: Plan, breaks: Callable[[PlanNode], bool]) -> tuple[Region
 
 def size_operands(node: PlanNode) -> Iterator[int]:
     """Positions of the inputs of ``node`` whose values decide its outputs' sizes."""
-    yield from _size_operands(node.op, node.attrs, len(node.inputs))
-
-
-def _size_operands(op: str, attrs: Mapping[str, Any], inputs: int) -> Iterator[int]:
-    if op == "fused":
-        yield from sorted(_shapes_in(attrs["members"], inputs))
-        return
-    if op == "with_epilogue":
-        (product, count, pairs), (epilogue, others), taken = attrs["product"], attrs["epilogue"], attrs["taken"]
-        yield from _size_operands(product, dict(pairs), count)
-        yield from (taken[n] for n in _size_operands(epilogue, dict(others), len(taken)) if taken[n] >= 0)
-        return
-    if not SIZES.isdisjoint(lookup(op).tensors):
-        yield from size_positions(lookup(op).parameters, attrs)
-
-
-def _shapes_in(members: Sequence[Any], inputs: int) -> set[int]:
-    """The inputs of a program whose values are the shapes that others are repeated to."""
-    found: set[int] = set()
-    for op, operands, _, _ in members:
-        names = lookup(op).tensors
-        if not SIZES.isdisjoint(names):
-            found.update(n for name, n in zip(names, operands, strict=False) if name in SIZES and n < inputs)
-    return found
+    yield from sizing(node.op, node.attrs, len(node.inputs))
 
 
 class _Edges:
