@@ -93,6 +93,10 @@ class ResourceError(FlowrtError):
     """Memory, disk, ports or descriptors ran out."""
 
 
+class DeviceLost(FlowrtError):
+    """A device failed so that nothing can be computed on it any more; its node, and other devices, go on."""
+
+
 class CheckpointError(FlowrtError):
     """A checkpoint could not be written, or none that is whole could be read."""
 

@@ -6,13 +6,16 @@ state, so one computes at a time.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from flowrt.base.errors import DeviceLost, FlowrtError
 from flowrt.kernels.cuda import PreparedSteps, from_device, to_device
 from flowrt.kernels.cuda_copies import Copies, fetch, pinned, send
 from flowrt.kernels.language.twin import SIMULATED
@@ -30,6 +33,46 @@ if TYPE_CHECKING:
 
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+FATAL = {
+    214: "ECC_UNCORRECTABLE",
+    700: "ILLEGAL_ADDRESS",
+    702: "LAUNCH_TIMEOUT",
+    710: "ASSERT",
+    714: "HARDWARE_STACK_ERROR",
+    715: "ILLEGAL_INSTRUCTION",
+    716: "MISALIGNED_ADDRESS",
+    717: "INVALID_ADDRESS_SPACE",
+    718: "INVALID_PC",
+    719: "LAUNCH_FAILED",
+}
+"""Errors of CUDA's after which a process can do nothing any more on that GPU, by number and by name."""
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether an error of CuPy's, Numba's or cuda-core's is one of `FATAL`."""
+    numbers = {getattr(error, name, None) for name in ("status", "code")}
+    said = str(error).upper().replace("_", "")
+    return not FATAL.keys().isdisjoint(numbers) or any(name.replace("_", "") in said for name in FATAL.values())
+
+
+def tells_loss(method: Method) -> Method:
+    """Decorator of what a driver is asked for: where the GPU is lost to this process, `DeviceLost` says so."""
+
+    @wraps(method)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except (FlowrtError, MemoryError):
+            raise
+        except Exception as error:
+            if is_fatal(error):
+                raise DeviceLost(f"{error}; CUDA_LAUNCH_BLOCKING=1 has each op waited for, and named") from error
+            raise
+
+    return cast("Method", asked)
+
 
 _simulator = threading.Lock()
 
@@ -45,7 +88,10 @@ class CudaDriver:
         self._copies: Copies | None = None
         self._failing: list[tuple[Any, Array]] = []  # the words of kernels that may fail, there and here
         self._row: Any = None  # the words in the GPU's memory of what is recorded now
+        blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+        self.record = None if blocking else self._recorded  # a graph is waited for as a whole
 
+    @tells_loss
     def allocate(self, nbytes: int) -> Any:
         self._enter()
         return np.empty(nbytes, np.uint8) if SIMULATED else _allocated(nbytes)
@@ -56,12 +102,15 @@ class CudaDriver:
     def free(self, memory: Any) -> None:
         """Nothing to do: its last reference goes, and the pool gives it to what is issued later on the same stream."""
 
+    @tells_loss
     def write(self, memory: Any, array: Array) -> None:
         self._enter().write(memory, array.reshape(-1).view(np.uint8))
 
+    @tells_loss
     def read(self, memory: Any, array: Array) -> None:
         self._enter().read(memory, array.reshape(-1).view(np.uint8))
 
+    @tells_loss
     def copy(self, source: Any, target: Any, nbytes: int) -> None:
         self._enter()
         target[:nbytes] = source[:nbytes]
@@ -70,6 +119,7 @@ class CudaDriver:
         self._enter()
         return CudaKernel(self, PreparedSteps(op, inputs, outputs, attrs))
 
+    @tells_loss
     def launch(self, prepared: PreparedSteps, operands: Sequence[Any], words: Array) -> None:
         """Issue an application's steps."""
         self._enter()
@@ -80,7 +130,8 @@ class CudaDriver:
         if prepared.may_fail and not recorded:
             self._failing.append((run, words))
 
-    def record(self, launches: Sequence[tuple[Kernel, Sequence[Any]]]) -> CudaRecording:
+    @tells_loss
+    def _recorded(self, launches: Sequence[tuple[Kernel, Sequence[Any]]]) -> CudaRecording:
         self._enter()
         return CudaRecording(self, launches)
 
@@ -98,6 +149,7 @@ class CudaDriver:
         """CuPy's stream that all is issued on; None in the simulator."""
         return None if self._stream is None else self._stream[0]
 
+    @tells_loss
     def finish(self) -> None:
         self._enter()
         if self._stream is not None:
@@ -150,6 +202,7 @@ class CudaRecording:
             finally:
                 self._graph = driver.stream.end_capture()
 
+    @tells_loss
     def replay(self) -> None:
         """Issue all of it."""
         if self._graph is None:

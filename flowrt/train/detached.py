@@ -145,8 +145,8 @@ class DetachedRun(Run):
         match message:
             case Gone(run, replica, turn) if self._entered and run == self._number and turn == self._turns[replica]:
                 self.lose(replica)
-                if replica not in self._joining:
-                    self._joining[replica] = asyncio.ensure_future(self._join(replica))
+                for each in self._deviceless.able({replica}.difference(self._joining)):
+                    self._joining[each] = asyncio.ensure_future(self._join(each))
 
     def _allow(self) -> None:
         """Say which reports were had: versions need no permission."""

@@ -23,6 +23,7 @@ from flowrt.sched.policies import policy_to_data
 from flowrt.sched.versions.opening import Go
 from flowrt.train.changes import Changes
 from flowrt.train.copies import copies_known
+from flowrt.train.deviceless import Deviceless
 from flowrt.train.enough import tell_silent, too_few, wait_for_replicas
 from flowrt.train.opening import agree, who
 from flowrt.train.program import Program, away, where_lost
@@ -89,6 +90,7 @@ class Run:
         self._hearing = ExitStack()
         self.policy_at: Callable[[int], Policy] = lambda version: trainer.policy
         self._joining: dict[int, asyncio.Task[None]] = {}
+        self._deviceless = Deviceless(trainer, self._runner)
         self._counted = False  # the servers were told how many batches there are
         self.ended_at = -1  # the version that all servers are at, once it is over and that is known
         self._hands_out = False  # all have begun, and nobody is told to end
@@ -288,9 +290,11 @@ class Run:
                 self._news.set()
                 if self._watcher is not None:
                     self._watcher.hear(message)
-            case Gone(_, replica, turn, spent):
-                if replica in self._lost and turn == self._turns[replica]:
-                    self._hand_on(replica, spent)
+            case Gone(_, replica, turn, spent, why) if turn == self._turns[replica]:
+                if why:
+                    self._deviceless.lose(replica, why)
+                    self.lose(replica)
+                self._hand_on(replica, spent)
             case Doing() | Pending() if self._watcher is not None:
                 self._watcher.hear(message)
             case Ended():
@@ -305,9 +309,8 @@ class Run:
             self._allow()
             for replica in self._lost:
                 self._post(0, Lost(self._number, replica, self._turns[replica]))
-        for replica, task in enumerate(self._program.replicas):
-            if task == peer and replica not in self._lost:
-                self._supply.give_again(replica)
+        for replica in {*where_lost(self._program.replicas, frozenset({peer}))} - self._lost:
+            self._supply.give_again(replica)
 
     def ended(self, epoch: str) -> None:
         """The session's master has ended."""
@@ -328,7 +331,7 @@ class Run:
                 if replica in gone or losses.get(task, 0) > self._losses[replica]:
                     self.lose(replica)
             absent = where_lost(self._program.replicas, away(self._runner, self._trainer))
-            for replica in self._lost.difference(absent, self._joining):
+            for replica in self._deviceless.able(self._lost.difference(absent, self._joining)):
                 self._joining[replica] = asyncio.ensure_future(self._join(replica))
             try:
                 self._check_servers(f"training stopped at step {self._came + 1}")

@@ -25,9 +25,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes find the example where this process does, which places steps and so has to know the device, too."""
     monkeypatch.setattr(sys, "path", [EXAMPLES, *sys.path])
     import_module("arena")
+    import_module("fragile")
 
 
-def build(device: str) -> tuple[fr.Graph, Any]:
+def build(device: str, replicas: int = 2, policy: Any = None) -> tuple[fr.Graph, Any]:
     def loss_fn(inputs: dict[str, Any]) -> Any:
         w = fr.Variable(fr.random.normal((5, 8), seed=1), name="w")
         v = fr.Variable(fr.random.normal((8, 3), seed=2), name="v")
@@ -38,8 +39,8 @@ def build(device: str) -> tuple[fr.Graph, Any]:
             loss_fn,
             inputs={"x": fr.Spec("float32", (None, 5)), "y": fr.Spec("int32", (None,))},
             optimizer=fr.optim.Momentum(0.1, 0.9),
-            replicas=2,
-            policy=fr.train.AllOf(),
+            replicas=replicas,
+            policy=policy or fr.train.AllOf(),
             servers=1,
             server_device="/job:ps/task:{}",
             worker_device=f"/job:worker/task:{{}}{device}",
@@ -76,6 +77,40 @@ async def test_towers_on_workers_devices_train_what_their_cores_do_with_variable
         async with fr.Session(graph, cluster) as session:
             np.testing.assert_allclose(await session.run(y, {x: [0.0, 1.0]}), np.exp([0.0, 1.0]), rtol=1e-6)
     np.testing.assert_allclose(there, here, rtol=1e-5)
+
+
+@pytest.mark.timeout(120)
+async def test_a_replica_whose_device_is_lost_is_a_lost_replica_and_its_node_goes_on() -> None:
+    graph, trainer = build("/device:fragile:0", replicas=3, policy=fr.train.FirstOf(2))
+    devices = dict.fromkeys([*WORKERS, "/job:worker/task:2"], ("cpu:0", "fragile:0"))
+    without: list[int] = []
+    async with fr.LocalCluster(ps=1, worker=3, imports=["fragile"], devices=devices) as cluster:
+        async with fr.Session(graph, cluster) as session, aclosing(trainer.steps(session, batches())) as reports:
+            async for report in reports:
+                without = [*without, report.step] if 1 not in (*report.kept, *report.late) else []
+                if len(without) == 20:
+                    break
+        assert cluster.processes["/job:worker/task:1"].returncode is None
+        with fr.Graph() as other, fr.device("/job:worker/task:1"):
+            x = fr.placeholder("float32", (2,))
+            y = x + 1
+        async with fr.Session(other, cluster) as session:
+            assert (await session.run(y, {x: [0.0, 1.0]})).tolist() == [1, 2]
+
+
+async def train_on(graph: fr.Graph, trainer: Any, cluster: Any) -> None:
+    async with fr.Session(graph, cluster) as session, aclosing(trainer.steps(session, batches())) as reports:
+        async for _ in reports:
+            pass
+
+
+@pytest.mark.timeout(120)
+async def test_where_all_replicas_are_counted_on_a_lost_device_ends_training_and_says_so() -> None:
+    graph, trainer = build("/device:fragile:0")
+    devices = dict.fromkeys(WORKERS, ("cpu:0", "fragile:0"))
+    async with fr.LocalCluster(ps=1, worker=2, imports=["fragile"], devices=devices) as cluster:
+        with pytest.raises(fr.NodeLost, match=r"training stopped at step \d+: .*/job:worker/task:1"):
+            await train_on(graph, trainer, cluster)
 
 
 @pytest.mark.timeout(120)

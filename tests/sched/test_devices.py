@@ -312,3 +312,69 @@ def test_no_cuda_package_is_imported_where_there_is_no_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == ""
     assert "cuda is not used: " in done.stderr
+
+
+def a_failing_arena(arena: Any, name: str, after: int) -> Any:
+    """The example's devices, whose ``name`` says, once it was asked for so often, that the device is lost."""
+
+    class Failing(arena.Arena):  # type: ignore[name-defined,misc]
+        asked = 0
+
+    def ask(self: Any, *args: Any) -> Any:
+        self.asked += 1
+        if self.asked > after:
+            raise fr.DeviceLost("an illegal address")
+        return getattr(arena.Arena, name)(self, *args)
+
+    setattr(Failing, name, ask)
+
+    class Kind(arena.ArenaKind):  # type: ignore[name-defined,misc]
+        def open(self, index: int) -> Any:
+            return Failing(1 << 20, 0.0) if not index else super().open(index)
+
+    return Kind()
+
+
+@pytest.mark.parametrize(("name", "says"), [("launch", "tanh 'second' ("), ("finish", "one of ")])
+async def test_a_device_that_is_lost_says_where_and_the_host_and_other_devices_go_on(
+    arena: Any, name: str, says: str
+) -> None:
+    kind = a_failing_arena(arena, name, after=1 if name == "launch" else 0)
+    fr.devices.register("arena", lambda: kind)
+    with fr.Graph() as graph:
+        x = fr.placeholder("float32", (2,), name="x")
+        with fr.device("arena:0"):
+            broken = fr.tanh(fr.exp(x), name="second")
+        with fr.device("arena:1"):
+            well = fr.exp(x)
+        here = x + 1
+    try:
+        async with fr.Session(graph, options=MIXED) as session:
+            with pytest.raises(fr.DeviceLost) as caught:
+                await session.run(broken, {x: [0.0, 0.0]})
+            assert f"arena:0 is lost: {says}" in str(caught.value)
+            assert "tanh 'second' (" in str(caught.value)
+            assert "test_devices.py:" in str(caught.value)
+            assert "): an illegal address" in str(caught.value)
+            with pytest.raises(fr.DeviceLost, match="arena:0 is lost: "):
+                await session.run(broken, {x: [0.0, 0.0]})
+            assert (await session.run(well, {x: [0.0, 0.0]})).tolist() == [1, 1]
+            assert (await session.run(here, {x: [0.0, 0.0]})).tolist() == [1, 1]
+    finally:
+        fr.devices.register("arena", arena.ArenaKind)
+
+
+async def test_a_step_that_cannot_fit_is_refused_before_anything_of_it_runs(opened: Any) -> None:
+    with fr.Graph() as graph, fr.device("arena:0"):
+        x = fr.placeholder("float32", (None,), name="x")
+        count = fr.Variable(np.zeros((), np.float32), name="count")
+        counted = count.assign_add(fr.constant(1.0))
+        with fr.control_dependencies([counted]):
+            y = fr.concat([fr.cumsum(x), fr.cumsum(-x)], name="whole")
+    async with fr.Session(graph, options=fr.Options(devices=("arena",), device_memory_limit=100_000)) as session:
+        await session.run(y, {x: np.zeros(1000, np.float32)})
+        before = opened[0].launched
+        with pytest.raises(fr.ResourceError, match=r"concat 'whole' \(.*test_devices.py:\d+\): no memory on arena:0"):
+            await session.run(y, {x: np.zeros(8000, np.float32)})
+        assert opened[0].launched == before
+        assert await session.run(count) == 1

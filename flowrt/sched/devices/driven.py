@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowrt.base.errors import DeviceLost
 from flowrt.sched.devices.issuing import Issuer
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.host.lanes import Lanes
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from flowrt.sched.host.variables import Variables
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class DriverDevice:
@@ -30,12 +33,24 @@ class DriverDevice:
         self._driver = driver
         self._arena = Arena(self, driver, limit)
         self._lanes, self._host = Lanes(1, name), host
+        self._lost = ""  # why nothing is computed here any more
 
     def statistics(self) -> MemoryStatistics:
         return self._arena.statistics()
 
     async def run(self, function: Callable[..., T], *args: Any, stop: Callable[[], None] | None = None) -> T:
-        return await self._lanes.run(function, *args, stop=stop)
+        return await self._lanes.run(self._guarded, function, *args, stop=stop)
+
+    def _guarded(self, function: Callable[..., T], *args: Any) -> T:
+        """Call it, unless the device is lost; it is from when the driver says so."""
+        if not self._lost:
+            try:
+                return function(*args)
+            except DeviceLost as error:
+                self._lost = f"{self.name} is lost: {error}"
+                _log.error("%s", self._lost)
+                raise DeviceLost(self._lost) from error
+        raise DeviceLost(self._lost)
 
     async def take(self, value: Any, where: str) -> Any:
         if isinstance(value, DeviceArray):
@@ -57,10 +72,11 @@ class DriverDevice:
 
     async def aclose(self) -> None:
         try:
-            await self.run(self._let_go)
+            await self._lanes.run(self._let_go)
         finally:
             self._lanes.close()
 
     def _let_go(self) -> None:
-        self._arena.settle()
+        if not self._lost:
+            self._arena.settle()
         self._driver.close()

@@ -56,6 +56,9 @@ class Recorded(Protocol):
 class Driver(Protocol):
     """One open device. What it calls memory is its own affair: the scheduler hands it back, and looks at nothing.
 
+    Where nothing can be done on it any more, whatever is asked of it raises `flowrt.DeviceLost`, and says why. It is
+    asked for nothing then but to `close`.
+
     Two methods more may be there, and have more done in one call. ``part(memory, start, nbytes)`` answers some of a
     piece of memory as memory, from a multiple of 64 on: with it, all that a step computes there lies in one piece.
     ``record(launches)`` answers a `Recorded` of pairs of a kernel and the operands that its ``launch`` would be given:

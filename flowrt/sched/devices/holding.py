@@ -30,6 +30,10 @@ class Holding:
         value: Any = self._variables.value(name, spec)
         return self._moved(name, value)
 
+    def is_here(self, name: Name, spec: Spec) -> bool:
+        """Whether a variable lies on the device already."""
+        return isinstance(self._variables.find(name, spec), DeviceArray)
+
     def own(self, name: Name, spec: Spec) -> DeviceArray:
         """What a variable holds, where nobody else looks."""
         held = self.held(name, spec)
@@ -52,6 +56,10 @@ class Holding:
         """Have a variable hold something new."""
         self._variables.begin(name, value)
 
+    def begin_none(self) -> None:
+        """Those that were to get their first value get none."""
+        self._begun.clear()
+
     @contextmanager
     def changing(self, names: Iterable[Name]) -> Iterator[None]:
         """Those that get their first value inside have it once all is done, and none where that fails."""
@@ -61,7 +69,7 @@ class Holding:
                 if name in self._begun:
                     self._variables.begin(name, self._begun[name])
         finally:
-            self._begun.clear()
+            self.begin_none()
 
     def _moved(self, name: Name, value: Any) -> DeviceArray:
         if not isinstance(value, DeviceArray):

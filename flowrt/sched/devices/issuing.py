@@ -20,8 +20,8 @@ from flowrt.base.spec import Spec, spec_of
 from flowrt.base.traits import is_alias, traits_of, writes
 from flowrt.kernels.launch import STATUS, failure
 from flowrt.op import lookup
+from flowrt.sched.devices.blame import finish, located, naming
 from flowrt.sched.devices.holding import Holding
-from flowrt.sched.devices.laying import located
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.devices.replaying import WholeRegions
 from flowrt.sched.regions.regions import CONSTANT, READ, resource_of, resources_of, variable_spec
@@ -40,10 +40,11 @@ PREPARED_PER_NODE = 64
 
 @dataclass(slots=True)
 class _Run:
-    """One unit being carried out: the run's words, and those of its own of each kernel that may fail."""
+    """One unit being carried out: the run's words, those of each kernel that may fail, and what is not waited for."""
 
     words: Array
     failing: list[tuple[PlanNode, Array]]
+    issued: list[PlanNode]
 
 
 class Issuer:
@@ -68,7 +69,7 @@ class Issuer:
         if found is not None:
             return found
         values: dict[int, Value] = dict(zip(unit.inputs, inputs, strict=True))
-        last, run = self._last_uses(unit), _Run(words, [])
+        last, run = self._last_uses(unit), _Run(words, [], [])
         for position in unit.nodes:
             node = self._plan.nodes[position]
             if words[STATUS]:
@@ -160,13 +161,16 @@ class Issuer:
     def _launch(self, kernel: Kernel, node: PlanNode, operands: Sequence[DeviceArray], run: _Run) -> None:
         scratch = [self._arena.empty(spec, f"{node.where()}, scratch") for spec in kernel.scratch]
         words = run.words.copy()
-        kernel.launch([array.storage.memory for array in (*operands, *scratch)], words)
+        with naming([node]):
+            kernel.launch([array.storage.memory for array in (*operands, *scratch)], words)
+        run.issued.append(node)
         if kernel.may_fail:
             run.failing.append((node, words))
 
     def _finish(self, run: _Run) -> None:
         """Wait for what was issued, and look what became of it."""
-        self._arena.driver.finish()
+        finish(self._arena.driver, run.issued)
+        run.issued.clear()
         for node, words in run.failing:
             if words[STATUS]:
                 raise FlowrtError(f"{node.where()}: {failure(node.op, int(words[STATUS]))}")

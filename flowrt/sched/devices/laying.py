@@ -9,7 +9,7 @@ before a variable is written, so a step that fails has written nothing that came
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,6 @@ from flowrt.sched.regions.regions import READ, Name, Region, resource_of, resour
 from flowrt.sched.regions.sharing import Sharing, share
 
 if TYPE_CHECKING:
-    from flowrt.base.errors import GraphError
     from flowrt.base.plan import Plan, PlanNode
     from flowrt.sched.devices.driver import Array, Kernel
 
@@ -81,11 +80,23 @@ class Leaving:
     node: int  # that makes it
 
 
+@valueclass
+class Tensor:
+    """Memory that the plan's ``node`` asks for where nodes are issued one by one, until the ``last`` node, by place."""
+
+    spec: Spec
+    node: int
+    first: int
+    last: int
+    scratch: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionLayout:
     """What a region comes to. ``written`` are the inputs, by number, that are copied in, and where to.
 
-    ``variables`` and their specs are numbered as homes number them; ``changed`` are those that are written.
+    ``variables`` and their specs are numbered as homes number them; ``changed`` are those that are written. ``tensors``
+    are what it needs without a piece of memory for all, in the order of nodes.
     """
 
     stretches: tuple[tuple[PlacedKernel, ...], ...]
@@ -96,6 +107,7 @@ class RegionLayout:
     changed: frozenset[Name]
     constants: tuple[Array, ...]
     nbytes: int
+    tensors: tuple[Tensor, ...]
 
     @property
     def launches(self) -> int:
@@ -296,15 +308,21 @@ class _Layer:
             changed=frozenset(region.writes),
             constants=tuple(np.ascontiguousarray(array) for array in lives.constants.values()),
             nbytes=total,
+            tensors=tuple(self._tensors()),
         )
+
+    def _tensors(self) -> Iterator[Tensor]:
+        lives, region = self.lives, self.lives.region
+        leaving = {lives.roots[value] for value in region.outputs}
+        for index, node, values in lives.nodes():
+            for value in values if index in self.kernels or node.op == BRING else ():
+                last = len(region.nodes) if value in leaving else lives.of[value].last
+                yield Tensor(lives.specs[value], region.nodes[index], index, last)
+            for spec in self.kernels[index].kernel.scratch if index in self.kernels else ():
+                yield Tensor(spec, region.nodes[index], index, index, scratch=True)
 
     def _leaving(self, value: int, numbers: Mapping[int, int]) -> Leaving:
         root = self.lives.roots[value]
         home = Home(In.INPUT, numbers[root]) if root in numbers else self.homes[root]
         place = max(self.lives.of[root].first, 0)
         return Leaving(self.lives.specs[value].without_value(), home, self.lives.region.nodes[place])
-
-
-def located(node: PlanNode, error: GraphError) -> GraphError:
-    """The error with the node and the user's line in front."""
-    return type(error)(f"{node.where()}: {error}")

@@ -20,6 +20,8 @@ from flowrt.base.spec import Spec
 from flowrt.sched.host.memory import MemoryStatistics, amount
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from flowrt.sched.devices.device import Device
     from flowrt.sched.devices.driver import Array, Driver
 
@@ -104,7 +106,9 @@ class Arena:
             try:
                 memory = self._allocate(spec)
             except MemoryError as error:
-                raise ResourceError(self._shortage(spec, where, f" ({error})" if str(error) else "")) from error
+                raise ResourceError(
+                    self._shortage(spec, where, f" ({error})" if str(error) else "", self._held, self._alive.values())
+                ) from error
         number = next(self._numbers)
         self._alive[number] = spec, where
         self._held += spec.nbytes
@@ -128,6 +132,25 @@ class Arena:
             keeper.let_go()
         self.settle()
 
+    def check(self, tensors: Iterable[tuple[Spec, str, int, int]]) -> None:
+        """Raise `ResourceError` where these do not fit beside what is held: specs, for whom, from and to which moment.
+
+        They are in the order of their first moments. What is idle is let go first.
+        """
+        if self.limit is None:
+            return
+        self._reclaim()
+        alive: list[tuple[int, Spec, str]] = []
+        held = self._held
+        for spec, where, first, last in tensors:
+            held -= sum(gone.nbytes for until, gone, _ in alive if until < first)
+            alive = [tensor for tensor in alive if tensor[0] >= first]
+            if held + spec.nbytes > self.limit:
+                among = [*self._alive.values(), *((its, made) for _, its, made in alive)]
+                raise ResourceError(self._shortage(spec, where, "", held, among))
+            held += spec.nbytes
+            alive.append((last, spec, where))
+
     def take_back(self, number: int, memory: Any, nbytes: int) -> None:
         """Hear that nobody refers to a storage any more. From any thread, in the midst of anything."""
         self._gone.append((number, memory, nbytes))
@@ -140,11 +163,11 @@ class Arena:
             self._held -= nbytes
             del self._alive[number]
 
-    def _shortage(self, spec: Spec, where: str, why: str) -> str:
+    def _shortage(self, spec: Spec, where: str, why: str, taken: int, alive: Iterable[tuple[Spec, str]]) -> str:
         limit = f", and it may hold {amount(self.limit)}" if self.limit is not None else ""
-        largest = heapq.nlargest(LARGEST, self._alive.values(), key=lambda held: held[0].nbytes)
+        largest = heapq.nlargest(LARGEST, alive, key=lambda held: held[0].nbytes)
         held = "; ".join(f"{made}: {its}, {amount(its.nbytes)}" for its, made in largest) or "none"
         return (
             f"{where}: no memory on {self.device.name} for {amount(spec.nbytes)} more, of {spec}{why}: "
-            f"{amount(self._held)} are held{limit}. Its largest tensors: {held}"
+            f"{amount(taken)} are held{limit}. Its largest tensors: {held}"
         )

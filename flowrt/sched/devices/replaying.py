@@ -19,11 +19,14 @@ from flowrt.base.errors import FlowrtError, GraphError, ResourceError, StepCance
 from flowrt.base.plan import Plan
 from flowrt.base.spec import Spec, spec_of
 from flowrt.kernels.launch import STATUS, failure
-from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay, located
+from flowrt.sched.devices.blame import finish, located, naming
+from flowrt.sched.devices.laying import Home, In, PlacedKernel, RegionLayout, lay
 from flowrt.sched.devices.memory import Arena, DeviceArray
 from flowrt.sched.regions.lives import DataDependent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from flowrt.base.plan import PlanNode
     from flowrt.sched.devices.driver import Array, Driver, Kernel, Recorded
     from flowrt.sched.devices.holding import Holding
@@ -153,21 +156,36 @@ class WholeRegions:
 
     def _take(self, known: _Known, unit: Unit) -> _Memory | None:
         """Memory for a run; None where there is none in such pieces."""
-        layout, arena, first = known.layout, self._arena, self._plan.nodes[unit.nodes[0]]
         try:
-            if known.constants is None:
-                known.constants = [
-                    self._arena.hold(array, f"constant of {first.where()}") for array in layout.constants
-                ]
-            within = arena.empty(Spec("uint8", (layout.nbytes,)), f"{layout.launches} launches from {first.where()} on")
-            made: dict[int, DeviceArray] = {}
-            for leaving in layout.outputs:
-                if leaving.home.memory is In.OUTPUT and leaving.home.place not in made:
-                    made[leaving.home.place] = arena.empty(leaving.spec, self._plan.nodes[leaving.node].where())
+            return self._in_pieces(known, unit)
         except ResourceError:
-            return None
+            self._holding.begin_none()
+        self._check(known.layout)
+        return None
+
+    def _in_pieces(self, known: _Known, unit: Unit) -> _Memory:
+        layout, arena, first = known.layout, self._arena, self._plan.nodes[unit.nodes[0]]
+        if known.constants is None:
+            hold, where = self._arena.hold, f"constant of {first.where()}"
+            known.constants = [hold(array, where) for array in layout.constants]
+        within = arena.empty(Spec("uint8", (layout.nbytes,)), f"{layout.launches} launches from {first.where()} on")
+        made: dict[int, DeviceArray] = {}
+        for leaving in layout.outputs:
+            if leaving.home.memory is In.OUTPUT and leaving.home.place not in made:
+                made[leaving.home.place] = arena.empty(leaving.spec, self._plan.nodes[leaving.node].where())
         outputs = [made[number] for number in range(len(made))]
         return _Memory(within, outputs, self._variables(layout, unit), known.constants)
+
+    def _check(self, layout: RegionLayout) -> None:
+        """Raise `ResourceError` where the region does not fit, however it is issued: before anything of it is."""
+        there = [
+            (tensor.spec, where if not tensor.scratch else f"{where}, scratch", tensor.first, tensor.last)
+            for tensor in layout.tensors
+            for where in (self._plan.nodes[tensor.node].where(),)
+        ]
+        variables = zip(layout.variables, layout.specs, strict=True)
+        moved = [(spec, f"variable {name[1]!r}") for name, spec in variables if not self._holding.is_here(name, spec)]
+        self._arena.check([*((spec, where, -1, len(there)) for spec, where in moved), *there])
 
     def _variables(self, layout: RegionLayout, unit: Unit) -> list[DeviceArray]:
         hold = self._holding
@@ -233,8 +251,9 @@ class WholeRegions:
             for launch, own in zip(stretch, left, strict=True):
                 if words[STATUS]:
                     raise StepCancelled(f"{self._plan.nodes[launch.node].where()} was not begun")
-                launch.kernel.launch([self._at(home, memory) for home in launch.operands], own)
-            self._arena.driver.finish()
+                with naming(self._nodes([launch])):
+                    launch.kernel.launch([self._at(home, memory) for home in launch.operands], own)
+            finish(self._arena.driver, self._nodes(stretch))
             self._look(stretch, left)
 
     def _recorded(self, layout: RegionLayout, memory: _Memory) -> _Again:
@@ -246,7 +265,8 @@ class WholeRegions:
             [(launch.kernel, [self._at(home, memory) for home in launch.operands]) for launch in stretch]
             for stretch in layout.stretches
         ]
-        return _Again(memory, memory.places, [self._record(stretch) for stretch in told])
+        with naming(self._nodes([launch for stretch in layout.stretches for launch in stretch])):
+            return _Again(memory, memory.places, [self._record(stretch) for stretch in told])
 
     def _replay(self, layout: RegionLayout, again: _Again, words: Array) -> None:
         """Have it done again; a stretch is waited for that may fail, and the last."""
@@ -254,9 +274,13 @@ class WholeRegions:
             if words[STATUS]:
                 raise StepCancelled(f"{self._plan.nodes[stretch[0].node].where()} was not begun")
             recorded.words[:] = words
-            recorded.replay()
-            self._arena.driver.finish()
+            with naming(self._nodes(stretch)):
+                recorded.replay()
+            finish(self._arena.driver, self._nodes(stretch))
             self._look(stretch, recorded.words)
+
+    def _nodes(self, stretch: Sequence[PlacedKernel]) -> Iterator[PlanNode]:
+        return (self._plan.nodes[launch.node] for launch in stretch)
 
     def _look(self, stretch: Sequence[PlacedKernel], words: Array) -> None:
         """What became of the launches that may fail."""

@@ -439,12 +439,14 @@ class Gone:
     """To the client: of a replica that was lost, ``spent`` batches are; no later one counts, so others may have those.
 
     It says this of the one that was begun for the ``turn``-th time, and again whenever it is told of that one's loss.
+    ``why`` says what the client does not know: that the device was lost which it computed on, and its node goes on.
     """
 
     run: int
     replica: int
     turn: int
     spent: int
+    why: str = ""
 
 
 @valueclass

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from flowrt.base.device import CLIENT
-from flowrt.base.errors import FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
+from flowrt.base.errors import DeviceLost, FlowrtError, GraphError, LinkBroken, NodeLost, RemoteError, name_error
 from flowrt.sched.drivers.messages import (
     Allow,
     Applied,
@@ -457,11 +457,21 @@ class Coordination:
         if failed.replica < 0:
             where = self._role.servers[failed.server]
             self._stop(failed, where)
+        elif failed.error == DeviceLost.__name__:
+            self._lose_device(failed)
         elif self._value.alive[failed.replica] and self._value.may_count(failed.replica, failed.version):
             if failed.error in PASSING:
                 self._value = self._value.lost(failed.replica).joined(failed.replica)
             else:
                 self._stop(failed, self._role.replicas[failed.replica])
+
+    def _lose_device(self, failed: Failed) -> None:
+        """Go on without a replica whose node lost the device that it computes on."""
+        replica = failed.replica
+        if self._value.alive[replica]:
+            turn = self._turns[replica]
+            self._lose(replica, turn)
+            self._way.post(CLIENT, Gone(self._role.run, replica, turn, self._gone[replica], failed.text))
 
     def _stop(self, failed: Failed, where: str) -> None:
         here = where == self._way.host.task
