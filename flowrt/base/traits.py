@@ -77,6 +77,13 @@ class VariableUpdate:
         return self.by is not None
 
 
+class Elsewhere(Enum):
+    """How another task than the one that has computed an output comes by it, where that is not by having it sent."""
+
+    AGAIN = "it is computed there once more, of its inputs"
+    AS_FIRST = "as by its first input: where that is computed once more, so is it"
+
+
 @valueclass
 class Contraction:
     """Sums of products, as matrices and convolutions are made of; an epilogue may go over their entries.
@@ -96,6 +103,7 @@ class Traits:
     update: VariableUpdate | None = None
     contraction: Contraction | None = None
     idle_if_alike: bool = False  # where its first input is of the output's shape, it is the output
+    elsewhere: Elsewhere | None = None
 
 
 class Stated(TypedDict, total=False):
@@ -106,6 +114,7 @@ class Stated(TypedDict, total=False):
     update: VariableUpdate
     contraction: Contraction
     idle_if_alike: bool
+    elsewhere: Elsewhere
 
 
 NONE = Traits()

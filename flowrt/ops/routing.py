@@ -23,6 +23,7 @@ from flowrt.base.errors import SpecError
 from flowrt.base.locating import located
 from flowrt.base.partitioning import padded_room
 from flowrt.base.spec import Spec
+from flowrt.base.traits import Elsewhere
 from flowrt.graph import TensorOperators
 from flowrt.op import no_gradient
 from flowrt.ops.elementwise import astype
@@ -46,9 +47,9 @@ __all__ = [
 
 
 @no_gradient
-@op
+@op(elsewhere=Elsewhere.AGAIN)
 def route_rows(
-    indices: Operand, bounds: Operand, wraps: bool = True, padded: bool = False
+    indices: Operand, bounds: Operand, wraps: bool = True, padded: bool = False, again: bool = False
 ) -> tuple[Result, Result, Result, Result]:
     """Which of n ``indices`` are whose, of parts whose rows lie between ``bounds``, [parts + 1]: four int64 vectors.
 
@@ -56,7 +57,8 @@ def route_rows(
     where the last part's end, [parts + 1]; the row within its part of each so sorted, its place before, and, for each
     index, its place then. Where parts are ``padded``, each has as many as `padded_rows` says, unless n is 0, and the
     sorted vectors have room for any n: what is no index there is no row's, and has no place before. Where it
-    ``wraps``, negative indices count from the end. One that is out of range fails the step.
+    ``wraps``, negative indices count from the end. One that is out of range fails the step. Where it is done ``again``,
+    every task that wants to know has the indices, and finds out by itself.
     """
     for what, spec in (("indices", indices), ("bounds", bounds)):
         if spec.dtype.kind not in "iu" or (spec.dims is not None and spec.rank != 1):
@@ -72,7 +74,7 @@ def _room(count: int | None, ends: int | None) -> int | None:
     return None if count is None or ends is None else padded_room(count, ends - 1)
 
 
-@op
+@op(elsewhere=Elsewhere.AS_FIRST)
 def part_of(x: Operand, starts: Operand, part: int) -> Result:
     """What of ``x`` is one part's, as `route_rows` tells where each begins: a stretch along the first axis."""
     _check_part(starts, part)
@@ -249,7 +251,7 @@ def looked_up(
         raise SpecError(f"indices must be integers, got {spec}; use astype")
     if spec.dims is None:
         raise SpecError(f"the rank of indices into a table that is split must be known, got {spec}")
-    starts, found, order, back = route_rows(_flat_ids(ids, spec), np.array(bounds, np.int64), padded=True)
+    starts, found, order, back = _routed(_flat_ids(ids, spec), bounds, described(tables[0]))
     rows = []
     for part, table in enumerate(tables):
         with beside(found):  # so that no more than the part's travels
@@ -263,6 +265,16 @@ def looked_up(
     inner = described(tables[0]).concrete[1:]
     sizes = (*spec.concrete, *inner) if spec.known else concat([shape_of(ids), np.array(inner, np.int64)])
     return reshape(whole, sizes, name=name)
+
+
+def _routed(ids: Any, bounds: Sequence[int], table: Spec) -> Any:
+    """`route_rows` for tables of rows like those of ``table``.
+
+    As it takes but one message, all who have a part are sent all ids, where those are not more bytes than the rows.
+    """
+    row_bytes = table.dtype.itemsize * math.prod(table.concrete[1:])
+    again = (len(bounds) - 2) * described(ids).dtype.itemsize <= row_bytes
+    return route_rows(ids, np.array(bounds, np.int64), padded=True, again=again)
 
 
 def _flat_ids(ids: Any, spec: Spec) -> Any:
@@ -321,7 +333,7 @@ def split_gradient(gradient: Any, partition: Partition) -> Sequence[Any]:
 
 def split_slices(slices: IndexedSlices, partition: Partition) -> list[IndexedSlices]:
     """The slices of each part, in their order."""
-    starts, found, order, _ = route_rows(slices.indices, np.array(partition.rows, np.int64), padded=True)
+    starts, found, order, _ = _routed(slices.indices, partition.rows, partition.spec)
     values = take(slices.values, order)
     return [
         IndexedSlices(

@@ -1,20 +1,23 @@
 """Cut a placed step into one plan per task, joined by sends and receives.
 
 Law: a value crosses once per (tensor, destination device), whoever and however many want it there; small constants are
-repeated instead. Between devices of one task it is brought, by a node on the one that wants it; tasks exchange what
-lies in their hosts' memory. There, too, lie shapes, and what decides sizes. Order that must hold across tasks travels
-as a token. Edges are numbered within the step, so the key of a transfer is (step, edge). In a cluster the client is a
-peer of its own: it sends the feeds and receives the fetches.
+repeated instead, as is what its op says is computed again (`base.traits.Elsewhere`). Between devices of one task it is
+brought, by a node on the one that wants it; tasks exchange what lies in their hosts' memory. There, too, lie shapes,
+and what decides sizes. Order that must hold across tasks travels as a token. Edges are numbered within the step, so the
+key of a transfer is (step, edge). In a cluster the client is a peer of its own: it sends the feeds and receives the
+fetches.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowrt.base.plan import Plan, PlanFeed, PlanNode
+from flowrt.base.traits import Elsewhere, traits_of
 from flowrt.base.valueclass import valueclass
 from flowrt.op import lookup, sizing
 from flowrt.passes.step import FED, Ref, Step, StepNode, in_order
@@ -139,6 +142,8 @@ class _Cut:
     def _brought(self, ref: Ref, source: Device, device: Device, consumer: int, remote_feed: bool) -> Ref:
         if self._is_small_constant(ref):
             return self._repeat(self._step.nodes[ref[0]], device, consumer)
+        if source.host != device.host and device.is_host and self._is_computed_again(ref):
+            return self._compute_again(ref, device, consumer)
         if source.host == device.host and not remote_feed:
             return self._copy(ref, device, consumer)
         if not device.is_host:
@@ -191,6 +196,27 @@ class _Cut:
 
     def _repeat(self, constant: StepNode, device: Device, consumer: int) -> Ref:
         return self._insert(constant.op, constant.name, (), constant.attrs, constant.site, device, (consumer, -1)), 0
+
+    def _is_computed_again(self, ref: Ref) -> bool:
+        """Whether each task that wants a value computes it of its inputs."""
+        node = self._step.nodes.get(ref[0])
+        if node is None or node.control or node.after:
+            return False
+        match traits_of(node.op.name).elsewhere:
+            case Elsewhere.AGAIN:
+                return bool(node.attrs["again"])
+            case Elsewhere.AS_FIRST:
+                return self._is_computed_again(node.inputs[0])
+        return False
+
+    def _compute_again(self, ref: Ref, device: Device, consumer: int) -> Ref:
+        """The value ``ref`` of another task, computed on ``device``, as all outputs of its node are."""
+        node = self._step.nodes[ref[0]]
+        inputs = tuple([self._bring(source, device, consumer) for source in node.inputs])
+        made = self._insert(node.op, node.name, inputs, node.attrs, node.site, device, (consumer, -1))
+        for output in range(len(node.outputs)):
+            self._arrived[(node.id, output), device] = made, output
+        return made, ref[1]
 
     def _token(self, sources: tuple[int, ...], device: Device) -> int:
         """A value that is there once all ``sources`` have run, and dead if one of them is dead."""
@@ -251,7 +277,9 @@ class _Cut:
         return self.transfers - 1
 
     def _spec(self, ref: Ref) -> Any:
-        return self._step.spec(ref) if ref[0] == FED or ref[0] in self._step.nodes else self._nodes[ref[0]].outputs[0]
+        if ref[0] == FED or ref[0] in self._step.nodes:
+            return self._step.spec(ref)
+        return self._nodes[ref[0]].outputs[ref[1]]
 
     def _origin(self, ref: Ref) -> tuple[str, Site]:
         """The name and site of the node that makes ``ref``."""
@@ -289,11 +317,12 @@ class _Cut:
         return sorted(by_task.items())
 
     def _ordered(self) -> Iterable[StepNode]:
-        used = {source for node in self._nodes.values() for source in node.before}
-        used.update(self._step.targets, (source for source, _ in self._step.fetches))
-        gone = [i for i in self._nodes if i not in used and self._is_small_constant((i, 0))]  # repeated elsewhere
-        for i in gone:
-            del self._nodes[i]
+        uses = Counter(source for node in self._nodes.values() for source in node.before)
+        uses.update(self._step.targets)
+        uses.update(source for source, _ in self._step.fetches)
+        for i in sorted(self._nodes, key=self._place.__getitem__, reverse=True):  # who uses it is looked at before it
+            if not uses[i] and (self._is_small_constant((i, 0)) or self._is_computed_again((i, 0))):
+                uses.subtract(self._nodes.pop(i).before)  # it is repeated elsewhere
         return in_order(self._nodes, key=self._place.__getitem__).values()
 
     def _plan(

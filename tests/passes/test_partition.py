@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from pass_world import compiled
 from step_world import CLIENT, CLUSTER, CPU, LOCAL
 
+from flowrt.base.device import Device
 from flowrt.graph import Graph, device
 from flowrt.ops.elementwise import add, negative
 from flowrt.ops.flow import group
+from flowrt.ops.index import take
 from flowrt.ops.source import constant, placeholder
 from flowrt.ops.state import Variable
 from flowrt.passes import Compiled, Transfer
@@ -95,6 +98,20 @@ def test_a_small_constant_is_repeated_rather_than_sent() -> None:
     result = compiled([a, b], devices=CLUSTER, default=CLUSTER[0], client=CLIENT, optimize=False)
     assert ops(result, "/job:ps/task:0") == {"constant": 1, "send": 1}
     assert ops(result, "/job:worker/task:0") == {"constant": 1, "recv": 1, "negative": 2, "send": 2}
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_who_has_a_part_of_a_table_is_sent_all_ids_where_rows_are_no_less(columns: int) -> None:
+    servers = [Device("ps", task, "cpu", 0) for task in range(2)]
+    with Graph():
+        ids = placeholder("int64", (None,))
+        with device("/job:ps"):
+            table = Variable(np.zeros((1 << 14, columns), "float32"), name="table", partition=2)
+        rows = take(table, ids)
+    result = compiled([rows], feeds=[ids], devices=servers, default=servers[0], client=CLIENT)
+    does = [ops(result, server.host) for server in servers]
+    assert sorted(each["route_rows"] for each in does) == [int(columns == 2), 1]
+    assert sum(each["send"] for each in does) == (2 if columns == 2 else 6)
 
 
 def test_order_across_tasks_is_one_token_per_task() -> None:
