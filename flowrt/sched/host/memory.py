@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -60,7 +59,8 @@ def counted(nbytes: int) -> int:
 
 
 class _Held(weakref.ref[Any]):
-    """Tells the bytes of an array that is gone. May be called wherever Python collects garbage, so it takes no lock."""
+    """Tells the bytes of an array that is gone: it is put among others such wherever Python collects garbage, so that
+    takes no lock, and no Python."""
 
     __slots__ = ("nbytes",)
     nbytes: int
@@ -74,6 +74,7 @@ class Memory:
         self._held = self._peak = 0
         self._mutex = threading.Lock()
         self._alive: dict[int, _Held] = {}
+        self._dead: deque[_Held] = deque()
         self._gone: deque[int] = deque()
         self._spare = 0  # bytes in segments that nobody uses
         self._spared: deque[int] = deque()  # bytes of segments that are not used any more
@@ -161,7 +162,7 @@ class Memory:
         except (MemoryError, OSError) as error:
             self._gone.append(nbytes)
             raise ResourceError(f"no memory for {amount(nbytes)}: {error}") from error
-        held = _Held(array, self._forget)
+        held = _Held(array, self._dead.append)
         held.nbytes = nbytes
         self._alive[id(held)] = held
         return array
@@ -192,9 +193,10 @@ class Memory:
 
     def _insist(self, make: Callable[[], Array]) -> Array:
         """What ``make`` makes; where the system refuses, whose limits only it knows, once more without idle memory."""
-        with suppress(MemoryError, OSError):
+        try:
             return make()
-        self.reclaim()
+        except (MemoryError, OSError):
+            self.reclaim()
         return make()
 
     def copy(self, array: Array) -> Array:
@@ -249,21 +251,23 @@ class Memory:
                 keeper.let_go()
 
     def _take(self, nbytes: int) -> bool:
-        if self.limit is None and not self.room_for(nbytes):
+        limit = self.limit
+        if limit is None and nbytes >= LOOKED_AT and not self.room_for(nbytes):
             return False
         with self._mutex:
             self._settle()
-            if self.limit is not None and self._held + self._spare + nbytes > self.limit:
+            if limit is not None and self._held + self._spare + nbytes > limit:
                 return False
             self._held += nbytes
-            self._peak = max(self._peak, self._held)
+            if self._held > self._peak:
+                self._peak = self._held
         return True
 
-    def _forget(self, held: Any) -> None:
-        self._alive.pop(id(held), None)
-        self._gone.append(held.nbytes)
-
     def _settle(self) -> None:
+        while self._dead:
+            held = self._dead.popleft()
+            del self._alive[id(held)]
+            self._held -= held.nbytes
         while self._gone:
             self._held -= self._gone.popleft()
         while self._spared:
